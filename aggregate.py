@@ -1,0 +1,175 @@
+"""Records -> tables, plots, comparison.
+
+python aggregate.py logs/flash [--format md|csv|latex|html] [--plot DIR]
+python aggregate.py compare logs/before logs/after
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import pandas as pd
+import typer
+
+from jobs.compare import REGRESSIONS, Comparison, compare
+from jobs.expand import varying
+from jobs.plots import draw
+from jobs.schema import Table
+from jobs.status import Observation, observe
+from jobs.tables import Filled, entries, fill, frame
+from jobs.values import kind_of, shown
+
+
+class Format(StrEnum):
+    md = "md"
+    csv = "csv"
+    latex = "latex"
+    html = "html"
+
+
+tables_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+compare_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@tables_app.command(
+    epilog="Also: python aggregate.py compare BEFORE AFTER (see python aggregate.py compare --help)"
+)
+def tables(
+    folder: Annotated[Path, typer.Argument(help="Results folder, as logs/flash.")],
+    format: Annotated[Format, typer.Option(help="Of the tables.")] = Format.md,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the sweep's plots into this folder.")
+    ] = None,
+    table: Annotated[str | None, typer.Option(help="Only the table of this name.")] = None,
+) -> None:
+    """Print a folder's tables: every run of its sweeps has a cell."""
+    seen = _observe(folder)
+    sweep = seen.manifests[-1].sweep
+    views = list(sweep.tables) or [Table(name=sweep.name)]
+    if table is not None:
+        views = [view for view in views if view.name == table]
+        if not views:
+            _fail(
+                f"no table {table!r}; {sweep.name} has {', '.join(v.name for v in sweep.tables) or 'none'}"
+            )
+    chosen = entries(seen)
+    for view in views:
+        filled = fill(seen, view, chosen)
+        if not filled.cells:
+            print(f"table {view.name}: no runs (where: {view.where})", file=sys.stderr)
+            continue
+        print(render(filled, format), end="\n\n")
+    for line in (*map(str, seen.bad_lines), *seen.notes):
+        print(f"note: {line}", file=sys.stderr)
+    if plot is not None:
+        if not sweep.plots:
+            print(f"note: sweep {sweep.name} declares no plots", file=sys.stderr)
+        for one in sweep.plots:
+            path = draw(seen, one, plot)
+            print(f"{path}" if path else f"plot {one.name}: nothing measured", file=sys.stderr)
+
+
+def render(filled: Filled, format: Format) -> str:
+    """One table as text: a heading, the table as pandas writes it, what it was made of."""
+    view = filled.view
+    kind = kind_of(view)
+    title = view.title or view.name
+    heading = f"{title}: {kind.label}" + (
+        f" ({kind.unit})" if kind.unit and kind.unit != kind.label else ""
+    )
+    data = frame(filled)
+    notes = " ".join(filled.notes)
+    if format is Format.md:
+        align = ["right"] * len(data.columns)
+        body = data.to_markdown(index=False, disable_numparse=True, colalign=align)
+        return f"### {heading}\n\n{body}\n" + (f"\n{notes}\n" if notes else "")
+    if format is Format.csv:
+        comments = "".join(f"# {line}\n" for line in (heading, notes) if line)
+        return comments + data.to_csv(index=False)
+    if format is Format.latex:
+        return (
+            data.style.hide(axis="index")
+            .format(escape="latex")
+            .format_index(escape="latex", axis=1)
+            .to_latex(caption=_latex(f"{heading}. {notes}"), hrules=True)
+        )
+    return f"<h3>{heading}</h3>\n{data.to_html(index=False, border=0)}\n<p>{notes}</p>"
+
+
+def _latex(text: str) -> str:
+    return "".join(f"\\{c}" if c in "%_&#$" else {"±": "$\\pm$"}.get(c, c) for c in text)
+
+
+@compare_app.command()
+def compare_folders(
+    before: Annotated[Path, typer.Argument(help="Results folder of the old state.")],
+    after: Annotated[Path, typer.Argument(help="Results folder of the new state.")],
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="A relative difference that does not matter.")
+    ] = 0.02,
+    all: Annotated[bool, typer.Option("--all", help="Runs that stayed the same too.")] = False,
+) -> None:
+    """Old, new, ratio and a verdict for every run; exit 1 on a regression.
+
+    faster and slower: the whole 95% interval of the ratio of medians lies beyond the tolerance;
+    same: all of it lies within; unsure: neither, so repeats are needed. broken: it was measured
+    before and now is not, which is a regression too.
+    """
+    results = compare(_observe(before), _observe(after), tolerance)
+    hidden = () if all else ("same", "not measured")
+    told = [result for result in results if result.verdict not in hidden]
+    if told:
+        print(_comparison_frame(told).to_markdown(index=False, disable_numparse=True), end="\n\n")
+    counts = Counter(result.verdict for result in results)
+    print(
+        ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "nothing to compare"
+    )
+    if not results or not any(result.ratio for result in results):
+        _fail("the two folders have no measured run in common")
+    raise SystemExit(1 if any(counts[name] for name in REGRESSIONS) else 0)
+
+
+def _comparison_frame(results: list[Comparison]) -> pd.DataFrame:
+    names = varying([result.run for result in results])
+    devices = len({result.device for result in results}) > 1
+    rows = []
+    for result in results:
+        row = {name: str(result.run.params[name]) for name in names}
+        if devices:
+            row["device"] = result.device
+        row["phase"] = result.phase
+        row["before ms"] = shown(result.before) if result.before is not None else ""
+        row["after ms"] = shown(result.after) if result.after is not None else ""
+        row["after/before"] = f"{result.ratio:.3f}" if result.ratio is not None else ""
+        row["95% interval"] = (
+            f"{result.low:.3f} to {result.high:.3f}" if result.low is not None else ""
+        )
+        row["verdict"] = result.verdict
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _observe(folder: Path) -> Observation:
+    try:
+        return observe(folder.resolve())
+    except FileNotFoundError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    raise SystemExit(2)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["compare"]:
+        compare_app(sys.argv[2:], prog_name="aggregate.py compare")
+    tables_app(prog_name="aggregate.py")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Launching: a sweep file becomes jobs, jobs become records. Importing it never imports torch."""

@@ -1,0 +1,225 @@
+"""`python -m jobs status | logs RUN | cancel | retry | replay RUN`: after a submission."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table as Grid
+
+from jobs.expand import varying
+from jobs.local_queue import start_ticks
+from jobs.manifest import SUBMISSIONS, Manifest, read_manifests
+from jobs.status import LIVE, Observation, TaskState, observe, summary
+from jobs.submission import Options, prepare, reload
+from jobs.submit import fail, go
+
+console = Console()
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+Folder = Annotated[
+    Path | None,
+    typer.Argument(help="Results folder [default: the one last submitted to, in logs/]."),
+]
+In = Annotated[Path | None, typer.Option("--in", help="Results folder [default: any in logs/].")]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its beginning.")]
+
+
+@app.command(epilog="Example: python -m jobs status logs/flash --json")
+def status(
+    folder: Folder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+) -> None:
+    """Show how many runs are queued, running, ok, failed (by kind) and missing; exit 1 on failures."""
+    seen = _observe(folder)
+    if as_json:
+        print(json.dumps(summary(seen)))
+    else:
+        _show(seen)
+    bad = {"error", "wrong", "timeout", "killed", "cancelled", "preempted", "missing"}
+    raise SystemExit(1 if any(task.state in bad for task in seen.tasks) else 0)
+
+
+def _show(seen: Observation) -> None:
+    newest = seen.manifests[-1]
+    console.print(
+        f"{seen.folder}: sweep {newest.sweep.name}, {len(seen.tasks)} runs, "
+        f"{len(seen.manifests)} submissions, the last on {newest.executor}"
+    )
+    grid = Grid.grid(padding=(0, 2))
+    for state, count in sorted(seen.counts().items(), key=lambda item: -item[1]):
+        grid.add_row("", state, str(count))
+    console.print(grid)
+    names = varying([task.run for task in seen.tasks])
+    others = [task for task in seen.tasks if task.state not in ("ok", "queued")]
+    for task in others[:30]:
+        failure = task.record.failure if task.record else None
+        why = (
+            f"{failure.type}: {failure.message.splitlines()[0][:150]}"
+            if failure and failure.message
+            else task.detail
+        )
+        repeat = f" repeat={task.repeat}" if newest.sweep.repeats > 1 else ""
+        text = f"  {task.state:11} {task.run.id}  {task.run.label(names)}{repeat}  {why}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+    if len(others) > 30:
+        console.print(f"  … and {len(others) - 30} more (--json has all)")
+    for line in (*map(str, seen.bad_lines), *seen.notes):
+        console.print(f"  note: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command(epilog="Example: python -m jobs logs 3fa2")
+def logs(run: RunId, folder: In = None) -> None:
+    """Print the output of a run's latest attempt, and why it failed."""
+    seen, task = _find(run, folder)
+    record = task.record
+    print(f"# {task.run.label()} -> {task.state} {task.detail}".rstrip())
+    if record is not None and record.failure is not None:
+        print(f"# {record.failure.type}: {record.failure.message}")
+    paths = sorted(
+        seen.folder.glob(f"{SUBMISSIONS}/*/jobs/*/{task.run.id}-{task.repeat}-*.log"),
+        key=lambda path: path.stat().st_mtime,
+    )
+    shown = seen.folder / record.log if record is not None and record.log else None
+    if shown is None or not shown.exists():
+        shown = paths[-1] if paths else None
+    if shown is not None:
+        print(f"# {shown}")
+        sys.stdout.write(shown.read_text(errors="replace"))
+    else:
+        for path in _job_logs(seen, task):
+            print(f"# the run left no output; its job wrote {path}:")
+            sys.stdout.write(path.read_text(errors="replace"))
+
+
+def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
+    """The output of the job that a run was part of, newest submission first."""
+    for manifest in reversed(seen.manifests):
+        for job in manifest.jobs:
+            if (task.run.id, task.repeat) in job.tasks:
+                handle = manifest.handles.get(job.index, {})
+                found = sorted((manifest.path / "slurm").glob(f"{handle.get('slurm', '-')}_*log.*"))
+                found += [p for p in [manifest.job_folder(job.index) / "worker.log"] if p.exists()]
+                return [p for p in found if p.stat().st_size]
+    return []
+
+
+@app.command(epilog="Example: python -m jobs cancel logs/flash")
+def cancel(folder: Folder = None) -> None:
+    """Cancel every job of a folder that is queued or running. What is measured stays."""
+    seen = _observe(folder)
+    live = {(task.run.id, task.repeat) for task in seen.tasks if task.state in LIVE}
+    cancelled = 0
+    for manifest in seen.manifests:
+        jobs = [
+            job for job in manifest.jobs if live & set(job.tasks) and job.index in manifest.handles
+        ]
+        if not jobs:
+            continue
+        cancelled += len(jobs)
+        if manifest.executor == "slurm":
+            ids = [str(manifest.handles[job.index]["slurm"]) for job in jobs]
+            for start in range(0, len(ids), 500):  # a command line has an end
+                done = subprocess.run(
+                    ["scancel", *ids[start : start + 500]], capture_output=True, text=True
+                )
+                if done.returncode:
+                    fail(f"scancel: {done.stderr.strip()}")
+        else:
+            _stop_process(manifest)
+    console.print(f"cancelled {cancelled} jobs of {seen.folder}")
+
+
+def _stop_process(manifest: Manifest) -> None:
+    handle = next(iter(manifest.handles.values()))
+    if handle["host"] != os.uname().nodename:
+        fail(f"submission {manifest.id} runs on {handle['host']}; cancel it there")
+    if start_ticks(handle["pid"]) == handle["started"]:
+        os.kill(handle["pid"], signal.SIGTERM)
+
+
+@app.command(epilog="Example: python -m jobs retry logs/flash")
+def retry(folder: Folder = None) -> None:
+    """Submit again, to the same executor, what is missing or failed in the last submission's sweep."""
+    seen = _observe(folder)
+    last = seen.manifests[-1]
+    options = Options(last.executor, seen.folder, retry_failed=True)
+    prepared = prepare(reload(last), options, last.sweep_path)
+    if not prepared.manifest.jobs:
+        console.print("nothing to retry: every run is measured, queued or running")
+        return
+    raise SystemExit(go(prepared, options))
+
+
+@app.command(epilog="Example: python -m jobs replay 3fa2")
+def replay(run: RunId, folder: In = None) -> None:
+    """Print the command that repeats a run here, and run it. Its record goes to logs/replay."""
+    seen, task = _find(run, folder)
+    owner = next(m for m in reversed(seen.manifests) if task.run.id in m.runs)
+    fields = {k: v for k, v in task.run.params.items()}
+    shape = task.run.shape
+    sweep: dict[str, object] = {
+        "name": "replay",
+        "benchmark": task.run.benchmark,
+        "fixed": fields,
+        "resources": {"gpus_per_node": shape.gpus_per_node, "nodes": shape.nodes},
+    }
+    if shape.nproc_per_node is not None:
+        sweep["launch"] = {"nproc_per_node": shape.nproc_per_node}
+    path = owner.path / f"replay-{task.run.id}.yaml"
+    path.write_text(json.dumps(sweep), encoding="utf-8")  # JSON is YAML
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    command = ["-m", "jobs.submit", str(shown), "--debug", "--force", "--out", "logs/replay"]
+    print(shlex.join(["python", *command]), flush=True)
+    raise SystemExit(subprocess.run([sys.executable, *command]).returncode)
+
+
+def _observe(folder: Path | None) -> Observation:
+    try:
+        return observe((folder or _latest()).resolve())
+    except FileNotFoundError as error:
+        fail(str(error))
+
+
+def _folders() -> list[Path]:
+    return sorted(
+        {path.parents[2] for path in Path("logs").glob(f"**/{SUBMISSIONS}/*/manifest.json")}
+    )
+
+
+def _latest() -> Path:
+    newest = [(read_manifests(folder)[-1].created_at, folder) for folder in _folders()]
+    if not newest:
+        fail("no results folder given, and logs/ holds none")
+    return max(newest)[1]
+
+
+def _find(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
+    found = []
+    for path in [folder] if folder else _folders():
+        seen = _observe(path)
+        matches = [task for task in seen.tasks if task.run.id.startswith(run)]
+        found += [(seen, task) for task in matches]
+    ids = sorted({task.run.id for _, task in found})
+    if not ids:
+        fail(f"no run {run!r} in {folder or 'logs/'}: python -m jobs status --json lists them")
+    if len(ids) > 1:
+        fail(f"{run!r} is the beginning of {len(ids)} runs: {', '.join(ids[:5])}")
+
+    def freshness(item: tuple[Observation, TaskState]) -> tuple[bool, float]:
+        record = item[1].record
+        bad = record is not None and record.status not in ("ok", "unsupported")
+        return bad, record.finished_at if record else 0.0  # of several repeats, one that failed
+
+    return max(found, key=freshness)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,214 @@
+"""A queue on this machine: jobs wait for GPUs, workers run in the background, progress shows.
+
+At no time do two jobs share a GPU. A job without GPUs runs while nothing else does, because its
+times would be no use otherwise; `--parallel N` says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jobs import provenance
+from jobs.isolation import job_environment
+from jobs.manifest import Job, Manifest, write_handles
+from jobs.record import Record, RecordTail
+from jobs.schema import Sweep
+
+POLL_S = 0.1
+STOP_S = 20.0  # for workers to record what they were doing
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    gpus: list[str]
+
+
+class LocalQueue:
+    """Runs the jobs of a manifest here.
+
+    Args:
+        manifest: the submission.
+        parallel: the most jobs at once; by default one a GPU, and jobs without GPUs alone.
+        console: where progress is shown.
+    """
+
+    def __init__(self, manifest: Manifest, parallel: int | None, console: Console):
+        self.manifest = manifest
+        self.parallel = parallel
+        self.console = console
+        self.free = provenance.visible_gpus()
+        self.total = len(self.free)
+        self.waiting = list(manifest.jobs)
+        self.running: list[_Running] = []
+        self.records: list[Record] = []
+        self.stopped = False
+
+    def run(self) -> list[Record]:
+        """Run everything; returns the records of this submission.
+
+        On SIGINT or SIGTERM the workers record what they were doing and end; then KeyboardInterrupt
+        is raised.
+        """
+        me = process_handle(os.getpid())
+        self.manifest.handles.update({job.index: me for job in self.manifest.jobs})
+        write_handles(self.manifest)
+        before = {s: signal.signal(s, self._on_stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
+        total = sum(len(job.tasks) for job in self.manifest.jobs)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        try:
+            with Progress(
+                *columns, console=self.console, disable=not self.console.is_terminal
+            ) as bar:
+                task = bar.add_task(self.manifest.sweep.name, total=total)
+                while (self.waiting or self.running) and not self.stopped:
+                    self._start_what_fits()
+                    time.sleep(POLL_S)
+                    self._collect(tail, bar, task)
+                    self._reap()
+                if self.stopped:
+                    self._stop_workers()
+                self._collect(tail, bar, task)
+        finally:
+            self._stop_workers()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self.stopped:
+            raise KeyboardInterrupt
+        return self.records
+
+    def _on_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stopped = True
+
+    def _start_what_fits(self) -> None:
+        for job in list(self.waiting):
+            if self._fits(job):
+                self.waiting.remove(job)
+                self._start(job)
+
+    def _fits(self, job: Job) -> bool:
+        gpus = job.shape.gpus_per_node
+        if gpus > self.total or job.shape.nodes > 1:
+            return True  # its worker records that this machine cannot, and takes nothing
+        if self.parallel is not None and len(self.running) >= self.parallel:
+            return False
+        if self.parallel is None:
+            alone = not gpus or any(not r.job.shape.gpus_per_node for r in self.running)
+            if alone and self.running:
+                return False
+        return gpus <= len(self.free)
+
+    def _start(self, job: Job) -> None:
+        wanted = job.shape.gpus_per_node
+        impossible = wanted > self.total or job.shape.nodes > 1
+        gpus = [] if impossible else self.free[:wanted]
+        self.free = self.free[len(gpus) :]
+        environment = job_environment()
+        if not impossible:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        with (self.manifest.job_folder(job.index) / "worker.log").open("ab") as log:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-u",
+                    "-m",
+                    "jobs.worker",
+                    str(self.manifest.path),
+                    str(job.index),
+                ],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C comes to the queue alone, which then asks politely
+            )
+        self.running.append(_Running(job, process, gpus))
+
+    def _reap(self) -> None:
+        for one in list(self.running):
+            code = one.process.poll()
+            if code is None:
+                continue
+            self.running.remove(one)
+            self.free += one.gpus
+            if code != 0 and not self.stopped:
+                log = self.manifest.job_folder(one.job.index) / "worker.log"
+                self.console.print(
+                    f"[red]the worker of job {one.job.index} ended with {code}; see {log}"
+                )
+
+    def _collect(self, tail: RecordTail, bar: Progress, task: object) -> None:
+        for record in tail.new():
+            if record.submission != self.manifest.id:
+                continue
+            self.records.append(record)
+            bar.advance(task, 1)  # type: ignore[arg-type]
+            bar.console.print(_line(record, self.manifest.sweep), highlight=False, markup=True)
+
+    def _stop_workers(self) -> None:
+        for one in self.running:
+            one.process.terminate()
+        deadline = time.monotonic() + STOP_S
+        for one in self.running:
+            try:
+                one.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                one.process.kill()
+                one.process.wait()
+        self.running.clear()
+
+
+def _line(record: Record, sweep: Sweep) -> str:
+    colour = (
+        "green"
+        if record.status == "ok"
+        else "yellow"
+        if record.status in ("unsupported", "oom")
+        else "red"
+    )
+    swept = {
+        *sweep.grid,
+        *sweep.zip,
+        *(n for c in sweep.cases for n in (*c.fixed, *c.grid, *c.zip)),
+    }
+    names = [name for name in record.params if name in swept] or list(record.params)
+    what = " ".join(f"{name}={record.params[name]}" for name in names)
+    took = record.finished_at - record.started_at
+    why = ""
+    if record.failure is not None:
+        why = ": " + (record.failure.message or record.failure.type).splitlines()[0][:160].replace(
+            "[", r"\["
+        )
+    return f"[{colour}]{record.status:11}[/] {took:6.1f} s  {record.run[:8]}  {what}{why}"
+
+
+def process_handle(pid: int) -> dict[str, object]:
+    """A process by pid and start time, so that a recycled pid is not taken for it."""
+    return {"pid": pid, "started": start_ticks(pid), "host": os.uname().nodename}
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return None if fields[0] == "Z" else int(fields[19])

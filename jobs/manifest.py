@@ -1,0 +1,177 @@
+"""The manifest: what one submission set out to do, written before anything is submitted.
+
+    DIR/submissions/<id>/manifest.json     the resolved sweep, its runs, its jobs
+    DIR/submissions/<id>/handles.json      what became of each job: Slurm ids, or a local process
+    DIR/submissions/<id>/jobs/<index>/     each job's own output, and what its worker is doing now
+
+A submission writes to its own folder only, so two at once do not meet.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jobs.expand import Run, Shape
+from jobs.record import write_json
+from jobs.schema import Sweep
+
+SUBMISSIONS = "submissions"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Runs that share a launch shape and execute one after another in one allocation."""
+
+    index: int
+    shape: Shape
+    timeout_min: int
+    tasks: list[tuple[str, int]]  # (run id, repeat)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One submission, as its folder tells it."""
+
+    folder: Path  # the results folder, DIR
+    id: str
+    created_at: float
+    executor: str  # slurm, local or debug
+    sweep: Sweep
+    sweep_path: str
+    command: str
+    runs: dict[str, Run]
+    jobs: list[Job]
+    done: list[tuple[str, int]]  # tasks that were measured before and were not submitted again
+    provenance: dict[str, Any]
+    force: bool = False
+    handles: dict[int, dict[str, Any]] = field(default_factory=dict, compare=False)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / SUBMISSIONS / self.id
+
+    def job_folder(self, index: int) -> Path:
+        return self.path / "jobs" / str(index)
+
+
+def new_id() -> str:
+    """A submission's id: when, and by which process, so that no two are the same."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return f"{stamp}-{os.getpid()}-{os.urandom(2).hex()}"
+
+
+def submitter() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name, as in a container
+        return str(os.getuid())
+
+
+def write_manifest(manifest: Manifest) -> None:
+    """Write the manifest whole, and make the folders that a job needs before it starts."""
+    for job in manifest.jobs:  # Slurm kills a job, without a word, whose log folder is missing
+        manifest.job_folder(job.index).mkdir(parents=True, exist_ok=True)
+    shapes = list(dict.fromkeys([run.shape for run in manifest.runs.values()]))
+    write_json(
+        manifest.path / "manifest.json",
+        {
+            "id": manifest.id,
+            "created_at": manifest.created_at,
+            "executor": manifest.executor,
+            "sweep": manifest.sweep.model_dump(mode="json"),
+            "sweep_path": manifest.sweep_path,
+            "command": manifest.command,
+            "shapes": [asdict(shape) for shape in shapes],
+            "runs": [
+                {
+                    "id": run.id,
+                    "benchmark": run.benchmark,
+                    "version": run.version,
+                    "params": run.params,
+                    "shape": shapes.index(run.shape),
+                    "timeout_s": run.timeout_s,
+                }
+                for run in manifest.runs.values()
+            ],
+            "jobs": [
+                {
+                    "index": job.index,
+                    "shape": asdict(job.shape),
+                    "timeout_min": job.timeout_min,
+                    "tasks": job.tasks,
+                }
+                for job in manifest.jobs
+            ],
+            "done": manifest.done,
+            "provenance": manifest.provenance,
+            "force": manifest.force,
+        },
+    )
+
+
+def write_handles(manifest: Manifest) -> None:
+    """Say what became of the jobs: a Slurm id each, or the process that runs them."""
+    write_json(manifest.path / "handles.json", {str(k): v for k, v in manifest.handles.items()})
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of a submission's folder."""
+    data = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    shapes = [Shape(**shape) for shape in data["shapes"]]
+    runs = {
+        run["id"]: Run(
+            run["id"],
+            run["benchmark"],
+            run["version"],
+            run["params"],
+            shapes[run["shape"]],
+            run["timeout_s"],
+        )
+        for run in data["runs"]
+    }
+    jobs = [
+        Job(
+            job["index"],
+            Shape(**job["shape"]),
+            job["timeout_min"],
+            [(r, n) for r, n in job["tasks"]],
+        )
+        for job in data["jobs"]
+    ]
+    handles_path = path / "handles.json"
+    handles = json.loads(handles_path.read_text(encoding="utf-8")) if handles_path.exists() else {}
+    return Manifest(
+        folder=path.parent.parent,
+        id=data["id"],
+        created_at=data["created_at"],
+        executor=data["executor"],
+        sweep=Sweep.model_validate(data["sweep"]),
+        sweep_path=data["sweep_path"],
+        command=data["command"],
+        runs=runs,
+        jobs=jobs,
+        done=[(r, n) for r, n in data["done"]],
+        provenance=data["provenance"],
+        force=data["force"],
+        handles={int(k): v for k, v in handles.items()},
+    )
+
+
+def read_manifests(folder: Path) -> list[Manifest]:
+    """Every submission of a results folder, oldest first.
+
+    Raises:
+        FileNotFoundError: nothing was ever submitted into this folder.
+    """
+    paths = sorted((folder / SUBMISSIONS).glob("*/manifest.json"))
+    if not paths:
+        raise FileNotFoundError(
+            f"{folder} holds no submission (expected {folder}/{SUBMISSIONS}/*/manifest.json)"
+        )
+    return sorted((read_manifest(p.parent) for p in paths), key=lambda m: m.created_at)

@@ -1,0 +1,108 @@
+"""Plots of a sweep: one figure a plot, one panel a facet, one line a series."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jobs.schema import Plot
+from jobs.status import Observation
+from jobs.tables import Filled, fill
+from jobs.values import kind_of
+
+_LINEAR_SPAN = 20  # values within a factor of this are readable on a linear axis
+
+
+def draw(observation: Observation, plot: Plot, folder: Path) -> Path | None:
+    """Draw one plot as PNG; None where nothing was measured. Axes are logarithmic, base 2 or 10,
+    where the grid is powers of two or ten."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    filled = fill(observation, plot)
+    x_at = filled.rows.index(plot.x)
+    facets = list(dict.fromkeys(_without(key, x_at) for key in filled.row_keys))
+    lines = {facet: _lines(filled, facet, x_at) for facet in facets}
+    facets = [facet for facet in facets if lines[facet]]
+    if not facets:
+        return None
+    across = min(4, len(facets))
+    down = -(-len(facets) // across)
+    figure, panels = plt.subplots(
+        down,
+        across,
+        figsize=(max(6, 3.6 * across), max(4, 3.1 * down)),
+        squeeze=False,
+        layout="constrained",
+    )
+    colours = {column: f"C{i % 10}" for i, column in enumerate(filled.column_keys)}
+    names = [name for i, name in enumerate(filled.rows) if i != x_at]
+    kind = kind_of(plot)
+    for panel in panels.flat[len(facets) :]:
+        panel.set_visible(False)
+    for panel, facet in zip(panels.flat, facets, strict=False):
+        values: list[float] = []
+        xs: list[Any] = []
+        for column, (x, y) in lines[facet].items():
+            label = " ".join(str(part) for part in column) or kind.label
+            panel.plot(x, y, marker="o", markersize=3, color=colours[column], label=label)
+            values += y
+            xs += x
+        base = _log_base(sorted(set(xs)))
+        if base:
+            panel.set_xscale("log", base=base)
+        if min(values) > 0 and max(values) / min(values) > _LINEAR_SPAN:
+            panel.set_yscale("log")
+        else:
+            panel.set_ylim(bottom=0)
+        panel.set_title(
+            ", ".join(f"{n} {v}" for n, v in zip(names, facet, strict=True)), fontsize=9
+        )
+        panel.grid(alpha=0.3)
+        panel.set_xlabel(plot.x)
+    for row in panels:
+        row[0].set_ylabel(kind.unit or kind.label)
+    panels.flat[0].legend(fontsize=7)
+    device = ", ".join(
+        {record.device: None for record in observation.records if record.status == "ok"}
+    )
+    figure.suptitle(f"{plot.title or plot.name}\n{device}", fontsize=10)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{plot.name}.png"
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path
+
+
+def _without(key: tuple[Any, ...], index: int) -> tuple[Any, ...]:
+    return key[:index] + key[index + 1 :]
+
+
+def _lines(
+    filled: Filled, facet: tuple[Any, ...], x_at: int
+) -> dict[Any, tuple[list[Any], list[float]]]:
+    result = {}
+    for column in filled.column_keys:
+        points = []
+        for row in filled.row_keys:
+            cell = filled.cells.get((row, column))
+            number = cell.number(filled.view.statistic) if cell else None
+            if _without(row, x_at) == facet and number is not None:
+                points.append((row[x_at], number))
+        if points:
+            points.sort()
+            result[column] = ([x for x, _ in points], [y for _, y in points])
+    return result
+
+
+def _log_base(xs: list[Any]) -> int | None:
+    """2 or 10 where the positions are powers of it, else None."""
+    if len(xs) < 3 or not all(isinstance(x, (int, float)) and x > 0 for x in xs):
+        return None
+    if all(isinstance(x, int) and x & (x - 1) == 0 for x in xs):
+        return 2
+    if all(float(f"{x:e}".split("e")[0]) == 1 for x in xs):
+        return 10
+    return None

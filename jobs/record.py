@@ -1,0 +1,272 @@
+"""The Record: what one attempt of one run left behind, one JSON object a line.
+
+A file has one writer and grows by whole lines. Whatever dies, what was written before stays
+readable: a torn last line is reported and skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+
+SCHEMA_VERSION = 1
+Status = Literal[
+    "ok", "oom", "timeout", "error", "wrong", "unsupported", "killed", "preempted", "cancelled"
+]
+RERUN = {"killed", "preempted", "cancelled"}  # a resume runs these again
+FAILED = {"oom", "timeout", "error", "wrong"}  # and these with --retry-failed
+RECORDS = "records"  # folder of records inside a results folder
+_RUN_ID = re.compile(rb'"run":"([^"]*)"')
+
+
+# A hundred thousand records must fit in a gigabyte: samples as machine numbers, not objects, and
+# one copy of what a whole job shares.
+Samples = Annotated[list[float], AfterValidator(lambda v: array("d", v)), PlainSerializer(list)]
+_SHARED: dict[str, Any] = {}
+
+
+def _shared(value: Any) -> Any:
+    return _SHARED.setdefault(json.dumps(value, sort_keys=True), value)
+
+
+class _Part(BaseModel):
+    # Later versions may add keys: an older reader takes what it knows.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Failure(_Part):
+    """Why a run has no measurements."""
+
+    type: str  # of the exception, or what happened: Timeout, SIGKILL, exit code 3
+    message: str
+    traceback: str | None = None
+    rank: int | None = None  # of several ranks, the one that failed first
+    memory: Literal["gpu", "host"] | None = None  # which ran out
+    requested_bytes: int | None = None  # by the allocation that failed
+    allocated_bytes: int | None = None  # at that moment, by this process
+
+
+class Measurements(_Part):
+    """The facts that a benchmark's `run` returned.
+
+    By phase. With several ranks, samples_ms and peak_memory_bytes hold one entry a rank.
+    """
+
+    samples_ms: dict[str, Samples | list[Samples]] = {}
+    peak_memory_bytes: dict[str, int | list[int]] = {}
+    flops: dict[str, float] = {}
+    bytes: dict[str, float] = {}
+    bus_bytes: dict[str, float] = {}
+    facts: dict[str, Any] = {}
+    compiling_seconds: float = 0.0
+
+
+class Seconds(_Part):
+    """Where the time of an attempt went."""
+
+    waiting: float | None = None  # from submission to the worker's start
+    starting: float | None = None  # from the worker's decision to the call of run()
+    compiling: float | None = None  # inside run(), as the benchmark counts it
+    measuring: float | None = None  # the rest of run()
+
+
+class Record(_Part):
+    """One attempt of one run. `measurements` exist only where the status is ok."""
+
+    schema_version: int = SCHEMA_VERSION
+    run: str
+    repeat: int
+    attempt: int
+    status: Status
+    sweep: str
+    submission: str
+    job: int
+    benchmark: str
+    version: int
+    params: dict[str, Any]
+    device: str  # the kind measured: a GPU's name, or cpu: and the processor's
+    started_at: float
+    finished_at: float
+    seconds: Seconds = Seconds()
+    measurements: Measurements | None = None
+    failure: Failure | None = None
+    environment: Annotated[dict[str, Any], AfterValidator(_shared)] = {}
+    gpus: list[dict[str, Any]] = []  # name, uuid, and NVML's state before and after
+    slurm: Annotated[dict[str, str], AfterValidator(_shared)] = {}
+    log: str | None = None  # path of the run's output, relative to the results folder
+
+    @model_validator(mode="after")
+    def _facts_fit_the_status(self) -> Self:
+        if (self.status == "ok") != (self.measurements is not None):
+            raise ValueError(
+                f"measurements must exist if and only if status is ok, not {self.status}"
+            )
+        if self.status == "ok" and self.failure is not None:
+            raise ValueError("an ok record has no failure")
+        return self
+
+
+class RecordWriter:
+    """Appends records to a file of its own.
+
+    The name holds host, process and time, so no two writers ever share a file, whatever the file
+    system. A write that fails (a full disk) is undone and tried again, so that no half line is
+    left for the next record to be glued to; if it never succeeds the record goes to stderr.
+    """
+
+    def __init__(self, folder: Path, name: str):
+        folder.mkdir(parents=True, exist_ok=True)
+        unique = f"{name}-{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
+        self.path = folder / f"{unique}.jsonl"
+
+    def write(self, record: Record, tries: int = 5) -> bool:
+        """Append one line and flush it to disk. Returns whether it could."""
+        line = record.model_dump_json(exclude_none=True).encode() + b"\n"
+        for attempt in range(tries):
+            if attempt:
+                time.sleep(min(2**attempt, 30))
+            try:
+                self._append(line)
+                return True
+            except OSError as error:
+                print(f"cannot write {self.path}: {error.strerror}", file=sys.stderr, flush=True)
+        print(f"unwritten record: {line.decode()}", file=sys.stderr, flush=True)
+        return False
+
+    def _append(self, line: bytes) -> None:
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            size = os.fstat(handle).st_size
+            try:
+                if os.write(handle, line) != len(line):
+                    raise OSError(28, "No space left on device")
+                os.fsync(handle)
+            except OSError:
+                os.ftruncate(handle, size)
+                raise
+        finally:
+            os.close(handle)
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that is no record: torn by a power cut or a full disk, or of a later version."""
+
+    path: Path
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: skipped: {self.reason}"
+
+
+def parse_lines(data: bytes, path: Path) -> Iterator[Record | BadLine]:
+    """The records in the bytes of a file."""
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = Record.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            yield BadLine(path, number, f"{where}: {first['msg']}" if where else first["msg"])
+            continue
+        if record.schema_version > SCHEMA_VERSION:
+            version = record.schema_version
+            yield BadLine(
+                path, number, f"schema version {version}; this reads up to {SCHEMA_VERSION}"
+            )
+            continue
+        yield record
+
+
+def iter_records(folder: Path) -> Iterator[Record | BadLine]:
+    """Every record of a results folder, file by file, and every line that is none."""
+    for path in sorted((folder / RECORDS).glob("*.jsonl")):
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            yield BadLine(path, 0, str(error.strerror))
+            continue
+        yield from parse_lines(data, path)
+
+
+def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
+    """Every record of a results folder, oldest first, and the lines that were skipped."""
+    records: list[Record] = []
+    bad: list[BadLine] = []
+    for item in iter_records(folder):
+        if isinstance(item, Record):
+            records.append(item)
+        else:
+            bad.append(item)
+    records.sort(key=lambda record: record.finished_at)
+    return records, bad
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file whole: readers see the old one or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class RecordTail:
+    """Records as they appear: each call of `new` reads only what files have grown by.
+
+    Args:
+        folder: the results folder.
+        runs: keep only these run ids; other lines are not even parsed.
+    """
+
+    def __init__(self, folder: Path, runs: set[str] | None = None):
+        self._folder = folder / RECORDS
+        self._runs = runs
+        self._read: dict[Path, int] = {}
+
+    def new(self) -> list[Record]:
+        records = []
+        for path in sorted(self._folder.glob("*.jsonl")):
+            start = self._read.get(path, 0)
+            try:
+                if path.stat().st_size <= start:
+                    continue
+                with path.open("rb") as file:
+                    file.seek(start)
+                    data = file.read()
+            except OSError:
+                continue
+            whole = data[: data.rfind(b"\n") + 1]  # the rest is still being written
+            self._read[path] = start + len(whole)
+            wanted = whole if self._runs is None else b"\n".join(self._mine(whole))
+            records += [item for item in parse_lines(wanted, path) if isinstance(item, Record)]
+        return records
+
+    def _mine(self, data: bytes) -> Iterator[bytes]:
+        assert self._runs is not None
+        for line in data.split(b"\n"):
+            found = _RUN_ID.search(line[:200])
+            if found and found[1].decode() in self._runs:
+                yield line

@@ -1,0 +1,119 @@
+"""What a sweep file may say: the keys, their types and their defaults.
+
+These models are the one declaration of every option; `jobs.sweep` reads files into them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Scalar = bool | int | float | str | None
+Reference = Annotated[str, Field(pattern=r"^\$[A-Za-z_][A-Za-z0-9_]*$")]  # $name of a parameter
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+AXES = ("fixed", "grid", "zip")  # the sections that set parameters
+# What a table may show: facts of a record, or divisions of facts (aggregate.py makes them).
+VALUES = ("time", "tflops", "bandwidth", "bus_bandwidth", "mfu", "peak_memory")
+STATISTICS = ("median", "mean", "min", "max", "std", "p10", "p90", "mean_std")
+PSEUDO = ("phase", "device", "repeat")  # may stand beside parameters in a table's rows and columns
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Resources(_Strict):
+    """What a job asks for, in submitit's words. Any value may be `$parameter`."""
+
+    nodes: Positive | Reference = 1
+    tasks_per_node: Literal[1] = 1  # one worker a node; processes are launch.nproc_per_node
+    gpus_per_node: Count | Reference = 0
+    cpus_per_task: Positive | Reference | None = None
+    mem_gb: Annotated[float, Field(gt=0)] | Reference | None = None
+    timeout_min: Positive | Reference | None = None  # default: from timeout_s and runs_per_job
+
+
+class Launch(_Strict):
+    """Processes a node under torchrun; without it, one process and no torchrun."""
+
+    nproc_per_node: Positive | Reference | None = None
+
+
+class Slurm(_Strict):
+    """Cluster facts. They belong in a user's cluster.yaml, not in a committed sweep."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    exclude: str | None = None
+    array_parallelism: Positive = 256
+    setup: list[str] = []
+    srun_args: list[str] = []
+    additional_parameters: dict[str, Scalar] = {}
+
+
+class Shuffle(_Strict):
+    shuffle: int  # the seed
+
+
+class Case(_Strict):
+    """A block of runs. What it sets replaces what the sweep sets for the same parameter."""
+
+    fixed: dict[str, Scalar] = {}
+    grid: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = {}
+    zip: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = {}
+    resources: dict[str, Any] = {}  # checked as Resources once merged with the sweep's
+    launch: dict[str, Any] = {}
+    timeout_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class _View(_Strict):
+    """What a table and a plot share: which value of which runs."""
+
+    name: Name
+    title: str | None = None
+    value: str = "time"
+    phase: str | list[str] | None = None  # default: every phase that was measured
+    statistic: Literal[STATISTICS] = "median"  # type: ignore[valid-type]
+    unit: Literal["us", "ms", "s", "MB", "MiB", "GB", "GiB"] | None = None
+    direction: Literal["lower", "higher"] | None = None  # which is better; default from the value
+    where: str | None = None
+
+
+class Table(_View):
+    rows: list[str] = []
+    columns: list[str] = []
+    baseline: dict[str, Scalar] | None = None  # speed-ups against these columns
+
+
+class Plot(_View):
+    x: str
+    series: list[str] = []
+    facet: list[str] = []
+
+
+class Sweep(_Strict):
+    """A sweep file after inheritance, overrides and cluster facts. See README for an example."""
+
+    name: Name
+    description: str = ""
+    benchmark: str
+    fixed: dict[str, Scalar] = {}
+    grid: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = {}
+    zip: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = {}
+    cases: list[Case] = []
+    exclude: list[dict[str, Scalar | list[Scalar]] | str] = []
+    repeats: Positive = 1
+    order: Literal["as_written"] | Shuffle = "as_written"
+    resources: Resources = Resources()
+    slurm: Slurm = Slurm()
+    launch: Launch = Launch()
+    runs_per_job: Positive = 1
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    tables: list[Table] = []
+    plots: list[Plot] = []
+    filter: str | None = None  # --filter, kept so that the manifest says what was asked

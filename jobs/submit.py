@@ -1,0 +1,264 @@
+"""The launcher's command line: `python -m jobs.submit SWEEP [key=value ...]`."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table as Grid
+
+from jobs.expand import varying
+from jobs.plan import worst_case_gpu_hours
+from jobs.record import Record, iter_records
+from jobs.strict_yaml import InputError
+from jobs.submission import Options, Prepared, failed, prepare, start
+from jobs.sweep import load_sweep
+
+CLUSTER_FILE = "cluster.yaml"
+SHOWN_RUNS = 10
+console = Console()
+errors = Console(stderr=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+class Cluster(StrEnum):
+    slurm = "slurm"
+    local = "local"
+    debug = "debug"
+
+
+EPILOG = """
+Examples:
+
+  python -m jobs.submit sweeps/flash.yaml                        submit to Slurm
+
+  python -m jobs.submit sweeps/flash.yaml --dry-run --sbatch     what would run, and the scripts
+
+  python -m jobs.submit sweeps/quickstart.yaml --local           queue on this machine
+
+  python -m jobs.submit sweeps/flash.yaml --debug --filter 'seq_len == 128'
+
+  python -m jobs.submit sweeps/flash.yaml seq_len=[128,256] slurm.partition=h100 --out logs/mine
+"""
+
+
+@app.command(epilog=EPILOG)
+def submit(
+    sweep: Annotated[Path, typer.Argument(help="The sweep file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Set a parameter (seq_len=[128,256]), a key of the sweep (repeats=3) or a dotted "
+            "path (slurm.partition=h100).",
+        ),
+    ] = None,
+    cluster: Annotated[Cluster, typer.Option(help="Where to run.")] = Cluster.slurm,
+    local: Annotated[bool, typer.Option("--local", help="Short for --cluster local.")] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", help="Short for --cluster debug: in this process, up to the first failure."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run; run nothing.")
+    ] = False,
+    sbatch: Annotated[
+        bool, typer.Option("--sbatch", help="With --dry-run: the sbatch text too.")
+    ] = False,
+    filter: Annotated[
+        str | None,
+        typer.Option(
+            help="Only the runs for which this holds: 'seq_len > 4096 and dtype == bf16'."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Results folder [default: logs/<sweep name>].")
+    ] = None,
+    retry_failed: Annotated[
+        bool,
+        typer.Option(
+            "--retry-failed", help="Run again what ended as oom, timeout, error or wrong."
+        ),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run everything, measured or not.")
+    ] = False,
+    parallel: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --local: the most jobs at once [default: one a GPU, or 1]."),
+    ] = None,
+    cluster_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Partition, account and the like [default: $JOBS_CLUSTER, else ./cluster.yaml]."
+        ),
+    ] = None,
+) -> None:
+    """Expand a sweep file into jobs and run them on Slurm, on this machine, or in this process."""
+    if (local and debug) or ((local or debug) and cluster is not Cluster.slurm):
+        fail("give one of --local, --debug and --cluster")
+    executor = "local" if local else "debug" if debug else cluster.value
+    if sbatch and not dry_run:
+        fail("--sbatch goes with --dry-run")
+    try:
+        loaded = load_sweep(sweep, overrides or [], filter, _cluster_file(cluster_file))
+        options = Options(
+            executor, out or Path("logs") / loaded.sweep.name, retry_failed, force, parallel
+        )
+        prepared = prepare(loaded, options, str(sweep))
+    except InputError as error:
+        fail(str(error))
+    if dry_run:
+        show_plan(prepared, executor, sbatch)
+        return
+    raise SystemExit(go(prepared, options))
+
+
+def go(prepared: Prepared, options: Options) -> int:
+    """Start a prepared submission, tell the user how to follow it, and return the exit code."""
+    manifest = prepared.manifest
+    where = _relative(manifest.folder)
+    if prepared.done:
+        console.print(f"{len(prepared.done)} runs were measured before and stay as they are")
+    if prepared.in_flight:
+        console.print(f"{len(prepared.in_flight)} runs are queued or running already")
+    if not manifest.jobs and not prepared.in_flight and not prepared.done:
+        fail("nothing to run")
+    try:
+        records = start(prepared, options, console)
+    except KeyboardInterrupt:
+        errors.print(
+            f"interrupted; what was measured is in {where}. The same command goes on from there"
+        )
+        return 130
+    except OSError as error:
+        fail(f"{error.filename or where}: {error.strerror}")
+    except RuntimeError as error:  # SubmissionError: what Slurm, or its absence, says
+        fail(str(error))
+    if options.executor == "slurm":
+        tasks = sum(len(job.tasks) for job in manifest.jobs)
+        console.print(f"submitted {tasks} runs as {len(manifest.jobs)} jobs; results go to {where}")
+        for command in ("python -m jobs status", "python -m jobs cancel", "python aggregate.py"):
+            console.print(f"  {command} {where}", highlight=False)
+        return 0
+    told = Counter(record.status for record in records)
+    if told:
+        summary = ", ".join(f"{count} {status}" for status, count in told.most_common())
+        console.print(f"{summary}; results are in {where}")
+    console.print(f"  python aggregate.py {where}", highlight=False)
+    lost = sum(len(job.tasks) for job in manifest.jobs) - len({(r.run, r.repeat) for r in records})
+    if lost > 0 and options.executor == "local":
+        errors.print(f"{lost} runs left no record: python -m jobs status {where}")
+        return 1
+    return 1 if failed(records) else 0
+
+
+def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
+    """What would run: runs, jobs, arrays, minutes, GPU-hours."""
+    manifest, expansion = prepared.manifest, prepared.expansion
+    tasks = sum(len(job.tasks) for job in manifest.jobs)
+    grid = Grid.grid(padding=(0, 2))
+    repeats = manifest.sweep.repeats
+    left_out = [
+        f"{count} {what}"
+        for count, what in (
+            (expansion.excluded, "excluded"),
+            (expansion.filtered, "filtered out"),
+            (expansion.duplicates, "duplicates"),
+        )
+        if count
+    ]
+    rows = [
+        ("sweep", f"{manifest.sweep.name} ({manifest.sweep.benchmark})"),
+        (
+            "runs",
+            f"{len(expansion.runs)}"
+            + (f" x {repeats} repeats" if repeats > 1 else "")
+            + (f" ({', '.join(left_out)})" if left_out else ""),
+        ),
+        ("to run", f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} in flight)"),
+        ("jobs", f"{len(manifest.jobs)}, {manifest.sweep.runs_per_job} runs a job at most"),
+    ]
+    if executor == "slurm" or sbatch:
+        from jobs.executors import arrays, max_array_size
+
+        rows.append(("arrays", str(len(arrays(manifest, max_array_size())))))
+    rows += [
+        ("expected", _expected(prepared)),
+        ("at worst", f"{worst_case_gpu_hours(manifest.jobs):.1f} GPU-hours"),
+        ("results", str(_relative(manifest.folder))),
+    ]
+    for row in rows:
+        grid.add_row(*row)
+    console.print(grid, highlight=False)
+    shapes = Counter(job.shape for job in manifest.jobs)
+    for shape, count in shapes.items():
+        limit = {job.timeout_min for job in manifest.jobs if job.shape == shape}
+        console.print(
+            f"  {count} jobs of {shape}, {'-'.join(map(str, sorted(limit)[:: max(1, len(limit) - 1)]))} min at most",
+            highlight=False,
+        )
+    names = varying(expansion.runs)
+    for run in expansion.runs[:SHOWN_RUNS]:
+        console.print(f"  {run.id}  {run.label(names)}", highlight=False, soft_wrap=True)
+    if len(expansion.runs) > SHOWN_RUNS:
+        console.print(f"  … and {len(expansion.runs) - SHOWN_RUNS} more")
+    if sbatch:
+        from jobs.executors import sbatch_texts
+
+        for text in sbatch_texts(manifest):
+            print(text)
+
+
+def _expected(prepared: Prepared) -> str:
+    """Minutes of running time, from records of the same runs here or in the reference results."""
+    manifest = prepared.manifest
+    took: dict[str, float] = {}
+    source = ""
+    for folder in (manifest.folder, *sorted(Path("logs").glob(f"*/{manifest.sweep.name}"))):
+        for record in iter_records(folder):
+            if isinstance(record, Record) and record.run not in took:
+                took[record.run] = record.finished_at - record.started_at
+                source = source or str(_relative(folder))
+    wanted = [run for job in manifest.jobs for run, _ in job.tasks]
+    known = [took[run] for run in wanted if run in took]
+    if not wanted:
+        return "nothing to do"
+    if not known:
+        return "not known: no earlier records of these runs"
+    minutes = sum(known) / len(known) * len(wanted) / 60
+    return (
+        f"{minutes:.0f} min of running time (from {len(known)} of {len(wanted)} runs in {source})"
+    )
+
+
+def _cluster_file(given: Path | None) -> Path | None:
+    if given is not None:
+        return given
+    if "JOBS_CLUSTER" in os.environ:
+        return Path(os.environ["JOBS_CLUSTER"])
+    return Path(CLUSTER_FILE) if Path(CLUSTER_FILE).exists() else None
+
+
+def _relative(path: Path) -> Path:
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
+def fail(message: str) -> NoReturn:
+    """Say what is wrong and leave with 2."""
+    errors.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,142 @@
+"""What a table shows of a record: facts, and the divisions of facts, the same for every benchmark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobs.record import Measurements, Record
+from jobs.schema import Plot, Table
+from systems import accounting
+
+_UNITS = {
+    "s": 1e-3, "ms": 1.0, "us": 1e3,  # of a millisecond
+    "MB": 1e-6, "GB": 1e-9, "MiB": 2**-20, "GiB": 2**-30,  # of a byte
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A value: the unit it is shown in, and which direction is better."""
+
+    unit: str
+    direction: str
+    label: str
+
+
+KINDS = {
+    "time": Kind("ms", "lower", "time"),
+    "tflops": Kind("TFLOP/s", "higher", "TFLOP/s"),
+    "bandwidth": Kind("GB/s", "higher", "bandwidth"),
+    "bus_bandwidth": Kind("GB/s", "higher", "bus bandwidth"),
+    "mfu": Kind("%", "higher", "share of the datasheet's peak"),
+    "peak_memory": Kind("GiB", "lower", "peak memory"),
+}
+
+
+def kind_of(view: Table | Plot) -> Kind:
+    """The unit and direction of a table's or plot's value, as the view or the value has it."""
+    known = KINDS.get(view.value, Kind("", "higher", view.value.removeprefix("fact.")))
+    return Kind(view.unit or known.unit, view.direction or known.direction, known.label)
+
+
+def slowest(measurements: Measurements, phase: str) -> np.ndarray:
+    """Milliseconds of each sample; of several ranks the slowest, sample by sample."""
+    samples = measurements.samples_ms[phase]
+    if len(samples) and not isinstance(samples[0], (int, float)):
+        shortest = min(len(rank) for rank in samples)  # type: ignore[arg-type]
+        return np.max([list(rank)[:shortest] for rank in samples], axis=0)  # type: ignore[arg-type]
+    return np.asarray(samples, dtype=float)
+
+
+def phases(measurements: Measurements, value: str) -> list[str]:
+    """The phases for which a value can be shown."""
+    m = measurements
+    have: dict[str, Any] = {
+        "peak_memory": m.peak_memory_bytes,
+        "tflops": m.flops,
+        "mfu": m.flops,
+        "bandwidth": m.bytes,
+        "bus_bandwidth": m.bus_bytes,
+    }
+    if value.startswith("fact."):
+        return [""]
+    return [
+        phase
+        for phase in have.get(value, m.samples_ms)
+        if value == "peak_memory" or phase in m.samples_ms
+    ]
+
+
+def samples_of(record: Record, view: Table | Plot, phase: str) -> np.ndarray | str | None:
+    """A record's value for a view, one number a sample; text for a fact that is none; None where
+    there is no such value."""
+    m, value = record.measurements, view.value
+    if m is None:
+        return None
+    if value.startswith("fact."):
+        fact: Any = m.facts
+        for part in value.split(".")[1:]:
+            fact = fact.get(part) if isinstance(fact, dict) else None
+        if fact is None or isinstance(fact, (dict, list)):
+            return None
+        if isinstance(fact, str):
+            return fact
+        return np.array([float(fact) * _UNITS.get(view.unit or "", 1.0)])
+    if phase not in phases(m, value):
+        return None
+    if value == "peak_memory":
+        peak = m.peak_memory_bytes[phase]
+        return np.array([float(np.max(peak)) * _UNITS[kind_of(view).unit]])
+    ms = slowest(m, phase)
+    if value == "time":
+        return ms * _UNITS[kind_of(view).unit]
+    if value in ("bandwidth", "bus_bandwidth"):
+        moved = m.bytes[phase] if value == "bandwidth" else m.bus_bytes[phase]
+        return moved / ms / 1e6
+    if value == "tflops":
+        return m.flops[phase] / ms / 1e9
+    peak_flops = accounting.peak_flops(record.device, str(record.params.get("dtype")))
+    return None if peak_flops is None else m.flops[phase] / (ms * 1e-3) / peak_flops * 100
+
+
+def statistic(samples: np.ndarray, name: str) -> float:
+    """One number for many samples."""
+    if name == "std":
+        return float(np.std(samples, ddof=1)) if len(samples) > 1 else 0.0
+    if name in ("p10", "p90"):
+        return float(np.percentile(samples, int(name[1:])))
+    name = {"mean_std": "mean"}.get(name, name)
+    return float(getattr(np, name)(samples))
+
+
+def spread(samples: np.ndarray) -> float:
+    """The interquartile range as a share of the median."""
+    low, middle, high = np.percentile(samples, [25, 50, 75])
+    return float((high - low) / middle) if middle else 0.0
+
+
+def shown(number: float) -> str:
+    """A number with four significant digits, never in exponents for what tables hold."""
+    if number == 0:
+        return "0"
+    for limit, digits in ((1000, 0), (100, 1), (10, 2), (1, 3), (0.1, 4), (0.01, 5)):
+        if abs(number) >= limit:
+            return f"{number:.{digits}f}"
+    return f"{number:.3g}"
+
+
+def shown_failure(record: Record | None, state: str) -> str:
+    """A cell for a run without a measurement: `OOM (41.2 GiB)`, `timeout`, `missing`."""
+    if state != "oom":
+        return state
+    failure = record.failure if record is not None else None
+    if failure is None or failure.memory == "host":
+        return "OOM (host)"
+    if failure.requested_bytes is None:
+        return "OOM"
+    # What would have been allocated had the last request been met: at least this much is needed.
+    needed = failure.requested_bytes + (failure.allocated_bytes or 0)
+    return f"OOM ({needed / 2**30:.1f} GiB)"

@@ -1,0 +1,133 @@
+"""Attention by implementation: forward, backward and both, checked against float64, then timed.
+
+python -m jobs.submit sweeps/quickstart.yaml --local
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from systems.benchmarks.base import BenchmarkParams, Unsupported, WrongOutput
+
+VERSION = 1
+Positive = Annotated[int, Field(ge=1)]
+# Largest relative L2 error that counts as right, outputs and gradients alike. A dtype's unit
+# roundoff is 2^-9, 2^-12 and 2^-24; naive attention rounds the scores themselves, some 5 to 10
+# roundoffs of relative error in the softmax of a long row.
+TOLERANCE = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 5e-5}
+
+
+class Params(BenchmarkParams):
+    """Self-attention of (batch_size, num_heads, seq_len, head_dim) q, k, v of unit variance."""
+
+    implementation: Literal["naive", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"]
+    seq_len: Positive
+    head_dim: Positive
+    batch_size: Positive = 1
+    num_heads: Positive = 1
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    causal: bool = True
+    warmup_ms: Annotated[float, Field(gt=0)] = 25.0
+    measure_ms: Annotated[float, Field(gt=0)] = 100.0
+    seed: int = 0
+
+
+def run(params: Params) -> dict[str, Any]:
+    """Facts of one point: samples_ms, peak_memory_bytes, flops and bytes by phase, and errors.
+
+    Raises:
+        Unsupported: the implementation does not take this dtype, shape or device.
+        WrongOutput: an output or gradient is further from float64 than TOLERANCE.
+    """
+    import torch
+
+    from systems import accounting
+    from systems.benchmarks.timing import peak_memory_bytes, time_ms
+    from systems.kernels.flash_attention import naive, sdpa, why_not_sdpa
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[params.dtype]
+    generator = torch.Generator(device).manual_seed(params.seed)
+    shape = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
+    q, k, v, dout = (
+        torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(4)
+    )
+    q, k, v = (tensor.requires_grad_() for tensor in (q, k, v))
+
+    if params.implementation == "naive":
+
+        def forward() -> torch.Tensor:
+            return naive(q, k, v, is_causal=params.causal)
+    else:
+        reason = why_not_sdpa(q, k, v, params.causal, params.implementation)
+        if reason:
+            raise Unsupported(reason)
+
+        def forward() -> torch.Tensor:
+            return sdpa(q, k, v, is_causal=params.causal, implementation=params.implementation)
+
+    def clear_gradients() -> None:
+        q.grad = k.grad = v.grad = None
+
+    started = time.perf_counter()
+    errors = _relative_errors(forward, q, k, v, dout, params.causal)
+    worst = max(errors, key=lambda name: errors[name])
+    if not errors[worst] <= TOLERANCE[params.dtype]:  # NaN is wrong too
+        raise WrongOutput(
+            f"{params.implementation}: relative L2 error of {worst} against float64 is "
+            f"{errors[worst]:.2e}, at most {TOLERANCE[params.dtype]:.0e} is right for {params.dtype}"
+        )
+    checking = time.perf_counter() - started
+
+    out = forward()
+    phases = {
+        "forward": forward,
+        "backward": lambda: out.backward(dout, retain_graph=True),
+        "forward_backward": lambda: forward().backward(dout),
+    }
+    samples, peaks = {}, {}
+    for phase, fn in phases.items():
+        peak = peak_memory_bytes(fn, device, before=clear_gradients)
+        if peak is not None:
+            peaks[phase] = peak
+        samples[phase] = time_ms(
+            fn,
+            device,
+            before=clear_gradients,
+            warmup_ms=params.warmup_ms,
+            measure_ms=params.measure_ms,
+        )
+        if phase == "backward":
+            out = None  # type: ignore[assignment]  # or its graph would count in the next peak
+    sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
+    return {
+        "samples_ms": samples,
+        "peak_memory_bytes": peaks,
+        "flops": {p: accounting.attention_flops(p, *sizes, params.causal) for p in phases},
+        "bytes": {p: accounting.attention_bytes(p, *sizes, params.dtype) for p in phases},
+        "facts": {"relative_error": errors, "checking_seconds": checking},
+    }
+
+
+def _relative_errors(
+    forward: Any, q: Any, k: Any, v: Any, dout: Any, causal: bool
+) -> dict[str, float]:
+    """||x - reference|| / ||reference|| of out, dq, dk and dv, over every element."""
+    import torch
+
+    from systems.kernels.flash_attention import attention_reference
+
+    out = forward()
+    out.backward(dout)
+    reference = attention_reference(q, k, v, dout, is_causal=causal)
+    given = {"out": out.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
+    errors = {}
+    for name, tensor in given.items():
+        exact = getattr(reference, name)
+        error = torch.linalg.vector_norm(tensor.double() - exact) / torch.linalg.vector_norm(exact)
+        errors[name] = error.item()
+    q.grad = k.grad = v.grad = None
+    return errors

@@ -1,0 +1,99 @@
+"""Timing and memory of one callable: warm up, flush the L2 cache, keep every sample.
+
+On a GPU, time is what CUDA events read, so the host's launch cost shows only where the GPU waits
+for it. On a CPU it is `time.perf_counter`.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+import torch
+
+MIN_SAMPLES, MAX_SAMPLES = 10, 100
+MAX_WARMUP = 1000
+Thunk = Callable[[], object]
+
+
+def time_ms(
+    fn: Thunk,
+    device: torch.device,
+    *,
+    before: Thunk | None = None,
+    warmup_ms: float = 25.0,
+    measure_ms: float = 100.0,
+) -> list[float]:
+    """Milliseconds of each call of `fn`.
+
+    Args:
+        fn: what is timed.
+        device: where it runs.
+        before: called ahead of every sample, outside the time (clearing gradients, say).
+        warmup_ms: time to spend on calls that are not kept; at least two are made.
+        measure_ms: time to spend on samples; at least 10 and at most 100 are taken.
+    """
+    sample = (
+        _cuda_sampler(fn, before, device) if device.type == "cuda" else _cpu_sampler(fn, before)
+    )
+    estimate = max(min(sample(2)), 1e-3)
+    sample(max(1, min(int(warmup_ms / estimate), MAX_WARMUP)))
+    samples = sample(max(MIN_SAMPLES, min(int(measure_ms / estimate), MAX_SAMPLES)))
+    return [round(ms, 6) for ms in samples]  # to the nanosecond
+
+
+def _cpu_sampler(fn: Thunk, before: Thunk | None) -> Callable[[int], list[float]]:
+    def sample(n: int) -> list[float]:
+        samples = []
+        for _ in range(n):
+            if before is not None:
+                before()
+            start = time.perf_counter()
+            fn()
+            samples.append((time.perf_counter() - start) * 1e3)
+        return samples
+
+    return sample
+
+
+def _cuda_sampler(
+    fn: Thunk, before: Thunk | None, device: torch.device
+) -> Callable[[int], list[float]]:
+    # Writing four times the L2 evicts what the last sample left there. It also keeps the GPU busy
+    # while the host launches `fn`, which is why launch cost is mostly hidden.
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    flush = torch.empty(4 * max(l2_bytes, 1 << 24), dtype=torch.int8, device=device)
+
+    def sample(n: int) -> list[float]:
+        events = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in range(n)
+        ]
+        for start, end in events:
+            if before is not None:
+                before()
+            flush.zero_()
+            start.record()
+            fn()
+            end.record()
+        torch.cuda.synchronize(device)
+        return [start.elapsed_time(end) for start, end in events]
+
+    return sample
+
+
+def peak_memory_bytes(
+    fn: Thunk, device: torch.device, *, before: Thunk | None = None
+) -> int | None:
+    """Bytes allocated at the peak of one call, everything alive included; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    if before is not None:
+        before()
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    fn()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device)

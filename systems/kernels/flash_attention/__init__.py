@@ -1,0 +1,14 @@
+"""Attention: softmax(QK^T / sqrt(D)) V, plain and fused, one signature for all."""
+
+from systems.kernels.flash_attention.naive import naive
+from systems.kernels.flash_attention.reference import AttentionReference, attention_reference
+from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, why_not_sdpa
+
+__all__ = [
+    "SDPA_BACKENDS",
+    "AttentionReference",
+    "attention_reference",
+    "naive",
+    "sdpa",
+    "why_not_sdpa",
+]

@@ -1,0 +1,32 @@
+"""Attention as it is written in the paper: the score matrix materialised. The plain reference."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def naive(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """softmax(q k^T * scale) v, with every intermediate in the inputs' dtype.
+
+    Attention Is All You Need (Vaswani et al. 2017), section 3.2.1, equation 1.
+
+    Args:
+        q: (..., n_queries, head_dim).
+        k, v: (..., n_keys, head_dim), of q's dtype.
+        is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
+        scale: multiplies the scores; 1/sqrt(head_dim) by default.
+
+    Returns:
+        (..., n_queries, head_dim), of q's dtype. Takes O(n_queries * n_keys) memory.
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scores = (q @ k.transpose(-2, -1)) * scale
+    if is_causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    return torch.softmax(scores, dim=-1) @ v

@@ -1,0 +1,76 @@
+"""Attention and its gradients in float64, a block of queries at a time: what others are held to.
+
+The score matrix of 65,536 tokens would take 34 GB in float64; a block of its rows does not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BLOCK_BYTES = 1 << 29  # of one block of scores in float64; about four such blocks live at once
+
+
+class AttentionReference(NamedTuple):
+    """float64 results: out, dq (..., n_queries, head_dim); dk, dv (..., n_keys, head_dim);
+    lse (..., n_queries), the natural-log log-sum-exp of the scaled scores."""
+
+    out: Tensor
+    lse: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+@torch.no_grad()
+def attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> AttentionReference:
+    """Forward and backward of softmax(q k^T * scale) v in float64.
+
+    The gradient is written out (FlashAttention-2, Dao 2023, section 2.2):
+    dV = P^T dO, dP = dO V^T, dS = P * (dP - rowsum(dO * O)), dQ = scale dS K, dK = scale dS^T Q.
+
+    Args:
+        q, dout: (..., n_queries, head_dim), any float dtype.
+        k, v: (..., n_keys, head_dim).
+        is_causal: query i sees keys 0 to i.
+        scale: 1/sqrt(head_dim) by default.
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    q, k, v, dout = (t.detach().double() for t in (q, k, v, dout))
+    n_queries, n_keys = q.shape[-2], k.shape[-2]
+    heads = max(1, math.prod(q.shape[:-2]))
+    rows = max(1, BLOCK_BYTES // (8 * n_keys * heads)) if n_keys else max(1, n_queries)
+    out, dq = torch.empty_like(q), torch.empty_like(q)
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    lse = torch.empty(q.shape[:-1], dtype=torch.float64, device=q.device)
+    for start in range(0, n_queries, rows):
+        block = slice(start, min(start + rows, n_queries))
+        # Causal rows of this block see no key past its end: leave those columns out.
+        seen = min(n_keys, block.stop) if is_causal else n_keys
+        keys, values = k[..., :seen, :], v[..., :seen, :]
+        scores = q[..., block, :] @ keys.transpose(-2, -1) * scale
+        if is_causal:
+            query = torch.arange(block.start, block.stop, device=q.device)
+            key = torch.arange(seen, device=q.device)
+            scores.masked_fill_(key > query[:, None], -math.inf)
+        lse[..., block] = torch.logsumexp(scores, dim=-1)
+        p = scores.sub_(lse[..., block, None]).exp_()
+        out[..., block, :] = p @ values
+        d = dout[..., block, :]
+        dv[..., :seen, :] += p.transpose(-2, -1) @ d
+        ds = d @ values.transpose(-2, -1)
+        ds -= (d * out[..., block, :]).sum(-1, keepdim=True)
+        ds *= p
+        dq[..., block, :] = ds @ keys * scale
+        dk[..., :seen, :] += ds.transpose(-2, -1) @ q[..., block, :] * scale
+    return AttentionReference(out, lse, dq, dk, dv)

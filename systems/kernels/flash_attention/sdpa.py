@@ -1,0 +1,53 @@
+"""torch's own attention, one backend at a time, so that each can be timed by name."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+SDPA_BACKENDS = {
+    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+    "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "sdpa_math": SDPBackend.MATH,
+}
+
+
+def sdpa(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, implementation: str = "sdpa_flash"
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` held to one backend.
+
+    Args:
+        q, k, v: (batch, heads, seq_len, head_dim).
+        is_causal: query i sees keys 0 to i.
+        implementation: a name in SDPA_BACKENDS.
+
+    Raises:
+        RuntimeError: the backend does not take these inputs; `why_not_sdpa` says so beforehand.
+    """
+    with sdpa_kernel([SDPA_BACKENDS[implementation]]):
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+
+def why_not_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: str
+) -> str | None:
+    """Why a backend does not take these inputs, or None if it does. Asks torch's own checks."""
+    if implementation == "sdpa_math":
+        return None
+    if not q.is_cuda:
+        if implementation == "sdpa_flash":
+            return None  # torch has a fused CPU kernel under this name
+        return f"{implementation} needs a CUDA GPU"
+    params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, is_causal, False)
+    check = {
+        "sdpa_flash": torch.backends.cuda.can_use_flash_attention,
+        "sdpa_cudnn": torch.backends.cuda.can_use_cudnn_attention,
+        "sdpa_efficient": torch.backends.cuda.can_use_efficient_attention,
+    }[implementation]
+    if check(params, debug=False):
+        return None
+    return f"{implementation} does not take {q.dtype} {tuple(q.shape)} on {torch.cuda.get_device_name(q.device)}"
