@@ -37,7 +37,7 @@ def status(
     folder: Folder = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
 ) -> None:
-    """Show how many runs are queued, running, ok, failed (by kind) and missing; exit 1 on failures."""
+    """Show how many runs are queued, running, ok, failed by kind, missing; exit 1 on failures."""
     seen = _observe(folder)
     if as_json:
         print(json.dumps(summary(seen)))
@@ -147,7 +147,7 @@ def _stop_process(manifest: Manifest) -> None:
 
 @app.command(epilog="Example: python -m jobs retry logs/flash")
 def retry(folder: Folder = None) -> None:
-    """Submit again, to the same executor, what is missing or failed in the last submission's sweep."""
+    """Submit again, to the same executor, what the last submission's sweep misses or failed at."""
     seen = _observe(folder)
     last = seen.manifests[-1]
     options = Options(last.executor, seen.folder, retry_failed=True)
@@ -163,12 +163,11 @@ def replay(run: RunId, folder: In = None) -> None:
     """Print the command that repeats a run here, and run it. Its record goes to logs/replay."""
     seen, task = _find(run, folder)
     owner = next(m for m in reversed(seen.manifests) if task.run.id in m.runs)
-    fields = {k: v for k, v in task.run.params.items()}
     shape = task.run.shape
     sweep: dict[str, object] = {
         "name": "replay",
         "benchmark": task.run.benchmark,
-        "fixed": fields,
+        "fixed": dict(task.run.params),
         "resources": {"gpus_per_node": shape.gpus_per_node, "nodes": shape.nodes},
     }
     if shape.nproc_per_node is not None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from jobs.conditions import nearest
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", re.ASCII)
+_RUN = re.compile(r"^def run\(", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,10 @@ def benchmark_module(name: str) -> ModuleType:
     Raises:
         LookupError: naming the benchmarks that exist.
     """
+    if not _NAME.match(name):
+        raise LookupError(f"{name!r} is no benchmark{nearest(name, known_benchmarks())}")
+    if "." not in name and name not in known_benchmarks():
+        raise LookupError(f"no benchmark {name!r}{nearest(name, known_benchmarks())}")
     path = name if "." in name else f"systems.benchmarks.{name}"
     try:
         module = importlib.import_module(path)
@@ -40,31 +49,49 @@ def benchmark_module(name: str) -> ModuleType:
         if error.name is None or not (path == error.name or path.startswith(error.name + ".")):
             raise  # the benchmark exists; something that it imports does not
         raise LookupError(f"no benchmark {name!r}{nearest(name, known_benchmarks())}") from None
-    if not hasattr(module, "Params") or not hasattr(module, "run"):
-        raise LookupError(
-            f"{path} is no benchmark: it needs Params and run{nearest(name, known_benchmarks())}"
-        )
+    params = getattr(module, "Params", None)
+    is_model = isinstance(params, type) and issubclass(params, BaseModel)
+    if not is_model or not hasattr(module, "run"):
+        what = "it needs run and Params, a pydantic model"
+        raise LookupError(f"{path} is no benchmark: {what}{nearest(name, known_benchmarks())}")
     return module
 
 
 def known_benchmarks() -> list[str]:
-    """Names of the benchmarks in systems/benchmarks."""
+    """Names of the benchmarks in systems/benchmarks: by their text, because importing all of that
+    folder would import torch."""
     package = importlib.import_module("systems.benchmarks")
-    names = []
-    for info in pkgutil.iter_modules(package.__path__):
-        if hasattr(importlib.import_module(f"systems.benchmarks.{info.name}"), "run"):
-            names.append(info.name)
-    return names
+    return sorted(
+        path.stem
+        for folder in package.__path__
+        for path in Path(folder).glob("*.py")
+        if _RUN.search(path.read_text(encoding="utf-8"))
+    )
 
 
 def load_benchmark(name: str) -> Benchmark:
     """Read a benchmark's parameters. Imports its module, which must not import torch."""
     module = benchmark_module(name)
-    fields = module.Params.model_fields
-    optional = {
-        k: f.get_default(call_default_factory=True)
-        for k, f in fields.items()
-        if not f.is_required()
-    }
-    shown = module.Params.model_construct(**optional).model_dump(mode="json", include=set(optional))
-    return Benchmark(name, int(getattr(module, "VERSION", 1)), module.Params, shown)
+    params: type[BaseModel] = module.Params
+    defaults = {k: _default(f) for k, f in params.model_fields.items() if not f.is_required()}
+    shown = params.model_construct(**defaults).model_dump(mode="json", include=set(defaults))
+    short = name.removeprefix("systems.benchmarks.")  # one benchmark, one name, one id a run
+    return Benchmark(short, int(getattr(module, "VERSION", 1)), params, shown)
+
+
+def adapter(field: FieldInfo, config: Any = None) -> TypeAdapter[Any]:
+    """What validates one parameter alone."""
+    annotation: Any = field.annotation
+    if field.metadata:
+        annotation = Annotated[annotation, *field.metadata]
+    return TypeAdapter(annotation, config=config)
+
+
+def _default(field: FieldInfo) -> Any:
+    """A default as validation would leave it (`scale: float = 1` is 1.0), so that giving it and
+    leaving it out are the same."""
+    value = field.get_default(call_default_factory=True)
+    try:
+        return adapter(field).validate_python(value)
+    except ValidationError:  # a default need not be valid: `size: int = None`
+        return value

@@ -11,11 +11,14 @@ from __future__ import annotations
 import ast
 import difflib
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_LENGTH = 2000
+MAX_DEPTH = 50
 Check = Callable[[str, Any], str | None]
+Evaluate = Callable[[Mapping[str, Any]], Any]
 _OPERATORS: dict[type, Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -26,6 +29,8 @@ _OPERATORS: dict[type, Callable[[Any, Any], bool]] = {
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_LISTS = (ast.List, ast.Tuple)
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
@@ -37,7 +42,7 @@ def nearest(given: str, valid: list[str] | tuple[str, ...]) -> str:
     """`; did you mean 'x'?` where a valid name is close, and the valid names where they are few."""
     close = difflib.get_close_matches(given, valid, n=1, cutoff=0.6)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{hint} (valid: {', '.join(sorted(valid))})" if len(valid) <= 40 else hint
+    return f"{hint} (valid: {', '.join(sorted(valid))})" if 0 < len(valid) <= 40 else hint
 
 
 class Condition:
@@ -46,7 +51,7 @@ class Condition:
     Args:
         text: the comparison.
         names: the parameters that may be named.
-        check: (name, literal) -> what is wrong with comparing them for equality, or None.
+        check: (name, literal) -> why the parameter can never equal the literal, or None.
 
     Raises:
         ConditionError: naming what was given and what is valid.
@@ -59,25 +64,44 @@ class Condition:
         if len(text) > MAX_LENGTH:
             raise ConditionError(f"a comparison of {len(text)} characters; at most {MAX_LENGTH}")
         try:
-            tree = ast.parse(text.strip(), mode="eval").body
+            with warnings.catch_warnings():  # Python's about `1if x`: it is refused below
+                warnings.simplefilter("ignore")
+                tree = ast.parse(text.strip(), mode="eval").body
+            self._evaluate = self._logic(tree)
+        except ConditionError:
+            raise
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             raise ConditionError(
                 f"{text!r} is not a comparison; expected for example "
                 '"seq_len > 4096 and dtype == bf16"'
             ) from None
-        self._evaluate = self._logic(tree)
+
+    @classmethod
+    def equal(cls, values: Mapping[str, Any]) -> Condition:
+        """That each parameter has this value, or one of these. Nothing is checked."""
+        condition = cls.__new__(cls)
+        condition.text = ", ".join(f"{name}: {value}" for name, value in values.items())
+        wanted = {k: v if isinstance(v, list) else [v] for k, v in values.items()}
+        condition._evaluate = lambda params: all(params[k] in v for k, v in wanted.items())
+        return condition
 
     def __call__(self, params: Mapping[str, Any]) -> bool:
-        """Whether the comparison holds for these parameters."""
-        return self._evaluate(params)
+        """Whether the comparison holds for these parameters.
 
-    def _logic(self, node: ast.expr) -> Callable[[Mapping[str, Any]], bool]:
+        Raises:
+            ConditionError: a value has no order with what it is compared to.
+        """
+        return bool(self._evaluate(params))
+
+    def _logic(self, node: ast.expr, depth: int = 0) -> Evaluate:
+        if depth > MAX_DEPTH:
+            raise ConditionError(f"a comparison nested more than {MAX_DEPTH} deep")
         if isinstance(node, ast.BoolOp):
-            parts = [self._logic(value) for value in node.values]
+            parts = [self._logic(value, depth + 1) for value in node.values]
             combine = all if isinstance(node.op, ast.And) else any
             return lambda params: combine(part(params) for part in parts)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            part = self._logic(node.operand)
+            part = self._logic(node.operand, depth + 1)
             return lambda params: not part(params)
         if isinstance(node, ast.Compare):
             return self._compare(node)
@@ -85,16 +109,13 @@ class Condition:
             f"{ast.unparse(node)!r} in {self.text!r} is not a comparison of a parameter"
         )
 
-    def _compare(self, node: ast.Compare) -> Callable[[Mapping[str, Any]], bool]:
+    def _compare(self, node: ast.Compare) -> Evaluate:
         terms = [node.left, *node.comparators]
-        if not any(self._is_parameter(term) for term in terms):
+        if not any(self._is_parameter(term) for term in terms) or (
+            isinstance(node.left, ast.Name) and not self._is_parameter(node.left)
+        ):
             words = [term.id for term in terms if isinstance(term, ast.Name)]
             given = words[0] if words else ast.unparse(node.left)
-            raise ConditionError(
-                f"{self.text!r}: {given!r} is not a parameter{nearest(given, list(self._names))}"
-            )
-        if isinstance(node.left, ast.Name) and not self._is_parameter(node.left):
-            given = node.left.id
             raise ConditionError(
                 f"{self.text!r}: {given!r} is not a parameter{nearest(given, list(self._names))}"
             )
@@ -103,9 +124,14 @@ class Condition:
             compare = _OPERATORS.get(type(op))
             if compare is None:
                 raise ConditionError(f"{self.text!r}: only == != < <= > >= in and not in are known")
-            if isinstance(op, (ast.In, ast.NotIn)) and not isinstance(right, (ast.List, ast.Tuple)):
-                raise ConditionError(f"{self.text!r}: what follows 'in' must be a list: [128, 256]")
-            steps.append((self._term(left, right), compare, self._term(right, left)))
+            wants_list = isinstance(op, (ast.In, ast.NotIn))
+            if isinstance(right, _LISTS) != wants_list or isinstance(left, _LISTS):
+                raise ConditionError(
+                    f"{self.text!r}: a list, as [128, 256], stands after 'in' or 'not in' only"
+                )
+            for term, other in ((left, right), (right, left)):
+                self._check_literals(term, other, op)
+            steps.append((self._term(left), compare, self._term(right)))
 
         def holds(params: Mapping[str, Any]) -> bool:
             for left, compare, right in steps:
@@ -124,16 +150,25 @@ class Condition:
     def _is_parameter(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name) and node.id in self._names
 
-    def _term(self, node: ast.expr, other: ast.expr) -> Callable[[Mapping[str, Any]], Any]:
+    def _check_literals(self, term: ast.expr, other: ast.expr, op: ast.cmpop) -> None:
+        """A value that the parameter can never have is a typing error, not a comparison."""
+        if self._check is None or not isinstance(other, ast.Name) or other.id not in self._names:
+            return
+        if self._is_parameter(term):
+            return
+        value = self._literal(term)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(op, _ORDERS) and not isinstance(one, str):
+                continue  # a bound need not be a value
+            wrong = self._check(other.id, one)
+            if wrong:
+                raise ConditionError(f"{self.text!r}: {wrong}")
+
+    def _term(self, node: ast.expr) -> Evaluate:
         if isinstance(node, ast.Name) and node.id in self._names:
             name = node.id
             return lambda params: params[name]
         value = self._literal(node)
-        if self._check and isinstance(other, ast.Name) and other.id in self._names:
-            for one in value if isinstance(value, list) else [value]:
-                wrong = self._check(other.id, one)
-                if wrong:
-                    raise ConditionError(f"{self.text!r}: {wrong}")
         return lambda params: value
 
     def _literal(self, node: ast.expr) -> Any:
@@ -143,7 +178,7 @@ class Condition:
             return node.value
         if isinstance(node, ast.Name):
             return _WORDS.get(node.id.lower(), node.id)
-        if isinstance(node, (ast.List, ast.Tuple)):
+        if isinstance(node, _LISTS):
             return [self._literal(item) for item in node.elts]
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             value = self._literal(node.operand)

@@ -1,28 +1,33 @@
 """Submission to Slurm through submitit: the only file that names it.
 
-A group of jobs of one shape and limit becomes an array, or several where the cluster's
-MaxArraySize is smaller.
+Jobs of one shape and limit become an array, or several where the cluster's MaxArraySize is smaller.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import submitit
-from submitit.slurm.slurm import SlurmExecutor
+from submitit.slurm.slurm import SlurmExecutor, SlurmJobEnvironment
 
-from jobs.isolation import job_environment
+from jobs.expand import Shape
+from jobs.isolation import blocked_signals, job_environment
 from jobs.manifest import Job, Manifest, read_manifest, write_handles
-from jobs.worker import DEATHS, Worker
+from jobs.worker import Stopped, Worker
 
-SIGNAL_DELAY_S = 30  # between Slurm's warning and the time limit: to kill a run, record, requeue
+SIGNAL_DELAY_S = 30  # at least, from Slurm's warning to the time limit: to kill, record, requeue
+SPARE_TIMEOUTS = 10
 DEFAULT_MAX_ARRAY = 1001
 
 
@@ -40,7 +45,7 @@ class WorkerTask:
     def __call__(self) -> None:
         node_rank = int(os.environ.get("SLURM_NODEID", 0))
         self.worker = Worker(read_manifest(self.submission), self.index, node_rank=node_rank)
-        self.worker.handle_term()
+        signal.signal(signal.SIGTERM, self._on_term)
         self.worker.run()
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
@@ -49,8 +54,38 @@ class WorkerTask:
         The same job again: its worker skips what has a record.
         """
         if self.worker is not None:
-            self.worker.stop("limit" if self.worker.near_limit() else "preempted")
+            limit = self.worker.near_limit() and _preemption() is None
+            self.worker.stop("limit" if limit else "preempted")
         return submitit.helpers.DelayedSubmission(WorkerTask(self.submission, self.index))
+
+    def _on_term(self, signum: int, frame: FrameType | None) -> None:
+        """scancel, a requeue, or preemption: record and leave.
+
+        Where preemption leaves a time of grace, Slurm would take the job's end in it for a failure:
+        then node 0's worker requeues it, as on the warning, and the others' wait.
+        """
+        assert self.worker is not None
+        preemption = _preemption()
+        if preemption != "grace":
+            self.worker.stop("preempted" if preemption else "cancelled")
+            raise Stopped(128 + signum)
+        if self.worker.node_rank == 0:
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+
+def _preemption() -> str | None:
+    """Of this job: `grace` while it may still run, `over` when Slurm ends or requeues it already;
+    None if it is neither preempted nor requeued."""
+    command = ["scontrol", "show", "job", "-o", SlurmJobEnvironment().job_id]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    told = dict(re.findall(r"(\w+)=(\S+)", done.stdout))
+    if told.get("PreemptTime", "None") != "None":
+        return "grace" if told["JobState"] == "RUNNING" else "over"
+    starts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    return "over" if int(told.get("Restarts", 0)) > starts else None
 
 
 class _Executor(SlurmExecutor):
@@ -74,63 +109,99 @@ def require_slurm() -> None:
         )
 
 
-def submit(manifest: Manifest, progress: Callable[[int], None] | None = None) -> None:
+@dataclass(frozen=True)
+class Array:
+    """Jobs that are submitted together."""
+
+    jobs: list[Job]
+    parallelism: int
+    after: int | None = None  # index of the array that has to end first
+
+
+def submit(manifest: Manifest) -> None:
     """Submit every job of a manifest; Slurm's ids are written down array by array.
 
     Raises:
         SubmissionError: what sbatch said. What was submitted before stays, with its ids.
     """
     require_slurm()
-    with clean_environment():
-        for jobs, parallelism in arrays(manifest, max_array_size()):
-            executor = _executor(manifest, jobs[0], parallelism)
-            tasks = [WorkerTask(manifest.path, job.index) for job in jobs]
+    if set("%\\") & set(str(manifest.path)):  # Slurm puts job ids where it sees %j in a path
+        raise SubmissionError(f"Slurm cannot write below {manifest.folder}: its path has % or \\")
+    array_ids: list[str] = []
+    for array in arrays(manifest, max_array_size()):
+        after = array_ids[array.after] if array.after is not None else None
+        executor = _executor(manifest, array, after)
+        tasks = [WorkerTask(manifest.path, job.index) for job in array.jobs]
+        # An interrupt between sbatch and the note of its ids would leave jobs that nobody knows.
+        with clean_environment(), blocked_signals():
             try:
                 with executor.batch():
                     submitted = [executor.submit(task) for task in tasks]
-            except (
-                submitit.core.utils.FailedJobError,
-                submitit.core.utils.FailedSubmissionError,
-            ) as error:
-                raise SubmissionError(
-                    f"sbatch refused {len(jobs)} jobs ({jobs[0].shape}): {error}"
-                ) from None
-            for job, handle in zip(jobs, submitted, strict=True):
+            except submitit.core.utils.FailedJobError as error:
+                raise SubmissionError(_refusal(array, array_ids, str(error))) from None
+            for job, handle in zip(array.jobs, submitted, strict=True):
                 manifest.handles[job.index] = {"slurm": handle.job_id}
             write_handles(manifest)
-            if progress is not None:
-                progress(len(jobs))
+        array_ids.append(submitted[0].job_id.split("_")[0])
 
 
-def arrays(manifest: Manifest, largest: int) -> list[tuple[list[Job], int]]:
-    """Jobs as arrays of one shape and limit, none larger than `largest`, each with its parallelism.
+def _refusal(array: Array, before: list[str], words: str) -> str:
+    text = f"sbatch refused {len(array.jobs)} jobs ({array.jobs[0].shape}): {words.strip()}"
+    if before:
+        text += f"\nsubmitted before that, and still there: {', '.join(before)}"
+    return text
 
-    The chunks of a group that had to be split share its array_parallelism.
+
+def arrays(manifest: Manifest, largest: int) -> list[Array]:
+    """Jobs as arrays of one shape and limit, none larger than `largest`.
+
+    All arrays of a shape together run no more than array_parallelism jobs at once: they share it
+    by their sizes, and where there are more arrays than that, the later wait for the earlier.
     """
-    groups: dict[Any, list[Job]] = {}
+    by_shape: dict[Shape, dict[int, list[Job]]] = {}
     for job in manifest.jobs:
-        groups.setdefault((job.shape, job.timeout_min), []).append(job)
-    result = []
-    for jobs in groups.values():
-        chunks = [jobs[i : i + largest] for i in range(0, len(jobs), largest)]
-        share = max(1, manifest.sweep.slurm.array_parallelism // len(chunks))
-        result += [(chunk, share) for chunk in chunks]
+        by_shape.setdefault(job.shape, {}).setdefault(job.timeout_min, []).append(job)
+    result: list[Array] = []
+    for by_limit in by_shape.values():
+        chunks = [
+            jobs[i : i + largest]
+            for jobs in by_limit.values()
+            for i in range(0, len(jobs), largest)
+        ]
+        most, first = manifest.sweep.slurm.array_parallelism, len(result)
+        for i, (chunk, share) in enumerate(zip(chunks, _shares(chunks, most), strict=True)):
+            result.append(Array(chunk, share, first + i - most if i >= most else None))
     return result
+
+
+def _shares(chunks: list[list[Job]], most: int) -> list[int]:
+    """At least 1 each, the rest one by one to whichever has most jobs for each it may run."""
+    shares = [1] * len(chunks)
+    for _ in range(min(most, sum(map(len, chunks))) - len(chunks)):
+        i = max(range(len(chunks)), key=lambda i: len(chunks[i]) / shares[i])
+        shares[i] += 1
+    return shares
 
 
 def sbatch_texts(manifest: Manifest) -> Iterator[str]:
     """The sbatch script of each array, as submitit would submit it."""
-    for jobs, parallelism in arrays(manifest, max_array_size()):
-        executor = _executor(manifest, jobs[0], parallelism)
-        if len(jobs) > 1:
-            executor.parameters["map_count"] = len(jobs)
+    for array in arrays(manifest, max_array_size()):
+        executor = _executor(manifest, array, None if array.after is None else "<the array before>")
+        if len(array.jobs) > 1:
+            executor.parameters["map_count"] = len(array.jobs)
         yield executor._make_submission_file_text(executor._submitit_command_str, "dry-run")
 
 
-def _executor(manifest: Manifest, job: Job, parallelism: int) -> _Executor:
-    slurm, shape = manifest.sweep.slurm, job.shape
-    # A run ends the allocation at most once as its first, plus the workers that it may take down.
-    executor = _Executor(manifest.path / "slurm", max_num_timeout=len(job.tasks) + DEATHS)
+def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
+    slurm, job = manifest.sweep.slurm, array.jobs[0]
+    shape = job.shape
+    # Each time the limit comes a run is done or given up. In a short job submitit counts preemption
+    # as that too, and a job in which no run gets to start must not come back for ever.
+    timeouts = max(len(job.tasks) for job in array.jobs) + SPARE_TIMEOUTS
+    executor = _Executor(manifest.path / "slurm", max_num_timeout=timeouts)
+    # Since Slurm 22.05 srun does not take it over from sbatch.
+    cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
+    additional = {k: v for k, v in slurm.additional_parameters.items() if v not in (None, False)}
     wanted: dict[str, Any] = {
         "job_name": manifest.sweep.name,
         "time": job.timeout_min,
@@ -144,12 +215,14 @@ def _executor(manifest: Manifest, job: Job, parallelism: int) -> _Executor:
         "qos": slurm.qos,
         "constraint": slurm.constraint,
         "exclude": slurm.exclude,
-        "signal_delay_s": SIGNAL_DELAY_S,
-        "array_parallelism": parallelism,
+        "dependency": f"afterany:{after}" if after else None,
+        # It comes up to 30 s early, and must not meet a worker that has not even started.
+        "signal_delay_s": min(SIGNAL_DELAY_S, 15 * job.timeout_min),
+        "array_parallelism": array.parallelism,
         "setup": [_checked(line) for line in slurm.setup] or None,
         # A worker that dies must end the job on the other nodes too, or they wait to the limit.
-        "srun_args": ["--kill-on-bad-exit=1", *slurm.srun_args],
-        "additional_parameters": {"requeue": True, **slurm.additional_parameters},
+        "srun_args": ["--kill-on-bad-exit=1", *cpus, *slurm.srun_args],
+        "additional_parameters": {"requeue": True, **additional},
     }
     executor.update_parameters(**{k: v for k, v in wanted.items() if v is not None})
     return executor
@@ -157,7 +230,8 @@ def _executor(manifest: Manifest, job: Job, parallelism: int) -> _Executor:
 
 def _checked(line: str) -> str:
     """A setup line that ends the job if it fails; sbatch would go on without it."""
-    return f"{{\n{line}\n}} || {{ echo 'the setup line above failed' >&2; exit 1; }}"
+    message = shlex.quote(f"setup failed: {line}")
+    return f"{{ :\n{line}\n}} || {{ echo {message} >&2; exit 1; }}"
 
 
 def max_array_size() -> int:
@@ -169,7 +243,7 @@ def max_array_size() -> int:
     except (OSError, subprocess.TimeoutExpired):
         return DEFAULT_MAX_ARRAY
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
-    return int(found[1]) if found else DEFAULT_MAX_ARRAY
+    return max(1, int(found[1])) if found else DEFAULT_MAX_ARRAY  # 0: no arrays at all
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +21,13 @@ from pydantic import ValidationError
 
 from jobs.benchmarks import Benchmark
 from jobs.conditions import Condition, ConditionError
-from jobs.schema import Case, Shuffle, Sweep
-from jobs.strict_yaml import Document, InputError, Position, Problem
+from jobs.schema import AXES, Case, Shuffle, Sweep
+from jobs.strict_yaml import InputError, Position, Problem
 from jobs.strict_yaml import Path as DataPath
 from jobs.sweep import LoadedSweep
 from jobs.validate import exclusions, literal_check
 
+MAX_RUNS = 1_000_000  # more is a slip of the pen
 STARTUP_MIN = 2  # minutes a job gets on top of its runs' timeouts: imports, a slow file system
 
 
@@ -79,7 +81,8 @@ def run_id(benchmark: Benchmark, params: dict[str, Any]) -> str:
     """Sixteen hex digits that stand for (benchmark, version, parameters unlike their defaults)."""
     missing = object()
     defaults = benchmark.json_defaults
-    told = {k: v for k, v in params.items() if defaults.get(k, missing) != v}
+    # By repr, because to Python 1, 1.0 and True are equal.
+    told = {k: v for k, v in params.items() if repr(defaults.get(k, missing)) != repr(v)}
     text = json.dumps([benchmark.name, benchmark.version, told], sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -89,67 +92,204 @@ def expand(loaded: LoadedSweep) -> Expansion:
 
     Raises:
         InputError: a combination that the benchmark refuses, a reference to a parameter that is
-            not a number, or nothing left to run.
+            not a number, too many runs, or nothing left to run.
     """
-    sweep, benchmark, document = loaded.sweep, loaded.benchmark, loaded.document
-    problems: dict[Problem, None] = {}
-    drop = exclusions(sweep, benchmark)
-    keep = (
-        Condition(sweep.filter, benchmark.fields, literal_check(benchmark))
-        if sweep.filter
-        else None
-    )
-    runs: dict[str, Run] = {}
-    excluded = filtered = duplicates = 0
-    for path, case, points in _blocks(sweep):
-        for point in points:
-            try:
-                params = benchmark.params.model_validate(point).model_dump(mode="json")
-            except ValidationError as error:
-                _params_problems(error, point, path, document, problems)
-                continue
-            try:
-                if any(condition(params) for condition in drop):
-                    excluded += 1
-                    continue
-                if keep is not None and not keep(params):
-                    filtered += 1
-                    continue
-            except ConditionError as error:
-                where = (
-                    Position("--filter")
-                    if keep and keep.text in str(error)
-                    else document.at(("exclude",))
-                )
-                problems[Problem(where, str(error))] = None
-                continue
-            identity = run_id(benchmark, params)
-            if identity in runs:
-                duplicates += 1
-                continue
-            shape = _shape(sweep, case, params, path, document, problems)
-            timeout_s = case.timeout_s if case and case.timeout_s else sweep.timeout_s
-            runs[identity] = Run(
-                identity, benchmark.name, benchmark.version, params, shape, timeout_s
-            )
-    if not problems and not runs:
-        left_out = [f"{excluded} excluded"] * bool(excluded) + [f"{filtered} filtered out"] * bool(
-            filtered
+    return _Expander(loaded).expansion()
+
+
+class _Expander:
+    """The state of one expansion: the runs so far, and what is wrong."""
+
+    def __init__(self, loaded: LoadedSweep):
+        self.sweep, self.benchmark = loaded.sweep, loaded.benchmark
+        self.document = loaded.document
+        self.drop = exclusions(self.sweep, self.benchmark)
+        fields, text = self.benchmark.fields, self.sweep.filter
+        self.keep = Condition(text, fields, literal_check(self.benchmark)) if text else None
+        self.runs: dict[str, Run] = {}
+        self.origin: dict[str, DataPath] = {}  # of each run: the block it comes from
+        self.excluded = self.filtered = self.duplicates = 0
+        # By problem, the combinations that have it, as text: the first, and how many more.
+        self.problems: dict[Problem, list[Any]] = {}
+
+    def expansion(self) -> Expansion:
+        blocks = list(_blocks(self.sweep))
+        points = sum(math.prod(len(group) for group in groups) for *_, groups in blocks)
+        if points * self.sweep.repeats > MAX_RUNS:
+            what = f"{points} combinations x {self.sweep.repeats} repeats; at most {MAX_RUNS}"
+            raise InputError([Problem(self.document.at(()), what)])
+        for path, case, fixed, groups in blocks:
+            for combination in itertools.product(*groups):
+                point = dict(fixed)
+                for part in combination:
+                    point.update(part)
+                self.add(path, case, point)
+        self.check_views()
+        if not self.runs and not self.problems:
+            self.problems[self.nothing_left()] = []
+        if self.problems:
+            raise InputError([_with_examples(*item) for item in self.problems.items()])
+        ordered = list(self.runs.values())
+        if isinstance(self.sweep.order, Shuffle):
+            random.Random(self.sweep.order.shuffle).shuffle(ordered)
+        return Expansion(ordered, self.excluded, self.filtered, self.duplicates)
+
+    def add(self, path: DataPath, case: Case | None, point: dict[str, Any]) -> None:
+        benchmark = self.benchmark
+        try:
+            params = benchmark.params.model_validate(point).model_dump(mode="json")
+        except ValidationError as error:
+            # A combination that the benchmark refuses is no error where the sweep leaves it out.
+            complete = benchmark.json_defaults | point
+            if len(complete) < len(benchmark.fields) or not self.left_out(complete):
+                self.refused(error, point, path)
+            return
+        if self.left_out(params):
+            return
+        identity = run_id(benchmark, params)
+        shape = self.shape(case, params, path)
+        if identity in self.runs:
+            self.duplicates += 1
+            if shape != self.runs[identity].shape:
+                first = ".".join(map(str, self.origin[identity]))
+                what = f"the same runs as in {first}, but with other resources or processes"
+                self.tell(self.document.at(path), what, point)
+            return
+        timeout_s = case.timeout_s if case and case.timeout_s else self.sweep.timeout_s
+        self.runs[identity] = Run(
+            identity, benchmark.name, benchmark.version, params, shape, timeout_s
         )
-        why = f" ({', '.join(left_out)})" if left_out else ""
-        where = Position("--filter") if filtered else document.at(())
-        problems[Problem(where, f"the sweep has no runs{why}{_values_seen(sweep, keep)}")] = None
-    if problems:
-        raise InputError(list(problems))
-    ordered = list(runs.values())
-    if isinstance(sweep.order, Shuffle):
-        random.Random(sweep.order.shuffle).shuffle(ordered)
-    return Expansion(ordered, excluded, filtered, duplicates)
+        self.origin[identity] = path
+
+    def tell(self, where: Position, what: str, point: dict[str, Any]) -> None:
+        varied = {k: v for k, v in point.items() if k not in self.sweep.fixed}
+        named = " ".join(f"{name}={value}" for name, value in (varied or point).items())
+        self.problems.setdefault(Problem(where, what), []).append(named)
+
+    def left_out(self, params: dict[str, Any]) -> bool:
+        for i, condition in enumerate(self.drop):
+            if self.holds(condition, params, ("exclude", i)):
+                self.excluded += 1
+                return True
+        if self.keep is not None and not self.holds(self.keep, params, ("filter",)):
+            self.filtered += 1
+            return True
+        return False
+
+    def holds(self, condition: Condition, params: dict[str, Any], path: DataPath) -> bool:
+        try:
+            return condition(params)
+        except ConditionError as error:
+            self.problems[Problem(self.document.at(path), str(error))] = []
+            return False
+
+    def check_views(self) -> None:
+        """Whether each table's and plot's `where` can be evaluated for every run."""
+        for key, views in (("tables", self.sweep.tables), ("plots", self.sweep.plots)):
+            for i, view in enumerate(views):
+                if view.where is not None:
+                    condition = Condition(view.where, self.benchmark.fields)
+                    for run in self.runs.values():
+                        self.holds(condition, run.params, (key, i, "where"))
+
+    def refused(self, error: ValidationError, point: dict[str, Any], block: DataPath) -> None:
+        for item in error.errors():
+            name = item["loc"][0] if item["loc"] else None
+            message = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "missing":
+                what = f"parameter {name!r} is required by the benchmark; set it in fixed or grid"
+                self.problems[Problem(self.document.at(block), what)] = []
+            elif name is not None:
+                value = point.get(str(name))
+                where = self.document.at(self.place(block, str(name), value))
+                self.problems[Problem(where, f"{name}: given {value!r}, {message}")] = []
+            else:
+                grid = (*block, "grid")
+                where = self.document.at(grid if grid in self.document.positions else block)
+                self.tell(where, message, point)
+
+    def place(self, block: DataPath, name: str, value: Any) -> DataPath:
+        """Where a block, or else the sweep, gives a parameter this value."""
+        for prefix in (block, ()):
+            data = self.document.data["cases"][prefix[1]] if prefix else self.document.data
+            for axis in AXES:
+                given = (data.get(axis) or {}).get(name)
+                if given is not None:
+                    path = (*prefix, axis, name)
+                    return (*path, given.index(value)) if isinstance(given, list) else path
+        return block
+
+    def shape(self, case: Case | None, params: dict[str, Any], path: DataPath) -> Shape:
+        sweep = self.sweep
+        wanted: dict[str, Any] = {**sweep.resources.model_dump(), **sweep.launch.model_dump()}
+        if case is not None:
+            wanted |= case.resources.model_dump(exclude_unset=True)
+            wanted |= case.launch.model_dump(exclude_unset=True)
+        wanted.pop("tasks_per_node", None)
+        for key, value in wanted.items():
+            if not isinstance(value, str):
+                continue
+            given = params[value[1:]]
+            wrong = _not_for(key, given)
+            if wrong:
+                section = "launch" if key == "nproc_per_node" else "resources"
+                here = (*path, section, key)
+                where = here if here in self.document.positions else (section, key)
+                what = f"{key}: {value} is {given!r} here, expected {wrong}"
+                self.problems[Problem(self.document.at(where), what)] = []
+                given = None
+            wanted[key] = given
+        return Shape(**wanted)
+
+    def nothing_left(self) -> Problem:
+        counts = ((self.excluded, "excluded"), (self.filtered, "filtered out"))
+        left_out = ", ".join(f"{count} {how}" for count, how in counts if count)
+        what = "the sweep has no runs" + (f" ({left_out})" if left_out else "")
+        where = self.document.at(("filter",) if self.filtered else ("exclude",))
+        return Problem(where, what + self.values_seen())
+
+    def values_seen(self) -> str:
+        """The values of the parameters that the filter names."""
+        seen: dict[str, dict[Any, None]] = {}
+        for _, _, fixed, groups in _blocks(self.sweep):
+            parts = [[fixed], *groups]
+            for part in itertools.chain.from_iterable(parts):
+                for name, value in part.items():
+                    seen.setdefault(name, {})[value] = None
+        text = self.sweep.filter or ""
+        return "".join(
+            f"; {name} takes {list(values)[:20]}"
+            for name, values in seen.items()
+            if re.search(rf"\b{name}\b", text)
+        )
 
 
-def _blocks(sweep: Sweep) -> Iterator[tuple[DataPath, Case | None, Iterator[dict[str, Any]]]]:
+def _with_examples(problem: Problem, points: list[str]) -> Problem:
+    if not points:
+        return problem
+    more = f" and {len(points) - 1} more" if len(points) > 1 else ""
+    return Problem(problem.position, f"{problem.message} ({points[0]}{more})")
+
+
+def _not_for(key: str, given: Any) -> str | None:
+    """What a referenced parameter should have been."""
+    number = not isinstance(given, bool) and isinstance(given, (int, float))
+    if key == "mem_gb":
+        return None if number and given > 0 else "a number above 0"
+    least = 0 if key == "gpus_per_node" else 1
+    whole = number and isinstance(given, int) and given >= least
+    return None if whole else f"an integer of at least {least}"
+
+
+Group = list[dict[str, Any]]  # points of one factor of the product
+
+
+def _blocks(
+    sweep: Sweep,
+) -> Iterator[tuple[DataPath, Case | None, dict[str, Any], list[Group]]]:
+    """Each block: its place, its case, its fixed parameters, and the factors of its product."""
     if not sweep.cases:
-        yield (), None, _product(sweep.fixed, sweep.grid, sweep.zip)
+        yield (), None, sweep.fixed, _groups(sweep.grid, sweep.zip)
     for i, case in enumerate(sweep.cases):
         mine = {*case.fixed, *case.grid, *case.zip}
         # A parameter the case sets leaves every section of the sweep's, but keeps its place in
@@ -159,89 +299,15 @@ def _blocks(sweep: Sweep) -> Iterator[tuple[DataPath, Case | None, Iterator[dict
             k: case.grid.get(k, v) for k, v in sweep.grid.items() if k in case.grid or k not in mine
         }
         zipped = {k: v for k, v in sweep.zip.items() if k not in mine}
-        yield ("cases", i), case, _product(fixed, grid | case.grid, zipped, case.zip)
+        yield ("cases", i), case, fixed, _groups(grid | case.grid, zipped, case.zip)
 
 
-def _product(
-    fixed: dict[str, Any], grid: dict[str, list[Any]], *zips: dict[str, list[Any]]
-) -> Iterator[dict[str, Any]]:
-    """fixed x grid x each zip, the last grid key varying fastest, zips slowest."""
+def _groups(grid: dict[str, list[Any]], *zips: dict[str, list[Any]]) -> list[Group]:
+    """Each zip, then each grid key: the last varies fastest."""
     groups = [
         [dict(zip(z, row, strict=True)) for row in zip(*z.values(), strict=True)] for z in zips if z
     ]
-    groups += [[{name: value} for value in values] for name, values in grid.items()]
-    for combination in itertools.product(*groups):
-        point = dict(fixed)
-        for part in combination:
-            point.update(part)
-        yield point
-
-
-def _params_problems(
-    error: ValidationError,
-    point: dict[str, Any],
-    block: DataPath,
-    document: Document,
-    problems: dict[Problem, None],
-) -> None:
-    for item in error.errors():
-        name = item["loc"][0] if item["loc"] else None
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "missing":
-            where = document.at(block)
-            message = f"parameter {name!r} is required by the benchmark; set it in fixed or grid"
-        elif name is not None:
-            candidates = [
-                (*b, axis, name) for b in (block, ()) for axis in ("fixed", "grid", "zip")
-            ]
-            places = [p for p in candidates if p in document.positions]
-            where = document.at(places[0] if places else block)
-            message = f"{name}: given {point.get(str(name))!r}, {message}"
-        else:
-            where = document.at(
-                (*block, "grid") if (*block, "grid") in document.positions else block
-            )
-        problems[Problem(where, message)] = None
-
-
-def _shape(
-    sweep: Sweep,
-    case: Case | None,
-    params: dict[str, Any],
-    path: DataPath,
-    document: Document,
-    problems: dict[Problem, None],
-) -> Shape:
-    wanted: dict[str, Any] = {**sweep.resources.model_dump(), **sweep.launch.model_dump()}
-    if case is not None:
-        wanted |= case.resources | case.launch
-    wanted.pop("tasks_per_node", None)
-    for key, value in wanted.items():
-        if isinstance(value, str):
-            given = params[value[1:]]
-            least = 0 if key == "gpus_per_node" else 1
-            if isinstance(given, bool) or not isinstance(given, (int, float)) or given < least:
-                section = "launch" if key == "nproc_per_node" else "resources"
-                here = (*path, section, key)
-                where = document.at(here if here in document.positions else (section, key))
-                message = f"{key}: {value} is {given!r} here, expected a number of at least {least}"
-                problems[Problem(where, message)] = None
-                given = 1
-            wanted[key] = given
-    return Shape(**wanted)
-
-
-def _values_seen(sweep: Sweep, keep: Condition | None) -> str:
-    if keep is None:
-        return ""
-    seen: dict[str, list[Any]] = {}
-    for block in (sweep, *sweep.cases):
-        for name, value in block.fixed.items():
-            seen.setdefault(name, []).append(value)
-        for name, values in (*block.grid.items(), *block.zip.items()):
-            seen.setdefault(name, []).extend(values)
-    named = {k: list(dict.fromkeys(v)) for k, v in seen.items() if k in keep.text}
-    return "".join(f"; {name} takes {values}" for name, values in named.items())
+    return groups + [[{name: value} for value in values] for name, values in grid.items()]
 
 
 def job_timeout_min(shape: Shape, timeouts_s: list[float]) -> int:

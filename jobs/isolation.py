@@ -1,27 +1,30 @@
-"""Each run in a fresh process: forked from a server that has imported torch, watched, and ended.
+"""Each run in a fresh process of its own: started, watched and ended from the worker.
 
-The server (multiprocessing's) never touches CUDA, so a child may; a fork costs milliseconds where
-an interpreter and torch's import cost seconds.
+The processes are forked from a warm server (`jobs.fork_server`). The server never touches CUDA, so
+a run may; a fork costs milliseconds where an interpreter and torch's import cost seconds.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
 import os
 import re
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.forkserver import ensure_running
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from jobs.run_process import DUMP_STACKS, TOKEN_VARIABLE
+from jobs.fork_server import EXIT_S, HELD, descendants, send_signal
 
+START_S = 300.0  # for the server to import torch from a slow file system
 STACKS_S = 1.0  # for a hanging run to write where it hangs
-EXIT_S = 10.0  # for a run to leave after it wrote its outcome
+STACKS_BYTES = 16000  # of all processes of a run together
+_ROOT = Path(__file__).resolve().parent.parent
 # What a surrounding allocation or torchrun leaves in the environment; a job must not see it.
 _LEAKS = re.compile(
     r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_RANK|ROLE_NAME"
@@ -42,137 +45,164 @@ def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, 
 
 def job_environment() -> dict[str, str]:
     """The environment that a job starts from: this one without leaks, this project importable."""
-    environment = without_leaks(dict(os.environ))
-    root = str(Path(__file__).resolve().parent.parent)
-    paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
+    return _with_project(without_leaks(dict(os.environ)))
+
+
+def _with_project(environment: dict[str, str]) -> dict[str, str]:
+    paths = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     return environment | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 @contextmanager
 def blocked_signals() -> Iterator[None]:
     """Hold back the signals that stop a worker, for the length of what must not be cut in two."""
-    held = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class ServerDied(RuntimeError):
+    """The fork server ended before it could start a run."""
+
+
 class ForkServer:
-    """Starts processes that begin with `preload` already imported."""
+    """Starts processes, one at a time, that begin with `preload` already imported.
+
+    Raises:
+        ServerDied: importing those modules ended the server, or took longer than START_S.
+    """
 
     def __init__(self, preload: list[str]):
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(preload)
+        ours, theirs = socket.socketpair()
+        with theirs, blocked_signals():  # the server keeps the mask for its life
+            code = "import sys; from jobs.fork_server import serve; "
+            code += "serve(int(sys.argv[1]), sys.argv[2:])"
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-c", code, str(theirs.fileno()), *preload],
+                env=_with_project(dict(os.environ)),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+        self.connection = Connection(ours.detach())
+        self.alive = bool(wait([self.connection], START_S)) and self.receive() == ("ready",)
+        if not self.alive:
+            self.kill()
+            raise ServerDied(f"the fork server ended with {self._process.returncode}")
 
-    def start(self, target: Callable[..., None], *arguments: Any) -> Child:
-        """Run `target(*arguments)` in a new process."""
-        # The server keeps the blocked mask for its life: Slurm's signals reach it too, and must
-        # not end it. Children unblock (become_child).
+    def start(self, function: Callable[..., None], *arguments: Any) -> Child:
+        """Run `function(*arguments)` in a new process; `function` goes by its name."""
+        self.send(("start", function, arguments))
+        return Child(self)
+
+    def send(self, order: Any) -> None:
+        with blocked_signals():  # a handler that gives an order too must not cut this one in two
+            try:
+                self.connection.send(order)
+            except OSError:  # its end shows when the answer is waited for
+                pass
+
+    def receive(self) -> Any:
+        """The next answer; None if the server has ended."""
         with blocked_signals():
-            ensure_running()
-            process = self._context.Process(target=target, args=arguments)
-            process.start()
-        return Child(process)
+            try:
+                return self.connection.recv()
+            except (EOFError, OSError):
+                self.alive = False
+                return None
 
-    def pipe(self) -> tuple[Any, Any]:
-        return self._context.Pipe(duplex=False)
+    def close(self) -> None:
+        """End the server and all that it started."""
+        self.connection.close()  # it takes that for its worker's end
+        try:
+            self._process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        self.alive = False
+        for pid in (self.pid, *descendants(self.pid)):
+            send_signal(pid, signal.SIGKILL)
+        self._process.wait()
+        self.connection.close()
 
 
 class Child:
-    """A process of the fork server's, by its handle in this one."""
+    """A run's process, seen from the worker. Ended means: it, and all that it started."""
 
-    def __init__(self, process: Any):
-        self.process = process
-        self.pid: int = process.pid
+    def __init__(self, server: ForkServer):
+        self._server = server
+        self.ended = False
+        self.exit_code: int | None = None  # as subprocess has it; None where nobody can tell
+        self.lost = False  # the server ended first
 
-    @property
-    def sentinel(self) -> int:
-        return int(self.process.sentinel)
+    def fileno(self) -> int:
+        """To be waited for by `multiprocessing.connection.wait`; then call `wait(0)`."""
+        return self._server.connection.fileno()
 
     def wait(self, seconds: float) -> bool:
         """Wait for its end. Returns whether it has ended."""
-        multiprocessing.connection.wait([self.process.sentinel], max(seconds, 0))
+        if not self.ended and wait([self._server.connection], max(seconds, 0)):
+            with blocked_signals():
+                self._take(self._server.receive())
         return self.ended
 
-    @property
-    def ended(self) -> bool:
-        return self.process.exitcode is not None
+    def _take(self, answer: Any) -> None:
+        self.ended = True
+        if answer is None:
+            self.lost = True
+            self._server.kill()
+            return
+        _, self.exit_code, left = answer
+        if left:
+            print(f"processes {left} cannot be killed", file=sys.stderr, flush=True)
 
-    @property
-    def exit_code(self) -> int | None:
-        """As subprocess has it: negative is the signal that ended it."""
-        return self.process.exitcode  # type: ignore[no-any-return]
-
-    def kill(self, token: str) -> None:
-        """End it, its session, and everything that carries its run's token."""
+    def kill(self) -> None:
+        """End it, and all that it started."""
         if not self.ended:
-            _kill_group(self.pid)
-        self.wait(EXIT_S)
-        _kill_group(self.pid)  # what it forked and left behind stays in its session
-        kill_token(token)
+            self._server.send(("kill",))
+            if not self.wait(EXIT_S + 5):
+                self.ended = True
+                self._server.kill()
+
+    def stacks(self, scratch: Path) -> str:
+        """Have every process of the run write its threads' stacks, and return them."""
+        before = _sizes(scratch)
+        self._server.send(("stacks",))
+        deadline = time.monotonic() + STACKS_S
+        last = before
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            now = _sizes(scratch)
+            if now == last and all(now.get(path, 0) > size for path, size in before.items()):
+                break  # all have begun to write, and all are done
+            last = now
+        return read_stacks(scratch)
 
 
-def _kill_group(pid: int) -> None:
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
-
-
-def token_pids(token: str) -> list[int]:
-    """Processes started with this run's token in their environment, in whatever session."""
-    needle = f"{TOKEN_VARIABLE}={token}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if needle in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:  # ended meanwhile, or another user's
-                continue
-    return found
-
-
-def kill_token(token: str) -> None:
-    """Kill every process of a run until none is left: one may fork while it is being killed."""
-    deadline = time.monotonic() + EXIT_S
-    while (pids := token_pids(token)) and time.monotonic() < deadline:
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        time.sleep(0.02)
-
-
-def ask_for_stacks(child: Child, token: str, scratch: Path) -> str:
-    """Have every process of a run write its threads' stacks, and return them."""
-    files = {path: path.stat().st_size for path in scratch.glob("stack*.txt")}
-    for pid in {child.pid, *token_pids(token)} if files else ():
-        # The signal ends a process that does not expect it; that one is about to be killed.
-        try:
-            os.kill(pid, DUMP_STACKS)
-        except ProcessLookupError:
-            pass
-    deadline = time.monotonic() + STACKS_S
-    while time.monotonic() < deadline and any(
-        p.stat().st_size == size for p, size in files.items()
-    ):
-        time.sleep(0.05)
-    return read_stacks(scratch)
+def _sizes(scratch: Path) -> dict[Path, int]:
+    return {path: path.stat().st_size for path in scratch.glob("stack*.txt")}
 
 
 def read_stacks(scratch: Path) -> str:
     """The stacks that a run's processes wrote, of a hang or of a crash."""
-    parts = []
-    for path in sorted(scratch.glob("stack*.txt")):
-        text = path.read_text(errors="replace").strip()
-        if text:
-            parts.append(f"[{path.stem.removeprefix('stack')}] {text}")
-    return "\n\n".join(parts)[-16000:]
+    texts = {
+        path.stem.removeprefix("stack"): path.read_text(errors="replace").strip()
+        for path in sorted(scratch.glob("stack*.txt"), key=lambda path: (len(path.name), path.name))
+    }
+    texts = {name: text for name, text in texts.items() if text}
+    ranks = {name: text for name, text in texts.items() if name.isdigit()}
+    if len(ranks) < 2 and set(texts) == set(ranks):
+        return "".join(ranks.values())[-STACKS_BYTES:]
+    share = STACKS_BYTES // max(1, len(ranks))
+    # The agent is waiting for its ranks: that tells something only where there are none.
+    return (
+        "\n\n".join(f"[rank {name}] {text[-share:]}" for name, text in ranks.items())
+        or ("".join(texts.values())[-STACKS_BYTES:])
+    )
 
 
 def oom_kills() -> int:
@@ -183,17 +213,17 @@ def oom_kills() -> int:
         return 0
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers == "memory":  # cgroup v1
-            counter = Path("/sys/fs/cgroup/memory") / path.lstrip("/") / "memory.oom_control"
+        if "memory" in controllers.split(","):  # cgroup v1
+            root, name = Path("/sys/fs/cgroup/memory"), "memory.oom_control"
         elif controllers == "":  # v2
-            counter = Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.events"
+            root, name = Path("/sys/fs/cgroup"), "memory.events"
         else:
             continue
-        try:
-            for entry in counter.read_text().splitlines():
-                name, _, count = entry.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-        except OSError:
-            continue
+        # In a container the path may be the host's, and the mount begins at this cgroup.
+        for folder in (root / path.lstrip("/"), root):
+            try:
+                entries = dict(e.split() for e in (folder / name).read_text().splitlines())
+                return int(entries["oom_kill"])
+            except (OSError, ValueError, KeyError):
+                continue
     return 0

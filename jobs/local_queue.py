@@ -16,7 +16,15 @@ from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from jobs import provenance
 from jobs.isolation import job_environment
@@ -30,7 +38,7 @@ STOP_S = 20.0  # for workers to record what they were doing
 
 @dataclass
 class _Running:
-    job: Job
+    jobs: list[Job]
     process: subprocess.Popen[bytes]
     gpus: list[str]
 
@@ -48,9 +56,9 @@ class LocalQueue:
         self.manifest = manifest
         self.parallel = parallel
         self.console = console
-        self.free = provenance.visible_gpus()
+        self.free = list(dict.fromkeys(provenance.visible_gpus()))
         self.total = len(self.free)
-        self.waiting = list(manifest.jobs)
+        self.waiting = [job for job in manifest.jobs if self._possible(job)]
         self.running: list[_Running] = []
         self.records: list[Record] = []
         self.stopped = False
@@ -74,6 +82,9 @@ class LocalQueue:
             TimeElapsedColumn(),
         )
         try:
+            impossible = [job for job in self.manifest.jobs if not self._possible(job)]
+            if impossible:
+                self._start(impossible, [])
             with Progress(
                 *columns, console=self.console, disable=not self.console.is_terminal
             ) as bar:
@@ -97,49 +108,47 @@ class LocalQueue:
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stopped = True
 
+    def _possible(self, job: Job) -> bool:
+        """Whether this machine has what a job needs. If not, its worker records just that."""
+        return job.shape.gpus_per_node <= self.total and job.shape.nodes == 1
+
     def _start_what_fits(self) -> None:
         for job in list(self.waiting):
             if self._fits(job):
                 self.waiting.remove(job)
-                self._start(job)
+                wanted = job.shape.gpus_per_node
+                gpus, self.free = self.free[:wanted], self.free[wanted:]
+                self._start([job], gpus)
 
     def _fits(self, job: Job) -> bool:
         gpus = job.shape.gpus_per_node
-        if gpus > self.total or job.shape.nodes > 1:
-            return True  # its worker records that this machine cannot, and takes nothing
-        if self.parallel is not None and len(self.running) >= self.parallel:
-            return False
-        if self.parallel is None:
-            alone = not gpus or any(not r.job.shape.gpus_per_node for r in self.running)
-            if alone and self.running:
-                return False
+        if self.parallel is not None:
+            return len(self.running) < self.parallel and gpus <= len(self.free)
+        if not gpus or any(not job.shape.gpus_per_node for one in self.running for job in one.jobs):
+            return not self.running
         return gpus <= len(self.free)
 
-    def _start(self, job: Job) -> None:
-        wanted = job.shape.gpus_per_node
-        impossible = wanted > self.total or job.shape.nodes > 1
-        gpus = [] if impossible else self.free[:wanted]
-        self.free = self.free[len(gpus) :]
+    def _start(self, jobs: list[Job], gpus: list[str]) -> None:
         environment = job_environment()
-        if not impossible:
+        if self._possible(jobs[0]):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        with (self.manifest.job_folder(job.index) / "worker.log").open("ab") as log:
+        with self._log(jobs).open("ab") as log:
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-u",
-                    "-m",
-                    "jobs.worker",
-                    str(self.manifest.path),
-                    str(job.index),
-                ],
+                self._command(jobs),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C comes to the queue alone, which then asks politely
             )
-        self.running.append(_Running(job, process, gpus))
+        self.running.append(_Running(jobs, process, gpus))
+
+    def _command(self, jobs: list[Job]) -> list[str]:
+        worker = [sys.executable, "-u", "-m", "jobs.worker", "--parent", str(os.getpid())]
+        return [*worker, str(self.manifest.path), *(str(job.index) for job in jobs)]
+
+    def _log(self, jobs: list[Job]) -> Path:
+        return self.manifest.job_folder(jobs[0].index) / "worker.log"
 
     def _reap(self) -> None:
         for one in list(self.running):
@@ -149,18 +158,20 @@ class LocalQueue:
             self.running.remove(one)
             self.free += one.gpus
             if code != 0 and not self.stopped:
-                log = self.manifest.job_folder(one.job.index) / "worker.log"
                 self.console.print(
-                    f"[red]the worker of job {one.job.index} ended with {code}; see {log}"
+                    f"[red]the worker of job {one.jobs[0].index} ended with {code};[/] "
+                    f"see {escape(str(self._log(one.jobs)))}",
+                    highlight=False,
+                    soft_wrap=True,
                 )
 
-    def _collect(self, tail: RecordTail, bar: Progress, task: object) -> None:
+    def _collect(self, tail: RecordTail, bar: Progress, task: TaskID) -> None:
         for record in tail.new():
             if record.submission != self.manifest.id:
                 continue
             self.records.append(record)
-            bar.advance(task, 1)  # type: ignore[arg-type]
-            bar.console.print(_line(record, self.manifest.sweep), highlight=False, markup=True)
+            bar.advance(task, 1)
+            bar.console.print(_line(record, self.manifest.sweep), highlight=False, soft_wrap=True)
 
     def _stop_workers(self) -> None:
         for one in self.running:
@@ -176,27 +187,17 @@ class LocalQueue:
 
 
 def _line(record: Record, sweep: Sweep) -> str:
-    colour = (
-        "green"
-        if record.status == "ok"
-        else "yellow"
-        if record.status in ("unsupported", "oom")
-        else "red"
-    )
-    swept = {
-        *sweep.grid,
-        *sweep.zip,
-        *(n for c in sweep.cases for n in (*c.fixed, *c.grid, *c.zip)),
-    }
+    mild = {"ok": "green", "unsupported": "yellow", "oom": "yellow"}
+    colour = mild.get(record.status, "red")
+    blocks = [(sweep.grid, sweep.zip), *((c.fixed, c.grid, c.zip) for c in sweep.cases)]
+    swept = {name for block in blocks for part in block for name in part}
     names = [name for name in record.params if name in swept] or list(record.params)
     what = " ".join(f"{name}={record.params[name]}" for name in names)
-    took = record.finished_at - record.started_at
-    why = ""
     if record.failure is not None:
-        why = ": " + (record.failure.message or record.failure.type).splitlines()[0][:160].replace(
-            "[", r"\["
-        )
-    return f"[{colour}]{record.status:11}[/] {took:6.1f} s  {record.run[:8]}  {what}{why}"
+        first = [*record.failure.message.splitlines(), ""][0]
+        what += f": {first[:160] or record.failure.type}"
+    took = max(0.0, record.finished_at - record.started_at)
+    return f"[{colour}]{record.status:11}[/] {took:6.1f} s  {record.run[:8]}  {escape(what)}"
 
 
 def process_handle(pid: int) -> dict[str, object]:

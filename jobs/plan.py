@@ -34,13 +34,13 @@ def split_done(
     for record in records:
         history.setdefault((record.run, record.repeat), []).append(record)
     again = RERUN | (FAILED if retry_failed else set())
-    todo, done = [], []
+    todo: list[Task] = []
+    done: list[Task] = []
     for run, repeat in tasks:
         attempts = [r for r in history.get((run.id, repeat), []) if same_device(r, run)]
         attempts.sort(key=lambda record: record.finished_at)
-        finished = any(r.status == "ok" for r in attempts) or (
-            attempts and attempts[-1].status not in again
-        )
+        ended = bool(attempts) and attempts[-1].status not in again
+        finished = ended or any(r.status == "ok" for r in attempts)
         (done if finished else todo).append((run, repeat))
     return todo, done
 

@@ -6,6 +6,7 @@ readable: a torn last line is reported and skipped.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -20,7 +21,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    Field,
     PlainSerializer,
     ValidationError,
     model_validator,
@@ -36,10 +39,30 @@ RECORDS = "records"  # folder of records inside a results folder
 _RUN_ID = re.compile(rb'"run":"([^"]*)"')
 
 
+# JSON has no NaN: what is not finite would come back as null, and the record with it be lost.
+Number = Annotated[float, Field(allow_inf_nan=False)]
 # A hundred thousand records must fit in a gigabyte: samples as machine numbers, not objects, and
 # one copy of what a whole job shares.
-Samples = Annotated[list[float], AfterValidator(lambda v: array("d", v)), PlainSerializer(list)]
+Samples = Annotated[
+    list[Annotated[Number, Field(ge=0)]],
+    Field(min_length=1),
+    AfterValidator(lambda v: array("d", v)),
+    PlainSerializer(list),
+]
+# What a run says of itself may hold bytes that are no UTF-8, as in a file's name.
+Text = Annotated[str, BeforeValidator(lambda v: _encodable(v) if isinstance(v, str) else v)]
 _SHARED: dict[str, Any] = {}
+
+
+def _encodable(value: Any) -> Any:
+    """The same value with every lone surrogate in its texts replaced."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_encodable(k): _encodable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_encodable(item) for item in value]
+    return value
 
 
 def _shared(value: Any) -> Any:
@@ -55,8 +78,8 @@ class Failure(_Part):
     """Why a run has no measurements."""
 
     type: str  # of the exception, or what happened: Timeout, SIGKILL, exit code 3
-    message: str
-    traceback: str | None = None
+    message: Text
+    traceback: Text | None = None
     rank: int | None = None  # of several ranks, the one that failed first
     memory: Literal["gpu", "host"] | None = None  # which ran out
     requested_bytes: int | None = None  # by the allocation that failed
@@ -69,13 +92,13 @@ class Measurements(_Part):
     By phase. With several ranks, samples_ms and peak_memory_bytes hold one entry a rank.
     """
 
-    samples_ms: dict[str, Samples | list[Samples]] = {}
-    peak_memory_bytes: dict[str, int | list[int]] = {}
-    flops: dict[str, float] = {}
-    bytes: dict[str, float] = {}
-    bus_bytes: dict[str, float] = {}
-    facts: dict[str, Any] = {}
-    compiling_seconds: float = 0.0
+    samples_ms: dict[str, Samples | Annotated[list[Samples], Field(min_length=1)]] = {}
+    peak_memory_bytes: dict[str, int | Annotated[list[int], Field(min_length=1)]] = {}
+    flops: dict[str, Number] = {}
+    bytes: dict[str, Number] = {}
+    bus_bytes: dict[str, Number] = {}
+    facts: Annotated[dict[str, Any], BeforeValidator(_encodable)] = {}
+    compiling_seconds: Number = 0.0
 
 
 class Seconds(_Part):
@@ -123,6 +146,18 @@ class Record(_Part):
         return self
 
 
+def _warn(text: str) -> None:
+    """Say it on stderr, if that is not a file on the same full disk."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        pass
+
+
+class _Versioned(_Part):
+    schema_version: int
+
+
 class RecordWriter:
     """Appends records to a file of its own.
 
@@ -132,7 +167,6 @@ class RecordWriter:
     """
 
     def __init__(self, folder: Path, name: str):
-        folder.mkdir(parents=True, exist_ok=True)
         unique = f"{name}-{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
         self.path = folder / f"{unique}.jsonl"
 
@@ -146,17 +180,20 @@ class RecordWriter:
                 self._append(line)
                 return True
             except OSError as error:
-                print(f"cannot write {self.path}: {error.strerror}", file=sys.stderr, flush=True)
-        print(f"unwritten record: {line.decode()}", file=sys.stderr, flush=True)
+                _warn(f"cannot write {self.path}: {error.strerror}")
+        _warn(f"unwritten record: {line.decode()}")
         return False
 
     def _append(self, line: bytes) -> None:
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             size = os.fstat(handle).st_size
+            if size and os.pread(handle, 1, size - 1) != b"\n":
+                line = b"\n" + line  # a half line is there that could not be undone
             try:
                 if os.write(handle, line) != len(line):
-                    raise OSError(28, "No space left on device")
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(handle)
             except OSError:
                 os.ftruncate(handle, size)
@@ -185,17 +222,27 @@ def parse_lines(data: bytes, path: Path) -> Iterator[Record | BadLine]:
         try:
             record = Record.model_validate_json(line)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            yield BadLine(path, number, f"{where}: {first['msg']}" if where else first["msg"])
+            reason = _later_version(line)
+            if reason is None:
+                first = error.errors(include_input=False, include_url=False)[0]
+                where = ".".join(str(part) for part in first["loc"])
+                reason = f"{where}: {first['msg']}" if where else first["msg"]
+            yield BadLine(path, number, reason)
             continue
         if record.schema_version > SCHEMA_VERSION:
-            version = record.schema_version
-            yield BadLine(
-                path, number, f"schema version {version}; this reads up to {SCHEMA_VERSION}"
-            )
+            yield BadLine(path, number, str(_later_version(line)))
             continue
         yield record
+
+
+def _later_version(line: bytes) -> str | None:
+    """The reason why a line of a later version is not read, whatever else it holds."""
+    try:
+        version = _Versioned.model_validate_json(line).schema_version
+    except ValidationError:
+        return None
+    later = f"schema version {version}; this reads up to {SCHEMA_VERSION}"
+    return later if version > SCHEMA_VERSION else None
 
 
 def iter_records(folder: Path) -> Iterator[Record | BadLine]:

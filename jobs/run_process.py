@@ -1,18 +1,17 @@
 """What happens inside a run's own process: call the benchmark, write down how it ended.
 
 A single-process run gets here by a fork from the warm server (`jobs.isolation`), a rank of several
-by `python -m jobs.run_process REQUEST` under torchrun (`jobs.torchrun`), a debug run by a plain call
-of `execute`. The outcome is a small JSON file; only the worker turns outcomes into records.
+by `python -m jobs.run_process REQUEST` under torchrun (`jobs.torchrun`), a debug run by a call of
+`execute`. The outcome is a small JSON file; only the worker turns outcomes into records.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib.metadata
 import json
+import math
 import os
-import signal
 import sys
 import time
 import traceback
@@ -21,21 +20,24 @@ from pathlib import Path
 from typing import Any
 
 from jobs.benchmarks import benchmark_module
+from jobs.fork_server import DUMP_STACKS, die_with_parent, flush
 from jobs.record import write_json
 
-DUMP_STACKS = signal.SIGUSR1  # the worker sends it before it kills a run that hangs
-PR_SET_PDEATHSIG = 1
+TEXT = 16000  # characters of a traceback that a record keeps
+_LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
 
 
 @dataclass(frozen=True)
 class Request:
-    """One run, as its process is told of it."""
+    """One attempt of one run, as its processes are told of it."""
 
     benchmark: str
+    version: int  # of the benchmark, as submitted
     params: dict[str, Any]
     scratch: str  # a folder on this node for outcomes and stacks; gone after the run
     gpus: list[str]  # what the run may see; none means CPU
-    token: str  # in the environment of every process of this run, so that all can be found
+    token: str  # names this attempt among the nodes
+    asked_at: float  # by node 0's monotonic clock
     log: str | None = None  # file that takes stdout and stderr; None: the terminal
     # Several processes (jobs.torchrun):
     nproc_per_node: int | None = None
@@ -43,42 +45,34 @@ class Request:
     node_rank: int = 0
     host: str = "127.0.0.1"  # this node's address
     endpoint: str | None = None  # host:port of the rendezvous; None: this node opens it
+    agent: int | None = None  # process that starts this node's ranks
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * (self.nproc_per_node or 1)
 
     def dump(self, path: Path) -> Path:
         write_json(path, asdict(self))
         return path
 
 
-TOKEN_VARIABLE = "JOBS_RUN_TOKEN"
-
-
-def become_child(request: Request) -> None:
-    """Make this process a run: a session of its own, dying with its parent, output in its log."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the fork server runs with signals blocked
-    for caught in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-        signal.signal(caught, signal.SIG_DFL)
-    os.setsid()  # Slurm's warning signal goes to the worker's session and must not end the run
-    die_with_parent()
+def become_run(request: Request) -> None:
+    """Make this process the run's: its output, its GPUs, and first to go where memory runs out."""
     if request.log is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-    os.environ[TOKEN_VARIABLE] = request.token
+        flush()
+        try:
+            log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:  # a full disk: the worker's own output will do
+            print(f"cannot open {request.log}: {error.strerror}", file=sys.stderr)
+        else:
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(log)
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(request.gpus)
-    try:  # where memory runs out, the kernel should end the run and not its worker
+    try:  # the kernel should end the run and not its worker
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:
         pass
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends: no run outlives its worker."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # the parent ended before the call
-        os._exit(1)
 
 
 def watch_stacks(path: Path) -> None:
@@ -90,51 +84,61 @@ def watch_stacks(path: Path) -> None:
 
 def run_alone(request: Request) -> None:
     """The main function of a single-process run's process."""
-    become_child(request)
+    become_run(request)
     scratch = Path(request.scratch)
     watch_stacks(scratch / "stack0.txt")
-    write_json(scratch / "outcome0.json", execute(request.benchmark, request.params, request.gpus))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    write_json(scratch / "outcome0.json", execute(request))
 
 
 def run_rank(request_path: Path) -> int:
     """The main function of one rank under torchrun."""
-    die_with_parent()
     request = Request(**json.loads(request_path.read_text()))
+    assert request.agent is not None
+    die_with_parent(request.agent)
     rank = int(os.environ["RANK"])
     scratch = Path(request.scratch)
     watch_stacks(scratch / f"stack{rank}.txt")
-    outcome = execute(request.benchmark, request.params, request.gpus)
+    outcome = execute(request)
     write_json(scratch / f"outcome{rank}.json", outcome | {"rank": rank})
     return 0 if outcome["status"] == "ok" else 1
 
 
-def execute(benchmark: str, params: dict[str, Any], gpus: list[str]) -> dict[str, Any]:
-    """Call a benchmark's `run` here. Never raises: every end is an outcome.
+def execute(request: Request) -> dict[str, Any]:
+    """Call the benchmark's `run` here. Never raises: every end is an outcome.
 
     Returns:
-        status, and measurements or failure; called_at and ended_at (seconds since the epoch);
+        status, and measurements or failure; by_another: whether the failure is that another rank is
+        gone; starting and measuring (seconds, where it came so far); ended_at (since the epoch);
         versions of what was loaded.
     """
-    outcome: dict[str, Any] = {"called_at": time.time()}
+    outcome: dict[str, Any] = {}
     oom: dict[str, int] = {}
+    called = None
     try:
-        module = benchmark_module(benchmark)
-        _check_gpus(gpus)
-        if gpus:
-            _watch_gpu_memory(oom)
-        outcome["called_at"] = time.time()
-        facts = module.run(module.Params.model_validate(params))
-        if not isinstance(facts, dict):
-            raise TypeError(
-                f"{benchmark}.run returned {type(facts).__name__}, expected a dict of facts"
+        module = benchmark_module(request.benchmark)
+        version = getattr(module, "VERSION", 1)
+        if version != request.version:
+            raise RuntimeError(
+                f"{request.benchmark} is at version {version} here, and this was submitted for "
+                f"version {request.version}; submit it again"
             )
-        json.dumps(facts, allow_nan=False)  # a fact that is no plain number fails here, by name
+        _check_gpus(request.gpus)
+        if request.gpus:
+            _watch_gpu_memory(oom)
+        # As JSON, so that a list stands for a tuple: Params are strict, and were written as JSON.
+        params = module.Params.model_validate_json(json.dumps(request.params))
+        called = time.monotonic()
+        outcome["starting"] = called - request.asked_at
+        facts = module.run(params)
+        outcome["measuring"] = time.monotonic() - called
+        if not isinstance(facts, dict):
+            raise TypeError(f"run returned {type(facts).__name__}, expected a dict of facts")
+        _check_plain(facts, "facts")
         outcome |= {"status": "ok", "measurements": facts}
     except BaseException as error:  # SystemExit too: a run that leaves early has not measured
-        traceback.print_exc()
-        outcome |= describe(error, oom)
+        if called is not None:
+            outcome["measuring"] = time.monotonic() - called
+        outcome |= describe(error, oom) | {"by_another": _by_another_rank(error)}
     outcome["ended_at"] = time.time()
     outcome["versions"] = _loaded_versions()
     return outcome
@@ -142,10 +146,17 @@ def execute(benchmark: str, params: dict[str, Any], gpus: list[str]) -> dict[str
 
 def describe(error: BaseException, oom: dict[str, int] | None = None) -> dict[str, Any]:
     """The status and failure that an exception stands for."""
+    if isinstance(error, MemoryError):  # what its frames hold is needed to tell of it
+        traceback.clear_frames(error.__traceback__)
+    text = "".join(traceback.format_exception(error))
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (AttributeError, OSError, ValueError):  # the benchmark closed it, or the disk is full
+        pass
     failure: dict[str, Any] = {
         "type": type(error).__name__,
-        "message": str(error)[:4000],
-        "traceback": "".join(traceback.format_exception(error))[-16000:],
+        "message": _message(error)[:4000],
+        "traceback": _plain_text(text)[-TEXT:],
     }
     memory = _memory_that_ran_out(error)
     names = {
@@ -161,11 +172,30 @@ def describe(error: BaseException, oom: dict[str, int] | None = None) -> dict[st
     return {"status": "error", "failure": failure}
 
 
+def _message(error: BaseException) -> str:
+    try:
+        return _plain_text(str(error))
+    except Exception as second:  # a __str__ that is broken itself
+        return f"(its text cannot be had: {type(second).__name__})"
+
+
+def _plain_text(text: str) -> str:
+    """Text without half characters (undecodable bytes in a path, say), which JSON cannot hold."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _by_another_rank(error: BaseException) -> bool:
+    """Whether a collective failed, as it does when another rank has left. That rank may tell of it
+    later than this one: it lets its connections go before it has told."""
+    names = {cls.__name__ for cls in type(error).__mro__ if cls.__module__ == "torch.distributed"}
+    return "DistError" in names or any(part in _message(error) for part in _LOST_PEER)
+
+
 def _memory_that_ran_out(error: BaseException) -> str | None:
     """gpu, host, or None. torch says it in four ways, only one of them with a type of its own."""
     if isinstance(error, MemoryError):
         return "host"
-    text = str(error)
+    text = _message(error)
     if type(error).__name__ == "OutOfMemoryError":
         return "gpu"
     if isinstance(error, RuntimeError):
@@ -176,10 +206,32 @@ def _memory_that_ran_out(error: BaseException) -> str | None:
     return None
 
 
+def _check_plain(fact: Any, name: str) -> None:
+    """Raise, naming the fact, unless it is what JSON can hold and a table can use."""
+    if isinstance(fact, dict):
+        for key, value in fact.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{name} has the key {key!r}, expected text")
+            _check_plain(value, f"{name}.{key}")
+    elif isinstance(fact, (list, tuple)):
+        for i, value in enumerate(fact):
+            _check_plain(value, f"{name}[{i}]")
+    elif isinstance(fact, float):
+        if not math.isfinite(fact):
+            raise ValueError(f"{name} is {fact}, expected a finite number")
+    elif isinstance(fact, str):
+        fact.encode()
+    elif not isinstance(fact, (int, type(None))):
+        kind = f"{type(fact).__module__}.{type(fact).__name__}"
+        raise TypeError(f"{name} is a {kind}, expected a number, text, list or dict")
+
+
 def _check_gpus(gpus: list[str]) -> None:
     """A run that was given GPUs must not measure the CPU because a driver is broken."""
-    if gpus and "torch" in sys.modules:
-        seen = sys.modules["torch"].cuda.device_count()
+    if gpus:
+        import torch
+
+        seen = torch.cuda.device_count()
         if seen < len(gpus):
             raise RuntimeError(
                 f"this job was given {len(gpus)} GPUs (CUDA_VISIBLE_DEVICES={','.join(gpus)}), "
@@ -218,4 +270,6 @@ def _loaded_versions() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_rank(Path(sys.argv[1])))
+    code = run_rank(Path(sys.argv[1]))
+    flush()
+    os._exit(code)  # as for a run alone: threads that hang at exit have nothing more to say

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 Scalar = bool | int | float | str | None
 Reference = Annotated[str, Field(pattern=r"^\$[A-Za-z_][A-Za-z0-9_]*$")]  # $name of a parameter
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=365 * 86400)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 AXES = ("fixed", "grid", "zip")  # the sections that set parameters
 # What a table may show: facts of a record, or divisions of facts (aggregate.py makes them).
+FACT = "fact."  # and a fact's name
 VALUES = ("time", "tflops", "bandwidth", "bus_bandwidth", "mfu", "peak_memory")
+TIME_UNITS = ("us", "ms", "s")
+BYTE_UNITS = ("MB", "MiB", "GB", "GiB")
 STATISTICS = ("median", "mean", "min", "max", "std", "p10", "p90", "mean_std")
 PSEUDO = ("phase", "device", "repeat")  # may stand beside parameters in a table's rows and columns
 
@@ -60,15 +64,34 @@ class Shuffle(_Strict):
     shuffle: int  # the seed
 
 
-class Case(_Strict):
-    """A block of runs. What it sets replaces what the sweep sets for the same parameter."""
+class Axes(_Strict):
+    """What sets parameters: one value, each of a list, or the lists in step."""
 
     fixed: dict[str, Scalar] = {}
     grid: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = {}
     zip: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = {}
-    resources: dict[str, Any] = {}  # checked as Resources once merged with the sweep's
-    launch: dict[str, Any] = {}
-    timeout_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class Case(Axes):
+    """A block of runs. What it sets replaces what the sweep sets for the same parameter."""
+
+    resources: Resources = Resources()
+    launch: Launch = Launch()
+    timeout_s: Seconds | None = None
+
+    @field_serializer("resources", "launch")
+    def _as_given(self, value: Resources | Launch) -> dict[str, Any]:
+        """What the case leaves out is the sweep's, after a manifest was read back too."""
+        return value.model_dump(exclude_unset=True)
+
+
+def units_of(value: str) -> tuple[str, ...]:
+    """The units in which a value can be shown; a fact's name ends in what it was measured in."""
+    if value == "time" or (value.startswith(FACT) and value.endswith(("_ms", "_seconds"))):
+        return TIME_UNITS
+    if value == "peak_memory" or (value.startswith(FACT) and value.endswith("_bytes")):
+        return BYTE_UNITS
+    return ()
 
 
 class _View(_Strict):
@@ -79,7 +102,7 @@ class _View(_Strict):
     value: str = "time"
     phase: str | list[str] | None = None  # default: every phase that was measured
     statistic: Literal[STATISTICS] = "median"  # type: ignore[valid-type]
-    unit: Literal["us", "ms", "s", "MB", "MiB", "GB", "GiB"] | None = None
+    unit: Literal[*TIME_UNITS, *BYTE_UNITS] | None = None  # type: ignore[valid-type]
     direction: Literal["lower", "higher"] | None = None  # which is better; default from the value
     where: str | None = None
 
@@ -96,15 +119,12 @@ class Plot(_View):
     facet: list[str] = []
 
 
-class Sweep(_Strict):
+class Sweep(Axes):
     """A sweep file after inheritance, overrides and cluster facts. See README for an example."""
 
     name: Name
     description: str = ""
     benchmark: str
-    fixed: dict[str, Scalar] = {}
-    grid: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = {}
-    zip: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = {}
     cases: list[Case] = []
     exclude: list[dict[str, Scalar | list[Scalar]] | str] = []
     repeats: Positive = 1
@@ -113,7 +133,7 @@ class Sweep(_Strict):
     slurm: Slurm = Slurm()
     launch: Launch = Launch()
     runs_per_job: Positive = 1
-    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    timeout_s: Seconds = 600.0
     tables: list[Table] = []
     plots: list[Plot] = []
     filter: str | None = None  # --filter, kept so that the manifest says what was asked

@@ -1,4 +1,4 @@
-"""What became of every run: from the manifests and records of a folder, squeue, and local processes.
+"""What became of every run: from a folder's manifests and records, squeue, and local processes.
 
 `sacct` is never needed. A run whose job ended without a record is `killed` (or what Slurm says of
 its job); nothing is taken for success unless a record says so.
@@ -23,6 +23,7 @@ from jobs.record import BadLine, Record, read_records, write_json
 LIVE = {"queued", "running"}
 _QUEUED = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED", "RESV_DEL_HOLD"}
 _RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
+_ENDED_AS = {"CANCELLED": "cancelled", "PREEMPTED": "preempted", "OUT_OF_MEMORY": "oom"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def observe(folder: Path) -> Observation:
     manifests = read_manifests(folder)
     notes: list[str] = []
     # Jobs first, records second: a run that ends in between is then seen with its record.
-    job_states = {m.id: _job_states(m, notes) for m in manifests}
+    job_states = _job_states(manifests, notes)
     records, bad = read_records(folder)
     superseded = _superseded(manifests, notes)
     best: dict[tuple[str, int], Record] = {}
@@ -72,51 +73,37 @@ def observe(folder: Path) -> Observation:
         latest_of[(record.submission, *key)] = record
     tasks: dict[tuple[str, int], TaskState] = {}
     for manifest in manifests:  # the newest one that has a say about a run comes last and wins
-        states = job_states[manifest.id]
         for job in manifest.jobs:
-            state, detail = states[job.index]
-            running = _running(manifest, job) if state == "running" else None
-            stopped = _running(manifest, job) if state not in LIVE else None
-            for run_id, repeat in job.tasks:
-                key = (run_id, repeat)
-                own = latest_of.get((manifest.id, *key))
-                tasks[key] = _task(
-                    manifest.runs[run_id],
-                    repeat,
-                    state,
-                    detail,
-                    own,
-                    best.get(key),
-                    running,
-                    stopped,
-                )
+            state, detail = job_states[manifest.id][job.index]
+            # Slurm blames memory: that is the run it was executing, not those after it.
+            at = _running(manifest, job) if state in ("running", "oom") else None
+            told = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
+            if state not in LIVE and None in told.values():
+                detail += _last_words(manifest, job)
+            for key, own in told.items():
+                now = state
+                if key != at:
+                    now = {"running": "queued", "oom": "killed"}.get(state, state)
+                run = manifest.runs[key[0]]
+                tasks[key] = _task(run, key[1], now, detail, own, best.get(key))
         for key in manifest.done:
-            if key not in tasks or tasks[key].state not in LIVE:
-                record = best.get(key)
-                status = record.status if record else "missing"
-                tasks[key] = TaskState(manifest.runs[key[0]], key[1], status, record)
+            known = best.get(key)
+            if key not in tasks or (known is not None and tasks[key].state not in LIVE):
+                status = known.status if known else "missing"
+                tasks[key] = TaskState(manifest.runs[key[0]], key[1], status, known)
     kept = [task for key, task in tasks.items() if key[0] not in superseded]
     return Observation(folder, manifests, records, bad, kept, notes)
 
 
 def _task(
-    run: Run,
-    repeat: int,
-    state: str,
-    detail: str,
-    own: Record | None,
-    best: Record | None,
-    running: tuple[str, int] | None,
-    stopped: tuple[str, int] | None,
+    run: Run, repeat: int, state: str, detail: str, own: Record | None, best: Record | None
 ) -> TaskState:
+    """A task whose job is in `state`; `own` is its latest record in that job, `best` in any."""
     if state in LIVE and (own is None or own.status in ("preempted", "cancelled")):
-        now = "running" if running == (run.id, repeat) else "queued"
-        return TaskState(run, repeat, now, best, detail)
+        return TaskState(run, repeat, state, best, detail)
     if own is not None or (best is not None and best.status == "ok"):
         assert best is not None
         return TaskState(run, repeat, best.status, best)
-    if state == "oom":  # Slurm blames memory: that is the run it was executing, not those after it
-        state = "oom" if stopped == (run.id, repeat) else "killed"
     return TaskState(run, repeat, state, None, detail)
 
 
@@ -150,11 +137,19 @@ def _running(manifest: Manifest, job: Job) -> tuple[str, int] | None:
 # ---- jobs ----------------------------------------------------------------------------------------
 
 
-def _job_states(manifest: Manifest, notes: list[str]) -> dict[int, tuple[str, str]]:
-    """Of each job: queued, running, or how it ended (killed, cancelled, preempted, oom, missing);
-    and what says so."""
-    if manifest.executor == "slurm":
-        return _slurm_states(manifest, notes)
+def _job_states(
+    manifests: list[Manifest], notes: list[str]
+) -> dict[str, dict[int, tuple[str, str]]]:
+    """Of each submission's jobs: queued, running, or how it ended (killed, cancelled, preempted,
+    oom, missing); and what says so."""
+    slurm = [manifest for manifest in manifests if manifest.executor == "slurm"]
+    states = {m.id: _local_states(m) for m in manifests if m.executor != "slurm"}
+    if slurm:
+        states |= _slurm_states(slurm, notes)
+    return states
+
+
+def _local_states(manifest: Manifest) -> dict[int, tuple[str, str]]:
     states = {}
     for job in manifest.jobs:
         handle = manifest.handles.get(job.index)
@@ -172,72 +167,102 @@ def _job_states(manifest: Manifest, notes: list[str]) -> dict[int, tuple[str, st
     return states
 
 
-def _slurm_states(manifest: Manifest, notes: list[str]) -> dict[int, tuple[str, str]]:
+def _slurm_states(
+    manifests: list[Manifest], notes: list[str]
+) -> dict[str, dict[int, tuple[str, str]]]:
     """As squeue tells it; what it told of jobs that ended is kept, because Slurm forgets."""
-    path = manifest.path / "ended.json"
-    try:
-        ended: dict[str, str] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        ended = {}
+    ended = {manifest.id: _read_ended(manifest) for manifest in manifests}
     unknown = [
-        j for j in manifest.jobs if j.index in manifest.handles and str(j.index) not in ended
+        str(handle["slurm"])
+        for manifest in manifests
+        for index, handle in manifest.handles.items()
+        if str(index) not in ended[manifest.id]
     ]
-    told = _squeue() if unknown else {}
+    told = squeue(unknown)
     if told is None:
         notes.append("Slurm does not answer; jobs are shown as last seen")
-    states: dict[int, tuple[str, str]] = {}
-    fresh = False
-    for job in manifest.jobs:
-        handle = manifest.handles.get(job.index)
-        if handle is None:
-            states[job.index] = ("missing", "never submitted")
-            continue
-        name = ended.get(str(job.index))
-        if name is None and told is None:
-            states[job.index] = ("queued", "Slurm does not answer")
-            continue
-        if name is None:
-            assert told is not None
-            name = told.get(handle["slurm"], "UNKNOWN")
-        what = f"Slurm job {handle['slurm']} is {name}"
-        if name in _QUEUED:
-            states[job.index] = ("queued", what)
-        elif name in _RUNNING:
-            states[job.index] = ("running", what)
-        else:
-            fresh = fresh or str(job.index) not in ended
-            ended[str(job.index)] = name
-            states[job.index] = (_ended_as(name), what)
-    if fresh:
-        try:
-            write_json(path, ended)
-        except OSError:  # someone else's folder: then it is asked again next time
-            pass
+    states: dict[str, dict[int, tuple[str, str]]] = {}
+    for manifest in manifests:
+        before = len(ended[manifest.id])
+        states[manifest.id] = {
+            job.index: _slurm_state(manifest, job, told, ended[manifest.id])
+            for job in manifest.jobs
+        }
+        if len(ended[manifest.id]) > before:
+            try:
+                write_json(manifest.path / "ended.json", ended[manifest.id])
+            except OSError:  # someone else's folder: then it is asked again next time
+                pass
     return states
 
 
-def _ended_as(name: str) -> str:
-    if name.startswith("CANCELLED"):
-        return "cancelled"
-    return {"PREEMPTED": "preempted", "OUT_OF_MEMORY": "oom"}.get(name, "killed")
+def _slurm_state(
+    manifest: Manifest, job: Job, told: dict[str, str] | None, ended: dict[str, str]
+) -> tuple[str, str]:
+    handle = manifest.handles.get(job.index)
+    if handle is None:
+        return "missing", "never submitted"
+    job_id = handle["slurm"]
+    said = ended.get(str(job.index)) or (told or {}).get(job_id)
+    if said is None and told is None:
+        return "running", "Slurm does not answer"
+    if said is None and not (manifest.path / "slurm" / f"{job_id}_0_log.out").exists():
+        # An element of an array that is cancelled while it waits is forgotten at once.
+        return "cancelled", f"Slurm job {job_id} never started, and Slurm no longer knows it"
+    if said is None:
+        return "killed", f"Slurm no longer knows job {job_id}"
+    name, what = said.split()[0], f"Slurm job {job_id} is {said}"
+    if name in _QUEUED:
+        return "queued", what
+    if name in _RUNNING:
+        return "running", what
+    ended[str(job.index)] = said
+    return _ENDED_AS.get(name, "killed"), what
 
 
-def _squeue() -> dict[str, str] | None:
-    """State by job id (`123`, `123_4`) of this user's jobs; None where Slurm does not answer."""
+def _read_ended(manifest: Manifest) -> dict[str, str]:
+    try:
+        return json.loads((manifest.path / "ended.json").read_text())  # type: ignore[no-any-return]
+    except (OSError, ValueError):
+        return {}
+
+
+def squeue(job_ids: list[str]) -> dict[str, str] | None:
+    """State, and the reason if Slurm has one, by job id (`123`, `123_4`); None: no answer."""
+    if not job_ids:
+        return {}
     if shutil.which("squeue") is None:
         return None
-    command = ["squeue", "-h", "-r", "-t", "all", "-u", str(os.getuid()), "-o", "%A|%F|%K|%T"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode != 0:
-        return None
-    states = {}
-    for line in done.stdout.splitlines():
-        job, array, index, state = line.strip().split("|")
-        states[f"{array}_{index}" if index != "N/A" else job] = state
+    whole = sorted({job_id.split("_")[0] for job_id in job_ids})
+    states: dict[str, str] = {}
+    for start in range(0, len(whole), 1000):  # a command line has an end
+        ids = ",".join(whole[start : start + 1000])
+        command = ["squeue", "-h", "-r", "-t", "all", "-j", ids, "-o", "%A|%F|%K|%T|%r"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if done.returncode and "Invalid job id" not in done.stderr:  # of one that is forgotten
+            return None
+        for line in done.stdout.splitlines():
+            job, array, index, state, reason = line.strip().split("|", 4)
+            if reason not in ("None", "") and state != "CANCELLED":  # then it is why it waited
+                state += f" ({reason})"
+            states[f"{array}_{index}" if index != "N/A" else job] = state
     return states
+
+
+def _last_words(manifest: Manifest, job: Job) -> str:
+    """The last line that a job which ended early wrote to its stderr, as a failed setup does."""
+    job_id = manifest.handles.get(job.index, {}).get("slurm")
+    try:
+        with (manifest.path / "slurm" / f"{job_id}_0_log.err").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:  # it never started, or ran elsewhere
+        return ""
+    words = [line.strip() for line in lines if line.strip()]
+    return f"; its last words: {words[-1][:200]}" if words else ""
 
 
 def summary(observation: Observation) -> dict[str, Any]:

@@ -7,21 +7,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jobs.benchmarks import Benchmark, load_benchmark
 from jobs.conditions import nearest
 from jobs.schema import AXES, Sweep
-from jobs.strict_yaml import Document, InputError, Position, Problem, parse
+from jobs.strict_yaml import Document, InputError, Position, Problem, decode, parse
 from jobs.strict_yaml import Path as DataPath
-from jobs.validate import (
-    check_conditions,
-    check_params,
-    check_references,
-    check_views,
-    validate_schema,
-)
+from jobs.validate import check_sweep, validate_schema
+
+CLUSTER_KEYS = ["slurm", "resources"]
 
 
 @dataclass(frozen=True)
@@ -54,24 +52,33 @@ def load_sweep(
     problems: list[Problem] = []
     document = _read(path, problems, ())
     if not isinstance(document.data, dict):
-        if not problems:
-            problems.append(Problem(document.at(()), "expected a mapping with name, benchmark, …"))
         raise InputError(problems)
+    if not document.data:
+        raise InputError(problems or [Problem(document.at(()), "the file is empty")])
+    if "filter" in document.data:
+        where = document.at_key(("filter",))
+        problems.append(Problem(where, "'filter' is given on the command line: --filter"))
+        del document.data["filter"]
     if cluster is not None:
         document = _merge(_read_cluster(cluster, problems), document)
+    # The benchmark first: it says which keys are parameters.
+    first = [argument for argument in overrides if argument.startswith("benchmark=")]
+    for argument in first:
+        _override(document, argument, None, problems)
     benchmark = _benchmark(document, problems)
     for argument in overrides:
-        _override(document, argument, benchmark, problems)
+        if argument not in first:
+            _override(document, argument, benchmark, problems)
     if filter is not None:
         document.data["filter"] = filter
         document.positions[("filter",)] = Position("--filter")
-    sweep = validate_schema(document, problems)
+    unread = {problem.position for problem in problems}
+    found: list[Problem] = []
+    sweep = validate_schema(document, found)
     if benchmark is not None:
-        check_params(document, benchmark, problems)
-        if sweep is not None:
-            check_conditions(sweep, document, benchmark, problems)
-            check_views(sweep, document, benchmark, problems)
-            check_references(sweep, document, benchmark, problems)
+        found += check_sweep(document, benchmark)
+    # What could not be read is None by now: one error about it is enough.
+    problems += [problem for problem in found if problem.position not in unread]
     if problems:
         raise InputError(problems)
     assert sweep is not None and benchmark is not None
@@ -81,31 +88,56 @@ def load_sweep(
 # ---- reading and merging -------------------------------------------------------------------------
 
 
-def _read(path: Path, problems: list[Problem], seen: tuple[Path, ...]) -> Document:
-    """One file with everything it inherits through `base`."""
+def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Document:
+    """One file with everything it inherits through `base`; no data where it cannot be read.
+
+    Args:
+        path: the file.
+        problems: what is wrong is added here.
+        above: the files that inherit from this one.
+    """
+    source = str(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        problems.append(Problem(Position(str(path)), f"cannot be read: {reason}"))
-        return Document(source=str(path))
-    document = parse(text, str(path))
+        text, wrong = decode(path.read_bytes(), source)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        problems.append(Problem(Position(source), f"cannot be read: {reason}"))
+        return Document(source=source)
+    if wrong:
+        problems.append(wrong)
+        return Document(source=source)
+    document = parse(text, source)
     problems.extend(document.problems)
-    if not isinstance(document.data, dict) or "base" not in document.data:
+    if document.data is None and not document.problems:
+        document.data = {}
+    if not isinstance(document.data, dict):
+        if not document.problems:
+            what = f"expected a mapping of keys to values, not {_kind(document.data)}"
+            problems.append(Problem(document.at(()), what))
         return document
+    return _inherit(document, path, problems, above) if "base" in document.data else document
+
+
+def _kind(data: Any) -> str:
+    return "a list" if isinstance(data, list) else f"{data!r}"
+
+
+def _inherit(
+    document: Document, path: Path, problems: list[Problem], above: tuple[str, ...]
+) -> Document:
     base = document.data.pop("base")
     where = document.at(("base",))
     if not isinstance(base, str):
         problems.append(Problem(where, f"base: given {base!r}, expected a file name"))
         return document
     base_path = path.parent / base
-    chain = (*seen, path.resolve())
-    if base_path.resolve() in chain:
-        names = " -> ".join(p.name for p in (*chain, base_path))
-        problems.append(Problem(where, f"base: a circle: {names}"))
-        return document
-    if not base_path.is_file():
+    if not os.path.isfile(base_path):
         problems.append(Problem(where, f"base: there is no file {str(base_path)!r}"))
+        return document
+    chain = (*above, os.path.realpath(path))
+    if os.path.realpath(base_path) in chain:
+        names = " -> ".join(Path(name).name for name in (*chain, str(base_path)))
+        problems.append(Problem(where, f"base: a circle: {names}"))
         return document
     inherited = _read(base_path, problems, chain)
     return _merge(inherited, document) if isinstance(inherited.data, dict) else document
@@ -113,17 +145,13 @@ def _read(path: Path, problems: list[Problem], seen: tuple[Path, ...]) -> Docume
 
 def _read_cluster(path: Path, problems: list[Problem]) -> Document:
     document = _read(path, problems, ())
-    data = document.data if isinstance(document.data, dict) else {}
-    for key in list(data):
-        if key not in ("slurm", "resources"):
-            problems.append(
-                Problem(
-                    document.at_key((key,)),
-                    f"{key!r} does not belong in a cluster file{nearest(key, ['slurm', 'resources'])}",
-                )
-            )
-            del data[key]
-    document.data = data
+    if not isinstance(document.data, dict):
+        return Document({}, document.source)
+    for key in list(document.data):
+        if key not in CLUSTER_KEYS:
+            what = f"{key!r} does not belong in a cluster file{nearest(key, CLUSTER_KEYS)}"
+            problems.append(Problem(document.at_key((key,)), what))
+            del document.data[key]
     return document
 
 
@@ -132,13 +160,11 @@ def _merge(under: Document, over: Document) -> Document:
 
     A parameter that `over` sets in one of fixed, grid and zip leaves the other two.
     """
-    result = Document(dict(under.data or {}), over.source, dict(under.positions), dict(under.keys))
-    set_above = {
-        key for axis in AXES if isinstance(over.data.get(axis), dict) for key in over.data[axis]
-    }
+    result = Document(dict(under.data), over.source, dict(under.positions), dict(under.keys))
     for axis in AXES:
-        if isinstance(result.data.get(axis), dict):
-            result.data[axis] = {k: v for k, v in result.data[axis].items() if k not in set_above}
+        above = over.data.get(axis)
+        for name in above if isinstance(above, dict) else ():
+            _remove_parameter(result, (), result.data, name)
     for key, value in over.data.items():
         below = result.data.get(key)
         if isinstance(value, dict) and isinstance(below, dict):
@@ -153,10 +179,24 @@ def _merge(under: Document, over: Document) -> Document:
     return result
 
 
+def _remove_parameter(
+    document: Document, prefix: DataPath, block: dict[str, Any], name: str
+) -> None:
+    """Take a parameter out of a block, whichever section sets it."""
+    for axis in AXES:
+        section = block.get(axis)
+        if isinstance(section, dict) and name in section:
+            block[axis] = {k: v for k, v in section.items() if k != name}
+            _forget(document, (*prefix, axis, name))
+
+
 def _forget(document: Document, path: DataPath) -> None:
     for table in (document.positions, document.keys):
         for known in [p for p in table if p[: len(path)] == path]:
             del table[known]
+
+
+# ---- overrides -----------------------------------------------------------------------------------
 
 
 def _override(
@@ -167,47 +207,57 @@ def _override(
     if not equals or not key:
         problems.append(Problem(where, "expected key=value, for example seq_len=[128,256]"))
         return
-    value_document = parse(text, where.source) if text.strip() else Document(None)
-    problems.extend(Problem(where, problem.message) for problem in value_document.problems)
-    value = value_document.data
-    data = document.data
-    if benchmark is not None and key in benchmark.params.model_fields:
-        section = "grid" if isinstance(value, list) else "fixed"
-        blocks = [data, *(c for c in data.get("cases") or [] if isinstance(c, dict))]
-        for block in blocks:
-            for axis in AXES:
-                if isinstance(block.get(axis), dict) and key in block[axis]:
-                    if axis == "grid" == section:  # keeps its place in the product's order
-                        continue
-                    block[axis] = {k: v for k, v in block[axis].items() if k != key}
-        for block in blocks:
-            inherits = block is not data and key not in (block.get(section) or {})
-            if inherits:
-                continue
-            block[section] = {**(block.get(section) or {}), key: value}
-        path: DataPath = (section, key)
-        if document.data.get("cases"):
-            for i, block in enumerate(data["cases"]):
-                if isinstance(block, dict) and key in (block.get(section) or {}):
-                    _forget(document, ("cases", i, section, key))
-                    document.positions[("cases", i, section, key)] = where
+    given = parse(text, where.source)
+    problems.extend(Problem(where, problem.message) for problem in given.problems)
+    fields = benchmark.fields if benchmark else []
+    path: DataPath
+    if key in fields:
+        path = _set_parameter(document, key, given.data)
     else:
-        *parents, last = key.split(".")
-        known = sorted({*Sweep.model_fields, *(benchmark.fields if benchmark else [])} - {"filter"})
-        if (parents or [last])[0] not in Sweep.model_fields:
-            given = (parents or [last])[0]
-            what = "neither a parameter nor a key of a sweep"
-            problems.append(Problem(where, f"{given!r} is {what}{nearest(given, known)}"))
-            return
-        target = data
-        for parent in parents:
-            if not isinstance(target.get(parent), dict):
-                target[parent] = {}
-            target = target[parent] = dict(target[parent])
-        target[last] = value
         path = tuple(key.split("."))
+        known = sorted({*Sweep.model_fields, *fields} - {"filter"})
+        if path[0] not in known:
+            what = f"{path[0]!r} is neither a parameter nor a key of a sweep"
+            problems.append(Problem(where, what + nearest(str(path[0]), known)))
+            return
+        wrong = _set_key(document.data, path, given.data)
+        if wrong:
+            problems.append(Problem(where, wrong))
+            return
     _forget(document, path)
     document.positions[path] = document.keys[path] = where
+
+
+def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
+    """Give a parameter one value, or a list of them, in every block."""
+    section = "grid" if isinstance(value, list) else "fixed"
+    data = document.data
+    grid = data.get("grid")
+    kept = section == "grid" and isinstance(grid, dict) and name in grid
+    cases = data.get("cases")
+    for i, case in enumerate(cases if isinstance(cases, list) else []):
+        if isinstance(case, dict):
+            _remove_parameter(document, ("cases", i), case, name)
+    if not kept:  # else it keeps its place in the product's order
+        _remove_parameter(document, (), data, name)
+    if data.get(section) is None:
+        data[section] = {}
+    if isinstance(data[section], dict):  # else the schema reports the section
+        data[section] = {**data[section], name: value}
+    return (section, name)
+
+
+def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
+    """Set a dotted key, or say why that cannot be."""
+    for i, parent in enumerate(path[:-1]):
+        inner = data.get(str(parent))
+        if inner is not None and not isinstance(inner, dict):
+            dotted = ".".join(str(part) for part in path[: i + 1])
+            return f"{dotted} is no mapping, so nothing inside it can be set"
+        data[str(parent)] = dict(inner or {})
+        data = data[str(parent)]
+    data[str(path[-1])] = value
+    return None
 
 
 def _benchmark(document: Document, problems: list[Problem]) -> Benchmark | None:

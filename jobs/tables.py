@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -96,13 +96,13 @@ def entries(observation: Observation) -> list[Entry]:
             result.append(Entry(task.run, task.repeat, device, task.state, task.record))
             continue
         for device in kinds:
-            record = best.get((task.run.id, task.repeat, device))
-            lone = len(kinds) == 1
-            state = (
-                record.status if record else task.state if lone or not task.record else "missing"
-            )
-            shown_record = record or (task.record if lone else None)
-            result.append(Entry(task.run, task.repeat, device, state, shown_record))
+            here = best.get((task.run.id, task.repeat, device))
+            if here is not None:
+                result.append(Entry(task.run, task.repeat, device, here.status, here))
+            elif len(kinds) == 1 or task.record is None:
+                result.append(Entry(task.run, task.repeat, device, task.state, task.record))
+            else:
+                result.append(Entry(task.run, task.repeat, device, "missing", None))
     return result
 
 
@@ -113,10 +113,9 @@ def _alike(device: str, task: TaskState, observation: Observation) -> bool:
 
 def fill(observation: Observation, view: Table | Plot, chosen: list[Entry] | None = None) -> Filled:
     """Put every run of the folder in its place in a view."""
-    chosen = entries(observation) if chosen is None else chosen
+    chosen = _of_one_benchmark(observation, entries(observation) if chosen is None else chosen)
     if view.where:
-        fields = load_benchmark(observation.manifests[-1].sweep.benchmark).fields
-        keep = Condition(view.where, fields)
+        keep = Condition(view.where, sorted({k for entry in chosen for k in entry.run.params}))
         chosen = [entry for entry in chosen if keep(entry.run.params)]
     if isinstance(view, Table):
         rows, columns = list(view.rows), list(view.columns)
@@ -154,12 +153,58 @@ def fill(observation: Observation, view: Table | Plot, chosen: list[Entry] | Non
                 if len(samples) > 1:
                     spreads.append(spread(samples))
     notes += _notes(chosen, view, counts, spreads)
-    row_keys = list(dict.fromkeys(row for row, _ in cells))
-    column_keys = list(dict.fromkeys(column for _, column in cells))
-    if "phase" in columns:  # all of one phase together, in the phases' order
-        place = columns.index("phase")
-        column_keys.sort(key=lambda key: wanted.index(key[place]))
+    order = _declared(observation) | {"phase": {phase: i for i, phase in enumerate(wanted)}}
+    row_keys = _sorted({row for row, _ in cells}, rows, order)
+    column_keys = _sorted({column for _, column in cells}, columns, order)
     return Filled(view, rows, columns, row_keys, column_keys, cells, notes)
+
+
+def _of_one_benchmark(observation: Observation, chosen: list[Entry]) -> list[Entry]:
+    """The runs that the views can show: of the last sweep's benchmark. A parameter that is younger
+    than a run had its default there."""
+    newest = observation.manifests[-1]
+    benchmark = next(iter(newest.runs.values())).benchmark
+    chosen = [entry for entry in chosen if entry.run.benchmark == benchmark]
+    names = dict.fromkeys(name for entry in chosen for name in entry.run.params)
+    if all(len(entry.run.params) == len(names) for entry in chosen):
+        return chosen
+    defaults = load_benchmark(newest.sweep.benchmark).json_defaults
+    return [
+        replace(
+            entry,
+            run=replace(
+                entry.run, params={k: entry.run.params.get(k, defaults.get(k)) for k in names}
+            ),
+        )
+        for entry in chosen
+    ]
+
+
+def _declared(observation: Observation) -> dict[str, dict[Any, int]]:
+    """Each parameter's values, numbered as the sweeps list them, the newest sweep first."""
+    order: dict[str, dict[Any, int]] = {}
+    for manifest in reversed(observation.manifests):
+        for block in (manifest.sweep, *manifest.sweep.cases):
+            listed = {name: [value] for name, value in block.fixed.items()}
+            for name, values in (*listed.items(), *block.grid.items(), *block.zip.items()):
+                places = order.setdefault(name, {})
+                for value in values:
+                    places.setdefault(value, len(places))
+    return order
+
+
+def _sorted(keys: set[Key], dims: list[str], order: dict[str, dict[Any, int]]) -> list[Key]:
+    """Keys in the order in which the sweep lists their values, whatever the runs' order was."""
+
+    def rank(key: Key) -> list[tuple[int, float, str]]:
+        ranks = []
+        for name, value in zip(dims, key, strict=True):
+            places = order.get(name, {})
+            number = value if isinstance(value, (int, float)) else 0.0
+            ranks.append((places.get(value, len(places)), number, str(value)))
+        return ranks
+
+    return sorted(keys, key=rank)
 
 
 def _value(entry: Entry, name: str, phase: str) -> Any:
@@ -217,7 +262,8 @@ def _notes(
             parts.append("the slowest rank's")
         middle, worst = np.median(spreads), max(spreads)
         parts.append(
-            f"interquartile range {middle:.1%} of the median in the middle case, {worst:.1%} in the worst"
+            f"interquartile range {middle:.1%} of the median in the middle case, "
+            f"{worst:.1%} in the worst"
         )
     return ["; ".join(parts)] if parts else []
 
@@ -254,6 +300,9 @@ def _unique(header: str, data: Iterable[str]) -> str:
 
 
 def _plain(value: Any) -> str:
+    """A value as a sweep file writes it."""
+    if value is None:
+        return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

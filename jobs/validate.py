@@ -6,27 +6,33 @@ Each check appends to a list of `Problem`s and never stops at the first.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from jobs.benchmarks import Benchmark
+from jobs.benchmarks import Benchmark, adapter
 from jobs.conditions import Check, Condition, ConditionError, nearest
 from jobs.schema import (
     AXES,
+    FACT,
     PSEUDO,
     VALUES,
     Case,
     Launch,
     Plot,
     Resources,
+    Scalar,
     Shuffle,
     Slurm,
     Sweep,
     Table,
+    units_of,
 )
 from jobs.strict_yaml import Document, Position, Problem
 from jobs.strict_yaml import Path as DataPath
+
+STRICT = ConfigDict(strict=True)
 
 
 def validate_schema(document: Document, problems: list[Problem]) -> Sweep | None:
@@ -39,30 +45,37 @@ def validate_schema(document: Document, problems: list[Problem]) -> Sweep | None
 
 def schema_problems(error: ValidationError, document: Document) -> list[Problem]:
     """pydantic's errors, each at its place in the file, in the words of the file."""
-    found: dict[tuple[Position, str], list[str]] = {}
+    problems: list[Problem] = []
+    expected: dict[tuple[Position, str], list[str]] = {}  # the members of a union, together
     for item in error.errors():
-        path, model = _locate(item["loc"], document.data)
+        path = _locate(item["loc"], document.data)
+        if item["type"] == "missing":
+            path = (*path, item["loc"][-1])
         dotted = ".".join(str(part) for part in path)
         if item["type"] == "extra_forbidden":
-            valid = _valid_keys(path)
-            message = f"unknown key {path[-1]!r}{nearest(str(path[-1]), valid)}"
-            found.setdefault((document.at_key(path), message), [])
+            what = f"unknown key {path[-1]!r}{nearest(str(path[-1]), _valid_keys(path))}"
+            problems.append(Problem(document.at_key(path), what))
         elif item["type"] == "missing":
-            found.setdefault((document.at(path[:-1]), f"{dotted} is required"), [])
+            problems.append(Problem(document.at(path[:-1]), f"{dotted} is required"))
         else:
-            given = item["input"]
-            prefix = f"{dotted}: given {_shown(given)}"
-            expected = item["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-            expected = expected.replace("String should match pattern", "text of the form")
-            found.setdefault((document.at(path), prefix), []).append(
-                expected + _nearest_literal(given, item.get("ctx", {}).get("expected"))
-            )
-    return [
+            prefix = f"{dotted}: given {_shown(item['input'])}"
+            expected.setdefault((document.at(path), prefix), []).append(_expected(item))
+    return problems + [
         Problem(position, f"{prefix}, expected {' or '.join(dict.fromkeys(wanted))}")
-        if wanted
-        else Problem(position, prefix)
-        for (position, prefix), wanted in found.items()
+        for (position, prefix), wanted in expected.items()
     ]
+
+
+def _expected(item: Any) -> str:
+    """What pydantic would have taken, and the nearest of its words."""
+    text: str = item["msg"]
+    for prefix in ("Input should be ", "Value error, "):
+        text = text.removeprefix(prefix)
+    text = text.replace("String should match pattern", "text of the form")
+    words = re.findall(r"'([^']*)'", item.get("ctx", {}).get("expected") or "")
+    if isinstance(item["input"], str) and words:
+        text += nearest(item["input"], words).split(" (valid")[0]
+    return text
 
 
 def _shown(value: Any) -> str:
@@ -70,24 +83,16 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _nearest_literal(given: Any, expected: str | None) -> str:
-    if not isinstance(given, str) or not expected:
-        return ""
-    close = nearest(given, re.findall(r"'([^']*)'", expected)).split(" (valid")[0]
-    return close
-
-
-def _locate(loc: tuple[str | int, ...], data: Any) -> tuple[DataPath, Any]:
-    """Drop what pydantic adds to a location for the members of a union."""
+def _locate(loc: tuple[str | int, ...], data: Any) -> DataPath:
+    """The part of a location that the data has: pydantic adds the members of a union."""
     path: list[str | int] = []
     here = data
     for part in loc:
-        if (isinstance(here, dict) and (part in here)) or (isinstance(here, list) and isinstance(part, int) and part < len(here)):
+        in_list = isinstance(here, list) and isinstance(part, int) and part < len(here)
+        if in_list or (isinstance(here, dict) and part in here):
             here = here[part]
             path.append(part)
-        elif isinstance(here, dict) and part == loc[-1]:
-            path.append(part)  # a missing key
-    return tuple(path), here
+    return tuple(path)
 
 
 def _valid_keys(path: DataPath) -> list[str]:
@@ -102,203 +107,218 @@ def _valid_keys(path: DataPath) -> list[str]:
     }
     names = [part for part in path[:-1] if isinstance(part, str)]
     model = models.get(names[-1], Sweep) if names else Sweep
-    return [*model.model_fields, *(["base"] if model is Sweep else [])]
+    if model is not Sweep:
+        return list(model.model_fields)
+    return sorted({*Sweep.model_fields, "base"} - {"filter"})
 
 
-def check_params(document: Document, benchmark: Benchmark, problems: list[Problem]) -> None:
-    """Every parameter exists, every value is valid for it, no block sets one twice."""
-    checkers = {
-        name: TypeAdapter(
-            Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation,
-            config=None if _is_model(field.annotation) else ConfigDict(strict=True),
-        )
-        for name, field in benchmark.params.model_fields.items()
-    }
-    data = document.data
-    cases = data.get("cases")
-    blocks: list[tuple[DataPath, Any]] = [((), data)]
-    blocks += [
-        (("cases", i), case) for i, case in enumerate(cases if isinstance(cases, list) else [])
-    ]
-    for prefix, block in blocks:
-        if not isinstance(block, dict):
-            continue
-        seen: dict[str, str] = {}
-        lengths: dict[str, int] = {}
-        for axis in AXES:
-            section = block.get(axis)
-            if not isinstance(section, dict):
-                continue
-            for name, value in section.items():
-                path = (*prefix, axis, name)
-                if name not in checkers:
-                    hint = nearest(name, benchmark.fields)
-                    what = f"benchmark {benchmark.name!r} has no parameter {name!r}{hint}"
-                    problems.append(Problem(document.at_key(path), what))
-                    continue
-                if name in seen:
-                    what = f"{name!r} is set in both {seen[name]} and {axis}"
-                    problems.append(Problem(document.at_key(path), what))
-                seen[name] = axis
-                if axis == "fixed":
-                    _check_value(checkers[name], name, value, document.at(path), problems)
-                elif isinstance(value, list):
-                    lengths[name] = len(value)
-                    for i, one in enumerate(value):
-                        where = document.at((*path, i))
-                        _check_value(checkers[name], name, one, where, problems)
-        zipped = {n: lengths[n] for n in (block.get("zip") or {}) if n in lengths}
-        if len(set(zipped.values())) > 1:
-            listed = ", ".join(f"{name} {length}" for name, length in zipped.items())
-            where = document.at_key((*prefix, "zip"))
-            problems.append(Problem(where, f"zip: lists of different lengths: {listed}"))
+def value_check(benchmark: Benchmark) -> Check:
+    """(parameter, value) -> why the parameter cannot have the value, or None."""
+    adapters: dict[str, TypeAdapter[Any]] = {}
+    for name, field in benchmark.params.model_fields.items():
+        kind = field.annotation
+        is_model = isinstance(kind, type) and issubclass(kind, BaseModel)  # has its own config
+        adapters[name] = adapter(field, None if is_model else STRICT)
 
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _check_value(
-    checker: TypeAdapter[Any], name: str, value: Any, where: Position, problems: list[Problem]
-) -> None:
-    try:
-        checker.validate_python(value)
-    except ValidationError as error:
-        wanted = []
-        for item in error.errors():
-            expected = item["msg"].removeprefix("Input should be ")
-            wanted.append(expected + _nearest_literal(value, item.get("ctx", {}).get("expected")))
-        message = f"{name}: given {_shown(value)}, expected {' or '.join(dict.fromkeys(wanted))}"
-        problems.append(Problem(where, message))
-
-
-def literal_check(benchmark: Benchmark) -> Check:
-    """For `Condition`: whether a parameter can equal a literal at all."""
-
-    def check(name: str, literal: Any) -> str | None:
-        field = benchmark.params.model_fields.get(name)
-        if field is None or not isinstance(literal, str):
-            return None
-        found: list[Problem] = []
-        adapter: TypeAdapter[Any] = TypeAdapter(field.annotation, config=ConfigDict(strict=True))
-        _check_value(adapter, name, literal, Position(""), found)
-        return found[0].message if found else None
+    def check(name: str, value: Any) -> str | None:
+        try:
+            adapters[name].validate_python(value)
+        except ValidationError as error:
+            wanted = dict.fromkeys(_expected(item) for item in error.errors())
+            return f"{name}: given {_shown(value)}, expected {' or '.join(wanted)}"
+        return None
 
     return check
 
 
+def literal_check(benchmark: Benchmark) -> Check:
+    """For `Condition`: like `value_check`, but 128.0 equals the integer 128."""
+    check = value_check(benchmark)
+
+    def checked(name: str, literal: Any) -> str | None:
+        if isinstance(literal, float) and literal.is_integer() and not check(name, int(literal)):
+            return None
+        return check(name, literal)
+
+    return checked
+
+
 def exclusions(sweep: Sweep, benchmark: Benchmark) -> list[Condition]:
-    """`exclude` as conditions: a mapping is the conjunction of its equalities and lists."""
-    conditions = []
-    for item in sweep.exclude:
-        if isinstance(item, dict):
-            parts = [
-                f"{k} in {v!r}" if isinstance(v, list) else f"{k} == {v!r}" for k, v in item.items()
-            ]
-            item = " and ".join(parts)
-        conditions.append(Condition(item, benchmark.fields, literal_check(benchmark)))
-    return conditions
+    """`exclude` as conditions, for a sweep that was checked."""
+    return [
+        Condition.equal(item) if isinstance(item, dict) else Condition(item, benchmark.fields)
+        for item in sweep.exclude
+    ]
 
 
-def check_conditions(
-    sweep: Sweep, document: Document, benchmark: Benchmark, problems: list[Problem]
-) -> None:
-    for i, item in enumerate(sweep.exclude):
-        where = document.at(("exclude", i))
-        if isinstance(item, dict):
-            for name in item:
-                if name not in benchmark.fields:
-                    hint = nearest(name, benchmark.fields)
-                    what = f"exclude: no parameter {name!r}{hint}"
-                    problems.append(Problem(document.at_key(("exclude", i, name)), what))
-        if not item:
-            problems.append(Problem(where, "exclude: an empty entry would exclude every run"))
-    if problems:
-        return
-    for i, _ in enumerate(sweep.exclude):
-        try:
-            exclusions(sweep.model_copy(update={"exclude": [sweep.exclude[i]]}), benchmark)
-        except ConditionError as error:
-            problems.append(Problem(document.at(("exclude", i)), str(error)))
-    if sweep.filter is not None:
-        try:
-            Condition(sweep.filter, benchmark.fields, literal_check(benchmark))
-        except ConditionError as error:
-            problems.append(Problem(document.at(("filter",)), str(error)))
+def check_sweep(document: Document, benchmark: Benchmark) -> list[Problem]:
+    """What is wrong with a sweep's parameters, conditions, tables, plots and references."""
+    checks = _Checks(document, benchmark)
+    checks.parameters()
+    checks.conditions()
+    checks.views()
+    checks.references()
+    return checks.problems
 
 
-def check_views(
-    sweep: Sweep, document: Document, benchmark: Benchmark, problems: list[Problem]
-) -> None:
-    for kind, views in (("tables", sweep.tables), ("plots", sweep.plots)):
-        names: set[str] = set()
-        for i, view in enumerate(views):
-            if view.name in names:
-                what = f"{kind}: two are named {view.name!r}"
-                problems.append(Problem(document.at((kind, i, "name")), what))
-            names.add(view.name)
-            if view.value not in VALUES and not view.value.startswith("fact."):
-                hint = nearest(view.value, [*VALUES, "fact.<name>"])
-                what = f"value: {view.value!r} is not known{hint}"
-                problems.append(Problem(document.at((kind, i, "value")), what))
-            dims = (
-                [("rows", view.rows), ("columns", view.columns), ("baseline", view.baseline or {})]
-                if isinstance(view, Table)
-                else [("x", [view.x]), ("series", view.series), ("facet", view.facet)]
-            )
-            for section, listed in dims:
-                for name in listed:
-                    if name not in benchmark.fields and name not in PSEUDO:
-                        hint = nearest(name, [*benchmark.fields, *PSEUDO])
-                        what = f"{section}: no parameter {name!r}{hint}"
-                        problems.append(Problem(document.at((kind, i, section)), what))
-            if isinstance(view, Table):
-                for name in view.baseline or {}:
-                    if name not in view.columns:
-                        what = f"baseline: {name!r} must be one of the columns {view.columns}"
-                        problems.append(Problem(document.at((kind, i, "baseline")), what))
-            if view.where is not None:
-                try:
-                    Condition(view.where, benchmark.fields, literal_check(benchmark))
-                except ConditionError as error:
-                    problems.append(Problem(document.at((kind, i, "where")), str(error)))
+class _Checks:
+    """The checks against a benchmark. What has the wrong type is passed over: the schema tells."""
 
+    def __init__(self, document: Document, benchmark: Benchmark):
+        self.document = document
+        self.benchmark = benchmark
+        self.fields = benchmark.fields
+        self.check = value_check(benchmark)
+        self.literal = literal_check(benchmark)
+        self.problems: list[Problem] = []
 
-def check_references(
-    sweep: Sweep, document: Document, benchmark: Benchmark, problems: list[Problem]
-) -> None:
-    """Each `$name` is a parameter; a case's resources and launch are valid once merged."""
-    for i, case in enumerate(sweep.cases):
-        for section, model in (("resources", Resources), ("launch", Launch)):
-            given = getattr(case, section)
+    def at(self, path: DataPath, what: str) -> None:
+        self.problems.append(Problem(self.document.at(path), what))
+
+    def at_key(self, path: DataPath, what: str) -> None:
+        self.problems.append(Problem(self.document.at_key(path), what))
+
+    def blocks(self) -> Iterator[tuple[DataPath, dict[str, Any]]]:
+        """The sweep itself and its cases."""
+        yield (), self.document.data
+        cases = self.document.data.get("cases")
+        for i, case in enumerate(cases if isinstance(cases, list) else []):
+            if isinstance(case, dict):
+                yield ("cases", i), case
+
+    def entries(self, key: str, kind: Any) -> Iterator[tuple[DataPath, Any]]:
+        """The entries of a list that are as the schema wants them."""
+        items = self.document.data.get(key)
+        is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
+        entry: TypeAdapter[Any] = TypeAdapter(kind, config=None if is_model else STRICT)
+        for i, item in enumerate(items if isinstance(items, list) else []):
             try:
-                model.model_validate(given)
-            except ValidationError as error:
-                inner = Document(given, document.source)
-                prefix = ("cases", i, section)
-                for table, target in (
-                    (document.positions, inner.positions),
-                    (document.keys, inner.keys),
-                ):
-                    for path, position in table.items():
-                        if path[: len(prefix)] == prefix:
-                            target[path[len(prefix) :]] = position
-                for item in schema_problems(error, inner):
-                    message = item.message
-                    if message.startswith("unknown key"):
-                        message = message.split(";")[0].split(" (valid")[0]
-                        message += f" (valid: {', '.join(model.model_fields)})"
-                    problems.append(Problem(item.position, f"{section}: {message}"))
-    places = [((s,), dict(getattr(sweep, s))) for s in ("resources", "launch")]
-    for i, case in enumerate(sweep.cases):
-        places += [(("cases", i, s), getattr(case, s)) for s in ("resources", "launch")]  # type: ignore[list-item]
-    for prefix, section in places:
-        for key, value in section.items():
-            if (
-                isinstance(value, str)
-                and value.startswith("$")
-                and value[1:] not in benchmark.fields
-            ):
-                hint = nearest(value[1:], benchmark.fields)
-                what = f"{key}: {value!r} names no parameter{hint}"
-                problems.append(Problem(document.at((*prefix, key)), what))
+                yield (key, i), entry.validate_python(item)
+            except ValidationError:
+                continue
+
+    def parameters(self) -> None:
+        """Every parameter exists, every value is valid for it, no block sets one twice."""
+        for prefix, block in self.blocks():
+            seen: dict[str, str] = {}
+            lengths: dict[str, int] = {}
+            for axis in AXES:
+                section = block.get(axis)
+                for name, value in section.items() if isinstance(section, dict) else ():
+                    path = (*prefix, axis, name)
+                    if name not in self.fields:
+                        what = f"benchmark {self.benchmark.name!r} has no parameter {name!r}"
+                        self.at_key(path, what + nearest(name, self.fields))
+                        continue
+                    if name in seen:
+                        self.at_key(path, f"{name!r} is set in both {seen[name]} and {axis}")
+                    seen[name] = axis
+                    if axis == "fixed":
+                        self.values(path, name, [value])
+                    elif isinstance(value, list):
+                        self.values(path, name, value)
+                        if axis == "zip":
+                            lengths[name] = len(value)
+            if len(set(lengths.values())) > 1:
+                listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+                self.at_key((*prefix, "zip"), f"zip: lists of different lengths: {listed}")
+
+    def values(self, path: DataPath, name: str, values: list[Any]) -> None:
+        for i, value in enumerate(values):
+            if isinstance(value, (list, dict)):
+                continue
+            wrong = self.check(name, value)
+            if wrong:
+                self.at((*path, i), wrong)  # the place of the value itself where it is no list
+
+    def conditions(self) -> None:
+        """Each `exclude` and the filter: parameters that exist, values that these can have."""
+        for path, item in self.entries("exclude", dict[str, Scalar | list[Scalar]] | str):
+            if not item:
+                self.at(path, "exclude: an empty entry would exclude every run")
+            elif isinstance(item, str):
+                self.condition(path, item)
+            else:
+                self.equalities(path, item)
+        text = self.document.data.get("filter")
+        if isinstance(text, str):
+            self.condition(("filter",), text)
+
+    def condition(self, path: DataPath, text: str) -> None:
+        try:
+            Condition(text, self.fields, self.literal)
+        except ConditionError as error:
+            self.at(path, str(error))
+
+    def equalities(self, path: DataPath, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if name not in self.fields:
+                what = f"{path[0]}: no parameter {name!r}{nearest(name, self.fields)}"
+                self.at_key((*path, name), what)
+            else:
+                listed = value if isinstance(value, list) else [value]
+                self.values((*path, name), name, listed)
+
+    def views(self) -> None:
+        """Each table and plot: names that exist, a value that is known, a unit that fits it."""
+        for key, kind in (("tables", Table), ("plots", Plot)):
+            names: set[str] = set()
+            for path, view in self.entries(key, kind):
+                if view.name in names:
+                    self.at((*path, "name"), f"{key}: two are named {view.name!r}")
+                names.add(view.name)
+                self.value_and_unit(path, view)
+                if isinstance(view, Table):
+                    self.dims(path, {"rows": view.rows, "columns": view.columns})
+                    self.baseline(path, view)
+                else:
+                    dims = {"x": [view.x], "series": view.series, "facet": view.facet}
+                    self.dims(path, dims)
+                if view.where is not None:
+                    self.condition((*path, "where"), view.where)
+
+    def value_and_unit(self, path: DataPath, view: Table | Plot) -> None:
+        is_fact = view.value.startswith(FACT) and view.value != FACT
+        if view.value not in VALUES and not is_fact:
+            hint = nearest(view.value, [*VALUES, f"{FACT}<name>"])
+            self.at((*path, "value"), f"value: {view.value!r} is not known{hint}")
+        elif view.unit is not None and view.unit not in units_of(view.value):
+            can = ", ".join(units_of(view.value)) or "none but its own"
+            what = f"unit: {view.value} cannot be shown in {view.unit} (valid: {can})"
+            if is_fact:
+                what += "; a fact's name says its unit: _ms, _seconds or _bytes"
+            self.at((*path, "unit"), what)
+
+    def dims(self, path: DataPath, dims: dict[str, list[str]]) -> None:
+        seen: dict[str, str] = {}
+        for section, listed in dims.items():
+            for i, name in enumerate(listed):
+                place = (*path, section, i)
+                if name not in self.fields and name not in PSEUDO:
+                    hint = nearest(name, [*self.fields, *PSEUDO])
+                    self.at(place, f"{section}: no parameter {name!r}{hint}")
+                elif name in seen:
+                    self.at(place, f"{section}: {name!r} stands in {seen[name]} already")
+                seen[name] = section
+
+    def baseline(self, path: DataPath, table: Table) -> None:
+        path = (*path, "baseline")
+        if table.baseline == {}:
+            self.at(path, "baseline: expected a column and its value")
+        for name, value in (table.baseline or {}).items():
+            if name not in table.columns:
+                listed = ", ".join(table.columns) or "there are none"
+                self.at_key((*path, name), f"baseline: {name!r} is none of the columns ({listed})")
+            elif name in self.fields:
+                self.values((*path, name), name, [value])
+
+    def references(self) -> None:
+        """Each `$name` in resources and launch is a parameter."""
+        for prefix, block in self.blocks():
+            for section in ("resources", "launch"):
+                given = block.get(section)
+                for key, value in given.items() if isinstance(given, dict) else ():
+                    is_reference = isinstance(value, str) and value.startswith("$")
+                    if is_reference and value[1:] not in self.fields:
+                        what = f"{key}: {value!r} names no parameter"
+                        self.at((*prefix, section, key), what + nearest(value[1:], self.fields))

@@ -1,4 +1,4 @@
-"""What a table shows of a record: facts, and the divisions of facts, the same for every benchmark."""
+"""What a table shows of a record: facts, and the divisions of facts, alike for every benchmark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jobs.record import Measurements, Record
-from jobs.schema import Plot, Table
+from jobs.schema import FACT, Plot, Table
 from systems import accounting
 
 _UNITS = {
@@ -38,17 +38,23 @@ KINDS = {
 
 def kind_of(view: Table | Plot) -> Kind:
     """The unit and direction of a table's or plot's value, as the view or the value has it."""
-    known = KINDS.get(view.value, Kind("", "higher", view.value.removeprefix("fact.")))
+    known = KINDS.get(view.value, Kind("", "higher", view.value.removeprefix(FACT)))
     return Kind(view.unit or known.unit, view.direction or known.direction, known.label)
 
 
 def slowest(measurements: Measurements, phase: str) -> np.ndarray:
     """Milliseconds of each sample; of several ranks the slowest, sample by sample."""
+    ranks = by_rank(measurements, phase)
+    shortest = min(len(rank) for rank in ranks)
+    result: np.ndarray = np.max([rank[:shortest] for rank in ranks], axis=0)
+    return result
+
+
+def by_rank(measurements: Measurements, phase: str) -> list[np.ndarray]:
+    """Milliseconds of each sample, one array a rank."""
     samples = measurements.samples_ms[phase]
-    if len(samples) and not isinstance(samples[0], (int, float)):
-        shortest = min(len(rank) for rank in samples)  # type: ignore[arg-type]
-        return np.max([list(rank)[:shortest] for rank in samples], axis=0)  # type: ignore[arg-type]
-    return np.asarray(samples, dtype=float)
+    ranks = [samples] if isinstance(samples[0], float) else samples
+    return [np.asarray(rank, dtype=float) for rank in ranks]
 
 
 def phases(measurements: Measurements, value: str) -> list[str]:
@@ -61,7 +67,7 @@ def phases(measurements: Measurements, value: str) -> list[str]:
         "bandwidth": m.bytes,
         "bus_bandwidth": m.bus_bytes,
     }
-    if value.startswith("fact."):
+    if value.startswith(FACT):
         return [""]
     return [
         phase
@@ -76,21 +82,16 @@ def samples_of(record: Record, view: Table | Plot, phase: str) -> np.ndarray | s
     m, value = record.measurements, view.value
     if m is None:
         return None
-    if value.startswith("fact."):
-        fact: Any = m.facts
-        for part in value.split(".")[1:]:
-            fact = fact.get(part) if isinstance(fact, dict) else None
-        if fact is None or isinstance(fact, (dict, list)):
-            return None
-        if isinstance(fact, str):
-            return fact
-        return np.array([float(fact) * _UNITS.get(view.unit or "", 1.0)])
+    if value.startswith(FACT):
+        return _fact(m.facts, value.split(".")[1:], view.unit)
     if phase not in phases(m, value):
         return None
     if value == "peak_memory":
         peak = m.peak_memory_bytes[phase]
         return np.array([float(np.max(peak)) * _UNITS[kind_of(view).unit]])
     ms = slowest(m, phase)
+    if value != "time" and not ms.all():
+        return None  # too short for the clock: no rate
     if value == "time":
         return ms * _UNITS[kind_of(view).unit]
     if value in ("bandwidth", "bus_bandwidth"):
@@ -100,6 +101,19 @@ def samples_of(record: Record, view: Table | Plot, phase: str) -> np.ndarray | s
         return m.flops[phase] / ms / 1e9
     peak_flops = accounting.peak_flops(record.device, str(record.params.get("dtype")))
     return None if peak_flops is None else m.flops[phase] / (ms * 1e-3) / peak_flops * 100
+
+
+def _fact(facts: Any, path: list[str], unit: str | None) -> np.ndarray | str | None:
+    """A fact that is a number or text. Its name says what it was measured in."""
+    fact: Any = facts
+    for part in path:
+        fact = fact.get(part) if isinstance(fact, dict) else None
+    if isinstance(fact, str):
+        return fact
+    if not isinstance(fact, (bool, int, float)):
+        return None
+    milliseconds = 1e3 if unit and path[-1].endswith("_seconds") else 1.0
+    return np.array([float(fact) * milliseconds * _UNITS.get(unit or "", 1.0)])
 
 
 def statistic(samples: np.ndarray, name: str) -> float:
@@ -122,6 +136,7 @@ def shown(number: float) -> str:
     """A number with four significant digits, never in exponents for what tables hold."""
     if number == 0:
         return "0"
+    number = float(f"{number:.3e}") if abs(number) < 1000 else number  # 9.9996 is 10.00
     for limit, digits in ((1000, 0), (100, 1), (10, 2), (1, 3), (0.1, 4), (0.01, 5)):
         if abs(number) >= limit:
             return f"{number:.{digits}f}"

@@ -5,7 +5,8 @@
 
 Ask why_not() first. Nodes are called 127.0.0.2, 127.0.0.3, ... (names that resolve anywhere);
 their CPUs, memory and GPUs are made up. There is no accounting, so `sacct` fails. `folder` is
-the cluster's own, and its path has to be short.
+the cluster's own, and its path has to be short. On the last node jobs of the partition `high`
+preempt those of `low`; `debug` has all nodes and no part in that.
 """
 
 from __future__ import annotations
@@ -71,7 +72,11 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 GresTypes=gpu
 {nodes}
-PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PreemptMode=OFF
+PartitionName=low Nodes={last} MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
+PartitionName=high Nodes={last} MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
@@ -138,10 +143,10 @@ class SlurmCluster:
         self._reservation.close()
         controller = self._daemons.get("slurmctld")
         if controller and controller.poll() is None and self._controller_answers():
-            self._client("scancel", "--partition=debug")
+            self.client("scancel", "--user=root")
             active = ("squeue", "-h", "--states=RUNNING,COMPLETING,SUSPENDED,STOPPED")
             deadline = time.monotonic() + _KILL_WAIT_S + _STOP_TIMEOUT_S
-            while self._client(*active).stdout and time.monotonic() < deadline:
+            while self.client(*active).stdout and time.monotonic() < deadline:
                 time.sleep(0.1)
         self._end(*self._daemons)
         deadline = time.monotonic() + _STOP_TIMEOUT_S
@@ -171,11 +176,16 @@ class SlurmCluster:
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
             if time.monotonic() > deadline:
-                queue = self._client("squeue", "--states=all")
+                queue = self.client("squeue", "--states=all")
                 report = f"{queue.stdout}{queue.stderr}{self._tails()}"
                 raise TimeoutError(f"waited {timeout_s} s for {what}\n{report}")
             time.sleep(0.1)
         return value
+
+    def client(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a client of Slurm's, as squeue, against this cluster."""
+        environment = os.environ | self.environment | {"PATH": _PATH}
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
 
     def _start_once(self) -> None:
         for name in ("dev", "log", "run", "spool", "state"):
@@ -198,7 +208,7 @@ class SlurmCluster:
             gres += f"Name=gpu File={device}\n"
         (self.folder / "gres.conf").write_text(gres)
         # This file is read even with proctrack/linuxproc. Not every version knows "disabled".
-        version = re.findall(r"\d+", self._client("slurmctld", "-V").stdout)
+        version = re.findall(r"\d+", self.client("slurmctld", "-V").stdout)
         plugin = "disabled" if [int(part) for part in version] >= [24, 11] else "cgroup/v1"
         (self.folder / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
         host = socket.gethostname().split(".")[0]
@@ -216,6 +226,7 @@ class SlurmCluster:
             first_job_id=1 + int(time.time() * 10) % 60_000_000,  # the last one is 67,043,328
             kill_wait=_KILL_WAIT_S,
             nodes="\n".join(nodes),
+            last=self.nodes[-1],
         )
         (self.folder / "slurm.conf").write_text(text)
 
@@ -254,15 +265,11 @@ class SlurmCluster:
                 raise error(f"no cluster; ended early: {', '.join(dead) or 'none'}\n{tails}")
 
     def _controller_answers(self) -> bool:
-        return self._client("scontrol", "ping").returncode == 0
+        return self.client("scontrol", "ping").returncode == 0
 
     def _all_idle(self) -> bool:
-        idle = self._client("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").stdout
-        return sorted(idle.split()) == sorted(self.nodes)
-
-    def _client(self, *command: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | self.environment | {"PATH": _PATH}
-        return subprocess.run(command, env=environment, capture_output=True, text=True)
+        idle = self.client("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").stdout
+        return set(idle.split()) == set(self.nodes)  # each is told once a partition
 
     def _left_over(self) -> list[int]:
         """The cluster's processes that are no children of this one: steps, and jobs' processes.

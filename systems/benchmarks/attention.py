@@ -74,11 +74,13 @@ def run(params: Params) -> dict[str, Any]:
 
     started = time.perf_counter()
     errors = _relative_errors(forward, q, k, v, dout, params.causal)
-    worst = max(errors, key=lambda name: errors[name])
-    if not errors[worst] <= TOLERANCE[params.dtype]:  # NaN is wrong too
+    # NaN is wrong too, and has no place in an order
+    wrong = [name for name, error in errors.items() if not error <= TOLERANCE[params.dtype]]
+    if wrong:
+        told = ", ".join(f"{name} {errors[name]:.2e}" for name in wrong)
         raise WrongOutput(
-            f"{params.implementation}: relative L2 error of {worst} against float64 is "
-            f"{errors[worst]:.2e}, at most {TOLERANCE[params.dtype]:.0e} is right for {params.dtype}"
+            f"{params.implementation}: relative L2 error against float64 is {told}; "
+            f"at most {TOLERANCE[params.dtype]:.0e} is right for {params.dtype}"
         )
     checking = time.perf_counter() - started
 
@@ -125,9 +127,12 @@ def _relative_errors(
     reference = attention_reference(q, k, v, dout, is_causal=causal)
     given = {"out": out.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
     errors = {}
+    scale = torch.linalg.vector_norm(dout.double()).item()
     for name, tensor in given.items():
         exact = getattr(reference, name)
-        error = torch.linalg.vector_norm(tensor.double() - exact) / torch.linalg.vector_norm(exact)
-        errors[name] = error.item()
+        norm = torch.linalg.vector_norm(exact).item()
+        # Of one visible key dq and dk are zero: then rounding is held against dout.
+        norm = norm if norm > 1e-9 * scale else scale
+        errors[name] = torch.linalg.vector_norm(tensor.double() - exact).item() / norm
     q.grad = k.grad = v.grad = None
     return errors

@@ -1,0 +1,165 @@
+"""What the launcher itself costs: expansion, a packed run, submission, aggregation.
+
+    python scripts/bench_launcher.py [--records 100000]
+
+Prints one line a figure, with the aim beside it. Submission is measured where Slurm answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+
+def command(*arguments: str) -> tuple[float, int, str]:
+    """Wall seconds, peak resident bytes and output of a command that must succeed."""
+    start = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(arguments, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        text = output.read()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(arguments)} failed with {process.returncode}:\n{text}")
+    return time.perf_counter() - start, usage.ru_maxrss * 1024, text
+
+
+def sweep(path: Path, **more: Any) -> Path:
+    path.write_text(json.dumps({"benchmark": "attention"} | more))  # JSON is YAML
+    return path
+
+
+def expansion(folder: Path) -> None:
+    grid = {"seq_len": list(range(1, 101)), "head_dim": list(range(1, 101))}
+    path = sweep(
+        folder / "expansion.yaml", name="expansion", fixed={"implementation": "naive"}, grid=grid
+    )
+    seconds, peak, _ = command(
+        sys.executable, "-m", "jobs.submit", str(path), "--dry-run", "--local", "--out", str(folder / "x")
+    )
+    print(f"dry run of 10,000 runs: {seconds:.2f} s, {peak / 2**20:.0f} MiB (aim: 2 s)")
+
+
+def packed_run(folder: Path) -> None:
+    path = sweep(
+        folder / "packed.yaml",
+        name="packed",
+        fixed={"implementation": "sdpa_math", "seq_len": 1, "head_dim": 1, "dtype": "fp32",
+               "warmup_ms": 0.01, "measure_ms": 0.01},
+        grid={"seed": list(range(40))},
+        runs_per_job=100,
+    )  # fmt: skip
+    out = folder / "packed"
+    command(sys.executable, "-m", "jobs.submit", str(path), "--local", "--out", str(out))
+    from jobs.record import read_records
+
+    records = read_records(out)[0]
+    records.sort(key=lambda record: record.started_at)
+    starting = sorted(record.seconds.starting or 0 for record in records)
+    each = (records[-1].finished_at - records[0].finished_at) / (len(records) - 1)
+    inside = sorted(record.seconds.measuring or 0 for record in records)[len(records) // 2]
+    print(
+        f"a packed run: {each:.3f} s, {each - inside:.3f} s of it overhead; "
+        f"from decision to run(): {starting[len(starting) // 2]:.3f} s, the first {starting[-1]:.1f} s"
+    )
+
+
+def submission(folder: Path) -> None:
+    if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True).returncode:
+        print("submission of 1,000 runs: not measured, Slurm does not answer here")
+        return
+    path = sweep(
+        folder / "submission.yaml",
+        name="submission",
+        fixed={"implementation": "naive", "head_dim": 1},
+        grid={"seq_len": list(range(1, 1001))},
+        slurm={"array_parallelism": 1},
+    )
+    out = folder / "submission"
+    seconds, _, _ = command(sys.executable, "-m", "jobs.submit", str(path), "--out", str(out))
+    command(sys.executable, "-m", "jobs", "cancel", str(out))
+    print(f"submission of 1,000 runs, one a job: {seconds:.1f} s")
+
+
+def aggregation(folder: Path, count: int) -> None:
+    """Tables from `count` records, each of three phases of 100 samples, as 100 workers left them."""
+    from jobs.expand import expand
+    from jobs.manifest import Manifest, new_id, write_manifest
+    from jobs.plan import pack, tasks_of
+    from jobs.record import Measurements, Record, RecordWriter
+    from jobs.sweep import load_sweep
+
+    path = sweep(
+        folder / "aggregation.yaml",
+        name="aggregation",
+        fixed={"implementation": "naive"},
+        grid={"seq_len": list(range(1, count // 100 + 1)), "head_dim": list(range(1, 101))},
+        runs_per_job=1000,
+        tables=[{"name": "t", "rows": ["seq_len"], "columns": ["head_dim"], "phase": "forward"}],
+    )
+    loaded = load_sweep(path)
+    expanded = expand(loaded)
+    jobs = pack(tasks_of(expanded, 1), 1000)
+    out = folder / "aggregation"
+    runs = {run.id: run for run in expanded.runs}
+    manifest = Manifest(
+        out, new_id(), time.time(), "local", loaded.sweep, "", "", runs, jobs, [], {}
+    )
+    write_manifest(manifest)
+    draw = random.Random(0)
+    environment = {"host": "n1", "packages": {"torch": "2.11.0"}, "git": {"commit": "0" * 40}}
+    lines: dict[int, list[bytes]] = {}
+    for job in jobs:
+        for run_id, repeat in job.tasks:
+            run = runs[run_id]
+            samples = {
+                phase: [round(draw.gauss(1, 0.05), 6) for _ in range(100)]
+                for phase in ("forward", "backward", "forward_backward")
+            }
+            record = Record(
+                run=run_id, repeat=repeat, attempt=1, status="ok", sweep="aggregation",
+                submission=manifest.id, job=job.index, benchmark="attention", version=run.version,
+                params=run.params, device="NVIDIA H100 80GB HBM3", started_at=1.0, finished_at=2.0,
+                measurements=Measurements(samples_ms=samples), environment=environment,
+            )  # fmt: skip
+            lines.setdefault(job.index, []).append(record.model_dump_json(exclude_none=True).encode())
+    for index, many in lines.items():
+        writer = RecordWriter(out / "records", f"{manifest.id}-{index}")
+        writer.path.write_bytes(b"\n".join(many) + b"\n")
+    size = sum(file.stat().st_size for file in (out / "records").iterdir())
+    seconds, peak, _ = command(sys.executable, "aggregate.py", str(out))
+    print(
+        f"tables of {len(expanded.runs):,} records ({size / 1e6:.0f} MB): {seconds:.1f} s, "
+        f"{peak / 1e9:.2f} GB (aim: 10 s, 1 GB for 100,000)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=100_000)
+    count = parser.parse_args().records
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+        expansion(folder)
+        packed_run(folder)
+        submission(folder)
+        aggregation(folder, count)
+    print(f"(this script's own peak: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""Runs that end in every way a run can end, for the tests of the worker."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from systems.benchmarks.base import BenchmarkParams, Unsupported, WrongOutput
+
+VERSION = 1
+ACTIONS: dict[str, Callable[[Params], dict[str, Any]]] = {}
+
+
+class Params(BenchmarkParams):
+    what: str  # one of ACTIONS
+    tag: int = 0  # tells apart runs that do the same
+    rank: int | None = None  # of several ranks, the one that does it; the others wait for it
+    deaf: bool = False  # the others do not heed SIGTERM
+    path: str = ""  # a file to write, or a FIFO whose reader hears that the run has come so far
+    pair: tuple[int, int] = (1, 2)  # JSON has no tuples; this must come through all the same
+
+
+def run(params: Params) -> dict[str, Any]:
+    assert params.pair == (1, 2)
+    if "RANK" in os.environ:
+        return _run_rank(params)
+    return facts() | ACTIONS[params.what](params)
+
+
+def _run_rank(params: Params) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    from systems.parallel import process_group
+
+    with process_group("gloo"):
+        rank = dist.get_rank()
+        dist.barrier()
+        if params.rank in (rank, -1):
+            ACTIONS[params.what](params)
+        elif params.deaf:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            hang_in_python(params)
+        dist.barrier()
+        return facts() | {
+            "samples_ms": {"call": [rank + 1.0, rank + 1.0]},
+            "peak_memory_bytes": {"call": rank + 10},
+        }
+
+
+def facts() -> dict[str, Any]:
+    shown = ("RANK", "MASTER_", "TORCHELASTIC_", "WORLD_SIZE", "SLURM_", "CUDA_VISIBLE", "OMP_")
+    environment = {k: v for k, v in os.environ.items() if any(name in k for name in shown)}
+    return {
+        "samples_ms": {"call": [1.0]},
+        "facts": {
+            "pid": os.getpid(),
+            "server": os.getppid(),
+            "worker": _parent_of(os.getppid()),
+            "at": [time.monotonic()],
+            "environment": environment,
+            "files": sorted(map(_target, os.listdir("/proc/self/fd"))),
+            "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+            "ignored": [n for n in range(1, 32) if signal.getsignal(n) is signal.SIG_IGN],
+        },
+    }
+
+
+def action(function: Callable[[Params], dict[str, Any]]) -> Callable[[Params], dict[str, Any]]:
+    ACTIONS[function.__name__] = function
+    return function
+
+
+@action
+def ok(params: Params) -> dict[str, Any]:
+    return {}
+
+
+# ---- exceptions ----------------------------------------------------------------------------------
+
+
+@action
+def raises(params: Params) -> dict[str, Any]:
+    raise ValueError("the message [/red] of the exception")
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@action
+def raise_unprintable(params: Params) -> dict[str, Any]:
+    raise Unprintable
+
+
+@action
+def raise_undecodable(params: Params) -> dict[str, Any]:
+    raise OSError(os.fsdecode(b"no such file: \xff"))
+
+
+@action
+def raise_without_streams(params: Params) -> dict[str, Any]:
+    sys.stdout.close()
+    sys.stderr.close()
+    raise ValueError("said to nobody")
+
+
+@action
+def sys_exit(params: Params) -> dict[str, Any]:
+    sys.exit(3)
+
+
+@action
+def os_exit(params: Params) -> dict[str, Any]:
+    os._exit(params.tag)
+
+
+@action
+def wrong(params: Params) -> dict[str, Any]:
+    raise WrongOutput("off by 0.5")
+
+
+@action
+def unsupported(params: Params) -> dict[str, Any]:
+    raise Unsupported("needs a machine that is not built yet")
+
+
+# ---- signals -------------------------------------------------------------------------------------
+
+
+@action
+def sigkill(params: Params) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+@action
+def segfault(params: Params) -> dict[str, Any]:
+    ctypes.string_at(0)
+    return {}
+
+
+@action
+def abort(params: Params) -> dict[str, Any]:
+    import faulthandler
+
+    faulthandler.disable()  # as in a library's thread: nothing but what it printed is left
+    print("terminate called after throwing an instance of 'Oops'", file=sys.stderr)
+    os.abort()
+
+
+@action
+def kill_worker(params: Params) -> dict[str, Any]:
+    os.kill(_parent_of(os.getppid()), signal.SIGKILL)
+    return hang_in_python(params)
+
+
+# ---- hangs ---------------------------------------------------------------------------------------
+
+
+@action
+def hang_in_python(params: Params) -> dict[str, Any]:
+    while True:
+        time.sleep(0.01)
+
+
+@action
+def hang_in_a_lock(params: Params) -> dict[str, Any]:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+    return {}
+
+
+@action
+def hang_deaf(params: Params) -> dict[str, Any]:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return hang_in_a_lock(params)
+
+
+@action
+def hang_at_exit(params: Params) -> dict[str, Any]:
+    threading.Thread(target=hang_in_python, args=(params,)).start()
+    return {}
+
+
+@action
+def hang_with_children(params: Params) -> dict[str, Any]:
+    leave_children(params)
+    return hang_in_python(params)
+
+
+@action
+def wait(params: Params) -> dict[str, Any]:
+    """Tell the FIFO's reader of this process and a child of it; hang, unless PATH.go exists."""
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    if Path(f"{params.path}.go").exists():
+        return {}
+    with open(params.path, "w") as file:
+        file.write(f"{os.getpid()} {child.pid}\n")
+    return hang_in_python(params)
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def _limit_memory(more: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+@action
+def memory_error(params: Params) -> dict[str, Any]:
+    _limit_memory(2**28)
+    held = []
+    while True:
+        held.append(bytearray(2**20))
+
+
+@action
+def torch_memory_error(params: Params) -> dict[str, Any]:
+    import torch
+
+    _limit_memory(2**28)
+    return {"facts": {"sum": torch.ones(2**28).sum().item()}}
+
+
+@action
+def fill_memory(params: Params) -> dict[str, Any]:
+    held = []
+    while True:
+        held.append(b"x" * 2**22)
+
+
+# ---- odd facts, odd manners ----------------------------------------------------------------------
+
+
+@action
+def nan(params: Params) -> dict[str, Any]:
+    return {"facts": {"loss": [1.0, float("nan")]}}
+
+
+@action
+def tensor(params: Params) -> dict[str, Any]:
+    import torch
+
+    return {"facts": {"loss": torch.zeros(1)}}
+
+
+@action
+def many_facts(params: Params) -> dict[str, Any]:
+    return {"samples_ms": {"call": [0.125] * 1_000_000}}
+
+
+@action
+def undecodable_fact(params: Params) -> dict[str, Any]:
+    return {"facts": {"path": os.fsdecode(b"\xff")}}
+
+
+@action
+def leave_children(params: Params) -> dict[str, Any]:
+    """One that was executed and one that was only forked, each in a session of its own."""
+    pids = [subprocess.Popen(["sleep", "1000"], start_new_session=True).pid]
+    readable, writable = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if (grandchild := os.fork()) == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            while True:
+                time.sleep(1000)
+        os.write(writable, str(grandchild).encode())
+        os._exit(0)
+    os.wait()
+    pids.append(int(os.read(readable, 20)))
+    if params.path:
+        Path(params.path).write_text(" ".join(map(str, pids)))
+    return {}
+
+
+@action
+def leave_no_floor(params: Params) -> dict[str, Any]:
+    """Change to a folder and remove it; close every file; forget the environment."""
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    shutil.rmtree(folder)
+    os.environ.clear()
+    os.closerange(0, 100)
+    return {}
+
+
+@action
+def be_chatty(params: Params) -> dict[str, Any]:
+    for _ in range(20):
+        print("x" * 10**6)
+    os._exit(9)
+
+
+def _target(name: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{name}")
+    except OSError:  # the one that listed them
+        return ""
+
+
+def _parent_of(pid: int) -> int:
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return int(stat[stat.rindex(")") + 2 :].split()[1])

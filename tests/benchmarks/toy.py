@@ -1,0 +1,39 @@
+"""A benchmark without torch, for the tests of sweeps, records and tables."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from systems.benchmarks.base import BenchmarkParams
+
+VERSION = 1
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Params(BenchmarkParams):
+    size: Positive
+    mode: Literal["fast", "exact"] = "fast"
+    scale: float = 1  # an int on purpose: 1 and 1.0 are the same default
+    window: Positive | None = None
+    causal: bool = False
+    label: str = ""
+    ranks: Positive = 1
+
+    @field_validator("label")
+    @classmethod
+    def _no_spaces(cls, label: str) -> str:
+        if " " in label:
+            raise ValueError("a label has no spaces")
+        return label
+
+    @model_validator(mode="after")
+    def _window_fits(self) -> Self:
+        if self.window is not None and self.window > self.size:
+            raise ValueError("the window is larger than the size")
+        return self
+
+
+def run(params: Params) -> dict[str, Any]:
+    return {"samples_ms": {"forward": [params.size * params.scale] * 5}}

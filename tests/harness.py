@@ -1,0 +1,153 @@
+"""What the tests of real submissions share: a sweep file, a submission, its records."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from jobs.manifest import Manifest, write_manifest
+from jobs.record import Record, read_records
+from jobs.submission import Options, prepare
+from jobs.sweep import load_sweep
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE_S = 60.0  # for what takes a second on a machine that does nothing else
+
+
+def write_sweep(folder: Path, cases: Iterable[dict[str, Any]], **keys: Any) -> Path:
+    """A sweep of the misbehaving benchmark.
+
+    Args:
+        cases: the parameters of one run each; `timeout_s` among them is the run's own.
+        keys: of the sweep.
+    """
+    blocks = []
+    for case in cases:
+        fixed = dict(case)
+        timeout = {"timeout_s": fixed.pop("timeout_s")} if "timeout_s" in fixed else {}
+        blocks.append({"fixed": fixed, **timeout})
+    sweep = {
+        "name": "misbehave",
+        "benchmark": "tests.benchmarks.misbehave",
+        "resources": {"gpus_per_node": 0},
+        "runs_per_job": 100,
+        "timeout_s": 60,
+        "cases": blocks,
+    }
+    path = folder / "sweep.yaml"
+    path.write_text(json.dumps(sweep | keys))  # JSON is YAML
+    return path
+
+
+def start(
+    *arguments: str | Path, environment: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """`python -m ARGUMENTS` from the project's root, output captured."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | (environment or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # Ignored where the tests run in a shell's background, and that would be inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def run(
+    *arguments: str | Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The same, to its end; its output is in `stdout`."""
+    process = start(*arguments, environment=environment)
+    try:
+        output, _ = process.communicate(timeout=240)
+    except BaseException:
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(arguments, process.returncode, output)
+
+
+def records(out: Path) -> list[Record]:
+    found, bad = read_records(out)
+    assert not bad
+    return found
+
+
+def only(out: Path, **params: Any) -> Record:
+    """The one record with these parameters."""
+    found = [r for r in records(out) if params.items() <= r.params.items()]
+    assert len(found) == 1, f"{len(found)} records of {params}"
+    return found[0]
+
+
+def facts(record: Record) -> dict[str, Any]:
+    assert record.measurements is not None, record.failure
+    return record.measurements.facts
+
+
+def written(sweep: Path, out: Path, executor: str = "local") -> Manifest:
+    """The manifest of a submission that nobody has started."""
+    prepared = prepare(load_sweep(sweep, [], None, None), Options(executor, out), str(sweep))
+    write_manifest(prepared.manifest)
+    return prepared.manifest
+
+
+def statuses(out: Path) -> dict[str, str]:
+    """What `python -m jobs status` says of each run, by what the run does and its tag."""
+    told = json.loads(run("jobs", "status", out, "--json").stdout)
+    return {f"{t['params']['what']}{t['params']['tag']}": t["state"] for t in told["tasks"]}
+
+
+class Fifo:
+    """A run that `wait`s here says when it has come so far."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        os.mkfifo(path)
+        self._handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def pids(self) -> tuple[int, int]:
+        """Wait for the next run; returns its process and a child of that."""
+        told = b""
+        deadline = time.monotonic() + PATIENCE_S
+        while not told.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            assert left > 0 and select.select([self._handle], [], [], left)[0], "no run came"
+            told += os.read(self._handle, 100)
+        run, child = told.split()
+        return int(run), int(child)
+
+    def open(self) -> None:
+        """Let the next run pass."""
+        Path(f"{self.path}.go").touch()
+
+
+def parent_of(pid: int) -> int:
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return int(stat[stat.rindex(")") + 2 :].split()[1])
+
+
+def alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2] != "Z"
+
+
+def await_true(condition: Callable[[], bool], what: str) -> None:
+    """For what nobody sends word of, such as the end of somebody else's process."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+        time.sleep(0.02)

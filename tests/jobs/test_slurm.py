@@ -1,0 +1,388 @@
+"""Submissions to a real Slurm cluster, from the command line to the records.
+
+The scenarios that wait are submitted together, and each test then looks at its own; the tests that
+make others wait (the controller's restart) come last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.record import Record, read_records
+from tests.slurm_cluster import SlurmCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARK = "tests.benchmarks.slurm_scenarios"
+SOON_S = 120.0  # for what waits for nothing but its turn
+
+pytestmark = pytest.mark.slurm
+
+
+@dataclass
+class Scenario:
+    """A sweep and the folder it is submitted into."""
+
+    cluster: SlurmCluster
+    folder: Path
+    sweep: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.sweep["name"])
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    def let(self, go: str) -> None:
+        """End the waiting of the runs whose parameter `until` is this."""
+        (self.folder / go).touch()
+
+    def file(self, until: str) -> str:
+        """What `until` is to a run: a file, except for the two values that are none."""
+        return until if until in ("", "requeued") else str(self.folder / until)
+
+    def submit(
+        self, *arguments: str, prefix: tuple[str, ...] = (), **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """`python -m jobs.submit` of this sweep, as a user would call it."""
+        path = self.folder / f"{self.name}.yaml"
+        path.write_text(json.dumps(self.sweep))  # JSON is YAML
+        command = [sys.executable, "-m", "jobs.submit", str(path), "--out", str(self.out)]
+        return self.command(*prefix, *command, *arguments, **environment)
+
+    def jobs(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`python -m jobs ...`."""
+        return self.command(sys.executable, "-m", "jobs", *arguments)
+
+    def command(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | self.cluster.environment | environment,
+            capture_output=True,
+            text=True,
+        )
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.jobs("status", str(self.out), "--json").stdout)  # type: ignore[no-any-return]
+
+    def records(self) -> list[Record]:
+        records, bad = read_records(self.out)
+        assert not bad
+        return records
+
+    def queue(self) -> list[str]:
+        """Job id and state of what Slurm has not finished."""
+        return self.cluster.client(
+            "squeue", "-h", "-r", f"--name={self.name}", "-o", "%i %T"
+        ).stdout.splitlines()
+
+    def finish(self, timeout_s: float = SOON_S) -> list[Record]:
+        """Wait until the queue holds none of its jobs; all its records then."""
+        self.cluster.wait_for(lambda: not self.queue(), timeout_s, f"{self.name} to end")
+        return self.records()
+
+    def worker_states(self) -> list[dict[str, Any]]:
+        """What each of its workers says that it is doing."""
+        paths = self.out.glob("submissions/*/jobs/*/state.json")
+        return [json.loads(path.read_text()) for path in paths]
+
+    def executing(self, count: int = 1) -> list[dict[str, Any]]:
+        """Wait until some run executes; the states of the workers that say so."""
+
+        def running() -> list[dict[str, Any]]:
+            states = [state for state in self.worker_states() if state["running"]]
+            return states if len(states) >= count else []
+
+        return self.cluster.wait_for(running, SOON_S, f"{self.name} to execute")
+
+
+class Scenarios:
+    """All scenarios of this file, those that wait for long submitted at once."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path):
+        self.cluster, self.folder = cluster, folder
+        self.made: dict[str, Scenario] = {}
+
+    def new(self, name: str, **sweep: Any) -> Scenario:
+        folder = self.folder / name
+        folder.mkdir()
+        sweep = {"name": name, "benchmark": BENCHMARK, "timeout_s": 200, **sweep}
+        scenario = Scenario(self.cluster, folder, sweep)
+        for axis in ("fixed", "zip"):  # a name stands for a file in the scenario's own folder
+            given = sweep.get(axis, {}).get("until")
+            if isinstance(given, list):
+                sweep[axis]["until"] = [scenario.file(name) for name in given]
+            elif given:
+                sweep[axis]["until"] = scenario.file(given)
+        self.made[name] = scenario
+        return scenario
+
+    def submitted(self, name: str, **sweep: Any) -> Scenario:
+        scenario = self.new(name, **sweep)
+        done = scenario.submit()
+        assert done.returncode == 0, done.stderr
+        return scenario
+
+
+@pytest.fixture(scope="module")
+def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
+    made = Scenarios(slurm_cluster, tmp_path_factory.mktemp("scenarios"))
+    limit = {"resources": {"timeout_min": 1}}
+    made.submitted(
+        "preempted",
+        zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
+        runs_per_job=3,
+        slurm={"partition": "low"},
+        resources={"cpus_per_task": slurm_cluster.cpus},
+    )
+    made.submitted(
+        "limit",
+        zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
+        runs_per_job=3,
+        **limit,
+    )
+    made.submitted("endless", fixed={"until": "never"}, grid={"index": [0]}, **limit)
+    made.submitted(
+        "cancelled",
+        zip={"index": [0, 1, 2], "until": ["go", "", ""]},
+        slurm={"array_parallelism": 1},
+    )
+    made.submitted("worker", zip={"index": [0, 1, 2], "until": ["", "never", ""]}, runs_per_job=3)
+    made.submitted("failing", grid={"do": ["raise", "kill_self", "measure"]}, runs_per_job=3)
+    made.submitted("gpu", grid={"index": [0]}, resources={"gpus_per_node": 1})
+    made.submitted(
+        "nodes",
+        benchmark="all_reduce",
+        fixed={"backend": "gloo", "size_mb": 1, "world_size": 4, "samples": 5, "measure_s": 0.2},
+        resources={"nodes": 2},
+        launch={"nproc_per_node": 2},
+    )
+    made.submitted("setup", grid={"index": [0, 1]}, slurm={"setup": ["# comment", "cat /nowhere"]})
+    made.submitted(
+        "array",
+        cases=[{"grid": {"index": list(range(19))}}, {"fixed": {"index": 19, "do": "raise"}}],
+        slurm={"array_parallelism": 4},
+    )
+    preempt(made.made["preempted"])
+    return made
+
+
+def preempt(scenario: Scenario) -> None:
+    """Have a job of a higher partition take the node, once the first run is done."""
+    scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
+    scenario.executing()
+    cpus = f"--cpus-per-task={scenario.cluster.cpus}"
+    other = ("sbatch", "--partition=high", cpus, "--output=/dev/null", "--wrap=true")
+    assert scenario.cluster.client(*other).returncode == 0
+
+
+def by_index(records: list[Record]) -> dict[int, list[Record]]:
+    found: dict[int, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.params["index"], []).append(record)
+    return found
+
+
+def states(status: dict[str, Any]) -> list[str]:
+    return [task["state"] for task in status["tasks"]]
+
+
+def test_submitting_in_flight_submits_nothing_twice(scenarios: Scenarios) -> None:
+    scenario = scenarios.made["cancelled"]
+    done = scenario.submit()
+    assert done.returncode == 0
+    assert "submitted 0 runs as 0 jobs" in done.stdout
+    assert "3 runs are queued or running already" in done.stdout
+    assert len(scenario.queue()) == 3
+
+
+def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
+    scenario = scenarios.made["cancelled"]
+    scenario.executing()
+    assert states(scenario.status()) == ["running", "queued", "queued"]
+    done = scenario.jobs("cancel", str(scenario.out))
+    assert done.returncode == 0, done.stderr
+    assert "cancelled 3 jobs" in done.stdout
+    (record,) = scenario.finish()
+    assert (record.status, record.params["index"]) == ("cancelled", 0)
+    assert states(scenario.status()) == ["cancelled"] * 3
+    assert scenario.jobs("status", str(scenario.out)).returncode == 1
+
+    scenario.let("go")
+    done = scenario.submit()
+    assert "submitted 3 runs as 3 jobs" in done.stdout
+    scenario.finish()
+    assert states(scenario.status()) == ["ok"] * 3
+    attempts = {i: [r.status for r in rs] for i, rs in by_index(scenario.records()).items()}
+    assert attempts == {0: ["cancelled", "ok"], 1: ["ok"], 2: ["ok"]}
+
+
+def test_killed_worker(scenarios: Scenarios) -> None:
+    """Slurm and the manifest tell of the runs that left no record."""
+    scenario = scenarios.made["worker"]
+    scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
+    (state,) = scenario.executing()
+    os.kill(state["pid"], signal.SIGKILL)
+    (record,) = scenario.finish()
+    assert record.status == "ok"
+    status = scenario.status()
+    assert states(status) == ["ok", "killed", "killed"]
+    assert all("FAILED" in task["detail"] for task in status["tasks"][1:])
+    table = scenario.command(sys.executable, "aggregate.py", str(scenario.out))
+    assert table.returncode == 0, table.stderr
+    assert table.stdout.count("killed") == 2
+
+
+def test_failing_runs(scenarios: Scenarios) -> None:
+    """A run that raises and a run that is killed leave the next one alone."""
+    scenario = scenarios.made["failing"]
+    raised, killed, measured = scenario.finish()
+    assert raised.status == "error"
+    assert raised.failure is not None and "told to raise" in (raised.failure.traceback or "")
+    assert killed.status == "killed"
+    assert killed.failure is not None and killed.failure.type == "SIGKILL"
+    assert measured.status == "ok"
+    told = scenario.jobs("logs", raised.run, "--in", str(scenario.out))
+    assert "ValueError: run 0 was told to raise" in told.stdout
+
+    replayed = scenario.jobs("replay", measured.run, "--in", str(scenario.out))
+    assert replayed.returncode == 0, replayed.stderr
+    assert "python -m jobs.submit" in replayed.stdout
+
+    retried = scenario.jobs("retry", str(scenario.out))
+    assert "submitted 2 runs as 1 jobs" in retried.stdout
+    again = scenario.finish()[3:]
+    assert [(r.run, r.status, r.attempt) for r in again] == [
+        (raised.run, "error", 2),
+        (killed.run, "killed", 2),
+    ]
+
+
+def test_gpu_job_sees_its_gpu_alone(scenarios: Scenarios) -> None:
+    """The cluster's GPUs are made up, so that torch sees none, and the run says which it had."""
+    (record,) = scenarios.made["gpu"].finish()
+    assert record.status == "error" and record.failure is not None
+    assert re.search(r"given 1 GPUs \(CUDA_VISIBLE_DEVICES=[01]\)", record.failure.message)
+
+
+def test_two_nodes_of_two_processes(scenarios: Scenarios) -> None:
+    (record,) = scenarios.made["nodes"].finish()
+    assert record.status == "ok", record.failure
+    assert record.measurements is not None
+    assert len(record.measurements.samples_ms["latency"]) == 4
+    assert record.slurm["job_nodelist"].count("127") == 1  # 127.0.0.[2-3]
+
+
+def test_failing_setup_ends_the_job(scenarios: Scenarios) -> None:
+    scenario = scenarios.made["setup"]
+    assert scenario.finish() == []
+    status = scenario.status()
+    assert states(status) == ["killed", "killed"]
+    assert all("setup failed: cat /nowhere" in task["detail"] for task in status["tasks"])
+    told = scenario.jobs("logs", status["tasks"][0]["run"], "--in", str(scenario.out))
+    assert "No such file or directory" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [("resources.nodes=5", "Node count"), ("slurm.partition=nope", "invalid partition")],
+)
+def test_impossible_request(scenarios: Scenarios, override: str, words: str) -> None:
+    scenario = scenarios.new(override.split("=")[0], grid={"index": [0, 1]})
+    done = scenario.submit(override)
+    assert done.returncode == 2
+    assert "sbatch refused 2 jobs" in done.stderr
+    assert re.search(words, done.stderr)
+    assert states(scenario.status()) == ["missing", "missing"]
+    possible = scenario.submit("--dry-run")
+    assert "2 (0 done, 0 in flight)" in possible.stdout
+
+
+def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
+    """What surrounds the submitting command does not reach the job."""
+    scenario = scenarios.new("inside", grid={"index": [0]}, resources={"cpus_per_task": 2})
+    leaks = {"RANK": "3", "MASTER_PORT": "29500", "SLURM_CPU_BIND": "quiet,mask_cpu:0x8"}
+    done = scenario.submit(prefix=("srun", "--export=ALL"), **leaks)
+    assert done.returncode == 0, done.stderr
+    (record,) = scenario.finish()
+    assert record.status == "ok" and record.measurements is not None, record.failure
+    seen = record.measurements.facts["environment"]
+    assert (seen["RANK"], seen["MASTER_PORT"]) == (None, None)
+    assert seen["SLURM_CPU_BIND"] != leaks["SLURM_CPU_BIND"]
+    assert seen["CUDA_VISIBLE_DEVICES"] == ""
+    assert seen["SLURM_CPUS_PER_TASK"] == "2"
+    assert "array_job_id" not in record.slurm
+
+    again = scenario.submit()
+    assert again.returncode == 0
+    assert "1 runs were measured before" in again.stdout
+    assert "submitted 0 runs" in again.stdout
+
+
+def test_array(scenarios: Scenarios) -> None:
+    """20 jobs, in three arrays because the cluster's MaxArraySize is 8; four at once, no more."""
+    scenario = scenarios.made["array"]
+    records = scenario.finish()
+    assert len({record.slurm["array_job_id"] for record in records}) == 3
+    assert len(by_index(records)) == len(records) == 20
+    (raised,) = (record for record in records if record.status != "ok")
+    assert (raised.status, raised.params["index"]) == ("error", 19)
+    assert raised.failure is not None and "told to raise" in (raised.failure.traceback or "")
+    at_once = [sum(r.started_at <= t.started_at < r.finished_at for r in records) for t in records]
+    assert 1 < max(at_once) <= 4
+
+
+def assert_requeued(records: list[Record]) -> None:
+    """What was done stays done; the run that was cut short is repeated, and the rest follows."""
+    told = by_index(records)
+    statuses = {index: [record.status for record in told[index]] for index in told}
+    assert statuses == {0: ["ok"], 1: ["preempted", "ok"], 2: ["ok"]}
+    assert "restart_count" not in told[0][0].slurm
+    assert told[1][1].slurm["restart_count"] == told[2][0].slurm["restart_count"] == "1"
+
+
+def test_time_limit(scenarios: Scenarios) -> None:
+    assert_requeued(scenarios.made["limit"].finish())
+
+
+def test_preemption(scenarios: Scenarios) -> None:
+    """A job that leaves in its time of grace has failed, in Slurm's eyes, unless it is requeued."""
+    assert_requeued(scenarios.made["preempted"].finish())
+
+
+def test_run_that_never_fits_the_limit(scenarios: Scenarios) -> None:
+    (record,) = scenarios.made["endless"].finish()
+    assert record.status == "timeout"
+    assert record.failure is not None and "limit of 1 min" in record.failure.message
+
+
+def test_restarted_controller(scenarios: Scenarios) -> None:
+    cluster = scenarios.cluster
+    scenario = scenarios.submitted(
+        "restart", zip={"index": [0, 1], "until": ["down", "up"]}, runs_per_job=2
+    )
+    scenario.executing()
+    cluster.stop_controller()
+    try:
+        status = scenario.status()
+        assert any("Slurm does not answer" in note for note in status["notes"])
+        assert states(status) == ["running", "queued"]
+        scenario.let("down")
+        cluster.wait_for(scenario.records, SOON_S, "the first run to end without a controller")
+    finally:
+        cluster.start_controller()
+    scenario.let("up")
+    assert [record.status for record in scenario.finish()] == ["ok", "ok"]
+    assert states(scenario.status()) == ["ok", "ok"]

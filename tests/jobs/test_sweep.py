@@ -1,0 +1,506 @@
+"""Sweep files: what they inherit, what overrides them, and every error at once with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.expand import expand
+from jobs.strict_yaml import InputError
+from jobs.sweep import load_sweep
+from tests.results_folder import errors, load, params_of, write
+
+SWEEPS = Path(__file__).parents[2] / "sweeps"
+TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"
+
+
+def toy_errors(folder: Path, text: str, *overrides: str, filter: str | None = None) -> list[str]:
+    return errors(write(folder, TOY + text), *overrides, filter=filter)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """\
+        name: many errors
+        benchmark: tests.benchmarks.toy
+        fixd: {size: 1}
+        fixed:
+          size: large
+          scale: 1e-4
+        grid:
+          mode: [fast, exakt]
+          widnow: [1]
+        zip:
+          ranks: [1, 2]
+          causal: [true]
+        repeats: 0
+        exclude:
+          - mod == fast
+        tables:
+          - name: t
+            rows: [sise]
+            value: speed
+        resources: {nodes: $rank}
+        """,
+    )
+    told = errors(path)
+    expected = [
+        ("sweep.yaml:1:7: ", "name: given 'many errors', expected text of the form"),
+        ("sweep.yaml:3:1: ", "unknown key 'fixd'; did you mean 'fixed'?"),
+        ("sweep.yaml:5:9: ", "size: given 'large', expected a valid integer"),
+        ("sweep.yaml:6:10: ", "1.0e-4"),
+        ("sweep.yaml:8:16: ", "mode: given 'exakt', expected 'fast' or 'exact'"),
+        ("sweep.yaml:8:16: ", "did you mean 'exact'?"),
+        ("sweep.yaml:9:3: ", "has no parameter 'widnow'; did you mean 'window'?"),
+        ("sweep.yaml:10:1: ", "zip: lists of different lengths: ranks 2, causal 1"),
+        ("sweep.yaml:13:10: ", "repeats: given 0, expected greater than or equal to 1"),
+        ("sweep.yaml:15:5: ", "'mod' is not a parameter; did you mean 'mode'?"),
+        ("sweep.yaml:18:12: ", "rows: no parameter 'sise'; did you mean 'size'?"),
+        ("sweep.yaml:19:12: ", "value: 'speed' is not known"),
+        ("sweep.yaml:20:20: ", "nodes: '$rank' names no parameter; did you mean 'ranks'?"),
+    ]
+    for place, words in expected:
+        assert any(line.startswith(place) and words in line for line in told), (place, words, told)
+    assert len(told) == len({place for place, _ in expected})  # and nothing else
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("fixed: {size: 1}\nfoo: 1", "4:1", "unknown key 'foo'"),
+        ("fixed: {size: 1}\nresources: {node: 1}", "4:13", "did you mean 'nodes'"),
+        (
+            "fixed: {size: 1}\nlaunch: {nproc: 1}",
+            "4:10",
+            "unknown key 'nproc' (valid: nproc_per_node)",
+        ),
+        ("fixed: {size: 1}\nslurm: {partion: a}", "4:9", "did you mean 'partition'"),
+        ("fixed: {size: 1}\norder: random", "4:8", "expected 'as_written' or"),
+        ("cases: [{fixd: {size: 1}}]", "3:10", "did you mean 'fixed'"),
+        ("cases: [{fixed: {size: 1}, resources: {gpu: 1}}]", "3:40", "unknown key 'gpu'"),
+        ("cases: [{fixed: {size: 1}, resources: {nodes: 0}}]", "3:47", "given 0, expected"),
+        ("cases: [{fixed: {size: 1}, launch: {nproc_per_node: $rank}}]", "3:53", "'ranks'"),
+        ("fixed: {size: 1}\ntables: [{name: t, row: [size]}]", "4:20", "did you mean 'rows'"),
+        ("fixed: {size: 1}\ntables: [{rows: [size]}]", "4:10", "name is required"),
+        ("fixed: {size: 1}\nplots: [{name: p}]", "4:9", "x is required"),
+        ("fixed: {size: 1}\nplots: [{name: p, x: sise}]", "4:22", "did you mean 'size'"),
+        ("fixed: {size: 1}\nplots: [{name: p, x: size, facet: [a]}]", "4:36", "'a'"),
+        ("fixed: {size: 1}\nplots: [{name: p, x: size, series: [size]}]", "4:37", "already"),
+        ("fixed: {size: 1}\ntables: [{name: t}, {name: t}]", "4:28", "two are named 't'"),
+        ("fixed: {size: 1}\ntables: [{name: t, statistic: avg}]", "4:31", "'mean'"),
+        ("fixed: {size: 1}\ntables: [{name: t, unit: GiB}]", "4:26", "time cannot be shown in GiB"),
+        ("fixed: {size: 1}\ntables: [{name: t, value: mfu, unit: s}]", "4:38", "mfu cannot"),
+        ("fixed: {size: 1}\ntables: [{name: t, value: fact.x, unit: s}]", "4:41", "_seconds"),
+        ("fixed: {size: 1}\ntables: [{name: t, where: sise > 1}]", "4:27", "'size'"),
+        (
+            "fixed: {size: 1}\ntables: [{name: t, columns: [mode], baseline: {mode: fsat}}]",
+            "4:54",
+            "did you mean 'fast'",
+        ),
+        (
+            "fixed: {size: 1}\ntables: [{name: t, columns: [mode], baseline: {size: 1}}]",
+            "4:48",
+            "'size' is none of the columns (mode)",
+        ),
+        ("fixed: {size: 1}\nexclude: [{sise: 1}]", "4:12", "did you mean 'size'"),
+        ("fixed: {size: 1}\nexclude: [{mode: [fast, slow]}]", "4:25", "given 'slow'"),
+        ("fixed: {size: 1}\nexclude: [{}]", "4:11", "would exclude every run"),
+        ("fixed: {size: 1}\nexclude: ['']", "4:11", "would exclude every run"),
+        ("fixed: {size: 1}\nexclude: [[1]]", "4:11", "exclude.0: given [1]"),
+        (
+            "fixed: {size: 1}\nexclude: [\"__import__('os').system('x') == 1\"]",
+            "4:11",
+            "is not a parameter",
+        ),
+        ("fixed: {size: 1}\ngrid: {size: [2]}", "4:8", "'size' is set in both fixed and grid"),
+        ("grid: {size: [2]}\nzip: {size: [2]}", "4:7", "'size' is set in both grid and zip"),
+        ("grid: {size: []}", "3:14", "at least 1 item"),
+        ("grid: {size: 5}", "3:14", "expected a valid list"),
+        ("grid: {size: [[5]]}", "3:15", "given [5]"),
+        ("fixed: {size: true}", "3:15", "given True, expected a valid integer"),
+        ("fixed: {size: 1.0}", "3:15", "given 1.0, expected a valid integer"),
+        ("fixed: {size: '1'}", "3:15", "given '1', expected a valid integer"),
+        ("fixed: [size]", "3:8", "expected a valid dictionary"),
+        ("fixed: {size: 1}\ncases: 5", "4:8", "expected a valid list"),
+        ("fixed: {size: 1}\ncases: [5]", "4:9", "cases.0: given 5"),
+        ("fixed: {size: 1}\ntimeout_s: -1", "4:12", "greater than 0"),
+        ("fixed: {size: 1}\ntimeout_s: 1.0e300", "4:12", "less than or equal to"),
+        ("fixed: {size: 1}\nfilter: size == 1", "4:1", "--filter"),
+        ("fixed: {mode: fast}", "1:1", "parameter 'size' is required by the benchmark"),
+        ("fixed: {size: 1, mode: on}", "3:24", "boolean"),
+    ],
+)
+def test_one_error_with_its_place(tmp_path: Path, text: str, place: str, words: str) -> None:
+    (told,) = toy_errors(tmp_path, text + "\n")
+    assert told.startswith(f"sweep.yaml:{place}: "), told
+    assert words in told
+
+
+def test_a_wrong_key_among_several_forms(tmp_path: Path) -> None:
+    told = toy_errors(tmp_path, "fixed: {size: 1}\norder: {shufle: 1}\n")
+    assert any("4:9: unknown key 'shufle'; did you mean 'shuffle'" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "sweep.yaml:1:1: the file is empty"),
+        (b"# nothing\n", "sweep.yaml:1:1: the file is empty"),
+        (b"{}", "sweep.yaml:1:1: the file is empty"),
+        (b"- a\n", "sweep.yaml:1:1: expected a mapping of keys to values, not a list"),
+        (b"hello", "sweep.yaml:1:1: expected a mapping of keys to values, not 'hello'"),
+        (b"name: caf\xe9\n", "sweep.yaml:1:10: not UTF-8 text: byte 0xe9"),
+        (b"\xff\xfen\0a\0", "sweep.yaml:1:1: not UTF-8 text: byte 0xff"),
+        (b"name: [1\nb: 2\n", "sweep.yaml:2:2: not valid YAML"),
+    ],
+)
+def test_a_file_that_is_no_sweep(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "sweep.yaml").write_bytes(content)
+    (line,) = errors(tmp_path / "sweep.yaml")
+    assert line.startswith(told)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    assert errors(tmp_path / "no.yaml") == ["no.yaml: cannot be read: No such file or directory"]
+    assert errors(tmp_path) == [f"{tmp_path.name}: cannot be read: Is a directory"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("attentoin", "did you mean 'attention'? (valid: all_reduce, attention)"),
+        ("tests.benchmarks.nothing", "no benchmark 'tests.benchmarks.nothing'"),
+        ("os.path", "it needs run and Params"),
+        ("..", "is no benchmark"),
+        ("timing", "no benchmark 'timing'"),  # a module of that folder, but without run()
+    ],
+)
+def test_unknown_benchmark_names_those_that_exist(tmp_path: Path, name: str, words: str) -> None:
+    (told,) = errors(write(tmp_path, f"name: a\nbenchmark: {name}\n"))
+    assert told.startswith("sweep.yaml:2:12: ")
+    assert words in told
+
+
+def test_a_trap_is_told_once_though_its_value_is_missing_too(tmp_path: Path) -> None:
+    (told,) = toy_errors(tmp_path, "grid: {size: [010, 1]}\n")
+    assert told.startswith("sweep.yaml:3:15: '010': YAML 1.1 reads a leading 0 as octal")
+
+
+def test_a_combination_that_the_benchmark_refuses(tmp_path: Path) -> None:
+    (told,) = toy_errors(tmp_path, "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\n")
+    assert told == (
+        "sweep.yaml:4:3: the window is larger than the size (size=1 window=2 and 1 more)"
+    )
+
+
+def test_a_refused_combination_may_be_excluded(tmp_path: Path) -> None:
+    text = TOY + "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\nexclude: [size == 1 and window > 1]\n"
+    loaded = load(tmp_path, text)
+    assert params_of(loaded, "size", "window") == [(1, 1), (8, 1), (8, 2), (8, 4)]
+    assert expand(loaded).excluded == 2
+    rest = load(tmp_path, TOY + "grid:\n  size: [1, 8]\n  window: [2]\n", filter="size == 8")
+    assert params_of(rest, "size") == [(8,)]
+
+
+def test_a_fields_own_validator_has_the_place_of_the_value(tmp_path: Path) -> None:
+    (told,) = toy_errors(tmp_path, "fixed: {size: 1}\ngrid:\n  label: [a, b c]\n")
+    assert told == "sweep.yaml:5:14: label: given 'b c', a label has no spaces"
+
+
+def test_nothing_left_says_why(tmp_path: Path) -> None:
+    text = "grid: {size: [1, 2, 3]}\nexclude: [size == 1]\n"
+    assert toy_errors(tmp_path, text, filter="size > 5") == [
+        "--filter: the sweep has no runs (1 excluded, 2 filtered out); size takes [1, 2, 3]"
+    ]
+    (told,) = toy_errors(tmp_path, "grid: {size: [1, 2]}\nexclude: [size > 0]\n")
+    assert told == "sweep.yaml:4:10: the sweep has no runs (2 excluded)"
+
+
+def test_filter_is_checked_like_exclude(tmp_path: Path) -> None:
+    for text, words in (("sise == 1", "'size'"), ("mode == fsat", "'fast'"), ("size", "compar")):
+        (told,) = toy_errors(tmp_path, "fixed: {size: 1}\n", filter=text)
+        assert told.startswith("--filter: ")
+        assert words in told
+
+
+def test_where_without_order_is_told_before_anything_runs(tmp_path: Path) -> None:
+    text = "fixed: {size: 1}\ntables: [{name: t, where: window > 5}]\n"
+    (told,) = toy_errors(tmp_path, text)
+    assert told.startswith("sweep.yaml:4:27: 'window > 5' compares None with 5")
+
+
+def test_references_must_give_whole_numbers(tmp_path: Path) -> None:
+    text = "fixed: {size: 1}\nresources: {nodes: $mode, cpus_per_task: $scale}\n"
+    first, second = toy_errors(tmp_path, text)
+    assert first == (
+        "sweep.yaml:4:20: nodes: $mode is 'fast' here, expected an integer of at least 1"
+    )
+    assert second.startswith("sweep.yaml:4:42: cpus_per_task: $scale is 1.0 here")
+
+
+def test_overlapping_cases_of_other_shapes_are_an_error(tmp_path: Path) -> None:
+    text = "fixed: {size: 1}\ncases:\n  - resources: {nodes: 1}\n  - resources: {nodes: 2}\n"
+    (told,) = toy_errors(tmp_path, text)
+    assert told.startswith("sweep.yaml:6:5: the same runs as in cases.0, but with other resources")
+
+
+def test_a_sweep_without_end_is_refused_at_once(tmp_path: Path) -> None:
+    sizes = ", ".join(map(str, range(1, 1001)))
+    text = f"grid:\n  size: [{sizes}]\n  window: [{sizes}]\n  ranks: [{sizes}]\n"
+    (told,) = toy_errors(tmp_path, text)
+    assert "1000000000 combinations x 1 repeats; at most 1000000" in told
+
+
+# ---- base ----------------------------------------------------------------------------------------
+
+
+def test_base_is_inherited_through_a_chain(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """\
+        benchmark: tests.benchmarks.toy
+        fixed: {scale: 2.0, causal: true}
+        grid: {size: [1, 2], ranks: [1]}
+        resources: {nodes: 2, mem_gb: 4}
+        timeout_s: 7
+        """,
+        "grand.yaml",
+    )
+    write(tmp_path, "base: grand.yaml\nname: parent\nfixed: {scale: 3.0}\n", "parent.yaml")
+    loaded = load(
+        tmp_path, "base: parent.yaml\nname: child\nresources: {nodes: 1}\ngrid: {ranks: [1, 2]}\n"
+    )
+    assert loaded.sweep.name == "child"
+    assert loaded.sweep.timeout_s == 7
+    assert loaded.sweep.resources.model_dump(exclude_unset=True) == {"nodes": 1, "mem_gb": 4}
+    assert params_of(loaded, "size", "ranks", "scale", "causal") == [
+        (1, 1, 3.0, True), (1, 2, 3.0, True), (2, 1, 3.0, True), (2, 2, 3.0, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("child", "expected"),
+    [
+        ("fixed: {size: 5}", [(5, 1), (5, 2)]),
+        ("grid: {size: [5, 6]}", [(5, 1), (5, 2), (6, 1), (6, 2)]),
+        ("zip: {size: [5, 6], ranks: [7, 8]}", [(5, 7), (6, 8)]),
+        ("zip: {ranks: [7, 8]}\nfixed: {size: 5}", [(5, 7), (5, 8)]),
+    ],
+)
+def test_a_childs_parameter_replaces_the_bases_whatever_the_section(
+    tmp_path: Path, child: str, expected: list[tuple[int, int]]
+) -> None:
+    write(tmp_path, TOY + "grid: {size: [1, 2], ranks: [1, 2]}\n", "base.yaml")
+    loaded = load(tmp_path, f"base: base.yaml\n{child}\n")
+    assert sorted(params_of(loaded, "size", "ranks")) == expected
+
+
+def test_an_error_inherited_has_the_place_in_the_base(tmp_path: Path) -> None:
+    write(tmp_path, TOY + "fixed: {size: 1}\ngrid:\n  mode: [fsat]\n  sise: [1]\n", "base.yaml")
+    told = errors(write(tmp_path, "base: base.yaml\nrepeats: no\n"))
+    assert [line.split(" ")[0] for line in told] == [
+        "base.yaml:5:10:", "base.yaml:6:3:", "sweep.yaml:2:10:",
+    ]  # fmt: skip
+
+
+def test_an_error_in_what_a_child_replaced_is_none(tmp_path: Path) -> None:
+    write(tmp_path, TOY + "grid: {size: [large]}\n", "base.yaml")
+    assert params_of(load(tmp_path, "base: base.yaml\nfixed: {size: 3}\n"), "size") == [(3,)]
+
+
+def test_base_errors(tmp_path: Path) -> None:
+    write(tmp_path, "base: b.yaml\n", "a.yaml")
+    write(tmp_path, "base: a.yaml\n", "b.yaml")
+    assert "b.yaml:1:7: base: a circle: a.yaml -> b.yaml -> a.yaml" in errors(tmp_path / "a.yaml")
+    write(tmp_path, "base: me.yaml\n", "me.yaml")
+    assert "me.yaml:1:7: base: a circle: me.yaml -> me.yaml" in errors(tmp_path / "me.yaml")
+    folder = tmp_path / "list"
+    folder.mkdir()
+    write(folder, "- 1\n", "list.yaml")
+    for base, words in (
+        ("no.yaml", "2:7: base: there is no file"),
+        (".", "2:7: base: there is no file"),
+        ('"a\\0b"', "2:7: base: there is no file"),
+        ("x" * 300, "2:7: base: there is no file"),
+        ("[a]", "2:7: base: given ['a'], expected a file name"),
+        ("list.yaml", "list.yaml:1:1: expected a mapping"),
+    ):
+        told = errors(write(folder, f"name: a\nbase: {base}\n"))
+        assert any(words in line for line in told), told
+
+
+def test_base_is_relative_to_the_file_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    write(tmp_path, "base: inner/middle.yaml\n", "top.yaml")
+    write(tmp_path / "inner", "base: ../root.yaml\nfixed: {size: 2}\n", "middle.yaml")
+    write(tmp_path, TOY, "root.yaml")
+    assert params_of(load_sweep(tmp_path / "top.yaml"), "size") == [(2,)]
+
+
+# ---- the cluster's file --------------------------------------------------------------------------
+
+
+def test_cluster_file_lies_beneath_the_sweep(tmp_path: Path) -> None:
+    cluster = write(
+        tmp_path,
+        "slurm: {partition: a100, account: me}\nresources: {mem_gb: 8, cpus_per_task: 2}\n",
+        "cluster.yaml",
+    )
+    text = TOY + "fixed: {size: 1}\nslurm: {partition: h100}\nresources: {cpus_per_task: 4}\n"
+    sweep = load(tmp_path, text, "slurm.account=you", cluster=cluster).sweep
+    assert (sweep.slurm.partition, sweep.slurm.account) == ("h100", "you")
+    assert (sweep.resources.mem_gb, sweep.resources.cpus_per_task) == (8, 4)
+
+
+def test_cluster_file_holds_nothing_else_and_may_be_empty(tmp_path: Path) -> None:
+    sweep = write(tmp_path, TOY + "fixed: {size: 1}\n")
+    cluster = write(tmp_path, "slrum: {partition: a}\nslurm: {partitoin: b}\n", "cluster.yaml")
+    first, second = errors(sweep, cluster=cluster)
+    assert first.startswith("cluster.yaml:1:1: 'slrum' does not belong in a cluster file; did you")
+    assert second.startswith("cluster.yaml:2:9: unknown key 'partitoin'; did you mean 'partition'")
+    load_sweep(sweep, cluster=write(tmp_path, "# nothing yet\n", "empty.yaml"))
+    (told,) = errors(sweep, cluster=write(tmp_path, "- 1\n", "list.yaml"))
+    assert told.startswith("list.yaml:1:1: expected a mapping")
+
+
+# ---- overrides -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("size=7", [(7, "fast"), (7, "exact")]),
+        ("size=[7,8]", [(7, "fast"), (7, "exact"), (8, "fast"), (8, "exact")]),
+        ("mode=exact", [(1, "exact"), (2, "exact")]),
+        ("mode=[exact]", [(1, "exact"), (2, "exact")]),
+        ("grid.size=[9]", [(9, "fast"), (9, "exact")]),
+    ],
+)
+def test_an_override_sets_a_parameter(
+    tmp_path: Path, argument: str, expected: list[tuple[int, str]]
+) -> None:
+    loaded = load(tmp_path, TOY + "grid: {size: [1, 2], mode: [fast, exact]}\n", argument)
+    assert params_of(loaded, "size", "mode") == expected
+
+
+def test_an_override_reaches_into_cases_and_zips(tmp_path: Path) -> None:
+    text = """\
+        name: toy
+        benchmark: tests.benchmarks.toy
+        zip: {size: [1, 2], ranks: [3, 4]}
+        cases:
+          - fixed: {mode: fast, scale: 2.0}
+          - grid: {scale: [3.0, 4.0]}
+        """
+    names = ("size", "ranks", "scale")
+    assert set(params_of(load(tmp_path, text, "scale=9.5"), *names)) == {(1, 3, 9.5), (2, 4, 9.5)}
+    assert set(params_of(load(tmp_path, text, "ranks=5"), *names)) == {
+        (1, 5, 2.0), (2, 5, 2.0), (1, 5, 3.0), (2, 5, 3.0), (1, 5, 4.0), (2, 5, 4.0),
+    }  # fmt: skip
+
+
+def test_an_override_sets_a_key_of_the_sweep(tmp_path: Path) -> None:
+    text = TOY + "fixed: {size: 1}\nresources: {nodes: 2}\n"
+    sweep = load(
+        tmp_path, text, "repeats=3", "slurm.partition=h100", "resources.mem_gb=4", "name=mine"
+    ).sweep
+    assert (sweep.repeats, sweep.slurm.partition, sweep.name) == (3, "h100", "mine")
+    assert (sweep.resources.nodes, sweep.resources.mem_gb) == (2, 4)
+
+
+def test_an_override_of_the_benchmark_brings_its_parameters(tmp_path: Path) -> None:
+    text = "name: a\nbenchmark: attention\nfixed: {size: 1}\n"
+    loaded = load(tmp_path, text, "mode=exact", "benchmark=tests.benchmarks.toy")
+    assert loaded.benchmark.name == "tests.benchmarks.toy"
+    assert params_of(loaded, "size", "mode") == [(1, "exact")]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("size", "expected key=value"),
+        ("=5", "expected key=value"),
+        ("sise=5", "did you mean 'size'?"),
+        ("slrum.partition=a", "'slrum' is neither a parameter nor a key of a sweep"),
+        ("slurm.partitoin=a", "did you mean 'partition'?"),
+        ("size=large", "size: given 'large', expected a valid integer"),
+        ("size=[1,large]", "size: given 'large', expected a valid integer"),
+        ("size=1e4", "1.0e-4"),
+        ("size=010", "octal"),
+        ("causal=on", "boolean"),
+        ("size=[1", "not valid YAML"),
+        ("size=", "given None"),
+        ("size=[]", "at least 1 item"),
+        ("size={a: 1}", "given {'a': 1}"),
+        ("repeats=0", "greater than or equal to 1"),
+        ("timeout_s=1:30", "base 60"),
+        ("cases.0.fixed.size=1", "cases is no mapping"),
+        ("name.first=a", "name is no mapping"),
+        ("filter=size == 1", "'filter' is neither"),
+        ("base=other.yaml", "'base' is neither"),
+        ("mode=!!str fast", "tag '!!str'"),
+        ("window=4", "the window is larger than the size"),
+    ],
+)
+def test_an_override_meets_the_checks_of_a_file(tmp_path: Path, argument: str, words: str) -> None:
+    told = toy_errors(tmp_path, "grid: {size: [1, 2]}\ncases: [{fixed: {mode: fast}}]\n", argument)
+    assert len(told) == 1, told
+    assert words in told[0]
+    assert told[0].startswith("command line: " + argument) or "window" in words
+
+
+def test_overrides_of_a_broken_file_only_add_errors(tmp_path: Path) -> None:
+    for text in ("grid: [1]\n", "fixed: 5\ncases: 5\n", "grid: {size: 5}\ncases: {a: 1}\n"):
+        for override in ("size=[1]", "size=1", "grid.size=[1]", "resources.nodes=1"):
+            path = write(tmp_path, TOY + text)
+            with pytest.raises(InputError):
+                expand(load_sweep(path, [override]))
+
+
+# ---- property ------------------------------------------------------------------------------------
+
+PIECES = st.sampled_from(
+    ["name", "benchmark", "fixed", "grid", "zip", "cases", "exclude", "tables", "resources",
+     "size", "mode", "fast", "tests.benchmarks.toy", "attention", "$size", "filter", "base",
+     "size > 1", ": ", ": ", "\n", "\n  ", "\n- ", "[", "]", "{", "}", ", ", "1", "-1", "1e-4",
+     "null", "true", "on", "'", "&a ", "*a", "repeats", "order", "shuffle", "where", "baseline"]
+)  # fmt: skip
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> str:
+    """One of the project's own sweeps after a few slips of the hand."""
+    text = draw(st.sampled_from([path.read_text() for path in sorted(SWEEPS.glob("*.yaml"))]))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(text)))
+        text = text[:at] + draw(PIECES) + text[at + draw(st.integers(0, 8)) :]
+    return text
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(
+        damaged(),
+        st.lists(PIECES, max_size=40).map("".join),
+        st.lists(PIECES, max_size=25).map(lambda pieces: TOY + "".join(pieces)),
+        st.text(max_size=80),
+    ),
+    st.lists(st.lists(PIECES, min_size=1, max_size=5).map("".join), max_size=2),
+    st.one_of(st.none(), st.lists(PIECES, max_size=5).map(" ".join)),
+)
+def test_no_text_raises_anything_but_input_errors(
+    tmp_path_factory: pytest.TempPathFactory, text: str, overrides: list[str], filter: str | None
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "garbage.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        expand(load_sweep(path, overrides, filter))
+    except InputError as error:
+        assert error.problems

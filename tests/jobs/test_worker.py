@@ -1,0 +1,464 @@
+"""Each way a run can end, by really ending so, and what its worker makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.fork_server import descendants
+from jobs.isolation import ForkServer, ServerDied, job_environment
+from jobs.manifest import Manifest
+from jobs.record import Record
+from jobs.run_process import Request, execute, run_alone
+from tests.harness import (
+    ROOT,
+    Fifo,
+    alive,
+    await_true,
+    facts,
+    only,
+    parent_of,
+    records,
+    run,
+    start,
+    statuses,
+    write_sweep,
+    written,
+)
+
+TRIVIAL = 12  # runs in a row that do nothing
+LEAKS = {
+    "RANK": "7",
+    "LOCAL_RANK": "7",
+    "WORLD_SIZE": "9",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "1",
+    "TORCHELASTIC_RUN_ID": "another",
+    "SLURM_JOB_ID": "17",
+    "SLURM_CPU_BIND": "none",
+}
+ENDINGS = {
+    "raises": "error",
+    "raise_unprintable": "error",
+    "raise_undecodable": "error",
+    "raise_without_streams": "error",
+    "sys_exit": "error",
+    "os_exit": "error",
+    "sigkill": "killed",
+    "segfault": "killed",
+    "abort": "killed",
+    "hang_in_python": "timeout",
+    "hang_in_a_lock": "timeout",
+    "hang_deaf": "timeout",
+    "hang_with_children": "timeout",
+    "hang_at_exit": "ok",
+    "memory_error": "oom",
+    "torch_memory_error": "oom",
+    "nan": "error",
+    "tensor": "error",
+    "undecodable_fact": "error",
+    "many_facts": "ok",
+    "wrong": "wrong",
+    "unsupported": "unsupported",
+    "leave_children": "ok",
+    "leave_no_floor": "ok",
+    "be_chatty": "error",
+}
+
+
+class Endings:
+    """One job: every ending once, a harmless run after each, and a few that do nothing."""
+
+    def __init__(self, folder: Path):
+        self.out = folder / "out"
+        self.temporary = folder / "tmp"
+        self.children = [folder / "left.txt", folder / "hung.txt"]
+        self.temporary.mkdir()
+        cases: list[dict[str, Any]] = []
+        for i, what in enumerate(ENDINGS):
+            case: dict[str, Any] = {"what": what}
+            if ENDINGS[what] == "timeout":
+                case["timeout_s"] = 1
+            if what in ("leave_children", "hang_with_children"):
+                case["path"] = str(self.children[what == "hang_with_children"])
+            cases += [case, {"what": "ok", "tag": i}]
+        cases.append({"what": "os_exit", "tag": 3})
+        cases += [{"what": "ok", "tag": 100 + i} for i in range(TRIVIAL)]
+        sweep = write_sweep(folder, cases, timeout_s=30)
+        environment = LEAKS | {"TMPDIR": str(self.temporary)}
+        self.done = run("jobs.submit", sweep, "--local", "--out", self.out, environment=environment)
+        self.cases = cases
+        self.records = records(self.out)
+        self.trivial = [r for r in self.records if r.params["tag"] >= 100]
+
+    def of(self, what: str, tag: int = 0) -> Record:
+        return only(self.out, what=what, tag=tag)
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> Endings:
+    return Endings(tmp_path_factory.mktemp("endings"))
+
+
+def told(record: Record) -> tuple[str, str, str]:
+    assert record.failure is not None
+    return record.failure.type, record.failure.message, record.failure.traceback or ""
+
+
+@pytest.mark.parametrize(("what", "status"), ENDINGS.items())
+def test_status(endings: Endings, what: str, status: str) -> None:
+    assert endings.of(what).status == status
+
+
+def test_every_run_leaves_one_record_in_turn_and_the_command_fails(endings: Endings) -> None:
+    ran = [(record.params["what"], record.params["tag"]) for record in endings.records]
+    assert ran == [(case["what"], case.get("tag", 0)) for case in endings.cases]
+    assert endings.done.returncode == 1
+    assert {record.attempt for record in endings.records} == {1}
+
+
+def test_an_exception_is_told_by_type_message_and_traceback(endings: Endings) -> None:
+    kind, message, traceback = told(endings.of("raises"))
+    assert (kind, message) == ("ValueError", "the message [/red] of the exception")
+    assert traceback.startswith("Traceback") and "in raises\n" in traceback
+    assert message in (endings.out / str(endings.of("raises").log)).read_text()
+    assert message in endings.done.stdout
+
+
+def test_an_exception_without_readable_text_is_told_too(endings: Endings) -> None:
+    assert told(endings.of("raise_unprintable"))[0] == "Unprintable"
+    assert told(endings.of("raise_undecodable"))[:2] == ("OSError", r"no such file: \udcff")
+    assert told(endings.of("raise_without_streams"))[:2] == ("ValueError", "said to nobody")
+
+
+def test_leaving_early_is_an_error_that_names_the_exit_code(endings: Endings) -> None:
+    assert told(endings.of("sys_exit"))[:2] == ("SystemExit", "3")
+    for code in (0, 3):
+        kind, message, _ = told(endings.of("os_exit", code))
+        assert (kind, f"exit code {code} before" in message) == (f"exit code {code}", True)
+
+
+def test_a_signal_is_named_and_a_crash_shows_its_stack(endings: Endings) -> None:
+    assert told(endings.of("sigkill"))[0] == "SIGKILL"
+    kind, _, traceback = told(endings.of("segfault"))
+    assert kind == "SIGSEGV" and "Segmentation fault" in traceback and "in segfault" in traceback
+    kind, _, traceback = told(endings.of("abort"))
+    assert kind == "SIGABRT" and "terminate called" in traceback
+
+
+@pytest.mark.parametrize(
+    ("what", "where"),
+    [
+        ("hang_in_python", "hang_in_python"),
+        ("hang_in_a_lock", "hang_in_a_lock"),
+        ("hang_deaf", "hang_in_a_lock"),
+    ],
+)
+def test_a_hang_is_cut_at_its_timeout_and_shows_where(
+    endings: Endings, what: str, where: str
+) -> None:
+    record = endings.of(what)
+    _, message, traceback = told(record)
+    assert message == "took more than 1 s"
+    assert f"in {where}" in traceback
+    assert 1.0 <= record.finished_at - record.started_at < 6.0
+
+
+def test_a_run_that_has_measured_does_not_wait_for_its_threads(endings: Endings) -> None:
+    record = endings.of("hang_at_exit")
+    assert record.finished_at - record.started_at < 6.0
+
+
+def test_out_of_memory_on_the_host(endings: Endings) -> None:
+    for what in ("memory_error", "torch_memory_error"):
+        failure = endings.of(what).failure
+        assert failure is not None and failure.memory == "host"
+    assert told(endings.of("memory_error"))[0] == "MemoryError"
+
+
+def test_a_fact_that_is_no_fact_is_named(endings: Endings) -> None:
+    assert "facts.loss[1] is nan" in told(endings.of("nan"))[1]
+    assert "facts.loss is a torch.Tensor" in told(endings.of("tensor"))[1]
+    assert "surrogates" in told(endings.of("undecodable_fact"))[1]
+
+
+def test_many_facts_arrive_whole(endings: Endings) -> None:
+    measurements = endings.of("many_facts").measurements
+    assert measurements is not None and len(measurements.samples_ms["call"]) == 1_000_000
+
+
+def test_much_output_is_kept_in_the_log_and_not_in_the_record(endings: Endings) -> None:
+    record = endings.of("be_chatty")
+    assert (endings.out / str(record.log)).stat().st_size > 20 * 10**6
+    assert len(told(record)[2]) <= 2000
+
+
+def test_no_process_outlives_its_run(endings: Endings) -> None:
+    for path in endings.children:
+        pids = [int(pid) for pid in path.read_text().split()]
+        assert len(pids) == 2 and not any(map(alive, pids))
+
+
+def test_each_run_starts_clean(endings: Endings) -> None:
+    seen = [facts(record) for record in endings.records if record.params["what"] == "ok"]
+    assert len({fact["pid"] for fact in seen}) == len(seen)
+    assert len({fact["worker"] for fact in seen}) == 1
+    assert len({fact["server"] for fact in seen}) == 1  # nothing that they did harmed it
+    for fact in seen:
+        assert fact["blocked"] == []
+        assert set(fact["ignored"]) <= {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGUSR2}
+        own = [name for name in fact["files"] if "/stack0.txt" not in name and name]
+        assert [Path(name).name for name in own[:1]] == ["null"]
+        assert len(own) == 3 and own[1] == own[2] and own[1].endswith(".log")
+
+
+def test_what_surrounds_the_submission_does_not_reach_the_runs(endings: Endings) -> None:
+    for record in endings.trivial:
+        assert facts(record)["environment"] == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_nothing_stays_in_the_temporary_folder(endings: Endings) -> None:
+    assert list(endings.temporary.iterdir()) == []
+
+
+def test_isolation_costs_much_less_than_an_import_of_torch(endings: Endings) -> None:
+    begun = [facts(record)["at"][0] for record in endings.trivial]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(begun)]
+    print(f"from one run to the next: {statistics.median(gaps) * 1e3:.0f} ms")
+    assert statistics.median(gaps) < 1.5
+    for record in endings.trivial:
+        assert record.seconds.starting is not None and 0 < record.seconds.starting < 1.5
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory_cgroup() -> Any:
+    """A memory cgroup of 1 GiB inside this process's own."""
+    mine = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    v1 = [path for _, controllers, path in mine if "memory" in controllers.split(",")]
+    root = "/sys/fs/cgroup/memory" if v1 else "/sys/fs/cgroup"
+    path = v1[0] if v1 else next(path for _, controllers, path in mine if controllers == "")
+    folder = Path(root) / path.lstrip("/") / f"test-{os.getpid()}-{time.time_ns():x}"
+    try:
+        folder.mkdir()
+        limit = folder / ("memory.limit_in_bytes" if v1 else "memory.max")
+        limit.write_text(str(2**30))
+    except OSError as error:
+        if folder.exists():
+            folder.rmdir()
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    yield folder
+    await_true(lambda: not (folder / "cgroup.procs").read_text(), "the cgroup's processes ended")
+    folder.rmdir()
+
+
+def test_the_kernels_kill_for_want_of_memory_is_oom_and_spares_the_worker(
+    memory_cgroup: Path, tmp_path: Path
+) -> None:
+    cases = [{"what": "fill_memory"}, {"what": "ok"}, {"what": "sigkill"}]
+    manifest = written(write_sweep(tmp_path, cases), tmp_path / "out")
+    command = f'echo $$ > "{memory_cgroup}/cgroup.procs"; exec "$@"'
+    worker = [sys.executable, "-m", "jobs.worker", str(manifest.path), "0"]
+    subprocess.run(["sh", "-c", command, "sh", *worker], cwd=ROOT, check=True)
+    filled = only(manifest.folder, what="fill_memory")
+    assert filled.status == "oom" and filled.failure is not None
+    assert filled.failure.memory == "host" and "memory cgroup" in filled.failure.message
+    assert only(manifest.folder, what="ok").status == "ok"
+    assert only(manifest.folder, what="sigkill").status == "killed"  # that one was no oom
+
+
+# ---- stopped from outside ------------------------------------------------------------------------
+
+# What executors.WorkerTask.checkpoint does, without Slurm.
+WARNED = """
+import signal, sys
+from pathlib import Path
+from jobs.manifest import read_manifest
+from jobs.worker import Worker
+
+worker = Worker(read_manifest(Path(sys.argv[1])), 0)
+
+def on_warning(*_):
+    worker.stop(sys.argv[2])
+    sys.exit(7)
+
+signal.signal(signal.SIGUSR2, on_warning)
+worker.run()
+"""
+
+
+def start_warned(manifest: Manifest, reason: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", WARNED, str(manifest.path), reason]
+    return subprocess.Popen(command, cwd=ROOT, env=job_environment())
+
+
+def waiting_sweep(folder: Path) -> tuple[Path, Fifo]:
+    """A run, one that waits, another run."""
+    fifo = Fifo(folder / "fifo")
+    cases = [{"what": "ok"}, {"what": "wait", "path": str(fifo.path)}, {"what": "ok", "tag": 1}]
+    return write_sweep(folder, cases), fifo
+
+
+def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
+    sweep, fifo = waiting_sweep(tmp_path)
+    manifest = written(sweep, tmp_path / "out")
+    for reason in ("preempted", "limit"):
+        worker = start_warned(manifest, reason)
+        waiting, child = fifo.pids()
+        server = parent_of(waiting)
+        for pid in (waiting, server, worker.pid):  # as where Slurm tracks processes by their tree
+            os.kill(pid, signal.SIGUSR2)
+        assert worker.wait(60) == 7
+        await_true(lambda pid=server: not alive(pid), "the fork server ended")  # type: ignore[misc]
+        assert not alive(waiting) and not alive(child)
+    assert start_warned(manifest, "").wait(60) == 0
+    found = [(r.params["what"], r.params["tag"], r.status) for r in records(manifest.folder)]
+    assert found == [
+        ("ok", 0, "ok"),
+        ("wait", 0, "preempted"),
+        ("wait", 0, "timeout"),  # alone in its allocation it met the limit: it always will
+        ("ok", 1, "ok"),
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_cancelled_and_resumed(tmp_path: Path, number: signal.Signals) -> None:
+    sweep, fifo = waiting_sweep(tmp_path)
+    out = tmp_path / "out"
+    queue = start("jobs.submit", sweep, "--local", "--out", out)
+    waiting, child = fifo.pids()
+    assert statuses(out) == {"ok0": "ok", "wait0": "running", "ok1": "queued"}
+    queue.send_signal(number)
+    output, _ = queue.communicate(timeout=60)
+    assert queue.returncode == 130 and "goes on from there" in output
+    assert not alive(waiting) and not alive(child)
+    assert [r.status for r in records(out)] == ["ok", "cancelled"]
+    fifo.open()
+    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    assert [r.status for r in records(out)] == ["ok", "cancelled", "ok", "ok"]
+    assert [r.attempt for r in records(out)] == [1, 1, 2, 1]
+    assert set(statuses(out).values()) == {"ok"}
+
+
+def test_the_queue_killed_takes_its_workers_with_it(tmp_path: Path) -> None:
+    sweep, fifo = waiting_sweep(tmp_path)
+    queue = start("jobs.submit", sweep, "--local", "--out", tmp_path / "out")
+    waiting, child = fifo.pids()
+    worker = parent_of(parent_of(waiting))
+    queue.kill()
+    queue.communicate()
+    await_true(lambda: not any(map(alive, (worker, waiting, child))), "its worker ended")
+    assert [r.status for r in records(tmp_path / "out")] == ["ok", "cancelled"]
+
+
+def test_a_worker_killed_from_outside(tmp_path: Path) -> None:
+    sweep, fifo = waiting_sweep(tmp_path)
+    out = tmp_path / "out"
+    queue = start("jobs.submit", sweep, "--local", "--out", out)
+    waiting, child = fifo.pids()
+    server = parent_of(waiting)
+    os.kill(parent_of(server), signal.SIGKILL)
+    output, _ = queue.communicate(timeout=60)
+    assert queue.returncode == 1 and "ended with -9" in output and "2 runs left no record" in output
+    await_true(lambda: not any(map(alive, (server, waiting, child))), "what it had started ended")
+    assert statuses(out) == {"ok0": "ok", "wait0": "killed", "ok1": "killed"}
+    fifo.open()
+    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    assert [r.status for r in records(out)] == ["ok", "ok", "ok"]
+
+
+def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) -> None:
+    cases = [{"what": "ok"}, {"what": "kill_worker"}, {"what": "ok", "tag": 1}]
+    manifest = written(write_sweep(tmp_path, cases), tmp_path / "out")
+    codes = [run("jobs.worker", manifest.path, "0").returncode for _ in range(3)]
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    found = [(r.params["what"], r.status) for r in records(manifest.folder)]
+    assert found == [("ok", "ok"), ("kill_worker", "killed"), ("ok", "ok")]
+    kind, message, _ = told(only(manifest.folder, what="kill_worker"))
+    assert kind == "WorkerDied" and "died 2 times" in message
+
+
+# ---- the pieces ----------------------------------------------------------------------------------
+
+
+def request(folder: Path, **changes: Any) -> Request:
+    given: dict[str, Any] = {
+        "benchmark": "tests.benchmarks.misbehave",
+        "version": 1,
+        "params": {"what": "ok", "pair": [1, 2]},
+        "scratch": str(folder),
+        "gpus": [],
+        "token": "a",
+        "asked_at": time.monotonic(),
+    }
+    return Request(**given | changes)
+
+
+def test_a_run_submitted_for_another_version_is_not_measured(tmp_path: Path) -> None:
+    outcome = execute(request(tmp_path, version=2))
+    assert outcome["status"] == "error"
+    assert "is at version 1 here" in outcome["failure"]["message"]
+
+
+def test_params_that_the_benchmark_no_longer_knows_are_an_error(tmp_path: Path) -> None:
+    outcome = execute(request(tmp_path, params={"what": "ok", "gone": 1}))
+    assert outcome["status"] == "error" and "gone" in outcome["failure"]["message"]
+
+
+def test_a_benchmark_whose_import_fails_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "needy.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    outcome = execute(request(tmp_path, benchmark="odd.needy"))
+    assert outcome["status"] == "error" and "no_such_package" in outcome["failure"]["message"]
+
+
+def test_a_full_disk_for_the_log_does_not_hide_the_failure(tmp_path: Path) -> None:
+    server = ForkServer(["jobs.run_process"])
+    for i, log in enumerate(("/dev/full", str(tmp_path / "no" / "folder.log"))):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        params = {"what": "raises", "pair": [1, 2]}
+        child = server.start(run_alone, request(folder, log=log, params=params))
+        assert child.wait(30)
+        outcome = json.loads((folder / "outcome0.json").read_text())
+        assert outcome["failure"]["type"] == "ValueError"
+    server.close()
+
+
+def test_an_import_that_fails_does_not_end_the_server_and_one_that_exits_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text("import sys; sys.exit(5)\n")
+    (tmp_path / "exiting.py").write_text("import os; os._exit(5)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    server = ForkServer(["failing", "no_such_module"])
+    child = server.start(time.sleep, 0)
+    assert child.wait(30) and child.exit_code == 0
+    server.close()
+    with pytest.raises(ServerDied, match="5"):
+        ForkServer(["exiting"])
+
+
+def test_a_server_that_is_killed_takes_its_run_with_it() -> None:
+    server = ForkServer([])
+    child = server.start(time.sleep, 1000)
+    await_true(lambda: bool(descendants(server.pid)), "the run began")
+    (pid,) = descendants(server.pid)
+    os.kill(server.pid, signal.SIGKILL)
+    assert child.wait(30) and child.lost and not server.alive
+    await_true(lambda: not alive(pid), "the run ended")

@@ -1,0 +1,115 @@
+"""Sweep files and results folders for tests, made by the project's own readers and writers."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.expand import Run, expand
+from jobs.manifest import Manifest, write_manifest
+from jobs.record import Failure, Measurements, Record, RecordWriter
+from jobs.strict_yaml import InputError
+from jobs.submission import Options, prepare
+from jobs.sweep import LoadedSweep, load_sweep
+
+CPU = "cpu: Test Processor"
+Outcome = dict[str, Any] | None  # what a record says of its run; None: it left none
+
+
+def write(folder: Path, text: str, name: str = "sweep.yaml") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+def errors(path: Path, *overrides: str, **keywords: Any) -> list[str]:
+    """Everything that is wrong with a sweep, places relative to its folder."""
+    with pytest.raises(InputError) as caught:
+        expand(load_sweep(path, overrides, **keywords))
+    return [str(p).replace(f"{path.parent}/", "") for p in caught.value.problems]
+
+
+def load(folder: Path, text: str, *overrides: str, **keywords: Any) -> LoadedSweep:
+    return load_sweep(write(folder, text), overrides, **keywords)
+
+
+def params_of(loaded: LoadedSweep, *names: str) -> list[tuple[Any, ...]]:
+    """The named parameters of each run, in order."""
+    return [tuple(run.params[name] for name in names) for run in expand(loaded).runs]
+
+
+def ok(*samples: float, phase: str = "forward", **facts: Any) -> dict[str, Any]:
+    return {"status": "ok", "measurements": {"samples_ms": {phase: list(samples)}} | facts}
+
+
+def failed(status: str, kind: str = "RuntimeError", **failure: Any) -> dict[str, Any]:
+    return {"status": status, "failure": {"type": kind, "message": "as asked"} | failure}
+
+
+class ResultsFolder:
+    """A results folder to which submissions are made whose jobs only leave what a test says."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.clock = time.time() - 10_000
+
+    def submit(
+        self,
+        loaded: LoadedSweep,
+        outcome: Callable[[dict[str, Any], int], Outcome],
+        device: str = CPU,
+        force: bool = True,
+    ) -> Manifest:
+        """Write a manifest, and for each of its tasks the record that `outcome` makes of
+        (parameters, repeat). Jobs count as never started, so a run without a record is missing."""
+        manifest = prepare(loaded, Options("local", self.path, force=force), "sweep.yaml").manifest
+        write_manifest(manifest)
+        writer = RecordWriter(manifest.folder / "records", manifest.id)
+        for job in manifest.jobs:
+            for run_id, repeat in job.tasks:
+                run = manifest.runs[run_id]
+                told = outcome(run.params, repeat)
+                if told is not None:
+                    assert writer.write(self.record(manifest, run, repeat, told, device))
+        return manifest
+
+    def record(
+        self, manifest: Manifest, run: Run, repeat: int, told: dict[str, Any], device: str = CPU
+    ) -> Record:
+        self.clock += 1
+        return record(run, told, repeat, device, self.clock, manifest.id, manifest.sweep.name)
+
+
+def record(
+    run: Run,
+    told: dict[str, Any],
+    repeat: int = 0,
+    device: str = CPU,
+    finished_at: float = 1000.0,
+    submission: str = "before",
+    sweep: str = "toy",
+) -> Record:
+    """What one attempt left behind."""
+    measurements, failure = told.get("measurements"), told.get("failure")
+    return Record(
+        run=run.id,
+        repeat=repeat,
+        attempt=1,
+        status=told["status"],
+        sweep=sweep,
+        submission=submission,
+        job=0,
+        benchmark=run.benchmark,
+        version=run.version,
+        params=run.params,
+        device=device,
+        started_at=finished_at - 0.5,
+        finished_at=finished_at,
+        measurements=Measurements.model_validate(measurements) if measurements else None,
+        failure=Failure.model_validate(failure) if failure else None,
+    )
