@@ -51,7 +51,7 @@ class Shape:
         return ", ".join(parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Run:
     """One point of the grid: what to measure, and what it needs."""
 

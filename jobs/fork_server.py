@@ -50,6 +50,8 @@ def serve(handle: int, preload: list[str]) -> None:
         _Server(connection).loop()
     except (EOFError, OSError):  # the worker is gone
         end_descendants()
+    flush()
+    os._exit(0)  # what torch does at exit takes longer than a run's start
 
 
 class _Server:

@@ -26,7 +26,7 @@ _RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "S
 _ENDED_AS = {"CANCELLED": "cancelled", "PREEMPTED": "preempted", "OUT_OF_MEMORY": "oom"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TaskState:
     """One (run, repeat) and how it stands: queued, running, a record's status, or missing."""
 

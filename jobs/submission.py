@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
 
 def _same_device(
     executor: str, loaded: LoadedSweep, records: list[Record], earlier: dict[str, Manifest]
-):  # type: ignore[no-untyped-def]
+) -> Callable[[Record, Run], bool]:
     """Whether a record comes from the kind of device that a run would now be measured on.
 
     Here the kind is known. On a cluster it is not until the job runs: the same partition and

@@ -175,14 +175,10 @@ def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
         )
         if count
     ]
+    runs = f"{len(expansion.runs)}" + (f" x {repeats} repeats" if repeats > 1 else "")
     rows = [
         ("sweep", f"{manifest.sweep.name} ({manifest.sweep.benchmark})"),
-        (
-            "runs",
-            f"{len(expansion.runs)}"
-            + (f" x {repeats} repeats" if repeats > 1 else "")
-            + (f" ({', '.join(left_out)})" if left_out else ""),
-        ),
+        ("runs", runs + (f" ({', '.join(left_out)})" if left_out else "")),
         ("to run", f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} in flight)"),
         ("jobs", f"{len(manifest.jobs)}, {manifest.sweep.runs_per_job} runs a job at most"),
     ]
@@ -200,11 +196,8 @@ def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
     console.print(grid, highlight=False)
     shapes = Counter(job.shape for job in manifest.jobs)
     for shape, count in shapes.items():
-        limit = {job.timeout_min for job in manifest.jobs if job.shape == shape}
-        console.print(
-            f"  {count} jobs of {shape}, {'-'.join(map(str, sorted(limit)[:: max(1, len(limit) - 1)]))} min at most",
-            highlight=False,
-        )
+        limit = max(job.timeout_min for job in manifest.jobs if job.shape == shape)
+        console.print(f"  {count} jobs of {shape}, {limit} min at most", highlight=False)
     names = varying(expansion.runs)
     for run in expansion.runs[:SHOWN_RUNS]:
         console.print(f"  {run.id}  {run.label(names)}", highlight=False, soft_wrap=True)

@@ -20,7 +20,7 @@ from jobs.values import kind_of, phases, samples_of, shown, shown_failure, sprea
 Key = tuple[Any, ...]
 
 
-@dataclass
+@dataclass(slots=True)
 class Cell:
     """One place of a table: the samples of its repeats, or what became of them."""
 
@@ -45,7 +45,7 @@ class Cell:
         return text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One run's repeat on one kind of device, as a table counts it."""
 
@@ -126,14 +126,11 @@ def fill(observation: Observation, view: Table | Plot, chosen: list[Entry] | Non
         columns = [name for name in swept if name in ("implementation", "backend")]
         rows = [name for name in swept if name not in columns]
     wanted = _phases(chosen, view)
-    notes: list[str] = []
     if len(wanted) > 1 and "phase" not in (*rows, *columns):
         columns.insert(0, "phase")
     for name in _not_told_apart(chosen, [*rows, *columns]):
         rows.insert(0, name)
     cells: dict[tuple[Key, Key], Cell] = {}
-    counts: list[int] = []
-    spreads: list[float] = []
     for entry in chosen:
         for phase in wanted:
             row = tuple(_value(entry, name, phase) for name in rows)
@@ -149,13 +146,10 @@ def fill(observation: Observation, view: Table | Plot, chosen: list[Entry] | Non
                 cell.texts.append(samples)
             else:
                 cell.samples.append(samples)
-                counts.append(len(samples))
-                if len(samples) > 1:
-                    spreads.append(spread(samples))
-    notes += _notes(chosen, view, counts, spreads)
     order = _declared(observation) | {"phase": {phase: i for i, phase in enumerate(wanted)}}
     row_keys = _sorted({row for row, _ in cells}, rows, order)
     column_keys = _sorted({column for _, column in cells}, columns, order)
+    notes = _notes(chosen, view, list(cells.values()))
     return Filled(view, rows, columns, row_keys, column_keys, cells, notes)
 
 
@@ -240,9 +234,7 @@ def _not_told_apart(chosen: list[Entry], dims: list[str]) -> list[str]:
     return needed
 
 
-def _notes(
-    chosen: list[Entry], view: Table | Plot, counts: list[int], spreads: list[float]
-) -> list[str]:
+def _notes(chosen: list[Entry], view: Table | Plot, cells: list[Cell]) -> list[str]:
     devices = ", ".join(dict.fromkeys(entry.device for entry in chosen if entry.device))
     several = any(
         entry.record is not None
@@ -254,6 +246,9 @@ def _notes(
         for entry in chosen
     )
     parts = [devices] if devices else []
+    measured = [np.concatenate(cell.samples) for cell in cells if cell.samples]
+    counts = [len(samples) for samples in measured]
+    spreads = [spread(samples) for samples in measured if len(samples) > 1]
     if counts and max(counts) > 1:
         name = {"mean_std": "mean ± standard deviation"}.get(view.statistic, view.statistic)
         low, high = min(counts), max(counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,8 @@ def kind_of(view: Table | Plot) -> Kind:
 def slowest(measurements: Measurements, phase: str) -> np.ndarray:
     """Milliseconds of each sample; of several ranks the slowest, sample by sample."""
     ranks = by_rank(measurements, phase)
+    if len(ranks) == 1:
+        return ranks[0]
     shortest = min(len(rank) for rank in ranks)
     result: np.ndarray = np.max([rank[:shortest] for rank in ranks], axis=0)
     return result
@@ -116,31 +119,43 @@ def _fact(facts: Any, path: list[str], unit: str | None) -> np.ndarray | str | N
     return np.array([float(fact) * milliseconds * _UNITS.get(unit or "", 1.0)])
 
 
+_QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
+
+
 def statistic(samples: np.ndarray, name: str) -> float:
     """One number for many samples."""
     if name == "std":
         return float(np.std(samples, ddof=1)) if len(samples) > 1 else 0.0
-    if name in ("p10", "p90"):
-        return float(np.percentile(samples, int(name[1:])))
+    if name in _QUANTILES:
+        return _quantile(np.sort(samples), _QUANTILES[name])
     name = {"mean_std": "mean"}.get(name, name)
     return float(getattr(np, name)(samples))
 
 
 def spread(samples: np.ndarray) -> float:
     """The interquartile range as a share of the median."""
-    low, middle, high = np.percentile(samples, [25, 50, 75])
-    return float((high - low) / middle) if middle else 0.0
+    ordered = np.sort(samples)
+    low, middle, high = (_quantile(ordered, q) for q in (0.25, 0.5, 0.75))
+    return (high - low) / middle if middle else 0.0
+
+
+def _quantile(ordered: np.ndarray, q: float) -> float:
+    """Linear between neighbours, as numpy's; without numpy's 50 us a call, of which 100,000
+    records make a hundred thousand."""
+    place = q * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return float(ordered[below] + (place - below) * (ordered[above] - ordered[below]))
 
 
 def shown(number: float) -> str:
-    """A number with four significant digits, never in exponents for what tables hold."""
-    if number == 0:
-        return "0"
-    number = float(f"{number:.3e}") if abs(number) < 1000 else number  # 9.9996 is 10.00
-    for limit, digits in ((1000, 0), (100, 1), (10, 2), (1, 3), (0.1, 4), (0.01, 5)):
-        if abs(number) >= limit:
-            return f"{number:.{digits}f}"
-    return f"{number:.3g}"
+    """A number with four significant digits, without an exponent down to a millionth."""
+    if number == 0 or not math.isfinite(number):
+        return f"{number:g}"
+    if abs(number) < 1e-6:
+        return f"{number:.3e}"
+    exponent = int(f"{number:.3e}".split("e")[1])  # as rounded: 9.9996 is 10.00
+    return f"{number:.{max(0, 3 - exponent)}f}"
 
 
 def shown_failure(record: Record | None, state: str) -> str:

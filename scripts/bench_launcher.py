@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -24,18 +23,24 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 
-def command(*arguments: str) -> tuple[float, int, str]:
-    """Wall seconds, peak resident bytes and output of a command that must succeed."""
+def command(*arguments: str) -> tuple[float, int]:
+    """Wall seconds and peak resident bytes of a command that must succeed."""
     start = time.perf_counter()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(arguments, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.perf_counter() - start
         output.seek(0)
-        text = output.read()
-    if process.returncode:
-        raise SystemExit(f"{' '.join(arguments)} failed with {process.returncode}:\n{text}")
-    return time.perf_counter() - start, usage.ru_maxrss * 1024, text
+        if process.returncode:
+            told = f"{' '.join(arguments)} failed with {process.returncode}"
+            raise SystemExit(f"{told}:\n{output.read()}")
+    return seconds, usage.ru_maxrss * 1024
+
+
+def submit(*arguments: str) -> float:
+    """Wall seconds of a call of the launcher."""
+    return command(sys.executable, "-m", "jobs.submit", *arguments)[0]
 
 
 def sweep(path: Path, **more: Any) -> Path:
@@ -48,10 +53,8 @@ def expansion(folder: Path) -> None:
     path = sweep(
         folder / "expansion.yaml", name="expansion", fixed={"implementation": "naive"}, grid=grid
     )
-    seconds, peak, _ = command(
-        sys.executable, "-m", "jobs.submit", str(path), "--dry-run", "--local", "--out", str(folder / "x")
-    )
-    print(f"dry run of 10,000 runs: {seconds:.2f} s, {peak / 2**20:.0f} MiB (aim: 2 s)")
+    seconds = submit(str(path), "--dry-run", "--local", "--out", str(folder / "expansion"))
+    print(f"dry run of 10,000 runs: {seconds:.2f} s (aim: 2 s)")
 
 
 def packed_run(folder: Path) -> None:
@@ -64,7 +67,7 @@ def packed_run(folder: Path) -> None:
         runs_per_job=100,
     )  # fmt: skip
     out = folder / "packed"
-    command(sys.executable, "-m", "jobs.submit", str(path), "--local", "--out", str(out))
+    submit(str(path), "--local", "--out", str(out))
     from jobs.record import read_records
 
     records = read_records(out)[0]
@@ -72,9 +75,10 @@ def packed_run(folder: Path) -> None:
     starting = sorted(record.seconds.starting or 0 for record in records)
     each = (records[-1].finished_at - records[0].finished_at) / (len(records) - 1)
     inside = sorted(record.seconds.measuring or 0 for record in records)[len(records) // 2]
+    middle, first = starting[len(starting) // 2], starting[-1]
     print(
-        f"a packed run: {each:.3f} s, {each - inside:.3f} s of it overhead; "
-        f"from decision to run(): {starting[len(starting) // 2]:.3f} s, the first {starting[-1]:.1f} s"
+        f"a packed run: {each:.3f} s, {each - inside:.3f} s of it overhead (aim: well under 1 s); "
+        f"from decision to run(): {middle:.3f} s, of the first {first:.1f} s"
     )
 
 
@@ -90,13 +94,13 @@ def submission(folder: Path) -> None:
         slurm={"array_parallelism": 1},
     )
     out = folder / "submission"
-    seconds, _, _ = command(sys.executable, "-m", "jobs.submit", str(path), "--out", str(out))
+    seconds = submit(str(path), "--out", str(out))
     command(sys.executable, "-m", "jobs", "cancel", str(out))
     print(f"submission of 1,000 runs, one a job: {seconds:.1f} s")
 
 
 def aggregation(folder: Path, count: int) -> None:
-    """Tables from `count` records, each of three phases of 100 samples, as 100 workers left them."""
+    """Tables of `count` records, each of three phases of 100 samples, one file a job of 1,000."""
     from jobs.expand import expand
     from jobs.manifest import Manifest, new_id, write_manifest
     from jobs.plan import pack, tasks_of
@@ -136,12 +140,13 @@ def aggregation(folder: Path, count: int) -> None:
                 params=run.params, device="NVIDIA H100 80GB HBM3", started_at=1.0, finished_at=2.0,
                 measurements=Measurements(samples_ms=samples), environment=environment,
             )  # fmt: skip
-            lines.setdefault(job.index, []).append(record.model_dump_json(exclude_none=True).encode())
+            line = record.model_dump_json(exclude_none=True).encode()
+            lines.setdefault(job.index, []).append(line)
     for index, many in lines.items():
         writer = RecordWriter(out / "records", f"{manifest.id}-{index}")
         writer.path.write_bytes(b"\n".join(many) + b"\n")
     size = sum(file.stat().st_size for file in (out / "records").iterdir())
-    seconds, peak, _ = command(sys.executable, "aggregate.py", str(out))
+    seconds, peak = command(sys.executable, "aggregate.py", str(out))
     print(
         f"tables of {len(expanded.runs):,} records ({size / 1e6:.0f} MB): {seconds:.1f} s, "
         f"{peak / 1e9:.2f} GB (aim: 10 s, 1 GB for 100,000)"
@@ -158,7 +163,6 @@ def main() -> None:
         packed_run(folder)
         submission(folder)
         aggregation(folder, count)
-    print(f"(this script's own peak: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB)")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 A benchmark is one file in this folder with
     VERSION = 1                       raised when what is measured, or a default, changes
     class Params(BenchmarkParams)     its parameters, typed, with defaults
-    def run(params) -> dict           the measurement; returns facts (see `jobs.record.Measurements`)
+    def run(params) -> dict           the measurement; returns facts (`jobs.record.Measurements`)
 It imports torch inside `run` only: a login node reads `Params` without torch.
 """
 

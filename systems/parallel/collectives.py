@@ -34,8 +34,9 @@ def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.devi
     if backend == "nccl":
         local_rank = int(os.environ["LOCAL_RANK"])
         if local_rank >= torch.cuda.device_count():
+            visible = torch.cuda.device_count()
             raise RuntimeError(
-                f"nccl needs one GPU a rank: local rank {local_rank}, {torch.cuda.device_count()} GPUs visible"
+                f"nccl needs one GPU a rank: local rank {local_rank}, {visible} GPUs visible"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)

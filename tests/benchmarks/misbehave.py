@@ -205,9 +205,9 @@ def hang_with_children(params: Params) -> dict[str, Any]:
 @action
 def wait(params: Params) -> dict[str, Any]:
     """Tell the FIFO's reader of this process and a child of it; hang, unless PATH.go exists."""
-    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     if Path(f"{params.path}.go").exists():
         return {}
+    child = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL, start_new_session=True)
     with open(params.path, "w") as file:
         file.write(f"{os.getpid()} {child.pid}\n")
     return hang_in_python(params)

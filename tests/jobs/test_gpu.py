@@ -30,7 +30,8 @@ def faults(tmp_path_factory) -> dict[str, Record]:
     }
     path = folder / "faults.yaml"
     path.write_text(json.dumps(sweep))
-    command = [sys.executable, "-m", "jobs.submit", str(path), "--local", "--out", str(folder / "out")]
+    submit = [sys.executable, "-m", "jobs.submit", str(path), "--local"]
+    command = [*submit, "--out", str(folder / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1, done.stdout + done.stderr  # some runs failed, and it says so
     records, bad = read_records(folder / "out")

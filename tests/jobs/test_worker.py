@@ -333,50 +333,51 @@ def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_cancelled_and_resumed(tmp_path: Path, number: signal.Signals) -> None:
+def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: Path) -> None:
     sweep, fifo = waiting_sweep(tmp_path)
     out = tmp_path / "out"
-    queue = start("jobs.submit", sweep, "--local", "--out", out)
-    waiting, child = fifo.pids()
-    assert statuses(out) == {"ok0": "ok", "wait0": "running", "ok1": "queued"}
-    queue.send_signal(number)
-    output, _ = queue.communicate(timeout=60)
-    assert queue.returncode == 130 and "goes on from there" in output
-    assert not alive(waiting) and not alive(child)
-    assert [r.status for r in records(out)] == ["ok", "cancelled"]
-    fifo.open()
-    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
-    assert [r.status for r in records(out)] == ["ok", "cancelled", "ok", "ok"]
-    assert [r.attempt for r in records(out)] == [1, 1, 2, 1]
-    assert set(statuses(out).values()) == {"ok"}
 
+    def waiting_queue() -> tuple[subprocess.Popen[str], int, list[int]]:
+        queue = start("jobs.submit", sweep, "--local", "--out", out)
+        waiting, child = fifo.pids()
+        server = parent_of(waiting)
+        return queue, parent_of(server), [server, waiting, child]
 
-def test_the_queue_killed_takes_its_workers_with_it(tmp_path: Path) -> None:
-    sweep, fifo = waiting_sweep(tmp_path)
-    queue = start("jobs.submit", sweep, "--local", "--out", tmp_path / "out")
-    waiting, child = fifo.pids()
-    worker = parent_of(parent_of(waiting))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        queue, _, pids = waiting_queue()
+        assert statuses(out) == {"ok0": "ok", "wait0": "running", "ok1": "queued"}
+        queue.send_signal(number)
+        output, _ = queue.communicate(timeout=60)
+        assert queue.returncode == 130 and "goes on from there" in output
+        assert not any(map(alive, pids))
+        assert [r.status for r in records(out)][-1] == "cancelled"
+
+    queue, worker, pids = waiting_queue()
     queue.kill()
     queue.communicate()
-    await_true(lambda: not any(map(alive, (worker, waiting, child))), "its worker ended")
-    assert [r.status for r in records(tmp_path / "out")] == ["ok", "cancelled"]
+    await_true(lambda: not any(map(alive, [worker, *pids])), "the worker ended with its queue")
+    assert [r.status for r in records(out)] == ["ok", "cancelled", "cancelled", "cancelled"]
 
-
-def test_a_worker_killed_from_outside(tmp_path: Path) -> None:
-    sweep, fifo = waiting_sweep(tmp_path)
-    out = tmp_path / "out"
-    queue = start("jobs.submit", sweep, "--local", "--out", out)
-    waiting, child = fifo.pids()
-    server = parent_of(waiting)
-    os.kill(parent_of(server), signal.SIGKILL)
+    queue, worker, pids = waiting_queue()
+    os.kill(worker, signal.SIGKILL)
     output, _ = queue.communicate(timeout=60)
     assert queue.returncode == 1 and "ended with -9" in output and "2 runs left no record" in output
-    await_true(lambda: not any(map(alive, (server, waiting, child))), "what it had started ended")
-    assert statuses(out) == {"ok0": "ok", "wait0": "killed", "ok1": "killed"}
+    await_true(lambda: not any(map(alive, pids)), "what the worker had started ended")
+    assert len(records(out)) == 4  # a dead worker writes nothing
+    assert statuses(out)["ok0"] == "ok" and statuses(out)["ok1"] == "killed"
+
     fifo.open()
     assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
-    assert [r.status for r in records(out)] == ["ok", "ok", "ok"]
+    found = [(r.params["what"], r.params["tag"], r.attempt, r.status) for r in records(out)]
+    assert found == [
+        ("ok", 0, 1, "ok"),
+        ("wait", 0, 1, "cancelled"),
+        ("wait", 0, 2, "cancelled"),
+        ("wait", 0, 3, "cancelled"),
+        ("wait", 0, 4, "ok"),
+        ("ok", 1, 1, "ok"),
+    ]
+    assert set(statuses(out).values()) == {"ok"}
 
 
 def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) -> None:

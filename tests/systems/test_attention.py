@@ -19,7 +19,8 @@ LENGTHS = [(1, 1), (17, 17), (64, 96), (96, 64), (33, 1), (1, 33)]
 def _inputs(n_queries: int, n_keys: int, dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = [(2, 3, n, 8) for n in (n_queries, n_keys, n_keys, n_queries)]
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    draw = {"generator": generator, "dtype": torch.float64}
+    return [torch.randn(shape, **draw).to(dtype) for shape in shapes]
 
 
 @pytest.mark.parametrize("causal", [False, True])

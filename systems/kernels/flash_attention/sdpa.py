@@ -50,4 +50,5 @@ def why_not_sdpa(
     }[implementation]
     if check(params, debug=False):
         return None
-    return f"{implementation} does not take {q.dtype} {tuple(q.shape)} on {torch.cuda.get_device_name(q.device)}"
+    gpu = torch.cuda.get_device_name(q.device)
+    return f"{implementation} does not take {q.dtype} {tuple(q.shape)} on {gpu}"

@@ -1,0 +1,176 @@
+"""aggregate.py: tables in every form that it writes, plots, notes, exit codes."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import aggregate
+from jobs.schema import Plot
+from jobs.status import observe
+from jobs.tables import entries, fill
+from tests.results_folder import CPU, ResultsFolder, load, ok
+
+ROOT = Path(__file__).parents[2]
+TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"
+GRID = "grid: {size: [1, 2], mode: [fast, exact]}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ResultsFolder:
+    return ResultsFolder(tmp_path / "out")
+
+
+SPECIAL = """\
+name: toy
+benchmark: tests.benchmarks.toy
+grid: {size: [1, 2], label: ['50%_a', 'b&<c>#']}
+repeats: 2
+tables:
+  - {name: first, title: Time & cost of 100%_, rows: [size], columns: [label]}
+  - {name: second, rows: [size, label], statistic: mean_std}
+plots:
+  - {name: line, x: size, series: [label]}
+"""
+
+
+@pytest.fixture
+def special(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
+    folder.submit(load(tmp_path, SPECIAL), lambda params, repeat: ok(1.0 * params["size"], 3.0))
+    return folder
+
+
+def cli(*arguments: str | Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(aggregate.tables_app, [str(a) for a in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_markdown(special: ResultsFolder) -> None:
+    code, out, _ = cli(special.path)
+    assert code == 0
+    lines = [line for line in out.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["size", "50%_a", "b&<c>#"]
+    assert cells[2:4] == [["1", "2.000", "2.000"], ["2", "2.500", "2.500"]]
+    assert cells[-1] == ["2", "b&<c>#", "2.500 ± 0.5774"]
+    assert "### Time & cost of 100%_: time (ms)" in out
+    assert CPU in out
+    assert "median of 4 samples" in out
+
+
+def test_csv_is_read_back(special: ResultsFolder) -> None:
+    code, out, _ = cli(special.path, "--format", "csv", "--table", "first")
+    assert code == 0
+    data = pd.read_csv(
+        io.StringIO("".join(line for line in out.splitlines(True) if line[0] != "#"))
+    )
+    assert list(data.columns) == ["size", "50%_a", "b&<c>#"]
+    assert data["50%_a"].tolist() == [2.0, 2.5]
+
+
+class Html(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells[-1] += data
+
+
+def test_html_is_well_formed_and_escaped(special: ResultsFolder) -> None:
+    code, out, _ = cli(special.path, "--format", "html", "--table", "first")
+    assert code == 0
+    page = Html()
+    page.feed(out)
+    assert page.open == []
+    assert page.cells == ["size", "50%_a", "b&<c>#", "1", "2.000", "2.000", "2", "2.500", "2.500"]
+
+
+def test_latex_is_balanced_and_escaped(special: ResultsFolder) -> None:
+    code, out, _ = cli(special.path, "--format", "latex")
+    assert code == 0
+    for name in ("table", "tabular"):
+        assert out.count(f"\\begin{{{name}}}") == out.count(f"\\end{{{name}}}") == 2
+    assert out.count("{") == out.count("}")
+    rows = [line for line in out.splitlines() if line.endswith(r"\\")]
+    assert [row.replace(r"\&", "").count("&") for row in rows] == [2] * 3 + [2] * 5
+    assert r"50\%\_a" in out
+    assert r"b\&<c>\#" in out
+    for special_character in "%_#":
+        at = [i for i, c in enumerate(out) if c == special_character]
+        assert all(out[i - 1] == "\\" for i in at), special_character
+
+
+def test_plots_are_drawn(special: ResultsFolder, tmp_path: Path) -> None:
+    code, _, err = cli(special.path, "--plot", tmp_path / "figures")
+    assert code == 0
+    picture = (tmp_path / "figures" / "line.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert "line.png" in err
+    filled = fill(observe(special.path), Plot(name="line", x="size", series=["label"]))
+    assert filled.row_keys == [(1,), (2,)]
+
+
+def test_skipped_lines_are_told_on_stderr(special: ResultsFolder) -> None:
+    (path,) = (special.path / "records").glob("*.jsonl")
+    data = path.read_bytes()
+    path.write_bytes(data[:-20])
+    code, out, err = cli(special.path)
+    assert code == 0
+    assert f"{path}:8: skipped" in err
+    assert "2.500 (1 of 2 repeats; missing)" in out
+
+
+def test_the_script_itself(special: ResultsFolder, tmp_path: Path) -> None:
+    def script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "aggregate.py", *map(str, arguments)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    done = script(special.path, "--table", "second")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("### second: time (ms)")
+    for arguments, words in (
+        ((tmp_path / "nowhere",), "holds no submission"),
+        ((special.path, "--table", "third"), "no table 'third'; toy has first, second"),
+    ):
+        code, _, err = cli(*arguments)
+        assert code == 2
+        assert words in err
+
+
+def test_entries_of_a_folder_are_all_its_tasks(special: ResultsFolder) -> None:
+    assert [entry.state for entry in entries(observe(special.path))] == ["ok"] * 8
+
+
+def test_a_table_without_runs_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
+    text = TOY + "fixed: {size: 1}\ntables: [{name: t, where: size > 5}]\n"
+    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    code, out, err = cli(folder.path)
+    assert (code, out) == (0, "")
+    assert "table t: no runs (where: size > 5)" in err
+
+
+def test_a_sweep_without_tables_shows_all_it_swept(tmp_path: Path, folder: ResultsFolder) -> None:
+    folder.submit(load(tmp_path, TOY + GRID), lambda params, repeat: ok(1.0))
+    code, out, _ = cli(folder.path)
+    assert code == 0
+    assert "### toy: time (ms)" in out
+    assert sum(line.startswith("|") for line in out.splitlines()) == 2 + 4

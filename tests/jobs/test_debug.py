@@ -1,0 +1,67 @@
+"""`--debug`: in the foreground, up to the first failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Fifo, alive, facts, only, records, run, start, write_sweep
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_stops_at_the_first_failure_and_shows_its_traceback(
+    tmp_path: Path, ranks: int | None
+) -> None:
+    cases = [{"what": "ok"}, {"what": "raises", "rank": 1}, {"what": "ok", "tag": 1}]
+    sweep = write_sweep(tmp_path, cases, launch={"nproc_per_node": ranks} if ranks else {})
+    out = tmp_path / "out"
+    # A debugger, or anything else that wants an answer, would find the end of its input.
+    process = start(
+        "jobs.submit", sweep, "--debug", "--out", out, environment={"RANK": "5", "WORLD_SIZE": "9"}
+    )
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert 'misbehave.py", line' in output and "in raises\n" in output
+    assert "ValueError: the message [/red] of the exception" in output
+    assert "stopped at the first failure" in output
+    assert "(Pdb)" not in output and "bdb." not in output
+    assert [record.status for record in records(out)] == ["ok", "error"]
+    first, second = records(out)
+    assert (facts(first)["pid"] == process.pid) is (ranks is None)
+    assert second.failure is not None and second.failure.rank == (1 if ranks else None)
+    if ranks:
+        assert facts(first)["environment"]["WORLD_SIZE"] == "2"
+
+
+@pytest.mark.parametrize("ranks", [None, 1])
+def test_interrupted_is_recorded_as_cancelled_and_resumed(
+    tmp_path: Path, ranks: int | None
+) -> None:
+    fifo = Fifo(tmp_path / "fifo")
+    cases = [{"what": "wait", "path": str(fifo.path), "rank": 0}, {"what": "ok"}]
+    sweep = write_sweep(tmp_path, cases, launch={"nproc_per_node": ranks} if ranks else {})
+    out = tmp_path / "out"
+    process = start("jobs.submit", sweep, "--debug", "--out", out)
+    waiting, child = fifo.pids()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in output
+    assert not alive(waiting)
+    assert only(out, what="wait").status == "cancelled"
+    if ranks:
+        assert not alive(child)
+        return
+    os.kill(child, signal.SIGKILL)  # there is no isolation in one's own process
+    fifo.open()
+    assert run("jobs.submit", sweep, "--debug", "--out", out).returncode == 0
+    assert [record.status for record in records(out)] == ["cancelled", "ok", "ok"]
+
+
+def test_a_shape_that_this_machine_lacks_is_unsupported_and_no_failure(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, [{"what": "ok"}], resources={"nodes": 2, "gpus_per_node": 0})
+    done = run("jobs.submit", sweep, "--debug", "--out", tmp_path / "out")
+    assert done.returncode == 0
+    assert only(tmp_path / "out").status == "unsupported"

@@ -1,0 +1,60 @@
+"""Timing on a CPU: what counts, and how often."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from systems.benchmarks.timing import MAX_SAMPLES, MIN_SAMPLES, peak_memory_bytes, time_ms
+
+CPU = torch.device("cpu")
+
+
+def busy(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_samples_hold_the_call_and_not_what_comes_before_it():
+    samples = time_ms(lambda: busy(0.002), CPU, before=lambda: busy(0.02), measure_ms=1)
+    assert len(samples) == MIN_SAMPLES
+    assert min(samples) >= 2
+    assert sorted(samples)[len(samples) // 2] < 20  # the 20 ms before are not in them
+
+
+def test_before_precedes_every_call():
+    order: list[str] = []
+    time_ms(lambda: order.append("fn"), CPU, before=lambda: order.append("before"), measure_ms=0.1)
+    assert order == ["before", "fn"] * (len(order) // 2)
+
+
+def test_a_short_call_is_sampled_often_but_not_for_ever():
+    assert len(time_ms(lambda: None, CPU, measure_ms=1000)) == MAX_SAMPLES
+
+
+def test_warm_up_is_not_kept():
+    calls: list[int] = []
+
+    def slow_at_first() -> None:
+        calls.append(1)
+        busy(0.02 if len(calls) <= 3 else 0.0005)
+
+    samples = time_ms(slow_at_first, CPU, warmup_ms=100, measure_ms=5)
+    assert len(calls) > len(samples) + 3
+    assert sorted(samples)[len(samples) // 2] < 20
+
+
+def test_a_cpu_has_no_peak_by_phase():
+    assert peak_memory_bytes(lambda: None, CPU) is None
+
+
+@pytest.mark.gpu
+def test_peak_memory_counts_what_a_call_allocates():
+    device = torch.device("cuda")
+    held = torch.empty(1 << 26, dtype=torch.uint8, device=device)
+    before = torch.cuda.memory_allocated(device)
+    peak = peak_memory_bytes(lambda: torch.empty(1 << 28, dtype=torch.uint8, device=device), device)
+    assert peak == before + (1 << 28) and before >= held.numel()
