@@ -9,10 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from jobs.conditions import nearest
+from jobs.schema import PSEUDO
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", re.ASCII)
 _RUN = re.compile(r"^def run\(", re.MULTILINE)
@@ -38,9 +39,7 @@ def benchmark_module(name: str) -> ModuleType:
     Raises:
         LookupError: naming the benchmarks that exist.
     """
-    if not _NAME.match(name):
-        raise LookupError(f"{name!r} is no benchmark{nearest(name, known_benchmarks())}")
-    if "." not in name and name not in known_benchmarks():
+    if not _NAME.match(name) or ("." not in name and name not in known_benchmarks()):
         raise LookupError(f"no benchmark {name!r}{nearest(name, known_benchmarks())}")
     path = name if "." in name else f"systems.benchmarks.{name}"
     try:
@@ -70,10 +69,23 @@ def known_benchmarks() -> list[str]:
 
 
 def load_benchmark(name: str) -> Benchmark:
-    """Read a benchmark's parameters. Imports its module, which must not import torch."""
+    """Read a benchmark's parameters. Imports its module, which must not import torch.
+
+    Raises:
+        LookupError: there is no such benchmark, or its parameters' names are taken.
+    """
     module = benchmark_module(name)
     params: type[BaseModel] = module.Params
-    defaults = {k: _default(f) for k, f in params.model_fields.items() if not f.is_required()}
+    taken = [field for field in params.model_fields if field in PSEUDO]
+    if taken:
+        raise LookupError(
+            f"{name}: no parameter may be named {taken[0]}: tables show it of a record"
+        )
+    defaults = {
+        k: f.get_default(call_default_factory=True)
+        for k, f in params.model_fields.items()
+        if not f.is_required()
+    }
     shown = params.model_construct(**defaults).model_dump(mode="json", include=set(defaults))
     short = name.removeprefix("systems.benchmarks.")  # one benchmark, one name, one id a run
     return Benchmark(short, int(getattr(module, "VERSION", 1)), params, shown)
@@ -85,13 +97,3 @@ def adapter(field: FieldInfo, config: Any = None) -> TypeAdapter[Any]:
     if field.metadata:
         annotation = Annotated[annotation, *field.metadata]
     return TypeAdapter(annotation, config=config)
-
-
-def _default(field: FieldInfo) -> Any:
-    """A default as validation would leave it (`scale: float = 1` is 1.0), so that giving it and
-    leaving it out are the same."""
-    value = field.get_default(call_default_factory=True)
-    try:
-        return adapter(field).validate_python(value)
-    except ValidationError:  # a default need not be valid: `size: int = None`
-        return value

@@ -45,13 +45,18 @@ def serve(handle: int, preload: list[str]) -> None:
             importlib.import_module(name)
         except BaseException:  # the run that needs it will meet this too, and record it
             traceback.print_exc()
+    code = 0
     try:
         connection.send(("ready",))
         _Server(connection).loop()
-    except (EOFError, OSError):  # the worker is gone
-        end_descendants()
+    except (EOFError, ConnectionError):  # the worker is gone
+        pass
+    except BaseException:  # no process can be had, say; the worker sees this one end
+        traceback.print_exc()
+        code = 1
+    end_descendants()
     flush()
-    os._exit(0)  # what torch does at exit takes longer than a run's start
+    os._exit(code)  # what torch does at exit takes longer than a run's start
 
 
 class _Server:

@@ -18,6 +18,7 @@ Path = tuple[str | int, ...]
 MAX_NODES = 200_000  # an alias may multiply a small file; nobody writes a sweep this large
 MAX_DEPTH = 20  # likewise
 MAX_INT = 2**64
+MAX_SHOWN = 100  # of the errors
 
 
 @dataclass(frozen=True, order=True)
@@ -48,7 +49,10 @@ class InputError(ValueError):
 
     def __init__(self, problems: list[Problem]):
         self.problems = sorted(set(problems))
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        lines = [str(problem) for problem in self.problems]
+        if len(lines) > MAX_SHOWN:
+            lines[MAX_SHOWN:] = [f"… and {len(lines) - MAX_SHOWN} more errors"]
+        super().__init__("\n".join(lines))
 
 
 @dataclass

@@ -247,7 +247,8 @@ def lead(
             others = list(followers.connections)
         waiting: list[Any] = [child, *others]
         while waiting and patience.look():
-            ready: list[Any] = wait(waiting, patience.pause())
+            ready: list[Any] = [one for one in waiting if one is child and child.ended]
+            ready = ready or wait(waiting, patience.pause())
             for one in ready:
                 if one is child:
                     child.wait(0)

@@ -41,7 +41,7 @@ from jobs.outcome import Outcome, died, failed, of_ranks, timed_out
 from jobs.record import RERUN, Record, RecordTail, write_json
 from jobs.recorder import Attempt, Recorder, say, slurm_facts
 from jobs.run_process import Request, execute, run_alone
-from jobs.torchrun import Followers, follow, lead, log_end
+from jobs.torchrun import Followers, follow, lead, log_end, node_address
 
 DEATHS = 2  # workers that one run may take down before it is left alone
 LIMIT_MARGIN_S = 120.0  # a stop this close to the time limit is the time limit's doing
@@ -221,6 +221,7 @@ class Worker:
             log=None if self.in_process else str(attempt.log),
             nproc_per_node=run.shape.nproc_per_node,
             nodes=run.shape.nodes,
+            host=node_address() if run.shape.nodes > 1 else "127.0.0.1",
         )
         try:
             outcome = self._outcome(request, run.timeout_s)

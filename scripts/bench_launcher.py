@@ -104,7 +104,7 @@ def aggregation(folder: Path, count: int) -> None:
     from jobs.expand import expand
     from jobs.manifest import Manifest, new_id, write_manifest
     from jobs.plan import pack, tasks_of
-    from jobs.record import Measurements, Record, RecordWriter
+    from jobs.record import RECORDS, Measurements, Record
     from jobs.sweep import load_sweep
 
     path = sweep(
@@ -142,10 +142,11 @@ def aggregation(folder: Path, count: int) -> None:
             )  # fmt: skip
             line = record.model_dump_json(exclude_none=True).encode()
             lines.setdefault(job.index, []).append(line)
+    records = out / RECORDS
+    records.mkdir()
     for index, many in lines.items():
-        writer = RecordWriter(out / "records", f"{manifest.id}-{index}")
-        writer.path.write_bytes(b"\n".join(many) + b"\n")
-    size = sum(file.stat().st_size for file in (out / "records").iterdir())
+        (records / f"{manifest.id}-{index}.jsonl").write_bytes(b"\n".join(many) + b"\n")
+    size = sum(file.stat().st_size for file in records.iterdir())
     seconds, peak = command(sys.executable, "aggregate.py", str(out))
     print(
         f"tables of {len(expanded.runs):,} records ({size / 1e6:.0f} MB): {seconds:.1f} s, "

@@ -19,7 +19,7 @@ from jobs.submission import Options, prepare
 from jobs.sweep import load_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE_S = 60.0  # for what takes a second on a machine that does nothing else
+PATIENCE_S = 120.0  # for what takes a second on a machine that does nothing else
 
 
 def write_sweep(folder: Path, cases: Iterable[dict[str, Any]], **keys: Any) -> Path:

@@ -207,7 +207,8 @@ def wait(params: Params) -> dict[str, Any]:
     """Tell the FIFO's reader of this process and a child of it; hang, unless PATH.go exists."""
     if Path(f"{params.path}.go").exists():
         return {}
-    child = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL, start_new_session=True)
+    null = subprocess.DEVNULL
+    child = subprocess.Popen(["sleep", "1000"], stdout=null, stderr=null, start_new_session=True)
     with open(params.path, "w") as file:
         file.write(f"{os.getpid()} {child.pid}\n")
     return hang_in_python(params)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jobs.expand import expand
 from jobs.strict_yaml import InputError
 from jobs.sweep import load_sweep
+from tests.benchmarks import toy
 from tests.results_folder import errors, load, params_of, write
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
@@ -178,7 +179,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("attentoin", "did you mean 'attention'? (valid: all_reduce, attention)"),
         ("tests.benchmarks.nothing", "no benchmark 'tests.benchmarks.nothing'"),
         ("os.path", "it needs run and Params"),
-        ("..", "is no benchmark"),
+        ("..", "no benchmark '..'"),
         ("timing", "no benchmark 'timing'"),  # a module of that folder, but without run()
     ],
 )
@@ -256,6 +257,32 @@ def test_a_sweep_without_end_is_refused_at_once(tmp_path: Path) -> None:
     text = f"grid:\n  size: [{sizes}]\n  window: [{sizes}]\n  ranks: [{sizes}]\n"
     (told,) = toy_errors(tmp_path, text)
     assert "1000000000 combinations x 1 repeats; at most 1000000" in told
+
+
+def test_a_parameter_may_not_be_named_like_what_tables_show_of_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else two runs that differ in it would share a cell."""
+
+    class Params(toy.Params):
+        device: str = "cpu"
+
+    monkeypatch.setattr(toy, "Params", Params)
+    told = toy_errors(tmp_path, "fixed: {size: 1}\ngrid: {device: [cpu, gpu]}\n")
+    assert told == [
+        "sweep.yaml:2:12: tests.benchmarks.toy: no parameter may be named device: "
+        "tables show it of a record"
+    ]
+
+
+def test_a_thousand_errors_fit_the_screen(tmp_path: Path) -> None:
+    path = write(tmp_path, TOY + f"grid: {{size: {[-i for i in range(1000)]}}}\n")
+    with pytest.raises(InputError) as caught:
+        load_sweep(path)
+    assert len(caught.value.problems) == 1000
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 101
+    assert lines[-1] == "… and 900 more errors"
 
 
 # ---- base ----------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tests.harness import (
     written,
 )
 
-TIMEOUT_S = 10  # for what hangs; two ranks import torch in it
+TIMEOUT_S = 15  # for what hangs; two ranks import torch in it
 LEAKS = {
     "RANK": "7",
     "LOCAL_RANK": "7",
@@ -60,15 +60,15 @@ def start_nodes(manifest_path: Path) -> list[subprocess.Popen[bytes]]:
         subprocess.Popen(
             [sys.executable, "-c", NODE, str(manifest_path), str(node)],
             cwd=ROOT,
-            env=job_environment() | slurm | {"SLURMD_NODENAME": f"127.0.0.{1 + node}"},
+            env=job_environment() | slurm | {"SLURMD_NODENAME": f"127.0.0.{2 + node}"},
         )
         for node in (0, 1)
     ]
 
 
 class Ranks:
-    """Two jobs at once on this machine, two ranks a run; and a job of two nodes, one rank each, whose
-    second worker is killed."""
+    """Two jobs at once on this machine, two ranks a run; and a job of two nodes, one rank each,
+    whose second worker is killed."""
 
     def __init__(self, folder: Path):
         self.here, self.nodes = folder / "here", folder / "nodes"
@@ -85,7 +85,6 @@ class Ranks:
             {"what": "os_exit", "rank": 1},
         ]
         sweep = write_sweep(self.here, cases, launch={"nproc_per_node": 2}, runs_per_job=3)
-        sweep = sweep.rename(self.here / "two_ranks.yaml")
         environment = LEAKS | {"TMPDIR": str(self.temporary)}
         options = ["--local", "--parallel", "2", "--out", self.here]
         local = start("jobs.submit", sweep, *options, environment=environment)
@@ -198,7 +197,8 @@ def test_runs_at_once_do_not_meet(here: Path) -> None:
 # ---- two nodes ---------------------------------------------------------------------------------
 
 
-def test_two_nodes_measure_together(nodes: Path) -> None:
+def test_two_nodes_measure_together_by_the_first_ones_address(nodes: Path) -> None:
+    assert facts(only(nodes, what="ok"))["environment"]["MASTER_ADDR"] == "127.0.0.2"
     measurements = only(nodes, what="ok").measurements
     assert measurements is not None
     assert [list(rank) for rank in measurements.samples_ms["call"]] == [[1.0, 1.0], [2.0, 2.0]]  # type: ignore[arg-type]
