@@ -60,7 +60,7 @@ def _show(seen: Observation) -> None:
     names = varying([task.run for task in seen.tasks])
     others = [task for task in seen.tasks if task.state not in ("ok", "queued")]
     for task in others[:30]:
-        failure = task.record.failure if task.record else None
+        failure = task.record.failure if task.record and task.state not in LIVE else None
         why = (
             f"{failure.type}: {failure.message.splitlines()[0][:150]}"
             if failure and failure.message

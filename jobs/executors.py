@@ -54,38 +54,42 @@ class WorkerTask:
         The same job again: its worker skips what has a record.
         """
         if self.worker is not None:
-            limit = self.worker.near_limit() and _preemption() is None
+            limit = self.worker.near_limit() and _why_term() not in ("grace", "preempted")
             self.worker.stop("limit" if limit else "preempted")
         return submitit.helpers.DelayedSubmission(WorkerTask(self.submission, self.index))
 
     def _on_term(self, signum: int, frame: FrameType | None) -> None:
-        """scancel, a requeue, or preemption: record and leave.
-
-        Where preemption leaves a time of grace, Slurm would take the job's end in it for a failure:
-        then node 0's worker requeues it, as on the warning, and the others' wait.
-        """
+        """Record what is running and leave, unless node 0's worker has something better to do."""
         assert self.worker is not None
-        preemption = _preemption()
-        if preemption != "grace":
-            self.worker.stop("preempted" if preemption else "cancelled")
+        leads, nodes = self.worker.node_rank == 0, self.worker.job.shape.nodes
+        why = _why_term()
+        if why == "grace":
+            # Slurm would take the end of the job now for a failure. As on its warning, then: node
+            # 0's worker records and requeues, and the others wait for that.
+            if leads:
+                os.kill(os.getpid(), signal.SIGUSR2)
+        elif why == "step" and leads and nodes > 1:
+            pass  # srun, because another node's worker is gone: this one sees that and records it
+        else:
+            self.worker.stop("preempted" if why == "preempted" else "cancelled")
             raise Stopped(128 + signum)
-        if self.worker.node_rank == 0:
-            os.kill(os.getpid(), signal.SIGUSR2)
 
 
-def _preemption() -> str | None:
-    """Of this job: `grace` while it may still run, `over` when Slurm ends or requeues it already;
-    None if it is neither preempted nor requeued."""
+def _why_term() -> str:
+    """Why Slurm sends SIGTERM: `grace`, this job is preempted but may run on for a while;
+    `preempted`, or requeued, and about to end; `step`, not the job; else `cancelled`."""
     command = ["scontrol", "show", "job", "-o", SlurmJobEnvironment().job_id]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
-        return None
+        return "cancelled"
     told = dict(re.findall(r"(\w+)=(\S+)", done.stdout))
+    running = told.get("JobState") == "RUNNING"
     if told.get("PreemptTime", "None") != "None":
-        return "grace" if told["JobState"] == "RUNNING" else "over"
-    starts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-    return "over" if int(told.get("Restarts", 0)) > starts else None
+        return "grace" if running else "preempted"
+    if int(told.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0)):
+        return "preempted"
+    return "step" if running else "cancelled"
 
 
 class _Executor(SlurmExecutor):

@@ -289,7 +289,7 @@ def summary(observation: Observation) -> dict[str, Any]:
                 "detail": task.detail,
                 "params": task.run.params,
                 "failure": task.record.failure.model_dump(exclude_none=True, exclude={"traceback"})
-                if task.record and task.record.failure
+                if task.record and task.record.failure and task.state not in LIVE
                 else None,
             }
             for task in observation.tasks

@@ -247,9 +247,7 @@ def lead(
             others = list(followers.connections)
         waiting: list[Any] = [child, *others]
         while waiting and patience.look():
-            ready: list[Any] = [one for one in waiting if one is child and child.ended]
-            ready = ready or wait(waiting, patience.pause())
-            for one in ready:
+            for one in _ready(child, waiting, patience.pause()):
                 if one is child:
                     child.wait(0)
                     report = collect(request, kills, child)
@@ -275,6 +273,13 @@ def lead(
         return [own, *reports, *(_last_word(one, request.token) for one in late)], expired
     finally:
         child.kill()
+
+
+def _ready(child: Child, waiting: list[Any], seconds: float) -> list[Any]:
+    """Those of the child and the other nodes that have something to tell."""
+    if child in waiting and child.ended:
+        return [child]
+    return list(wait(waiting, seconds))
 
 
 def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:

@@ -72,6 +72,7 @@ def _expected(item: Any) -> str:
     for prefix in ("Input should be ", "Value error, "):
         text = text.removeprefix(prefix)
     text = text.replace("String should match pattern", "text of the form")
+    text = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", text)
     words = re.findall(r"'([^']*)'", item.get("ctx", {}).get("expected") or "")
     if isinstance(item["input"], str) and words:
         text += nearest(item["input"], words).split(" (valid")[0]

@@ -114,7 +114,7 @@ class Fifo:
     def __init__(self, path: Path):
         self.path = path
         os.mkfifo(path)
-        self._handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self._handle = os.open(path, os.O_RDWR)  # as a writer too: else its end shows as input
 
     def pids(self) -> tuple[int, int]:
         """Wait for the next run; returns its process and a child of that."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.compare import MIN_SAMPLES, bootstrap_ratio, compare, verdict
@@ -243,7 +243,7 @@ def test_coverage_of_the_interval() -> None:
     assert hits >= 180
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=9), min_size=1, max_size=4),
     st.floats(0.1, 10.0),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.benchmarks import load_benchmark
@@ -182,7 +182,7 @@ def combined(inner: st.SearchStrategy[tuple[str, Meaning]]) -> st.SearchStrategy
     return st.builds(join, st.tuples(inner, inner), st.sampled_from(["and", "or", "not"]))
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.recursive(comparison(), combined, max_leaves=8),
     st.fixed_dictionaries({name: st.integers(-4, 4) for name in "abc"}),
@@ -194,7 +194,7 @@ def test_any_combination_means_what_logic_says(
     assert Condition(text, ["a", "b", "c"])(params) == holds(params)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=60) | st.text("seq_len<>=!()[]'\" andortify0123456789.,:*+-", max_size=60))
 def test_any_text_is_a_condition_or_an_error_about_it(text: str) -> None:
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,11 @@ from tests.harness import Fifo, alive, facts, only, records, run, start, write_s
 def test_stops_at_the_first_failure_and_shows_its_traceback(
     tmp_path: Path, ranks: int | None
 ) -> None:
-    cases = [{"what": "ok"}, {"what": "raises", "rank": 1}, {"what": "ok", "tag": 1}]
+    cases: list[dict[str, Any]] = [
+        {"what": "ok"},
+        {"what": "raises", "rank": 1},
+        {"what": "ok", "tag": 1},
+    ]
     sweep = write_sweep(tmp_path, cases, launch={"nproc_per_node": ranks} if ranks else {})
     out = tmp_path / "out"
     # A debugger, or anything else that wants an answer, would find the end of its input.
@@ -41,7 +46,10 @@ def test_interrupted_is_recorded_as_cancelled_and_resumed(
     tmp_path: Path, ranks: int | None
 ) -> None:
     fifo = Fifo(tmp_path / "fifo")
-    cases = [{"what": "wait", "path": str(fifo.path), "rank": 0}, {"what": "ok"}]
+    cases: list[dict[str, Any]] = [
+        {"what": "wait", "path": str(fifo.path), "rank": 0},
+        {"what": "ok"},
+    ]
     sweep = write_sweep(tmp_path, cases, launch={"nproc_per_node": ranks} if ranks else {})
     out = tmp_path / "out"
     process = start("jobs.submit", sweep, "--debug", "--out", out)

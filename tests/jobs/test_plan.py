@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.expand import STARTUP_MIN, Expansion, Run, Shape, expand
@@ -143,7 +143,7 @@ def test_worst_case_gpu_hours() -> None:
     assert worst_case_gpu_hours(jobs) == 12.0  # 1.5 h x 2 nodes x 4 GPUs, and none
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.builds(Shape, nodes=st.integers(1, 2), gpus_per_node=st.integers(0, 2))),
     st.integers(1, 5),

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.strict_yaml import MAX_NODES, Position, decode, parse
@@ -200,7 +200,7 @@ TOKENS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(st.text(), st.lists(TOKENS, max_size=30).map("".join)))
 def test_any_text_is_data_or_problems_never_an_exception(text: str) -> None:
     document = parse(text, "f")
@@ -209,7 +209,7 @@ def test_any_text_is_data_or_problems_never_an_exception(text: str) -> None:
         assert problem.position.column >= 1
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text("0123456789-+.:_eExXobnyftruslai ", min_size=1, max_size=7))
 def test_what_is_read_is_what_yaml_reads(scalar: str) -> None:
     """No scalar is silently something else than it is to YAML 1.1; but 1.5e3 is a number."""
@@ -234,7 +234,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.text(min_size=1, max_size=5), PLAIN, max_size=4))
 def test_json_is_read_as_it_is(data: dict[str, object]) -> None:
     """JSON is YAML: `jobs replay` writes its sweep so."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -393,7 +393,7 @@ def test_a_time_of_zero_is_no_rate(tmp_path: Path) -> None:
     assert one_value(tmp_path, outcome, value="tflops") == "–"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.floats(1e-2, 1e6))
 def test_numbers_show_four_digits_and_no_exponent(number: float) -> None:
     text = shown(number)
@@ -403,7 +403,7 @@ def test_numbers_show_four_digits_and_no_exponent(number: float) -> None:
     assert len(digits) == 4 or (number >= 999.9 and len(digits) == len(str(round(number))))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, len(FATES) - 1), min_size=8, max_size=8), st.booleans())
 def test_no_number_is_lost_whatever_the_others_do(
     tmp_path_factory: pytest.TempPathFactory, fates: list[int], with_baseline: bool

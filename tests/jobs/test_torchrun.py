@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jobs.isolation import job_environment
+from jobs.isolation import ForkServer, job_environment
 from jobs.outcome import of_ranks
 from jobs.record import Record
+from jobs.run_process import Request
+from jobs.torchrun import lead
 from tests.harness import (
     ROOT,
     Fifo,
@@ -27,7 +30,7 @@ from tests.harness import (
     written,
 )
 
-TIMEOUT_S = 15  # for what hangs; two ranks import torch in it
+TIMEOUT_S = 12  # for what hangs; two ranks import torch in it
 LEAKS = {
     "RANK": "7",
     "LOCAL_RANK": "7",
@@ -86,7 +89,7 @@ class Ranks:
         ]
         sweep = write_sweep(self.here, cases, launch={"nproc_per_node": 2}, runs_per_job=3)
         environment = LEAKS | {"TMPDIR": str(self.temporary)}
-        options = ["--local", "--parallel", "2", "--out", self.here]
+        options: list[str | Path] = ["--local", "--parallel", "2", "--out", self.here]
         local = start("jobs.submit", sweep, *options, environment=environment)
         try:
             self._run_two_nodes()
@@ -223,6 +226,25 @@ def test_a_node_that_is_lost_ends_the_job(nodes: Path) -> None:
     assert record.status == "killed" and record.failure is not None
     assert record.failure.type == "NodeLost"
     assert [r.params["tag"] for r in records(nodes) if r.params["what"] == "ok"] == [0]
+
+
+def test_an_agent_that_ends_before_the_others_can_join_is_told_at_once(tmp_path: Path) -> None:
+    server = ForkServer(["jobs.torchrun"])
+    wrong = Request(
+        benchmark="tests.benchmarks.misbehave",
+        version=1,
+        params={"what": "ok"},
+        scratch=str(tmp_path),
+        gpus=[],
+        token="a",
+        asked_at=0.0,
+        nodes=2,
+        nproc_per_node=None,
+    )
+    followers = SimpleNamespace(connections=[])
+    told, expired = lead(server, wrong, followers, 60, lambda child: None)  # type: ignore[arg-type]
+    assert not expired and "AssertionError" in told[0]["agent"]["error"]
+    server.close()
 
 
 def test_nothing_that_opens_the_meeting_stays(nodes: Path) -> None:
