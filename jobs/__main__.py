@@ -55,7 +55,7 @@ def _show(seen: Observation) -> None:
     )
     grid = Grid.grid(padding=(0, 2))
     for state, count in sorted(seen.counts().items(), key=lambda item: -item[1]):
-        grid.add_row("", state, str(count))
+        grid.add_row("", state, str(count), _waits_for(seen) if state == "queued" else "")
     console.print(grid)
     names = varying([task.run for task in seen.tasks])
     others = [task for task in seen.tasks if task.state not in ("ok", "queued")]
@@ -73,6 +73,13 @@ def _show(seen: Observation) -> None:
         console.print(f"  … and {len(others) - 30} more (--json has all)")
     for line in (*map(str, seen.bad_lines), *seen.notes):
         console.print(f"  note: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _waits_for(seen: Observation) -> str:
+    """Why jobs are not running yet, as Slurm says it."""
+    details = (task.detail for task in seen.tasks if task.state == "queued")
+    reasons = (detail.partition("PENDING (")[2].removesuffix(")") for detail in details)
+    return ", ".join(dict.fromkeys(filter(None, reasons)))
 
 
 @app.command(epilog="Example: python -m jobs logs 3fa2")
@@ -118,9 +125,8 @@ def cancel(folder: Folder = None) -> None:
     live = {(task.run.id, task.repeat) for task in seen.tasks if task.state in LIVE}
     cancelled = 0
     for manifest in seen.manifests:
-        jobs = [
-            job for job in manifest.jobs if live & set(job.tasks) and job.index in manifest.handles
-        ]
+        states = seen.job_states[manifest.id]
+        jobs = [j for j in manifest.jobs if states[j.index][0] in LIVE and live & set(j.tasks)]
         if not jobs:
             continue
         cancelled += len(jobs)

@@ -205,7 +205,7 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
     executor = _Executor(manifest.path / "slurm", max_num_timeout=timeouts)
     # Since Slurm 22.05 srun does not take it over from sbatch.
     cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
-    additional = {k: v for k, v in slurm.additional_parameters.items() if v not in (None, False)}
+    additional = {"requeue": True, **slurm.additional_parameters}
     wanted: dict[str, Any] = {
         "job_name": manifest.sweep.name,
         "time": job.timeout_min,
@@ -226,7 +226,7 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
         "setup": [_checked(line) for line in slurm.setup] or None,
         # A worker that dies must end the job on the other nodes too, or they wait to the limit.
         "srun_args": ["--kill-on-bad-exit=1", *cpus, *slurm.srun_args],
-        "additional_parameters": {"requeue": True, **additional},
+        "additional_parameters": {k: v for k, v in additional.items() if v not in (None, False)},
     }
     executor.update_parameters(**{k: v for k, v in wanted.items() if v is not None})
     return executor

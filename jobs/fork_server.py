@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -31,7 +32,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def serve(handle: int, preload: list[str]) -> None:
     """The server's main function.
 
-    Orders:  ("start", function, arguments), ("stacks",), ("kill",)
+    Orders:  ("start", function, arguments, scratch folder), ("stacks",), ("kill",)
     Answers: ("ready",) once, then for each start ("ended", exit code or None, pids still there)
 
     Args:
@@ -46,21 +47,25 @@ def serve(handle: int, preload: list[str]) -> None:
         except BaseException:  # the run that needs it will meet this too, and record it
             traceback.print_exc()
     code = 0
+    server = _Server(connection)
     try:
         connection.send(("ready",))
-        _Server(connection).loop()
+        server.loop()
     except (EOFError, ConnectionError):  # the worker is gone
         pass
     except BaseException:  # no process can be had, say; the worker sees this one end
         traceback.print_exc()
         code = 1
     end_descendants()
+    if server.scratch is not None:  # a worker that was killed could not
+        shutil.rmtree(server.scratch, ignore_errors=True)
     flush()
     os._exit(code)  # what torch does at exit takes longer than a run's start
 
 
 class _Server:
     def __init__(self, connection: Connection):
+        self.scratch: str | None = None  # of what is running
         self._connection = connection
         self._wakes, self._wake = os.pipe()
         os.set_blocking(self._wakes, False)
@@ -73,12 +78,14 @@ class _Server:
             order = self._connection.recv()
             if order[0] != "start":
                 continue  # it crossed the end of its run
-            child = self._fork(order[1], order[2])
+            _, function, arguments, self.scratch = order
+            child = self._fork(function, arguments)
             statuses: dict[int, int] = {}
             self._watch(child, statuses)
             left = end_descendants(statuses)
             status = statuses.get(child)
             code = None if status is None else os.waitstatus_to_exitcode(status)
+            self.scratch = None  # the worker will read it first
             self._connection.send(("ended", code, left))
 
     def _watch(self, child: int, statuses: dict[int, int]) -> None:

@@ -93,9 +93,15 @@ class ForkServer:
             self.kill()
             raise ServerDied(f"the fork server ended with {self._process.returncode}")
 
-    def start(self, function: Callable[..., None], *arguments: Any) -> Child:
-        """Run `function(*arguments)` in a new process; `function` goes by its name."""
-        self.send(("start", function, arguments))
+    def start(
+        self, function: Callable[..., None], *arguments: Any, scratch: str | None = None
+    ) -> Child:
+        """Run `function(*arguments)` in a new process; `function` goes by its name.
+
+        Args:
+            scratch: folder to remove should this process be killed meanwhile.
+        """
+        self.send(("start", function, arguments, scratch))
         return Child(self)
 
     def send(self, order: Any) -> None:

@@ -7,9 +7,12 @@ its job); nothing is taken for success unless a record says so.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 import subprocess
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +23,19 @@ from jobs.local_queue import start_ticks
 from jobs.manifest import Job, Manifest, read_manifests
 from jobs.record import BadLine, Record, read_records, write_json
 
+JobStates = dict[str, dict[int, tuple[str, str]]]  # state and detail by submission and job
 LIVE = {"queued", "running"}
+ENDED = "ended.json"  # in a submission's folder: the last that Slurm said of jobs that ended
+RECENT_S = 86400.0
 _QUEUED = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED", "RESV_DEL_HOLD"}
 _RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
+# Slurm's accounting of memory ends a job with the state FAILED, and says why in its stderr only.
+_OVER_MEMORY = re.compile(r"^slurmstepd.*exceeded memory limit", re.MULTILINE | re.IGNORECASE)
+# What a step's end makes Slurm say, whatever ended it.
+_NOISE = re.compile(
+    r"srun: (launch/slurm|Force Terminated|forcing|got SIG|Job step aborted|error: Timed out)"
+    r"|\*\*\* (STEP|JOB) .* CANCELLED"
+)
 _ENDED_AS = {"CANCELLED": "cancelled", "PREEMPTED": "preempted", "OUT_OF_MEMORY": "oom"}
 
 
@@ -47,6 +60,7 @@ class Observation:
     bad_lines: list[BadLine]
     tasks: list[TaskState]
     notes: list[str] = field(default_factory=list)
+    job_states: JobStates = field(default_factory=dict)
 
     def counts(self) -> dict[str, int]:
         return dict(Counter(task.state for task in self.tasks))
@@ -75,24 +89,27 @@ def observe(folder: Path) -> Observation:
     for manifest in manifests:  # the newest one that has a say about a run comes last and wins
         for job in manifest.jobs:
             state, detail = job_states[manifest.id][job.index]
-            # Slurm blames memory: that is the run it was executing, not those after it.
-            at = _running(manifest, job) if state in ("running", "oom") else None
             told = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
             if state not in LIVE and None in told.values():
-                detail += _last_words(manifest, job)
+                state, detail = _with_last_words(manifest, job, state, detail)
+            # Slurm blames memory: that is the run it was executing, not those after it.
+            at = _running(manifest, job) if state in ("running", "oom") else None
             for key, own in told.items():
                 now = state
                 if key != at:
                     now = {"running": "queued", "oom": "killed"}.get(state, state)
                 run = manifest.runs[key[0]]
-                tasks[key] = _task(run, key[1], now, detail, own, best.get(key))
+                task = _task(run, key[1], now, detail, own, best.get(key))
+                if key in tasks and tasks[key].state in LIVE and task.state not in (*LIVE, "ok"):
+                    continue  # an earlier submission may still measure it
+                tasks[key] = task
         for key in manifest.done:
             known = best.get(key)
             if key not in tasks or (known is not None and tasks[key].state not in LIVE):
                 status = known.status if known else "missing"
                 tasks[key] = TaskState(manifest.runs[key[0]], key[1], status, known)
     kept = [task for key, task in tasks.items() if key[0] not in superseded]
-    return Observation(folder, manifests, records, bad, kept, notes)
+    return Observation(folder, manifests, records, bad, kept, notes, job_states)
 
 
 def _task(
@@ -137,9 +154,7 @@ def _running(manifest: Manifest, job: Job) -> tuple[str, int] | None:
 # ---- jobs ----------------------------------------------------------------------------------------
 
 
-def _job_states(
-    manifests: list[Manifest], notes: list[str]
-) -> dict[str, dict[int, tuple[str, str]]]:
+def _job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
     """Of each submission's jobs: queued, running, or how it ended (killed, cancelled, preempted,
     oom, missing); and what says so."""
     slurm = [manifest for manifest in manifests if manifest.executor == "slurm"]
@@ -167,30 +182,27 @@ def _local_states(manifest: Manifest) -> dict[int, tuple[str, str]]:
     return states
 
 
-def _slurm_states(
-    manifests: list[Manifest], notes: list[str]
-) -> dict[str, dict[int, tuple[str, str]]]:
+def _slurm_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
     """As squeue tells it; what it told of jobs that ended is kept, because Slurm forgets."""
     ended = {manifest.id: _read_ended(manifest) for manifest in manifests}
-    unknown = [
-        str(handle["slurm"])
-        for manifest in manifests
-        for index, handle in manifest.handles.items()
-        if str(index) not in ended[manifest.id]
-    ]
-    told = squeue(unknown)
-    if told is None:
+    ids = {m.id: {i: str(h["slurm"]) for i, h in m.handles.items()} for m in manifests}
+    unknown = any(str(i) not in ended[m.id] for m in manifests for i in ids[m.id])
+    # As long as Slurm knows an ended job, `scontrol requeue` can start it again.
+    recent = any(_age_s(manifest.path / ENDED) < RECENT_S for manifest in manifests)
+    ask = unknown or recent
+    told = squeue([i for of in ids.values() for i in of.values()]) if ask else {}
+    if told is None and unknown:
         notes.append("Slurm does not answer; jobs are shown as last seen")
-    states: dict[str, dict[int, tuple[str, str]]] = {}
+    states: JobStates = {}
     for manifest in manifests:
-        before = len(ended[manifest.id])
+        before = dict(ended[manifest.id])
         states[manifest.id] = {
             job.index: _slurm_state(manifest, job, told, ended[manifest.id])
             for job in manifest.jobs
         }
-        if len(ended[manifest.id]) > before:
+        if ended[manifest.id] != before:
             try:
-                write_json(manifest.path / "ended.json", ended[manifest.id])
+                write_json(manifest.path / ENDED, ended[manifest.id])
             except OSError:  # someone else's folder: then it is asked again next time
                 pass
     return states
@@ -202,8 +214,8 @@ def _slurm_state(
     handle = manifest.handles.get(job.index)
     if handle is None:
         return "missing", "never submitted"
-    job_id = handle["slurm"]
-    said = ended.get(str(job.index)) or (told or {}).get(job_id)
+    job_id, index = handle["slurm"], str(job.index)
+    said = (told or {}).get(job_id) or ended.get(index)
     if said is None and told is None:
         return "running", "Slurm does not answer"
     if said is None and not (manifest.path / "slurm" / f"{job_id}_0_log.out").exists():
@@ -212,19 +224,25 @@ def _slurm_state(
     if said is None:
         return "killed", f"Slurm no longer knows job {job_id}"
     name, what = said.split()[0], f"Slurm job {job_id} is {said}"
-    if name in _QUEUED:
-        return "queued", what
-    if name in _RUNNING:
-        return "running", what
-    ended[str(job.index)] = said
+    if name in _QUEUED | _RUNNING:
+        ended.pop(index, None)
+        return "queued" if name in _QUEUED else "running", what
+    ended[index] = said
     return _ENDED_AS.get(name, "killed"), what
 
 
 def _read_ended(manifest: Manifest) -> dict[str, str]:
     try:
-        return json.loads((manifest.path / "ended.json").read_text())  # type: ignore[no-any-return]
+        return json.loads((manifest.path / ENDED).read_text())  # type: ignore[no-any-return]
     except (OSError, ValueError):
         return {}
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return math.inf
 
 
 def squeue(job_ids: list[str]) -> dict[str, str] | None:
@@ -252,17 +270,19 @@ def squeue(job_ids: list[str]) -> dict[str, str] | None:
     return states
 
 
-def _last_words(manifest: Manifest, job: Job) -> str:
-    """The last line that a job which ended early wrote to its stderr, as a failed setup does."""
+def _with_last_words(manifest: Manifest, job: Job, state: str, detail: str) -> tuple[str, str]:
+    """The same, and what the job wrote to its stderr: a setup line's failure, or Slurm's reason."""
     job_id = manifest.handles.get(job.index, {}).get("slurm")
     try:
         with (manifest.path / "slurm" / f"{job_id}_0_log.err").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
-            lines = file.read().decode(errors="replace").split("\n")
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
+            text = file.read().decode(errors="replace")
     except OSError:  # it never started, or ran elsewhere
-        return ""
-    words = [line.strip() for line in lines if line.strip()]
-    return f"; its last words: {words[-1][:200]}" if words else ""
+        return state, detail
+    if state == "killed" and _OVER_MEMORY.search(text):
+        state = "oom"
+    words = [line.strip() for line in text.split("\n") if line.strip() and not _NOISE.search(line)]
+    return state, detail + (f"; its last words: {words[-1][:200]}" if words else "")
 
 
 def summary(observation: Observation) -> dict[str, Any]:

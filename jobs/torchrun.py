@@ -237,7 +237,7 @@ def lead(
     scratch = Path(request.scratch)
     kills = oom_kills()
     patience = _Patience(scratch, timeout_s)
-    child = server.start(agent, request)
+    child = server.start(agent, request, scratch=request.scratch)
     on_start(child)
     reports: list[dict[str, Any]] = []
     try:
@@ -382,7 +382,7 @@ def _run_here(server: ForkServer, request: Request, leader: Connection) -> dict[
     scratch = Path(request.scratch)
     kills = oom_kills()
     patience = _Patience(scratch, float("inf"))  # the leader keeps the time
-    child = server.start(agent, request)
+    child = server.start(agent, request, scratch=request.scratch)
     try:
         while not child.ended and patience.look():
             either: list[Any] = [child, leader]

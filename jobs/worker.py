@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -254,7 +253,7 @@ class Worker:
     def _run_alone(self, request: Request, timeout_s: float) -> Outcome:
         server = self._fork_server()
         kills = oom_kills()
-        child = self._remember(server.start(run_alone, request))
+        child = self._remember(server.start(run_alone, request, scratch=request.scratch))
         scratch = Path(request.scratch)
         path = scratch / "outcome0.json"
         expired = not child.wait(timeout_s)
@@ -328,24 +327,14 @@ class Worker:
         return time.monotonic() - self.clock > self.job.timeout_min * 60 - LIMIT_MARGIN_S
 
     def handle_term(self) -> None:
-        """On SIGTERM (scancel, preemption, Ctrl-C of the local queue) and SIGINT: record, leave."""
+        """On SIGTERM (which the local queue sends on Ctrl-C) and SIGINT: record, leave."""
 
         def on_term(signum: int, frame: FrameType | None) -> None:
-            self.stop("preempted" if self._slurm_preempts() else "cancelled")
+            self.stop("cancelled")
             raise Stopped(128 + signum)
 
         signal.signal(signal.SIGTERM, on_term)
         signal.signal(signal.SIGINT, on_term)
-
-    def _slurm_preempts(self) -> bool:
-        if "job_id" not in self.slurm:
-            return False
-        command = ["squeue", "-h", "-t", "all", "-j", self.slurm["job_id"], "-o", "%T"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=5)
-        except (OSError, subprocess.TimeoutExpired):
-            return False
-        return "PREEMPTED" in done.stdout or "REQUEUE" in done.stdout
 
 
 def main(arguments: list[str]) -> int:

@@ -31,7 +31,7 @@ _PATH = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
 _START_TRIES = 3
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
-_KILL_WAIT_S = 3
+_KILL_WAIT_S = 10  # a worker that is told to stop has to record first, on a busy machine too
 # A step listens on <folder>/spool/<node>/<node>_<job>.<step>; a socket's path has 107 bytes.
 _LONGEST_FOLDER = 107 - len("/spool/127.0.0.100/127.0.0.100_67043328.4294967291")
 

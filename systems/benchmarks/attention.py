@@ -45,7 +45,7 @@ def run(params: Params) -> dict[str, Any]:
     import torch
 
     from systems import accounting
-    from systems.benchmarks.timing import peak_memory_bytes, time_ms
+    from systems.benchmarks.timing import host_ms, peak_memory_bytes, time_ms
     from systems.kernels.flash_attention import naive, sdpa, why_not_sdpa
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -90,11 +90,12 @@ def run(params: Params) -> dict[str, Any]:
         "backward": lambda: out.backward(dout, retain_graph=True),
         "forward_backward": lambda: forward().backward(dout),
     }
-    samples, peaks = {}, {}
+    samples, peaks, hosts = {}, {}, {}
     for phase, fn in phases.items():
         peak = peak_memory_bytes(fn, device, before=clear_gradients)
         if peak is not None:
             peaks[phase] = peak
+            hosts[phase] = host_ms(fn, device, before=clear_gradients)
         samples[phase] = time_ms(
             fn,
             device,
@@ -110,7 +111,11 @@ def run(params: Params) -> dict[str, Any]:
         "peak_memory_bytes": peaks,
         "flops": {p: accounting.attention_flops(p, *sizes, params.causal) for p in phases},
         "bytes": {p: accounting.attention_bytes(p, *sizes, params.dtype) for p in phases},
-        "facts": {"relative_error": errors, "checking_seconds": checking},
+        "facts": {
+            "relative_error": errors,
+            "checking_seconds": checking,
+            "host_ms": hosts,  # on a GPU: what a call costs the host
+        },
     }
 
 

@@ -1,12 +1,15 @@
 """Timing and memory of one callable: warm up, flush the L2 cache, keep every sample.
 
-On a GPU, time is what CUDA events read, so the host's launch cost shows only where the GPU waits
-for it. On a CPU it is `time.perf_counter`.
+On a GPU, time is what CUDA events read while the host is ahead: the GPU is held back before each
+sample until all of it has been launched, so that what a launch costs the host, which differs from
+one machine and minute to the next, is not in it. `host_ms` tells that cost. On a CPU, time is
+`time.perf_counter`.
 """
 
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Callable
 
@@ -14,6 +17,9 @@ import torch
 
 MIN_SAMPLES, MAX_SAMPLES = 10, 100
 MAX_WARMUP = 1000
+HOLD = 3.0  # how long the GPU is held back, in times of what the host takes to launch
+MAX_HOLD_MS = 50.0
+CYCLES_PER_MS = 2_000_000  # at 2 GHz; a GPU with a slower clock is held back longer
 Thunk = Callable[[], object]
 
 
@@ -34,9 +40,10 @@ def time_ms(
         warmup_ms: time to spend on calls that are not kept; at least two are made.
         measure_ms: time to spend on samples; at least 10 and at most 100 are taken.
     """
-    sample = (
-        _cuda_sampler(fn, before, device) if device.type == "cuda" else _cpu_sampler(fn, before)
-    )
+    if device.type == "cuda":
+        sample = _cuda_sampler(fn, before, device, host_ms(fn, device, before=before))
+    else:
+        sample = _cpu_sampler(fn, before)
     estimate = max(min(sample(2)), 1e-3)
     sample(max(1, min(int(warmup_ms / estimate), MAX_WARMUP)))
     samples = sample(max(MIN_SAMPLES, min(int(measure_ms / estimate), MAX_SAMPLES)))
@@ -57,11 +64,28 @@ def _cpu_sampler(fn: Thunk, before: Thunk | None) -> Callable[[int], list[float]
     return sample
 
 
+def host_ms(
+    fn: Thunk, device: torch.device, *, before: Thunk | None = None, calls: int = 10
+) -> float:
+    """Milliseconds until a call of `fn` returns, median of `calls` after two that warm up: on an
+    idle GPU, what it costs the host to launch it."""
+    samples = []
+    for _ in range(calls + 2):
+        if before is not None:
+            before()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        fn()
+        samples.append((time.perf_counter() - start) * 1e3)
+    return round(statistics.median(samples[2:]), 6)
+
+
 def _cuda_sampler(
-    fn: Thunk, before: Thunk | None, device: torch.device
+    fn: Thunk, before: Thunk | None, device: torch.device, launch_ms: float
 ) -> Callable[[int], list[float]]:
-    # Writing four times the L2 evicts what the last sample left there. It also keeps the GPU busy
-    # while the host launches `fn`, which is why launch cost is mostly hidden.
+    cycles = int(min(HOLD * launch_ms, MAX_HOLD_MS) * CYCLES_PER_MS)
+    # Writing four times the L2 evicts what the last sample left there.
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     flush = torch.empty(4 * max(l2_bytes, 1 << 24), dtype=torch.int8, device=device)
 
@@ -74,6 +98,7 @@ def _cuda_sampler(
             if before is not None:
                 before()
             flush.zero_()
+            torch.cuda._sleep(cycles)
             start.record()
             fn()
             end.record()

@@ -58,7 +58,7 @@ class Scenario:
         """`python -m jobs.submit` of this sweep, as a user would call it."""
         path = self.folder / f"{self.name}.yaml"
         path.write_text(json.dumps(self.sweep))  # JSON is YAML
-        command = [sys.executable, "-m", "jobs.submit", str(path), "--out", str(self.out)]
+        command = [sys.executable, "-m", "jobs.submit", str(path), "--out", "out"]
         return self.command(*prefix, *command, *arguments, **environment)
 
     def jobs(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -66,16 +66,18 @@ class Scenario:
         return self.command(sys.executable, "-m", "jobs", *arguments)
 
     def command(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run it in the scenario's folder, from which the project is only found by PYTHONPATH."""
+        project = {"PYTHONPATH": str(ROOT)}
         return subprocess.run(
             command,
-            cwd=ROOT,
-            env=os.environ | self.cluster.environment | environment,
+            cwd=self.folder,
+            env=os.environ | self.cluster.environment | project | environment,
             capture_output=True,
             text=True,
         )
 
     def status(self) -> dict[str, Any]:
-        return json.loads(self.jobs("status", str(self.out), "--json").stdout)  # type: ignore[no-any-return]
+        return json.loads(self.jobs("status", "out", "--json").stdout)  # type: ignore[no-any-return]
 
     def records(self) -> list[Record]:
         records, bad = read_records(self.out)
@@ -138,7 +140,7 @@ class Scenarios:
 
 @pytest.fixture(scope="module")
 def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
-    made = Scenarios(slurm_cluster, tmp_path_factory.mktemp("scenarios"))
+    made = Scenarios(slurm_cluster, tmp_path_factory.mktemp("results of scenarios"))
     limit = {"resources": {"timeout_min": 1}}
     made.submitted(
         "preempted",
@@ -212,19 +214,20 @@ def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
     scenario = scenarios.made["cancelled"]
     scenario.executing()
     assert states(scenario.status()) == ["running", "queued", "queued"]
-    done = scenario.jobs("cancel", str(scenario.out))
+    done = scenario.jobs("cancel", "out")
     assert done.returncode == 0, done.stderr
     assert "cancelled 3 jobs" in done.stdout
     (record,) = scenario.finish()
     assert (record.status, record.params["index"]) == ("cancelled", 0)
     assert states(scenario.status()) == ["cancelled"] * 3
-    assert scenario.jobs("status", str(scenario.out)).returncode == 1
+    assert scenario.jobs("status", "out").returncode == 1
 
     scenario.let("go")
     done = scenario.submit()
     assert "submitted 3 runs as 3 jobs" in done.stdout
     scenario.finish()
     assert states(scenario.status()) == ["ok"] * 3
+    assert "cancelled 0 jobs" in scenario.jobs("cancel", "out").stdout
     attempts = {i: [r.status for r in rs] for i, rs in by_index(scenario.records()).items()}
     assert attempts == {0: ["cancelled", "ok"], 1: ["ok"], 2: ["ok"]}
 
@@ -240,7 +243,7 @@ def test_killed_worker(scenarios: Scenarios) -> None:
     status = scenario.status()
     assert states(status) == ["ok", "killed", "killed"]
     assert all("FAILED" in task["detail"] for task in status["tasks"][1:])
-    table = scenario.command(sys.executable, "aggregate.py", str(scenario.out))
+    table = scenario.command(sys.executable, str(ROOT / "aggregate.py"), "out")
     assert table.returncode == 0, table.stderr
     assert table.stdout.count("killed") == 2
 
@@ -254,14 +257,14 @@ def test_failing_runs(scenarios: Scenarios) -> None:
     assert killed.status == "killed"
     assert killed.failure is not None and killed.failure.type == "SIGKILL"
     assert measured.status == "ok"
-    told = scenario.jobs("logs", raised.run, "--in", str(scenario.out))
+    told = scenario.jobs("logs", raised.run, "--in", "out")
     assert "ValueError: run 0 was told to raise" in told.stdout
 
-    replayed = scenario.jobs("replay", measured.run, "--in", str(scenario.out))
+    replayed = scenario.jobs("replay", measured.run, "--in", "out")
     assert replayed.returncode == 0, replayed.stderr
     assert "python -m jobs.submit" in replayed.stdout
 
-    retried = scenario.jobs("retry", str(scenario.out))
+    retried = scenario.jobs("retry", "out")
     assert "submitted 2 runs as 1 jobs" in retried.stdout
     again = scenario.finish()[3:]
     assert [(r.run, r.status, r.attempt) for r in again] == [
@@ -291,23 +294,32 @@ def test_failing_setup_ends_the_job(scenarios: Scenarios) -> None:
     status = scenario.status()
     assert states(status) == ["killed", "killed"]
     assert all("setup failed: cat /nowhere" in task["detail"] for task in status["tasks"])
-    told = scenario.jobs("logs", status["tasks"][0]["run"], "--in", str(scenario.out))
+    told = scenario.jobs("logs", status["tasks"][0]["run"], "--in", "out")
     assert "No such file or directory" in told.stdout
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [("resources.nodes=5", "Node count"), ("slurm.partition=nope", "invalid partition")],
-)
-def test_impossible_request(scenarios: Scenarios, override: str, words: str) -> None:
-    scenario = scenarios.new(override.split("=")[0], grid={"index": [0, 1]})
-    done = scenario.submit(override)
+def test_unknown_partition(scenarios: Scenarios) -> None:
+    scenario = scenarios.new("unknown", grid={"index": [0, 1]}, slurm={"partition": "nowhere"})
+    done = scenario.submit()
     assert done.returncode == 2
-    assert "sbatch refused 2 jobs" in done.stderr
-    assert re.search(words, done.stderr)
+    assert "sbatch refused 2 jobs" in done.stderr and "invalid partition" in done.stderr
     assert states(scenario.status()) == ["missing", "missing"]
-    possible = scenario.submit("--dry-run")
+    possible = scenario.submit("slurm.partition=debug", "--dry-run")
     assert "2 (0 done, 0 in flight)" in possible.stdout
+
+
+def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
+    """What was submitted before the refusal goes on, and the rest is missing."""
+    impossible = {"fixed": {"index": 1}, "resources": {"nodes": 5}}
+    scenario = scenarios.new("refused", cases=[{"fixed": {"index": 0}}, impossible])
+    done = scenario.submit()
+    assert done.returncode == 2
+    assert "sbatch refused 1 jobs (5 nodes): sbatch: error" in done.stderr
+    assert "submitted before that, and still there" in done.stderr
+    scenario.finish()
+    status = scenario.status()
+    assert states(status) == ["ok", "missing"]
+    assert status["tasks"][1]["detail"] == "never submitted"
 
 
 def test_one_job_from_inside_another(scenarios: Scenarios) -> None:

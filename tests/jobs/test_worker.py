@@ -340,10 +340,12 @@ def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
 
 def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: Path) -> None:
     sweep, fifo = waiting_sweep(tmp_path)
-    out = tmp_path / "out"
+    out, temporary = tmp_path / "out", tmp_path / "tmp"
+    temporary.mkdir()
 
     def waiting_queue() -> tuple[subprocess.Popen[str], int, list[int]]:
-        queue = start("jobs.submit", sweep, "--local", "--out", out)
+        environment = {"TMPDIR": str(temporary)}
+        queue = start("jobs.submit", sweep, "--local", "--out", out, environment=environment)
         waiting, child = fifo.pids()
         server = parent_of(waiting)
         return queue, parent_of(server), [server, waiting, child]
@@ -369,6 +371,7 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
     assert queue.returncode == 1 and "ended with -9" in output and "2 runs left no record" in output
     await_true(lambda: not any(map(alive, pids)), "what the worker had started ended")
     assert len(records(out)) == 4  # a dead worker writes nothing
+    await_true(lambda: not list(temporary.iterdir()), "its scratch folder was removed")
     assert statuses(out)["ok0"] == "ok" and statuses(out)["ok1"] == "killed"
 
     fifo.open()

