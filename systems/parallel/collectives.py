@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 @contextmanager
 def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.device]:
-    """Join the process group that torchrun's environment describes; leave it afterwards.
+    """Join the process group that torchrun's environment describes; leave it if all went well.
 
     Args:
         backend: gloo (CPU) or nccl (one GPU a rank, by LOCAL_RANK).
@@ -45,7 +45,6 @@ def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.devi
         timeout=timedelta(seconds=timeout_s),
         device_id=device if backend == "nccl" else None,
     )
-    try:
-        yield device
-    finally:
-        dist.destroy_process_group()
+    yield device
+    # Not after an exception: leaving may wait for ranks that wait for this one, and the process ends.
+    dist.destroy_process_group()

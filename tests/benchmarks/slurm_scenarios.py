@@ -12,6 +12,7 @@ from systems.benchmarks.base import BenchmarkParams
 
 VERSION = 1
 LONGEST_S = 240.0
+MOST_EATEN = 40  # times 100 MB
 SHOWN = ("RANK", "MASTER_PORT", "SLURM_CPU_BIND", "CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK")
 
 
@@ -19,7 +20,7 @@ class Params(BenchmarkParams):
     """One run; `index` only tells runs apart."""
 
     index: int = 0
-    do: Literal["measure", "raise", "kill_self"] = "measure"
+    do: Literal["measure", "raise", "kill_self", "eat_memory"] = "measure"
     until: str = ""  # first of all, wait for this file, or for Slurm to have `requeued` the job
 
 
@@ -32,6 +33,11 @@ def run(params: Params) -> dict[str, Any]:
         raise ValueError(f"run {params.index} was told to raise")
     if params.do == "kill_self":
         os.kill(os.getpid(), signal.SIGKILL)
+    if params.do == "eat_memory":
+        eaten = []
+        while len(eaten) < MOST_EATEN:
+            eaten.append(bytearray(os.urandom(1)) * 10**8)
+            time.sleep(0.1)
     return {
         "samples_ms": {"forward": [1.0]},
         "facts": {"environment": {name: os.environ.get(name) for name in SHOWN}},

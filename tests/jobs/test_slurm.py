@@ -163,6 +163,12 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
     )
     made.submitted("worker", zip={"index": [0, 1, 2], "until": ["", "never", ""]}, runs_per_job=3)
     made.submitted("failing", grid={"do": ["raise", "kill_self", "measure"]}, runs_per_job=3)
+    made.submitted(
+        "memory",
+        grid={"do": ["measure", "eat_memory", "raise"]},
+        runs_per_job=3,
+        resources={"mem_gb": 1.5},
+    )
     made.submitted("gpu", grid={"index": [0]}, resources={"gpus_per_node": 1})
     made.submitted(
         "nodes",
@@ -243,9 +249,18 @@ def test_killed_worker(scenarios: Scenarios) -> None:
     status = scenario.status()
     assert states(status) == ["ok", "killed", "killed"]
     assert all("FAILED" in task["detail"] for task in status["tasks"][1:])
+    assert all("task 0: Killed" in task["detail"] for task in status["tasks"][1:])
     table = scenario.command(sys.executable, str(ROOT / "aggregate.py"), "out")
     assert table.returncode == 0, table.stderr
     assert table.stdout.count("killed") == 2
+
+
+def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
+    """Slurm ends the whole job; the run that it was executing is the one to blame."""
+    scenario = scenarios.made["memory"]
+    (record,) = scenario.finish()
+    assert record.status == "ok"
+    assert states(scenario.status()) == ["ok", "oom", "killed"]
 
 
 def test_failing_runs(scenarios: Scenarios) -> None:
