@@ -46,5 +46,5 @@ def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.devi
         device_id=device if backend == "nccl" else None,
     )
     yield device
-    # Not after an exception: leaving may wait for ranks that wait for this one, and the process ends.
+    # Not after an exception: to leave may mean to wait for ranks that wait for this one.
     dist.destroy_process_group()

@@ -49,6 +49,8 @@ def rank_of_one(monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     yield
+    if torch.distributed.is_initialized():  # a run that fails leaves that to its process's end
+        torch.distributed.destroy_process_group()
     del store
 
 
