@@ -21,5 +21,5 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClu
         if os.environ.get("REQUIRE_SLURM") == "1":
             pytest.fail(f"REQUIRE_SLURM=1, but no cluster can be started: {reason}")
         pytest.skip(reason)
-    with SlurmCluster(tmp_path_factory.mktemp("slurm"), max_array_size=8) as cluster:
+    with SlurmCluster(tmp_path_factory.mktemp("slurm"), max_array_size=10) as cluster:
         yield cluster

@@ -15,6 +15,7 @@ from systems.benchmarks.base import BenchmarkParams, WrongOutput
 
 VERSION = 1
 PERIOD = 1009  # of the pattern that is summed
+PIECE = PERIOD * 10_000  # elements that are filled or checked at once
 GLOO_BYTES = 256 * 10**6  # of buffers for calls in flight
 Positive = Annotated[int, Field(ge=1)]
 
@@ -115,14 +116,17 @@ def _fill(buffer: Any, factor: int) -> None:
     equality."""
     import torch
 
-    torch.arange(buffer.numel(), out=buffer).remainder_(PERIOD).mul_(factor)
+    # A piece at a time: float32 cannot count past 2^24.
+    pattern = torch.arange(min(PIECE, buffer.numel()), dtype=buffer.dtype, device=buffer.device)
+    pattern.remainder_(PERIOD).mul_(factor)
+    for piece in buffer.split(PIECE):
+        piece.copy_(pattern[: piece.numel()])
 
 
 def _count_wrong(buffer: Any, factor: int) -> int:
     """How many elements differ from `_fill(buffer, factor)`, a piece at a time to save memory."""
     import torch
 
-    step = PERIOD * 10_000
-    expected = torch.empty(min(step, buffer.numel()), device=buffer.device)
+    expected = torch.empty(min(PIECE, buffer.numel()), device=buffer.device)
     _fill(expected, factor)
-    return sum(int((piece != expected[: piece.numel()]).sum()) for piece in buffer.split(step))
+    return sum(int((piece != expected[: piece.numel()]).sum()) for piece in buffer.split(PIECE))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from systems.benchmarks.all_reduce import PERIOD, Params, _count_wrong, _fill, run
+from systems.benchmarks.all_reduce import PERIOD, PIECE, Params, _count_wrong, _fill, run
 
 
-@pytest.mark.parametrize("elements", [1, PERIOD, PERIOD * 10_000 + 17])
+@pytest.mark.parametrize("elements", [1, PERIOD, PIECE + 17, 2**24 + 12_345])
 def test_the_check_finds_a_single_wrong_sum(elements):
     buffer = torch.empty(elements)
     _fill(buffer, 21)  # of six ranks: 1 + ... + 6
+    exact = torch.arange(elements).remainder(PERIOD) * 21
+    assert torch.equal(buffer.long(), exact)
     assert _count_wrong(buffer, 21) == 0
     assert _count_wrong(buffer, 15) == int((buffer != 0).sum())
     buffer[-1] += 1
