@@ -52,8 +52,8 @@ bench: $(VENV)/installed-test
 
 # make report       tables and plots of the reference results, docs/results from logs/h200
 report: $(VENV)/installed
-	@for folder in logs/h200/*/; do name=$$(basename $$folder); echo "docs/results/$$name.md"; \
-	  mkdir -p docs/results; \
+	@mkdir -p docs/results
+	@for folder in logs/h200/*/; do name=$$(basename $$folder); \
 	  $(BIN)/python aggregate.py $$folder --plot docs/results/$$name >docs/results/$$name.md || exit 1; \
 	done
 

@@ -10,6 +10,7 @@ import gc
 import sys
 from collections import Counter
 from enum import StrEnum
+from html import escape
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -97,7 +98,8 @@ def render(filled: Filled, format: Format) -> str:
             .format_index(escape="latex", axis=1)
             .to_latex(caption=_latex(f"{heading}. {notes}"), hrules=True)
         )
-    return f"<h3>{heading}</h3>\n{data.to_html(index=False, border=0)}\n<p>{notes}</p>"
+    body = data.to_html(index=False, border=0)
+    return f"<h3>{escape(heading)}</h3>\n{body}\n<p>{escape(notes)}</p>"
 
 
 def _latex(text: str) -> str:
@@ -123,18 +125,22 @@ def compare_folders(
     hidden = () if all else ("same", "not measured")
     told = [result for result in results if result.verdict not in hidden]
     if told:
-        print(_comparison_frame(told).to_markdown(index=False, disable_numparse=True), end="\n\n")
+        names = varying([result.run for result in results])
+        print(
+            _comparison_frame(told, names).to_markdown(index=False, disable_numparse=True),
+            end="\n\n",
+        )
     counts = Counter(result.verdict for result in results)
     print(
         ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "nothing to compare"
     )
-    if not results or not any(result.ratio for result in results):
+    if any(counts[name] for name in REGRESSIONS):
+        raise SystemExit(1)
+    if not any(result.ratio for result in results):
         _fail("the two folders have no measured run in common")
-    raise SystemExit(1 if any(counts[name] for name in REGRESSIONS) else 0)
 
 
-def _comparison_frame(results: list[Comparison]) -> pd.DataFrame:
-    names = varying([result.run for result in results])
+def _comparison_frame(results: list[Comparison], names: list[str]) -> pd.DataFrame:
     devices = len({result.device for result in results}) > 1
     rows = []
     for result in results:

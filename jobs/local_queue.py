@@ -69,9 +69,7 @@ class LocalQueue:
         On SIGINT or SIGTERM the workers record what they were doing and end; then KeyboardInterrupt
         is raised.
         """
-        me = process_handle(os.getpid())
-        self.manifest.handles.update({job.index: me for job in self.manifest.jobs})
-        write_handles(self.manifest)
+        self._tell(interrupted=False)
         before = {s: signal.signal(s, self._on_stop) for s in (signal.SIGINT, signal.SIGTERM)}
         tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
         total = sum(len(job.tasks) for job in self.manifest.jobs)
@@ -96,6 +94,7 @@ class LocalQueue:
                     self._reap()
                 if self.stopped:
                     self._stop_workers()
+                    self._tell(interrupted=True)
                 self._collect(tail, bar, task)
         finally:
             self._stop_workers()
@@ -104,6 +103,12 @@ class LocalQueue:
         if self.stopped:
             raise KeyboardInterrupt
         return self.records
+
+    def _tell(self, interrupted: bool) -> None:
+        """Say which process the jobs depend on, and whether it was asked to stop."""
+        handle = process_handle(os.getpid()) | {"interrupted": interrupted}
+        self.manifest.handles.update({job.index: handle for job in self.manifest.jobs})
+        write_handles(self.manifest)
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stopped = True

@@ -62,9 +62,15 @@ def draw(observation: Observation, plot: Plot, folder: Path) -> Path | None:
         )
         panel.grid(alpha=0.3)
         panel.set_xlabel(plot.x)
+    label = kind.label + (f" ({kind.unit})" if kind.unit not in ("", kind.label) else "")
     for row in panels:
-        row[0].set_ylabel(kind.unit or kind.label)
-    panels.flat[0].legend(fontsize=7)
+        row[0].set_ylabel(label)
+    handles = {  # of every panel: not each has all series
+        label: handle
+        for panel in panels.flat
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
     device = ", ".join(
         {record.device: None for record in observation.records if record.status == "ok"}
     )

@@ -177,6 +177,8 @@ def _local_states(manifest: Manifest) -> dict[int, tuple[str, str]]:
             )
         elif start_ticks(handle["pid"]) == handle["started"] and handle["started"] is not None:
             states[job.index] = ("running", f"process {handle['pid']}")
+        elif handle.get("interrupted"):
+            states[job.index] = ("cancelled", "the queue was interrupted")
         else:
             states[job.index] = ("killed", f"process {handle['pid']} ended")
     return states

@@ -77,7 +77,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         executor=options.executor,
         sweep=loaded.sweep,
         sweep_path=sweep_path,
-        command=shlex.join([Path(sys.executable).name, "-m", "jobs.submit", *sys.argv[1:]]),
+        command=shlex.join(["python", *sys.orig_argv[1:]]),
         runs={run.id: run for run in expansion.runs},
         jobs=pack(todo, loaded.sweep.runs_per_job),
         done=[(run.id, repeat) for run, repeat in (*done, *in_flight)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
@@ -134,9 +135,10 @@ def go(prepared: Prepared, options: Options) -> int:
     try:
         records = start(prepared, options, console)
     except KeyboardInterrupt:
-        errors.print(
-            f"interrupted; what was measured is in {where}. The same command goes on from there"
+        message = (
+            f"interrupted; what was measured is in {where}; the same command goes on from there"
         )
+        errors.print(message, highlight=False, markup=False, soft_wrap=True)
         return 130
     except OSError as error:
         fail(f"{error.filename or where}: {error.strerror}")
@@ -144,20 +146,30 @@ def go(prepared: Prepared, options: Options) -> int:
         fail(str(error))
     if options.executor == "slurm":
         tasks = sum(len(job.tasks) for job in manifest.jobs)
-        console.print(f"submitted {tasks} runs as {len(manifest.jobs)} jobs; results go to {where}")
+        jobs = len(manifest.jobs)
+        console.print(
+            f"submitted {tasks} runs as {jobs} jobs; results go to {where}", soft_wrap=True
+        )
         for command in ("python -m jobs status", "python -m jobs cancel", "python aggregate.py"):
-            console.print(f"  {command} {where}", highlight=False)
+            follow_up(command, where)
         return 0
     told = Counter(record.status for record in records)
     if told:
         summary = ", ".join(f"{count} {status}" for status, count in told.most_common())
-        console.print(f"{summary}; results are in {where}")
-    console.print(f"  python aggregate.py {where}", highlight=False)
+        console.print(f"{summary}; results are in {where}", soft_wrap=True)
+    follow_up("python aggregate.py", where)
     lost = sum(len(job.tasks) for job in manifest.jobs) - len({(r.run, r.repeat) for r in records})
     if lost > 0 and options.executor == "local":
-        errors.print(f"{lost} runs left no record: python -m jobs status {where}")
+        errors.print(f"{lost} runs left no record:")
+        follow_up("python -m jobs status", where)
         return 1
     return 1 if failed(records) else 0
+
+
+def follow_up(command: str, folder: Path) -> None:
+    """A command to copy, in one line."""
+    text = f"  {command} {shlex.quote(str(folder))}"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
