@@ -33,7 +33,8 @@ class Params(BenchmarkParams):
 
 def run(params: Params) -> dict[str, Any]:
     """This rank's facts. Phases: `latency`, one call timed alone, all ranks having met first;
-    `throughput`, the time of one of many calls issued back to back.
+    `throughput`, the time of one of many calls issued back to back. How many of them are in flight
+    at once is a fact: all of NCCL's, and of Gloo's those that fit in GLOO_BYTES of buffers.
 
     `bytes` is the buffer's size, so bandwidth is nccl-tests' algorithm bandwidth; `bus_bytes`
     gives its bus bandwidth (nccl-tests, doc/PERFORMANCE.md).
@@ -102,12 +103,13 @@ def run(params: Params) -> dict[str, Any]:
         sample(calls)
         rounds = max(3, min(params.samples, fit // calls))
         throughput = [sample(calls) for _ in range(rounds)]
+    in_flight = calls if params.backend == "nccl" else min(calls, copies)
     bus = accounting.all_reduce_bus_bytes(size, world_size)
     return {
         "samples_ms": {"latency": latency, "throughput": throughput},
         "bytes": {"latency": size, "throughput": size},
         "bus_bytes": {"latency": bus, "throughput": bus},
-        "facts": {"calls_in_flight": calls, "buffers": copies},
+        "facts": {"calls_a_sample": calls, "in_flight": in_flight},
     }
 
 

@@ -6,6 +6,7 @@ python -m jobs.submit sweeps/quickstart.yaml --local
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -84,14 +85,21 @@ def run(params: Params) -> dict[str, Any]:
         )
     checking = time.perf_counter() - started
 
-    out = forward()
-    phases = {
+    out: torch.Tensor | None = None
+
+    def backward() -> None:
+        assert out is not None
+        out.backward(dout, retain_graph=True)
+
+    phases: dict[str, Callable[[], object]] = {
         "forward": forward,
-        "backward": lambda: out.backward(dout, retain_graph=True),
+        "backward": backward,
         "forward_backward": lambda: forward().backward(dout),
     }
     samples, peaks, hosts = {}, {}, {}
     for phase, fn in phases.items():
+        # Alive in its own phase only: its graph would count in the peaks of the others.
+        out = forward() if phase == "backward" else None
         peak = peak_memory_bytes(fn, device, before=clear_gradients)
         if peak is not None:
             peaks[phase] = peak
@@ -103,8 +111,6 @@ def run(params: Params) -> dict[str, Any]:
             warmup_ms=params.warmup_ms,
             measure_ms=params.measure_ms,
         )
-        if phase == "backward":
-            out = None  # type: ignore[assignment]  # or its graph would count in the next peak
     sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
     return {
         "samples_ms": samples,

@@ -40,28 +40,28 @@ def time_ms(
         warmup_ms: time to spend on calls that are not kept; at least two are made.
         measure_ms: time to spend on samples; at least 10 and at most 100 are taken.
     """
-    if device.type == "cuda":
-        sample = _cuda_sampler(fn, before, device, host_ms(fn, device, before=before))
-    else:
-        sample = _cpu_sampler(fn, before)
+    if device.type != "cuda":
+        _cpu_samples(fn, before, warmup_ms, 2, MAX_WARMUP)
+        return _cpu_samples(fn, before, measure_ms, MIN_SAMPLES, MAX_SAMPLES)
+    sample = _cuda_sampler(fn, before, device, host_ms(fn, device, before=before))
     estimate = max(min(sample(2)), 1e-3)
     sample(max(1, min(int(warmup_ms / estimate), MAX_WARMUP)))
     samples = sample(max(MIN_SAMPLES, min(int(measure_ms / estimate), MAX_SAMPLES)))
-    return [round(ms, 6) for ms in samples]  # to the nanosecond
+    return [round(ms, 6) for ms in samples]
 
 
-def _cpu_sampler(fn: Thunk, before: Thunk | None) -> Callable[[int], list[float]]:
-    def sample(n: int) -> list[float]:
-        samples = []
-        for _ in range(n):
-            if before is not None:
-                before()
-            start = time.perf_counter()
-            fn()
-            samples.append((time.perf_counter() - start) * 1e3)
-        return samples
-
-    return sample
+def _cpu_samples(
+    fn: Thunk, before: Thunk | None, budget_ms: float, fewest: int, most: int
+) -> list[float]:
+    """Samples until they add up to the budget: on a busy machine an estimate would not hold."""
+    samples: list[float] = []
+    while len(samples) < fewest or (len(samples) < most and sum(samples) < budget_ms):
+        if before is not None:
+            before()
+        start = time.perf_counter()
+        fn()
+        samples.append(round((time.perf_counter() - start) * 1e3, 6))  # to the nanosecond
+    return samples
 
 
 def host_ms(
