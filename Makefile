@@ -13,15 +13,15 @@ $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, not $$($(PYTHON) --version); try make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --editable '.[nvml]'
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --editable '.[nvml,test]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed-test
-	$(BIN)/pip install --quiet --editable '.[test,dev]'
+	$(BIN)/pip install --quiet --editable '.[nvml,test,dev]'
 	@touch $@
 
 install: $(VENV)/installed

@@ -38,7 +38,8 @@ compare_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @tables_app.command(
-    epilog="Also: python aggregate.py compare BEFORE AFTER (see python aggregate.py compare --help)"
+    epilog="Examples: python aggregate.py logs/flash --format latex --plot plots; "
+    "python aggregate.py compare logs/before logs/after (see python aggregate.py compare --help)"
 )
 def tables(
     folder: Annotated[Path, typer.Argument(help="Results folder, as logs/flash.")],
@@ -70,7 +71,7 @@ def tables(
         if not sweep.plots:
             print(f"note: sweep {sweep.name} declares no plots", file=sys.stderr)
         for one in sweep.plots:
-            path = draw(seen, one, plot)
+            path = draw(seen, one, plot, chosen)
             print(f"{path}" if path else f"plot {one.name}: nothing measured", file=sys.stderr)
 
 
@@ -83,7 +84,7 @@ def render(filled: Filled, format: Format) -> str:
         f" ({kind.unit})" if kind.unit and kind.unit != kind.label else ""
     )
     data = frame(filled)
-    notes = " ".join(filled.notes)
+    notes = ". ".join(filled.notes)
     if format is Format.md:
         align = ["right"] * len(data.columns)
         body = data.to_markdown(index=False, disable_numparse=True, colalign=align)
@@ -106,7 +107,9 @@ def _latex(text: str) -> str:
     return "".join(f"\\{c}" if c in "%_&#$" else {"±": "$\\pm$"}.get(c, c) for c in text)
 
 
-@compare_app.command()
+@compare_app.command(
+    epilog="Example: python aggregate.py compare logs/before logs/after --tolerance 0.01"
+)
 def compare_folders(
     before: Annotated[Path, typer.Argument(help="Results folder of the old state.")],
     after: Annotated[Path, typer.Argument(help="Results folder of the new state.")],

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 from rich.console import Console
 from rich.table import Table as Grid
 
+from jobs.benchmarks import load_benchmark
 from jobs.expand import varying
 from jobs.local_queue import start_ticks
 from jobs.manifest import SUBMISSIONS, Manifest, read_manifests
@@ -22,8 +24,14 @@ from jobs.status import LIVE, Observation, TaskState, observe, summary
 from jobs.submission import Options, prepare, reload
 from jobs.submit import fail, go
 
+BAD = {"error", "wrong", "timeout", "killed", "cancelled", "preempted", "missing"}
 console = Console()
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    epilog="Example: python -m jobs status logs/flash",
+)
 Folder = Annotated[
     Path | None,
     typer.Argument(help="Results folder [default: the one last submitted to, in logs/]."),
@@ -43,8 +51,7 @@ def status(
         print(json.dumps(summary(seen)))
     else:
         _show(seen)
-    bad = {"error", "wrong", "timeout", "killed", "cancelled", "preempted", "missing"}
-    raise SystemExit(1 if any(task.state in bad for task in seen.tasks) else 0)
+    raise SystemExit(1 if any(task.state in BAD for task in seen.tasks) else 0)
 
 
 def _show(seen: Observation) -> None:
@@ -153,9 +160,11 @@ def _stop_process(manifest: Manifest) -> None:
 
 @app.command(epilog="Example: python -m jobs retry logs/flash")
 def retry(folder: Folder = None) -> None:
-    """Submit again, to the same executor, what the last submission's sweep misses or failed at."""
+    """Submit again, to the same executor, what failed or is missing in a folder: of the newest
+    submission that has such runs, all of them."""
     seen = _observe(folder)
-    last = seen.manifests[-1]
+    bad = {task.run.id for task in seen.tasks if task.state in BAD}
+    last = next((m for m in reversed(seen.manifests) if bad & m.runs.keys()), seen.manifests[-1])
     options = Options(last.executor, seen.folder, retry_failed=True)
     prepared = prepare(reload(last), options, last.sweep_path)
     if not prepared.manifest.jobs:
@@ -170,16 +179,18 @@ def replay(run: RunId, folder: In = None) -> None:
     seen, task = _find(run, folder)
     owner = next(m for m in reversed(seen.manifests) if task.run.id in m.runs)
     shape = task.run.shape
+    defaults = load_benchmark(task.run.benchmark).json_defaults
     sweep: dict[str, object] = {
         "name": "replay",
         "benchmark": task.run.benchmark,
-        "fixed": dict(task.run.params),
+        "fixed": {k: v for k, v in task.run.params.items() if defaults.get(k, ...) != v},
+        "timeout_s": task.run.timeout_s,
         "resources": {"gpus_per_node": shape.gpus_per_node, "nodes": shape.nodes},
     }
     if shape.nproc_per_node is not None:
         sweep["launch"] = {"nproc_per_node": shape.nproc_per_node}
     path = owner.path / f"replay-{task.run.id}.yaml"
-    path.write_text(json.dumps(sweep), encoding="utf-8")  # JSON is YAML
+    path.write_text(yaml.safe_dump(sweep), encoding="utf-8")
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     command = ["-m", "jobs.submit", str(shown), "--debug", "--force", "--out", "logs/replay"]
     print(shlex.join(["python", *command]), flush=True)
@@ -195,7 +206,7 @@ def _observe(folder: Path | None) -> Observation:
 
 def _folders() -> list[Path]:
     return sorted(
-        {path.parents[2] for path in Path("logs").glob(f"**/{SUBMISSIONS}/*/manifest.json")}
+        {path.parents[2] for path in Path("logs").glob(f"*/{SUBMISSIONS}/*/manifest.json")}
     )
 
 

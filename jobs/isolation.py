@@ -50,7 +50,9 @@ def job_environment() -> dict[str, str]:
 
 def _with_project(environment: dict[str, str]) -> dict[str, str]:
     paths = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    return environment | {"PYTHONPATH": os.pathsep.join(paths)}
+    # Number GPUs as NVML and nvidia-smi do, or a record names another card than was measured.
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return environment | order | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 @contextmanager

@@ -7,13 +7,15 @@ from typing import Any
 
 from jobs.schema import Plot
 from jobs.status import Observation
-from jobs.tables import Filled, fill
+from jobs.tables import Entry, Filled, fill
 from jobs.values import kind_of
 
 _LINEAR_SPAN = 20  # values within a factor of this are readable on a linear axis
 
 
-def draw(observation: Observation, plot: Plot, folder: Path) -> Path | None:
+def draw(
+    observation: Observation, plot: Plot, folder: Path, chosen: list[Entry] | None = None
+) -> Path | None:
     """Draw one plot as PNG; None where nothing was measured. Axes are logarithmic, base 2 or 10,
     where the grid is powers of two or ten."""
     import matplotlib
@@ -21,7 +23,7 @@ def draw(observation: Observation, plot: Plot, folder: Path) -> Path | None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    filled = fill(observation, plot)
+    filled = fill(observation, plot, chosen)
     x_at = filled.rows.index(plot.x)
     facets = list(dict.fromkeys(_without(key, x_at) for key in filled.row_keys))
     lines = {facet: _lines(filled, facet, x_at) for facet in facets}

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+MAX_UNTRACKED_BYTES = 200_000  # of a file that is saved with the diff: source, not data
 PACKAGES = ("torch", "triton", "numpy", "submitit")
 
 
@@ -25,14 +26,14 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str | None]:
         $GIT_COMMIT, if set, is taken for the commit (a tree copied without its .git).
     """
 
-    def git(*arguments: str) -> str | None:
+    def git(*arguments: str, fine: int = 0) -> str | None:
         try:
             done = subprocess.run(
                 ["git", *arguments], cwd=folder, capture_output=True, text=True, errors="replace"
             )
         except OSError:
             return None
-        return done.stdout if done.returncode == 0 else None
+        return done.stdout if done.returncode in (0, fine) else None
 
     head = git("rev-parse", "HEAD")
     if head is None:
@@ -42,6 +43,9 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str | None]:
     diff = git("diff", "HEAD", "--binary", *paths) or ""
     untracked = (git("ls-files", "--others", "--exclude-standard", *paths) or "").splitlines()
     state = {"commit": head.strip(), "dirty": bool(diff or untracked), "untracked": untracked[:100]}
+    for name in untracked:  # a new benchmark that is not committed is what was measured, too
+        if (folder / name).is_file() and (folder / name).stat().st_size <= MAX_UNTRACKED_BYTES:
+            diff += git("diff", "--no-index", "--binary", "--", os.devnull, name, fine=1) or ""
     return state, diff or None
 
 
@@ -51,7 +55,7 @@ def save_diff(folder: Path, diff: str) -> str:
     path = folder / "diffs" / f"{digest}.diff"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary = path.with_suffix(f".{os.uname().nodename}.{os.getpid()}")
         temporary.write_text(diff, encoding="utf-8")
         temporary.replace(path)
     return digest
@@ -105,7 +109,7 @@ def visible_gpus() -> list[str]:
         # CUDA stops reading at the first token that names nothing.
         kept: list[str] = []
         for token in tokens:
-            if not token or token.startswith("-"):
+            if not token or (token.isdigit() and int(token) >= _gpu_count()) or token[0] == "-":
                 break
             kept.append(token)
         return kept if _gpu_count() else []

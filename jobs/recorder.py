@@ -105,7 +105,7 @@ class Recorder:
                 message = f"{run.benchmark}.run returned what is no measurement: {error}"
                 outcome = outcome | failed("error", "ValidationError", message)
         measuring = outcome.get("measuring")
-        compiling = measurements.compiling_seconds if measurements else 0.0
+        compiling = measurements.compiling_seconds if measurements else None
         after = provenance.gpu_states(self._gpus)
         known = attempt.log.exists()
         return Record(
@@ -125,8 +125,8 @@ class Recorder:
             seconds=Seconds(
                 waiting=self._waiting,
                 starting=outcome.get("starting"),
-                compiling=None if measuring is None else compiling,
-                measuring=None if measuring is None else measuring - compiling,
+                compiling=compiling,
+                measuring=None if measuring is None else measuring - (compiling or 0.0),
             ),
             measurements=measurements,
             failure=Failure.model_validate(outcome["failure"]) if "failure" in outcome else None,

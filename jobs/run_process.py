@@ -192,7 +192,7 @@ def _by_another_rank(error: BaseException) -> bool:
 
 
 def _memory_that_ran_out(error: BaseException) -> str | None:
-    """gpu, host, or None. torch says it in four ways, only one of them with a type of its own."""
+    """gpu, host, or None. It is said in many ways, only two of them with a type of their own."""
     if isinstance(error, MemoryError):
         return "host"
     text = _message(error)
@@ -201,8 +201,8 @@ def _memory_that_ran_out(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError):
         if "DefaultCPUAllocator" in text:
             return "host"
-        if "CUDA error: out of memory" in text or "ALLOC_FAILED" in text:
-            return "gpu"
+        if "ALLOC_FAILED" in text or ("CUDA" in text.upper() and "out of memory" in text):
+            return "gpu"  # cuBLAS; the driver, Triton and NCCL in words of their own
     return None
 
 

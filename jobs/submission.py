@@ -16,7 +16,7 @@ from jobs.benchmarks import load_benchmark
 from jobs.expand import Expansion, Run, expand
 from jobs.manifest import Manifest, new_id, submitter, write_handles, write_manifest
 from jobs.plan import Task, pack, split_done, tasks_of
-from jobs.record import FAILED, RECORDS, Record, read_records
+from jobs.record import FAILED, Record, read_records
 from jobs.status import LIVE, observe
 from jobs.strict_yaml import Document
 from jobs.sweep import LoadedSweep
@@ -42,6 +42,7 @@ class Prepared:
     manifest: Manifest
     expansion: Expansion
     done: list[Task]
+    failed_before: list[Record]  # of the done tasks, those that ended without a result
     in_flight: list[Task]
 
 
@@ -50,24 +51,23 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     expansion = expand(loaded)
     folder = options.out.resolve()
     tasks = tasks_of(expansion, loaded.sweep.repeats)
-    records: list[Record] = []
     in_flight: list[Task] = []
     earlier: dict[str, Manifest] = {}
-    if (folder / "submissions").is_dir():
-        try:
-            observation = observe(folder)
-        except FileNotFoundError:
-            observation = None
-        if observation is not None:
-            records = observation.records
-            earlier = {manifest.id: manifest for manifest in observation.manifests}
-            live = {(t.run.id, t.repeat) for t in observation.tasks if t.state in LIVE}
-            if not options.force:
-                in_flight = [task for task in tasks if (task[0].id, task[1]) in live]
-    else:  # records brought here from another machine, say
-        records = read_records(folder)[0] if (folder / RECORDS).is_dir() else []
+    try:
+        observation = observe(folder)
+    except FileNotFoundError:  # nothing yet, or records alone, brought here from elsewhere
+        records = read_records(folder)[0]
+    else:
+        records = observation.records
+        earlier = {manifest.id: manifest for manifest in observation.manifests}
+        live = {(t.run.id, t.repeat) for t in observation.tasks if t.state in LIVE}
+        if not options.force:
+            in_flight = [task for task in tasks if (task[0].id, task[1]) in live]
     same_device = _same_device(options.executor, loaded, records, earlier)
     todo, done = split_done(tasks, records, same_device, options.retry_failed, options.force)
+    outcome = {(r.run, r.repeat): r for r in records if r.status != "ok"}
+    outcome |= {(r.run, r.repeat): r for r in records if r.status == "ok"}
+    before = [outcome[run.id, repeat] for run, repeat in done]
     flying = {(run.id, repeat) for run, repeat in in_flight}
     todo = [task for task in todo if (task[0].id, task[1]) not in flying]
     manifest = Manifest(
@@ -84,7 +84,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         provenance={},
         force=options.force,
     )
-    return Prepared(manifest, expansion, done, in_flight)
+    return Prepared(manifest, expansion, done, failed(before), in_flight)
 
 
 def _same_device(

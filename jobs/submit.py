@@ -126,8 +126,16 @@ def go(prepared: Prepared, options: Options) -> int:
     """Start a prepared submission, tell the user how to follow it, and return the exit code."""
     manifest = prepared.manifest
     where = _relative(manifest.folder)
-    if prepared.done:
-        console.print(f"{len(prepared.done)} runs were measured before and stay as they are")
+    before = prepared.failed_before
+    if len(prepared.done) > len(before):
+        kept = len(prepared.done) - len(before)
+        console.print(f"{kept} runs were measured before and stay as they are")
+    if before:
+        kinds = ", ".join(
+            f"{n} {status}" for status, n in Counter(r.status for r in before).items()
+        )
+        note = f"{len(before)} runs failed before ({kinds}); --retry-failed runs them again"
+        errors.print(note, soft_wrap=True, highlight=False)
     if prepared.in_flight:
         console.print(f"{len(prepared.in_flight)} runs are queued or running already")
     if not manifest.jobs and not prepared.in_flight and not prepared.done:
@@ -163,7 +171,7 @@ def go(prepared: Prepared, options: Options) -> int:
         errors.print(f"{lost} runs left no record:")
         follow_up("python -m jobs status", where)
         return 1
-    return 1 if failed(records) else 0
+    return 1 if failed(records) or before else 0
 
 
 def follow_up(command: str, folder: Path) -> None:
@@ -200,7 +208,7 @@ def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
         rows.append(("arrays", str(len(arrays(manifest, max_array_size())))))
     rows += [
         ("expected", _expected(prepared)),
-        ("at worst", f"{worst_case_gpu_hours(manifest.jobs):.1f} GPU-hours"),
+        ("at worst", f"{worst_case_gpu_hours(manifest.jobs):.1f} GPU-hours, without requeues"),
         ("results", str(_relative(manifest.folder))),
     ]
     for row in rows:
@@ -228,8 +236,8 @@ def _expected(prepared: Prepared) -> str:
     took: dict[str, float] = {}
     source = ""
     for folder in (manifest.folder, *sorted(Path("logs").glob(f"*/{manifest.sweep.name}"))):
-        for record in iter_records(folder):
-            if isinstance(record, Record) and record.run not in took:
+        for record in iter_records(folder) if manifest.jobs else ():
+            if isinstance(record, Record) and record.status == "ok" and record.run not in took:
                 took[record.run] = record.finished_at - record.started_at
                 source = source or str(_relative(folder))
     wanted = [run for job in manifest.jobs for run, _ in job.tasks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,7 @@ from jobs.status import Observation, TaskState
 from jobs.values import kind_of, phases, samples_of, shown, shown_failure, spread, statistic
 
 Key = tuple[Any, ...]
+MAX_REASONS = 5
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class Entry:
     device: str
     state: str
     record: Record | None
+    detail: str = ""  # why there is no record
 
 
 @dataclass(frozen=True)
@@ -88,25 +91,28 @@ def entries(observation: Observation) -> list[Entry]:
     result = []
     for task in observation.tasks:
         mine = by_run.get(task.run.id, set())
-        # Runs of one shape meet one kind of device; a run is missing on another kind only if a
-        # run like it was measured there.
-        kinds = [d for d in measured if d in mine or _alike(d, task, observation)]
+        kinds = [d for d in measured if d in mine or _alike(d, task)]
         if not kinds:
             device = task.record.device if task.record else ""
-            result.append(Entry(task.run, task.repeat, device, task.state, task.record))
+            result.append(
+                Entry(task.run, task.repeat, device, task.state, task.record, task.detail)
+            )
             continue
         for device in kinds:
             here = best.get((task.run.id, task.repeat, device))
             if here is not None:
                 result.append(Entry(task.run, task.repeat, device, here.status, here))
             elif len(kinds) == 1 or task.record is None:
-                result.append(Entry(task.run, task.repeat, device, task.state, task.record))
+                result.append(
+                    Entry(task.run, task.repeat, device, task.state, task.record, task.detail)
+                )
             else:
                 result.append(Entry(task.run, task.repeat, device, "missing", None))
     return result
 
 
-def _alike(device: str, task: TaskState, observation: Observation) -> bool:
+def _alike(device: str, task: TaskState) -> bool:
+    """Whether a task could be measured on this kind of device: a GPU's, or a processor's."""
     on_cpu = not task.run.shape.gpus_per_node
     return device.startswith("cpu:") == on_cpu
 
@@ -260,7 +266,14 @@ def _notes(chosen: list[Entry], view: Table | Plot, cells: list[Cell]) -> list[s
             f"interquartile range {middle:.1%} of the median in the middle case, "
             f"{worst:.1%} in the worst"
         )
-    return ["; ".join(parts)] if parts else []
+    # Why there is no record: a worker that died says nothing, its job's state does.
+    told = Counter(
+        f"{entry.state}: {entry.detail}" for entry in chosen if not entry.record and entry.detail
+    )
+    reasons = [f"{reason} ({count} runs)" for reason, count in told.most_common(MAX_REASONS)]
+    if len(told) > MAX_REASONS:
+        reasons.append(f"and {len(told) - MAX_REASONS} more reasons (python -m jobs status)")
+    return [*(["; ".join(parts)] if parts else []), *reasons]
 
 
 def frame(filled: Filled) -> pd.DataFrame:
@@ -305,8 +318,10 @@ def _speedup(filled: Filled, row: Key, column: Key, base: Key) -> str:
     """How many times better than the baseline; what became of either where there is no number."""
     name = {"mean_std": "mean"}.get(filled.view.statistic, filled.view.statistic)
     cell, reference = filled.cells.get((row, column)), filled.cells.get((row, base))
-    if cell is None or reference is None:
+    if cell is None:
         return ""
+    if reference is None:
+        return "no baseline"
     mine, theirs = cell.number(name), reference.number(name)
     if mine is None:
         return "–"

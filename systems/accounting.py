@@ -47,11 +47,6 @@ def attention_bytes(
     }[phase]
 
 
-def naive_attention_bytes(batch_size: int, num_heads: int, seq_len: int, dtype: str) -> int:
-    """Bytes of one materialised score matrix, the term that makes naive attention run out."""
-    return batch_size * num_heads * seq_len * seq_len * DTYPE_BYTES[dtype]
-
-
 def all_reduce_bus_bytes(size_bytes: int, world_size: int) -> float:
     """Bytes each rank must send, and receive, to all-reduce `size_bytes`: 2 (n-1)/n of them.
 

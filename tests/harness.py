@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from jobs.manifest import Manifest, write_manifest
 from jobs.record import Record, read_records
 from jobs.submission import Options, prepare
@@ -43,7 +45,7 @@ def write_sweep(folder: Path, cases: Iterable[dict[str, Any]], **keys: Any) -> P
         "cases": blocks,
     }
     path = folder / "sweep.yaml"
-    path.write_text(json.dumps(sweep | keys))  # JSON is YAML
+    path.write_text(yaml.safe_dump(sweep | keys, sort_keys=False))
     return path
 
 

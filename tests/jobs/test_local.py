@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from jobs.isolation import job_environment
 from jobs.provenance import visible_gpus
@@ -67,7 +68,7 @@ Told = tuple[int, list[str], float, float]  # GPUs needed, GPUs given, begun, en
 def queue(folder: Path, sizes: list[int], *arguments: str, **environment: str) -> list[Told]:
     """Run jobs that need so many GPUs each; what each worker was given."""
     folder.mkdir()
-    sweep = json.loads(write_sweep(folder, []).read_text())
+    sweep = yaml.safe_load(write_sweep(folder, []).read_text())
     sweep["cases"] = [
         {"fixed": {"what": "ok", "tag": i}, "resources": {"gpus_per_node": size}}
         for i, size in enumerate(sizes)
@@ -139,7 +140,7 @@ def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> 
     ]
     blocks.append({"fixed": {"what": "ok", "tag": 99}, "resources": {"nodes": 2}})
     path = write_sweep(tmp_path, [])
-    sweep = json.loads(path.read_text()) | {"cases": blocks, "runs_per_job": 1}
+    sweep = yaml.safe_load(path.read_text()) | {"cases": blocks, "runs_per_job": 1}
     path.write_text(json.dumps(sweep))
     out = tmp_path / "out"
     nothing = {"CUDA_VISIBLE_DEVICES": ""}  # where the tests run on a machine with GPUs

@@ -26,10 +26,6 @@ def test_attention_bytes_by_hand():
     assert accounting.attention_bytes("forward_backward", *sizes, "fp32") == 12 * 840 + 240
 
 
-def test_one_score_matrix():
-    assert accounting.naive_attention_bytes(1, 1, 65536, "fp32") == 16 * 2**30
-
-
 @pytest.mark.parametrize(("world_size", "factor"), [(1, 0), (2, 1), (4, 1.5), (6, 5 / 3)])
 def test_all_reduce_bus_bytes(world_size, factor):
     assert accounting.all_reduce_bus_bytes(1200, world_size) == pytest.approx(1200 * factor)
