@@ -21,6 +21,7 @@ from typing import Any
 
 from jobs.fork_server import EXIT_S, HELD, descendants, send_signal
 
+SLICE_S = 0.5  # at most, until a signal that came meanwhile is handled
 START_S = 300.0  # for the server to import torch from a slow file system
 STACKS_S = 1.0  # for a hanging run to write where it hangs
 STACKS_BYTES = 16000  # of all processes of a run together
@@ -69,6 +70,18 @@ class ServerDied(RuntimeError):
     """The fork server ended before it could start a run."""
 
 
+def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
+    """`multiprocessing.connection.wait`, in slices: the kernel may hand a signal to another thread
+    (numpy's, say; Slurm sends SIGCONT along, so this one looks busy), and Python runs its handler
+    only when this thread comes back."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        ready = wait(waiting, max(0.0, min(left, SLICE_S)))
+        if ready or left <= SLICE_S:
+            return list(ready)
+
+
 class ForkServer:
     """Starts processes, one at a time, that begin with `preload` already imported.
 
@@ -90,7 +103,7 @@ class ForkServer:
             )
         self.pid = self._process.pid
         self.connection = Connection(ours.detach())
-        self.alive = bool(wait([self.connection], START_S)) and self.receive() == ("ready",)
+        self.alive = bool(wait_for([self.connection], START_S)) and self.receive() == ("ready",)
         if not self.alive:
             self.kill()
             raise ServerDied(f"the fork server ended with {self._process.returncode}")
@@ -153,7 +166,7 @@ class Child:
 
     def wait(self, seconds: float) -> bool:
         """Wait for its end. Returns whether it has ended."""
-        if not self.ended and wait([self._server.connection], max(seconds, 0)):
+        if not self.ended and wait_for([self._server.connection], seconds):
             with blocked_signals():
                 self._take(self._server.receive())
         return self.ended

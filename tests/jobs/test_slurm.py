@@ -250,7 +250,8 @@ def test_killed_worker(scenarios: Scenarios) -> None:
     assert all("task 0: Killed" in task["detail"] for task in status["tasks"][1:])
     table = scenario.command(sys.executable, str(ROOT / "aggregate.py"), "out")
     assert table.returncode == 0, table.stderr
-    assert table.stdout.count("killed") == 2
+    assert table.stdout.count(" killed |") == 2
+    assert "killed: Slurm job" in table.stdout and "is FAILED" in table.stdout
 
 
 def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
