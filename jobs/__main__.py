@@ -25,7 +25,7 @@ from jobs.submission import Options, prepare, reload
 from jobs.submit import fail, go
 
 BAD = {"error", "wrong", "timeout", "killed", "cancelled", "preempted", "missing"}
-console = Console()
+console = Console(markup=False)
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
@@ -71,6 +71,8 @@ def _show(seen: Observation) -> None:
         why = (
             f"{failure.type}: {failure.message.splitlines()[0][:150]}"
             if failure and failure.message
+            else failure.type
+            if failure
             else task.detail
         )
         repeat = f" repeat={task.repeat}" if newest.sweep.repeats > 1 else ""
@@ -95,8 +97,9 @@ def logs(run: RunId, folder: In = None) -> None:
     seen, task = _find(run, folder)
     record = task.record
     print(f"# {task.run.label()} -> {task.state} {task.detail}".rstrip())
-    if record is not None and record.failure is not None:
-        print(f"# {record.failure.type}: {record.failure.message}")
+    failure = record.failure if record is not None else None
+    if failure is not None:
+        print(f"# {failure.type}: {failure.message}")
     paths = sorted(
         seen.folder.glob(f"{SUBMISSIONS}/*/jobs/*/{task.run.id}-{task.repeat}-*.log"),
         key=lambda path: path.stat().st_mtime,
@@ -106,7 +109,10 @@ def logs(run: RunId, folder: In = None) -> None:
         shown = paths[-1] if paths else None
     if shown is not None:
         print(f"# {shown}")
-        sys.stdout.write(shown.read_text(errors="replace"))
+        text = shown.read_text(errors="replace")
+        sys.stdout.write(text)
+        if failure is not None and failure.traceback and failure.traceback not in text:
+            print(f"# where it was:\n{failure.traceback}")  # a hang has no say in its log
     else:
         for path in _job_logs(seen, task):
             print(f"# the run left no output; its job wrote {path}:")
@@ -176,8 +182,7 @@ def retry(folder: Folder = None) -> None:
 @app.command(epilog="Example: python -m jobs replay 3fa2")
 def replay(run: RunId, folder: In = None) -> None:
     """Print the command that repeats a run here, and run it. Its record goes to logs/replay."""
-    seen, task = _find(run, folder)
-    owner = next(m for m in reversed(seen.manifests) if task.run.id in m.runs)
+    _, task = _find(run, folder)
     shape = task.run.shape
     defaults = load_benchmark(task.run.benchmark).json_defaults
     sweep: dict[str, object] = {
@@ -189,10 +194,10 @@ def replay(run: RunId, folder: In = None) -> None:
     }
     if shape.nproc_per_node is not None:
         sweep["launch"] = {"nproc_per_node": shape.nproc_per_node}
-    path = owner.path / f"replay-{task.run.id}.yaml"
+    path = Path("logs/replay") / f"{task.run.id}.yaml"  # what it repeats may be read-only
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(sweep), encoding="utf-8")
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    command = ["-m", "jobs.submit", str(shown), "--debug", "--force", "--out", "logs/replay"]
+    command = ["-m", "jobs.submit", str(path), "--debug", "--force", "--out", "logs/replay"]
     print(shlex.join(["python", *command]), flush=True)
     raise SystemExit(subprocess.run([sys.executable, *command]).returncode)
 

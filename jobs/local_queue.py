@@ -1,7 +1,8 @@
 """A queue on this machine: jobs wait for GPUs, workers run in the background, progress shows.
 
-At no time do two jobs share a GPU. A job without GPUs runs while nothing else does, because its
-times would be no use otherwise; `--parallel N` says otherwise.
+At no time do two jobs of one queue share a GPU (two queues know nothing of each other). A job without
+GPUs runs while nothing else does, because its times would be no use otherwise; `--parallel N` says
+otherwise.
 """
 
 from __future__ import annotations
@@ -166,6 +167,7 @@ class LocalQueue:
                 self.console.print(
                     f"[red]the worker of job {one.jobs[0].index} ended with {code};[/] "
                     f"see {escape(str(self._log(one.jobs)))}",
+                    markup=True,
                     highlight=False,
                     soft_wrap=True,
                 )
@@ -176,7 +178,8 @@ class LocalQueue:
                 continue
             self.records.append(record)
             bar.advance(task, 1)
-            bar.console.print(_line(record, self.manifest.sweep), highlight=False, soft_wrap=True)
+            line = _line(record, self.manifest.sweep)
+            bar.console.print(line, markup=True, highlight=False, soft_wrap=True)
 
     def _stop_workers(self) -> None:
         for one in self.running:

@@ -173,7 +173,7 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
         if worker.failures:
             failed = worker.failures[0]
             console.print(
-                f"[red]stopped at the first failure[/]: {failed.status}: run {failed.run}"
+                f"stopped at the first failure: {failed.status}: run {failed.run}", style="red"
             )
             break
     return [r for r in read_records(manifest.folder)[0] if r.submission == manifest.id]

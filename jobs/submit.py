@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections import Counter
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as Grid
 
-from jobs.expand import varying
+from jobs.expand import Run, varying
 from jobs.plan import worst_case_gpu_hours
 from jobs.record import Record, iter_records
 from jobs.strict_yaml import InputError
@@ -22,8 +23,8 @@ from jobs.sweep import load_sweep
 
 CLUSTER_FILE = "cluster.yaml"
 SHOWN_RUNS = 10
-console = Console()
-errors = Console(stderr=True)
+console = Console(markup=False)
+errors = Console(stderr=True, markup=False)
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -237,10 +238,10 @@ def _expected(prepared: Prepared) -> str:
     source = ""
     for folder in (manifest.folder, *sorted(Path("logs").glob(f"*/{manifest.sweep.name}"))):
         for record in iter_records(folder) if manifest.jobs else ():
-            if isinstance(record, Record) and record.status == "ok" and record.run not in took:
-                took[record.run] = record.finished_at - record.started_at
+            if isinstance(record, Record) and record.status == "ok":
+                took.setdefault(_point(record), record.finished_at - record.started_at)
                 source = source or str(_relative(folder))
-    wanted = [run for job in manifest.jobs for run, _ in job.tasks]
+    wanted = [_point(manifest.runs[run]) for job in manifest.jobs for run, _ in job.tasks]
     known = [took[run] for run in wanted if run in took]
     if not wanted:
         return "nothing to do"
@@ -250,6 +251,11 @@ def _expected(prepared: Prepared) -> str:
     return (
         f"{minutes:.0f} min of running time (from {len(known)} of {len(wanted)} runs in {source})"
     )
+
+
+def _point(of: Run | Record) -> str:
+    """What was measured, whatever the benchmark's version: enough to guess how long it takes."""
+    return json.dumps([of.benchmark, of.params], sort_keys=True)
 
 
 def _cluster_file(given: Path | None) -> Path | None:
