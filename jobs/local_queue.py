@@ -1,8 +1,8 @@
 """A queue on this machine: jobs wait for GPUs, workers run in the background, progress shows.
 
-At no time do two jobs of one queue share a GPU (two queues know nothing of each other). A job without
-GPUs runs while nothing else does, because its times would be no use otherwise; `--parallel N` says
-otherwise.
+At no time do two jobs of one queue share a GPU; two queues know nothing of each other. A job
+without GPUs runs while nothing else does, because its times would be no use otherwise;
+`--parallel N` says otherwise.
 """
 
 from __future__ import annotations
