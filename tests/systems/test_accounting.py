@@ -38,6 +38,7 @@ def test_no_ranks_is_an_error():
 
 def test_unknown_hardware_has_no_peak():
     assert accounting.peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989.4e12
+    assert accounting.peak_flops("NVIDIA H100 PCIe", "tf32") == 378e12
     assert accounting.peak_flops("cpu: some processor", "bf16") is None
     assert accounting.peak_flops("NVIDIA H200", "int8") is None
     assert accounting.peak_flops(None, "bf16") is None
