@@ -23,7 +23,7 @@ from jobs.plots import draw
 from jobs.schema import Table
 from jobs.status import Observation, observe
 from jobs.tables import Filled, entries, fill, frame
-from jobs.values import kind_of, shown
+from jobs.values import shown
 
 
 class Format(StrEnum):
@@ -77,12 +77,9 @@ def tables(
 
 def render(filled: Filled, format: Format) -> str:
     """One table as text: a heading, the table as pandas writes it, what it was made of."""
-    view = filled.view
-    kind = kind_of(view)
-    title = view.title or view.name
-    heading = f"{title}: {kind.label}" + (
-        f" ({kind.unit})" if kind.unit and kind.unit != kind.label else ""
-    )
+    heading = filled.view.title or filled.view.name
+    if len(filled.values) == 1:  # else each column, or row, says its own
+        heading += f": {filled.values[0].header}"
     data = frame(filled)
     notes = ". ".join(filled.notes)
     if format is Format.md:

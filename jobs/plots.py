@@ -8,7 +8,6 @@ from typing import Any
 from jobs.schema import Plot
 from jobs.status import Observation
 from jobs.tables import Entry, Filled, fill
-from jobs.values import kind_of
 
 _LINEAR_SPAN = 20  # values within a factor of this are readable on a linear axis
 
@@ -41,21 +40,21 @@ def draw(
     )
     colours = {column: f"C{i % 10}" for i, column in enumerate(filled.column_keys)}
     names = [name for i, name in enumerate(filled.rows) if i != x_at]
-    kind = kind_of(plot)
+    (value,) = filled.values
     for panel in panels.flat[len(facets) :]:
         panel.set_visible(False)
     for panel, facet in zip(panels.flat, facets, strict=False):
-        values: list[float] = []
+        heights: list[float] = []
         xs: list[Any] = []
         for column, (x, y) in lines[facet].items():
-            label = " ".join(str(part) for part in column) or kind.label
+            label = " ".join(str(part) for part in column) or value.label
             panel.plot(x, y, marker="o", markersize=3, color=colours[column], label=label)
-            values += y
+            heights += y
             xs += x
         base = _log_base(sorted(set(xs)))
         if base:
             panel.set_xscale("log", base=base)
-        if min(values) > 0 and max(values) / min(values) > _LINEAR_SPAN:
+        if min(heights) > 0 and max(heights) / min(heights) > _LINEAR_SPAN:
             panel.set_yscale("log")
         else:
             panel.set_ylim(bottom=0)
@@ -64,9 +63,8 @@ def draw(
         )
         panel.grid(alpha=0.3)
         panel.set_xlabel(plot.x)
-    label = kind.label + (f" ({kind.unit})" if kind.unit not in ("", kind.label) else "")
     for row in panels:
-        row[0].set_ylabel(label)
+        row[0].set_ylabel(value.header)
     handles = {  # of every panel: not each has all series
         label: handle
         for panel in panels.flat

@@ -98,6 +98,7 @@ class Measurements(_Part):
     flops: dict[str, Number] = {}
     bytes: dict[str, Number] = {}
     bus_bytes: dict[str, Number] = {}
+    tokens: dict[str, Number] = {}  # that all ranks together go through in one sample
     facts: Annotated[dict[str, Any], BeforeValidator(_encodable)] = {}
     compiling_seconds: Number | None = None  # where the benchmark counts it
 

@@ -18,11 +18,18 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 AXES = ("fixed", "grid", "zip")  # the sections that set parameters
 # What a table may show: facts of a record, or divisions of facts (aggregate.py makes them).
 FACT = "fact."  # and a fact's name
-VALUES = ("time", "tflops", "bandwidth", "bus_bandwidth", "mfu", "peak_memory")
+VALUES = (
+    "time", "tflops", "bandwidth", "bus_bandwidth", "mfu", "tokens_per_second", "peak_memory",
+)  # fmt: skip
 TIME_UNITS = ("us", "ms", "s")
 BYTE_UNITS = ("MB", "MiB", "GB", "GiB")
 STATISTICS = ("median", "mean", "min", "max", "std", "p10", "p90", "mean_std")
-PSEUDO = ("phase", "device", "repeat")  # may stand beside parameters in a table's rows and columns
+PSEUDO = (
+    "phase",
+    "device",
+    "repeat",
+    "value",
+)  # may stand beside parameters in a table's rows and columns
 
 
 class _Strict(BaseModel):
@@ -85,11 +92,25 @@ class Case(Axes):
         return value.model_dump(exclude_unset=True)
 
 
+# A fact's name says what it was measured in; of host_ms.forward the part before the phase does.
+SUFFIXES = {"_ms": "ms", "_seconds": "s", "_bytes": "bytes"}
+
+
+def measured_in(value: str) -> str:
+    """The unit that a fact's name says it was measured in, or nothing."""
+    for part in reversed(value.split(".")):
+        for suffix, unit in SUFFIXES.items():
+            if part.endswith(suffix):
+                return unit
+    return ""
+
+
 def units_of(value: str) -> tuple[str, ...]:
-    """The units in which a value can be shown; a fact's name ends in what it was measured in."""
-    if value == "time" or (value.startswith(FACT) and value.endswith(("_ms", "_seconds"))):
+    """The units in which a value can be shown."""
+    unit = measured_in(value) if value.startswith(FACT) else ""
+    if value == "time" or unit in ("ms", "s"):
         return TIME_UNITS
-    if value == "peak_memory" or (value.startswith(FACT) and value.endswith("_bytes")):
+    if value == "peak_memory" or unit == "bytes":
         return BYTE_UNITS
     return ()
 
@@ -99,21 +120,23 @@ class _View(_Strict):
 
     name: Name
     title: str | None = None
-    value: str = "time"
     phase: str | list[str] | None = None  # default: every phase that was measured
     statistic: Literal[STATISTICS] = "median"  # type: ignore[valid-type]
+    # of the values that it fits
     unit: Literal[*TIME_UNITS, *BYTE_UNITS] | None = None  # type: ignore[valid-type]
     direction: Literal["lower", "higher"] | None = None  # which is better; default from the value
     where: str | None = None
 
 
 class Table(_View):
+    value: str | Annotated[list[str], Field(min_length=1)] = "time"  # of a list, each by its name
     rows: list[str] = []
     columns: list[str] = []
     baseline: dict[str, Scalar] | None = None  # speed-ups against these columns
 
 
 class Plot(_View):
+    value: str = "time"
     x: str
     series: list[str] = []
     facet: list[str] = []

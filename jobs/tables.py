@@ -16,7 +16,16 @@ from jobs.expand import Run, varying
 from jobs.record import Record
 from jobs.schema import PSEUDO, Plot, Table
 from jobs.status import Observation, TaskState
-from jobs.values import kind_of, phases, samples_of, shown, shown_failure, spread, statistic
+from jobs.values import (
+    Value,
+    phases,
+    samples_of,
+    shown,
+    shown_failure,
+    spread,
+    statistic,
+    values_of,
+)
 
 Key = tuple[Any, ...]
 MAX_REASONS = 5
@@ -26,6 +35,7 @@ MAX_REASONS = 5
 class Cell:
     """One place of a table: the samples of its repeats, or what became of them."""
 
+    value: Value
     samples: list[np.ndarray] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -64,6 +74,7 @@ class Filled:
     """A table or plot with its cells: rows and columns by their names' values, in sweep order."""
 
     view: Table | Plot
+    values: list[Value]
     rows: list[str]
     columns: list[str]
     row_keys: list[Key]
@@ -123,40 +134,55 @@ def fill(observation: Observation, view: Table | Plot, chosen: list[Entry] | Non
     if view.where:
         keep = Condition(view.where, sorted({k for entry in chosen for k in entry.run.params}))
         chosen = [entry for entry in chosen if keep(entry.run.params)]
-    if isinstance(view, Table):
-        rows, columns = list(view.rows), list(view.columns)
-    else:
-        rows, columns = [*view.facet, view.x], list(view.series)
-    if not rows and not columns:
-        swept = varying([entry.run for entry in chosen])
-        columns = [name for name in swept if name in ("implementation", "backend")]
-        rows = [name for name in swept if name not in columns]
-    wanted = _phases(chosen, view)
-    if len(wanted) > 1 and "phase" not in (*rows, *columns):
+    values = values_of(view)
+    rows, columns = _dims(view, chosen)
+    wanted = _phases(chosen, view, "phase" in rows)
+    every = list(dict.fromkeys(phase for of_value in wanted.values() for phase in of_value))
+    if len([phase for phase in every if phase]) > 1 and "phase" not in (*rows, *columns):
         columns.insert(0, "phase")
+    if len(values) > 1 and "value" not in (*rows, *columns):
+        columns.append("value")
     for name in _not_told_apart(chosen, [*rows, *columns]):
         rows.insert(0, name)
     cells: dict[tuple[Key, Key], Cell] = {}
     for entry in chosen:
-        for phase in wanted:
-            row = tuple(_value(entry, name, phase) for name in rows)
-            column = tuple(_value(entry, name, phase) for name in columns)
-            cell = cells.setdefault((row, column), Cell())
-            if entry.state != "ok" or entry.record is None:
-                cell.failures.append(shown_failure(entry.record, entry.state))
-                continue
-            samples = samples_of(entry.record, view, phase)
-            if samples is None:
-                cell.texts.append("–")
-            elif isinstance(samples, str):
-                cell.texts.append(samples)
-            else:
-                cell.samples.append(samples)
-    order = _declared(observation) | {"phase": {phase: i for i, phase in enumerate(wanted)}}
+        for value in values:
+            for phase in wanted[value.name]:
+                row = tuple(_part(entry, name, phase, value.name) for name in rows)
+                column = tuple(_part(entry, name, phase, value.name) for name in columns)
+                _add(cells.setdefault((row, column), Cell(value)), entry, phase)
+    order = _declared(observation)
+    order["phase"] = {phase: i for i, phase in enumerate(every)}
+    order["value"] = {value.name: i for i, value in enumerate(values)}
     row_keys = _sorted({row for row, _ in cells}, rows, order)
     column_keys = _sorted({column for _, column in cells}, columns, order)
     notes = _notes(chosen, view, list(cells.values()))
-    return Filled(view, rows, columns, row_keys, column_keys, cells, notes)
+    return Filled(view, values, rows, columns, row_keys, column_keys, cells, notes)
+
+
+def _dims(view: Table | Plot, chosen: list[Entry]) -> tuple[list[str], list[str]]:
+    """What the view says stands in rows and columns; where it says nothing, what was swept."""
+    if isinstance(view, Plot):
+        return [*view.facet, view.x], list(view.series)
+    if view.rows or view.columns:
+        return list(view.rows), list(view.columns)
+    swept = varying([entry.run for entry in chosen])
+    columns = [name for name in swept if name in ("implementation", "backend")]
+    return [name for name in swept if name not in columns], columns
+
+
+def _add(cell: Cell, entry: Entry, phase: str) -> None:
+    """Put one run's value into its cell, or what became of the run."""
+    if entry.state != "ok" or entry.record is None:
+        cell.failures.append(shown_failure(entry.record, entry.state))
+        return
+    samples = samples_of(entry.record, cell.value, phase)
+    if samples is None:
+        cell.texts.append("–")
+    elif isinstance(samples, str):
+        cell.texts.append(samples)
+    else:
+        cell.samples.append(samples)
 
 
 def _of_one_benchmark(observation: Observation, chosen: list[Entry]) -> list[Entry]:
@@ -207,20 +233,29 @@ def _sorted(keys: set[Key], dims: list[str], order: dict[str, dict[Any, int]]) -
     return sorted(keys, key=rank)
 
 
-def _value(entry: Entry, name: str, phase: str) -> Any:
+def _part(entry: Entry, name: str, phase: str, value: str) -> Any:
+    """What a run has in one dimension of a table."""
     if name in PSEUDO:
-        return {"phase": phase, "device": entry.device, "repeat": entry.repeat}[name]
+        own = {"phase": phase, "value": value, "device": entry.device, "repeat": entry.repeat}
+        return own[name]
     return entry.run.params[name]
 
 
-def _phases(chosen: list[Entry], view: Table | Plot) -> list[str]:
-    if view.phase is not None:
-        return [view.phase] if isinstance(view.phase, str) else list(view.phase)
-    seen: dict[str, None] = {}
-    for entry in chosen:
-        if entry.record is not None and entry.record.measurements is not None:
-            seen.update(dict.fromkeys(phases(entry.record.measurements, view.value)))
-    return list(seen) or [""]
+def _phases(chosen: list[Entry], view: Table | Plot, in_rows: bool) -> dict[str, list[str]]:
+    """By value, the phases to show: as the view says, else all that were measured. What has no
+    phase of its own stands in the row of every phase, but in one column."""
+    given = [view.phase] if isinstance(view.phase, str) else list(view.phase or [])
+    measured = [e.record.measurements for e in chosen if e.record and e.record.measurements]
+    seen: dict[str, list[str]] = {}
+    for value in values_of(view):
+        found = dict.fromkeys(phase for m in measured for phase in phases(m, value.name))
+        phaseless = list(found) == [""]
+        seen[value.name] = list(found) if phaseless or not given else given
+    every = list(dict.fromkeys(phase for of_value in seen.values() for phase in of_value if phase))
+    return {
+        name: every if in_rows and found in ([], [""]) and every else found or [""]
+        for name, found in seen.items()
+    }
 
 
 def _not_told_apart(chosen: list[Entry], dims: list[str]) -> list[str]:
@@ -230,7 +265,8 @@ def _not_told_apart(chosen: list[Entry], dims: list[str]) -> list[str]:
         needed.append("device")
     groups: dict[Key, dict[str, Run]] = {}
     for entry in chosen:
-        key = tuple(_value(entry, name, "") for name in [*dims, *needed] if name != "phase")
+        known = [name for name in (*dims, *needed) if name not in ("phase", "value")]
+        key = tuple(_part(entry, name, "", "") for name in known)
         groups.setdefault(key, {})[entry.run.id] = entry.run
     for runs in groups.values():
         if len(runs) > 1:
@@ -252,7 +288,8 @@ def _notes(chosen: list[Entry], view: Table | Plot, cells: list[Cell]) -> list[s
         for entry in chosen
     )
     parts = [devices] if devices else []
-    measured = [np.concatenate(cell.samples) for cell in cells if cell.samples]
+    sampled = [cell for cell in cells if cell.samples and cell.value.is_sampled]
+    measured = [np.concatenate(cell.samples) for cell in sampled]
     counts = [len(samples) for samples in measured]
     spreads = [spread(samples) for samples in measured if len(samples) > 1]
     if counts and max(counts) > 1:
@@ -282,10 +319,10 @@ def frame(filled: Filled) -> pd.DataFrame:
     name = view.statistic
     data: dict[str, list[str]] = {}
     for i, dim in enumerate(filled.rows):
-        data[_unique(dim, data)] = [_plain(key[i]) for key in filled.row_keys]
+        data[_unique(dim, data)] = [_told(filled, dim, key[i]) for key in filled.row_keys]
     baseline = view.baseline if isinstance(view, Table) else None
     for column in filled.column_keys:
-        header = " ".join(_plain(part) for part in column if part != "") or kind_of(view).label
+        header = _header(filled, column)
         cells = [filled.cells.get((row, column)) for row in filled.row_keys]
         data[_unique(header, data)] = [cell.text(name) if cell else "" for cell in cells]
         if baseline:
@@ -298,6 +335,22 @@ def frame(filled: Filled) -> pd.DataFrame:
                     _speedup(filled, row, column, base) for row in filled.row_keys
                 ]
     return pd.DataFrame(data)
+
+
+def _header(filled: Filled, column: Key) -> str:
+    told = [
+        _told(filled, dim, part)
+        for dim, part in zip(filled.columns, column, strict=True)
+        if part != ""
+    ]
+    return " ".join(told) or filled.values[0].label
+
+
+def _told(filled: Filled, dim: str, part: Any) -> str:
+    """One part of a row's or column's key as a reader sees it."""
+    if dim == "value":
+        return next(value.header for value in filled.values if value.name == part)
+    return _plain(part)
 
 
 def _unique(header: str, data: Iterable[str]) -> str:
@@ -329,5 +382,5 @@ def _speedup(filled: Filled, row: Key, column: Key, base: Key) -> str:
         return f"baseline: {reference.text(name)}"
     if not mine or not theirs:
         return "–"
-    ratio = theirs / mine if kind_of(filled.view).direction == "lower" else mine / theirs
+    ratio = theirs / mine if cell.value.direction == "lower" else mine / theirs
     return f"{ratio:.2f}x"

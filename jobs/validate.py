@@ -279,14 +279,21 @@ class _Checks:
                     self.condition((*path, "where"), view.where)
 
     def value_and_unit(self, path: DataPath, view: Table | Plot) -> None:
-        is_fact = view.value.startswith(FACT) and view.value != FACT
-        if view.value not in VALUES and not is_fact:
-            hint = nearest(view.value, [*VALUES, f"{FACT}<name>"])
-            self.at((*path, "value"), f"value: {view.value!r} is not known{hint}")
-        elif view.unit is not None and view.unit not in units_of(view.value):
-            can = ", ".join(units_of(view.value)) or "none but its own"
-            what = f"unit: {view.value} cannot be shown in {view.unit} (valid: {can})"
-            if is_fact:
+        values = [view.value] if isinstance(view.value, str) else view.value
+        for i, value in enumerate(values):
+            place = (*path, "value", i)  # that of the value itself where it is no list
+            if value in values[:i]:
+                self.at(place, f"value: {value!r} stands there twice")
+            if value not in VALUES and not (value.startswith(FACT) and value != FACT):
+                hint = nearest(value, [*VALUES, f"{FACT}<name>"])
+                self.at(place, f"value: {value!r} is not known{hint}")
+                return
+        can = {unit: None for value in values for unit in units_of(value)}
+        if view.unit is not None and view.unit not in can:
+            given = " and ".join(values)
+            valid = ", ".join(can) or "none but its own"
+            what = f"unit: {given} cannot be shown in {view.unit} (valid: {valid})"
+            if any(value.startswith(FACT) for value in values):
                 what += "; a fact's name says its unit: _ms, _seconds or _bytes"
             self.at((*path, "unit"), what)
 
@@ -310,6 +317,8 @@ class _Checks:
             if name not in table.columns:
                 listed = ", ".join(table.columns) or "there are none"
                 self.at_key((*path, name), f"baseline: {name!r} is none of the columns ({listed})")
+            elif name == "value":
+                self.at_key((*path, name), "baseline: one value is no speed-up of another")
             elif name in self.fields:
                 self.values((*path, name), name, [value])
 

@@ -3,44 +3,76 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from jobs.record import Measurements, Record
-from jobs.schema import FACT, Plot, Table
-from systems import accounting
+from jobs.schema import FACT, SUFFIXES, Plot, Table, measured_in, units_of
+from systems.accounting.hardware import MATMUL_DTYPE, peak_flops
 
 _UNITS = {
     "s": 1e-3, "ms": 1.0, "us": 1e3,  # of a millisecond
     "MB": 1e-6, "GB": 1e-9, "MiB": 2**-20, "GiB": 2**-30,  # of a byte
+    "bytes": 1.0, "": 1.0,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A value: the unit it is shown in, and which direction is better."""
+class Value:
+    """A value as a view shows it: in which unit, and which direction is better."""
 
+    name: str  # as the sweep file has it
+    label: str
     unit: str
     direction: str
-    label: str
+
+    @property
+    def header(self) -> str:
+        """`peak memory (GiB)`; the unit is left out where the label says it."""
+        return f"{self.label} ({self.unit})" if self.unit not in ("", self.label) else self.label
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether it has a number for each timed sample, not one a run."""
+        return self.name != "peak_memory" and not self.name.startswith(FACT)
 
 
 KINDS = {
-    "time": Kind("ms", "lower", "time"),
-    "tflops": Kind("TFLOP/s", "higher", "TFLOP/s"),
-    "bandwidth": Kind("GB/s", "higher", "bandwidth"),
-    "bus_bandwidth": Kind("GB/s", "higher", "bus bandwidth"),
-    "mfu": Kind("%", "higher", "share of the datasheet's peak"),
-    "peak_memory": Kind("GiB", "lower", "peak memory"),
+    value.name: value
+    for value in (
+        Value("time", "time", "ms", "lower"),
+        Value("tflops", "TFLOP/s", "TFLOP/s", "higher"),
+        Value("bandwidth", "bandwidth", "GB/s", "higher"),
+        Value("bus_bandwidth", "bus bandwidth", "GB/s", "higher"),
+        Value("mfu", "share of the datasheet's peak", "%", "higher"),
+        Value("tokens_per_second", "tokens/s", "tokens/s", "higher"),
+        Value("peak_memory", "peak memory", "GiB", "lower"),
+    )
 }
 
 
-def kind_of(view: Table | Plot) -> Kind:
-    """The unit and direction of a table's or plot's value, as the view or the value has it."""
-    known = KINDS.get(view.value, Kind("", "higher", view.value.removeprefix(FACT)))
-    return Kind(view.unit or known.unit, view.direction or known.direction, known.label)
+def values_of(view: Table | Plot) -> list[Value]:
+    """The values of a table or plot, in the unit and direction that the view or the value has."""
+    names = [view.value] if isinstance(view.value, str) else view.value
+    return [_value(name, view.unit, view.direction) for name in names]
+
+
+def _value(name: str, unit: str | None, direction: str | None) -> Value:
+    known = KINDS.get(name) or _fact_value(name)
+    fits = unit if unit in units_of(name) else None
+    return replace(known, unit=fits or known.unit, direction=direction or known.direction)
+
+
+def _fact_value(name: str) -> Value:
+    """A fact, labelled without what its unit says: `weights` of fact.weights_bytes. Of time and
+    memory less is better."""
+    parts = name.removeprefix(FACT).split(".")
+    unit = measured_in(name)
+    suffix = next((suffix for suffix, of in SUFFIXES.items() if of == unit), "")
+    label = " ".join(part.removesuffix(suffix) for part in parts)
+    return Value(name, label, unit, "lower" if unit else "higher")
 
 
 def slowest(measurements: Measurements, phase: str) -> np.ndarray:
@@ -69,6 +101,7 @@ def phases(measurements: Measurements, value: str) -> list[str]:
         "mfu": m.flops,
         "bandwidth": m.bytes,
         "bus_bandwidth": m.bus_bytes,
+        "tokens_per_second": m.tokens,
     }
     if value.startswith(FACT):
         return [""]
@@ -79,44 +112,56 @@ def phases(measurements: Measurements, value: str) -> list[str]:
     ]
 
 
-def samples_of(record: Record, view: Table | Plot, phase: str) -> np.ndarray | str | None:
-    """A record's value for a view, one number a sample; text for a fact that is none; None where
-    there is no such value."""
-    m, value = record.measurements, view.value
+def samples_of(record: Record, value: Value, phase: str) -> np.ndarray | str | None:
+    """A record's value, one number a sample; text for a fact that is none; None where there is no
+    such value."""
+    m, name = record.measurements, value.name
     if m is None:
         return None
-    if value.startswith(FACT):
-        return _fact(m.facts, value.split(".")[1:], view.unit)
-    if phase not in phases(m, value):
+    if name.startswith(FACT):
+        return _fact(m.facts, value)
+    if phase not in phases(m, name):
         return None
-    if value == "peak_memory":
+    if name == "peak_memory":
         peak = m.peak_memory_bytes[phase]
-        return np.array([float(np.max(peak)) * _UNITS[kind_of(view).unit]])
+        return np.array([float(np.max(peak)) * _UNITS[value.unit]])
     ms = slowest(m, phase)
-    if value != "time" and not ms.all():
+    if name == "time":
+        return ms * _UNITS[value.unit]
+    if not ms.all():
         return None  # too short for the clock: no rate
-    if value == "time":
-        return ms * _UNITS[kind_of(view).unit]
-    if value in ("bandwidth", "bus_bandwidth"):
-        moved = m.bytes[phase] if value == "bandwidth" else m.bus_bytes[phase]
-        return moved / ms / 1e6
-    if value == "tflops":
+    return _rate(record, m, name, ms, phase)
+
+
+def _rate(
+    record: Record, m: Measurements, name: str, ms: np.ndarray, phase: str
+) -> np.ndarray | None:
+    """What was done, by the time it took."""
+    if name == "bandwidth":
+        return m.bytes[phase] / ms / 1e6
+    if name == "bus_bandwidth":
+        return m.bus_bytes[phase] / ms / 1e6
+    if name == "tokens_per_second":
+        return m.tokens[phase] / ms * 1e3
+    if name == "tflops":
         return m.flops[phase] / ms / 1e9
-    peak_flops = accounting.peak_flops(record.device, str(record.params.get("dtype")))
-    return None if peak_flops is None else m.flops[phase] / (ms * 1e-3) / peak_flops * 100
+    precision = record.params.get("precision")
+    dtype = record.params.get("dtype") or MATMUL_DTYPE.get(str(precision))
+    peak = peak_flops(record.device, str(dtype))
+    return None if peak is None else m.flops[phase] / (ms * 1e-3) / peak * 100
 
 
-def _fact(facts: Any, path: list[str], unit: str | None) -> np.ndarray | str | None:
+def _fact(facts: Any, value: Value) -> np.ndarray | str | None:
     """A fact that is a number or text. Its name says what it was measured in."""
     fact: Any = facts
-    for part in path:
+    for part in value.name.split(".")[1:]:
         fact = fact.get(part) if isinstance(fact, dict) else None
     if isinstance(fact, str):
         return fact
     if not isinstance(fact, (bool, int, float)):
         return None
-    milliseconds = 1e3 if unit and path[-1].endswith("_seconds") else 1.0
-    return np.array([float(fact) * milliseconds * _UNITS.get(unit or "", 1.0)])
+    own = measured_in(value.name)
+    return np.array([float(fact) if value.unit == own else fact / _UNITS[own] * _UNITS[value.unit]])
 
 
 _QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}

@@ -99,6 +99,25 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         ("fixed: {size: 1}\ntables: [{name: t, unit: GiB}]", "4:26", "time cannot be shown in GiB"),
         ("fixed: {size: 1}\ntables: [{name: t, value: mfu, unit: s}]", "4:38", "mfu cannot"),
         ("fixed: {size: 1}\ntables: [{name: t, value: fact.x, unit: s}]", "4:41", "_seconds"),
+        ("fixed: {size: 1}\ntables: [{name: t, value: []}]", "4:27", "at least 1 item"),
+        ("fixed: {size: 1}\ntables: [{name: t, value: [time, tme]}]", "4:34", "mean 'time'"),
+        ("fixed: {size: 1}\ntables: [{name: t, value: [time, time]}]", "4:34", "twice"),
+        (
+            "fixed: {size: 1}\ntables: [{name: t, value: [time, mfu], unit: GiB}]",
+            "4:46",
+            "time and mfu cannot be shown in GiB (valid: us, ms, s)",
+        ),
+        (
+            "fixed: {size: 1}\nplots: [{name: p, x: size, value: [time, mfu]}]",
+            "4:35",
+            "valid string",
+        ),
+        (
+            "fixed: {size: 1}\n"
+            "tables: [{name: t, columns: [value], value: [time, mfu], baseline: {value: mfu}}]",
+            "4:69",
+            "no speed-up",
+        ),
         ("fixed: {size: 1}\ntables: [{name: t, where: sise > 1}]", "4:27", "'size'"),
         (
             "fixed: {size: 1}\ntables: [{name: t, columns: [mode], baseline: {mode: fsat}}]",
