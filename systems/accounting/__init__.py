@@ -6,11 +6,37 @@ Every function is pure; what is not known (a GPU that is not listed) is None, ne
 from systems.accounting.attention import attention_bytes, attention_flops
 from systems.accounting.communication import all_reduce_bus_bytes
 from systems.accounting.hardware import DTYPE_BYTES, peak_flops
+from systems.accounting.transformer import (
+    MODEL_SIZES,
+    TransformerSize,
+    activation_bytes,
+    best_checkpoint_interval,
+    block_parameters,
+    block_saved_bytes,
+    model_state_bytes,
+    optimizer_step_bytes,
+    peak_memory_bytes,
+    residual_stream_bytes,
+    transformer_flops,
+    transformer_parameters,
+)
 
 __all__ = [
     "DTYPE_BYTES",
+    "MODEL_SIZES",
+    "TransformerSize",
+    "activation_bytes",
     "all_reduce_bus_bytes",
     "attention_bytes",
     "attention_flops",
+    "best_checkpoint_interval",
+    "block_parameters",
+    "block_saved_bytes",
+    "model_state_bytes",
+    "optimizer_step_bytes",
     "peak_flops",
+    "peak_memory_bytes",
+    "residual_stream_bytes",
+    "transformer_flops",
+    "transformer_parameters",
 ]

@@ -1,10 +1,12 @@
 """Attention: softmax(QK^T / sqrt(D)) V, plain and fused, one signature for all."""
 
 from systems.kernels.flash_attention.naive import naive
+from systems.kernels.flash_attention.names import ATTENTIONS
 from systems.kernels.flash_attention.reference import AttentionReference, attention_reference
 from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, why_not_sdpa
 
 __all__ = [
+    "ATTENTIONS",
     "SDPA_BACKENDS",
     "AttentionReference",
     "attention_reference",

@@ -1,0 +1,233 @@
+"""The Transformer's arithmetic: sizes by name, parameters, FLOPs, and what memory holds.
+
+The model is `systems.model.TransformerLM`, run as torch runs it without a compiler; so what is
+saved for backward can be counted tensor by tensor, and is tested against what autograd saves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16_pure", "bf16_master"]
+Attention = Literal["materialised", "fused"]
+
+
+@dataclass(frozen=True)
+class TransformerSize:
+    """Sizes of a TransformerLM; T below is batch_size * context_length."""
+
+    d_model: int
+    d_ff: int
+    num_layers: int
+    num_heads: int
+    vocab_size: int = 10_000
+
+
+# Stanford CS336, assignment 2, table 1; tiny, for machines without a GPU, and 10b are ours.
+MODEL_SIZES = {
+    "tiny": TransformerSize(64, 256, 3, 4),
+    "small": TransformerSize(768, 3072, 12, 12),
+    "medium": TransformerSize(1024, 4096, 24, 16),
+    "large": TransformerSize(1280, 5120, 36, 20),
+    "xl": TransformerSize(1600, 6400, 48, 25),
+    "2.7b": TransformerSize(2560, 10240, 32, 32),
+    "10b": TransformerSize(4608, 12288, 50, 36),
+}
+
+
+def block_parameters(size: TransformerSize) -> dict[str, int]:
+    """Parameters of one block, by part."""
+    d = size.d_model
+    return {"attention": 4 * d * d, "feed_forward": 3 * d * size.d_ff, "norms": 2 * d}
+
+
+def transformer_parameters(size: TransformerSize) -> int:
+    """Parameters of the whole model; embedding and output head are not tied."""
+    block = sum(block_parameters(size).values())
+    return size.num_layers * block + 2 * size.vocab_size * size.d_model + size.d_model
+
+
+def transformer_flops(
+    phase: str, size: TransformerSize, batch_size: int, context_length: int
+) -> int:
+    """Floating-point operations of matrix products: what the model needs, whatever is computed
+    again.
+
+    Two for each weight and token forward, twice that backward; and the products of attention, over
+    all pairs of positions, masked or not (Chowdhery et al. 2022, PaLM, appendix B: 6N + 12LHQT).
+
+    Args:
+        phase: forward, backward, forward_backward, or train_step (the optimizer multiplies no
+            matrices).
+    """
+    tokens = batch_size * context_length
+    block = block_parameters(size)
+    weights = size.num_layers * (block["attention"] + block["feed_forward"])
+    weights += size.vocab_size * size.d_model  # the output head; looking up an embedding is free
+    attention = size.num_layers * 4 * tokens * context_length * size.d_model
+    forward = 2 * weights * tokens + attention
+    factor = {"forward": 1, "backward": 2, "forward_backward": 3, "train_step": 3}[phase]
+    return factor * forward
+
+
+@dataclass(frozen=True)
+class _Widths:
+    """Bytes of an element, by what it is."""
+
+    weight: int  # what forward multiplies with, as it is stored
+    gradient: int
+    state: int  # optimizer: of both moments and of the master weight, together
+    residual: int  # the residual stream
+    matmul: int  # inputs of matrix products
+    cast: bool  # whether autocast keeps a 16-bit copy of each weight for backward
+
+
+_WIDTHS: dict[str, _Widths] = {
+    "fp32": _Widths(4, 4, 8, 4, 4, False),
+    "tf32": _Widths(4, 4, 8, 4, 4, False),
+    "bf16": _Widths(4, 4, 8, 4, 2, True),
+    "fp16": _Widths(4, 4, 8, 4, 2, True),
+    "bf16_pure": _Widths(2, 2, 4, 2, 2, False),
+    "bf16_master": _Widths(2, 2, 12, 2, 2, False),
+}
+
+
+def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, int]:
+    """Bytes of weights, gradients and AdamW's state (with master weights, where there are)."""
+    n, w = transformer_parameters(size), _WIDTHS[precision]
+    return {"weights": n * w.weight, "gradients": n * w.gradient, "optimizer_state": n * w.state}
+
+
+def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
+    """The fewest bytes AdamW must move: weights, gradients and state read, all but the gradients
+    written."""
+    state = model_state_bytes(size, precision)
+    return 2 * sum(state.values()) - state["gradients"]
+
+
+def residual_stream_bytes(
+    size: TransformerSize, batch_size: int, context_length: int, precision: Precision
+) -> int:
+    """Bytes of the residual stream at one place, (batch_size, context_length, d_model)."""
+    return batch_size * context_length * size.d_model * _WIDTHS[precision].residual
+
+
+def block_saved_bytes(
+    size: TransformerSize,
+    batch_size: int,
+    context_length: int,
+    precision: Precision,
+    attention: Attention,
+) -> dict[str, int]:
+    """Bytes that one block saves for backward, by contributor, its weights apart.
+
+    Args:
+        attention: materialised (the scores' softmax is kept, and q, k and v as copies that bmm
+            takes) or fused (q, k, v, the output and one float32 a row).
+    """
+    d, ff = size.d_model, size.d_ff
+    tokens = batch_size * context_length
+    pairs = tokens * size.num_heads * context_length
+    w = _WIDTHS[precision]
+    wide = 4  # norms are taken in float32
+    # The norm saves its input in float32 (the residual stream itself, or a float32 copy of it),
+    # that input scaled, and 1/rms of each row.
+    norm = tokens * (2 * d * wide + wide)
+    saved = {
+        "attention norm": norm,
+        "attention norm output": tokens * d * w.matmul,
+        "feed-forward norm": norm,
+        "feed-forward norm output": tokens * d * w.matmul,
+        "attention output": tokens * d * w.matmul,
+        # gate and up in one tensor, silu(gate), and the product that `down` takes
+        "feed-forward gate, up": 2 * tokens * ff * w.matmul,
+        "feed-forward silu(gate)": tokens * ff * w.matmul,
+        "feed-forward product": tokens * ff * w.matmul,
+    }
+    if attention == "fused":
+        # v is a view of the tensor that holds q, k and v as they were before RoPE.
+        saved["q, k after RoPE"] = 2 * tokens * d * w.matmul
+        saved["v, with q and k before RoPE"] = 3 * tokens * d * w.matmul
+        saved["log-sum-exp"] = tokens * size.num_heads * 4
+    else:
+        saved["q, k, v"] = 3 * tokens * d * w.matmul
+        # Autocast takes the softmax in float32 and multiplies a 16-bit copy of it.
+        saved["attention probabilities"] = pairs * (4 + w.matmul if w.cast else w.matmul)
+        saved["causal mask"] = context_length * context_length
+    return saved
+
+
+def activation_bytes(
+    size: TransformerSize,
+    batch_size: int,
+    context_length: int,
+    precision: Precision,
+    attention: Attention,
+    checkpoint_every: int = 0,
+) -> int:
+    """Bytes saved for backward by the whole model at the end of forward.
+
+    Args:
+        checkpoint_every: 0 keeps everything; k keeps the residual stream in front of every k-th
+            block, and while backward is in a segment, all that its k blocks save.
+    """
+    w, n = _WIDTHS[precision], size.num_layers
+    tokens = batch_size * context_length
+    block = sum(block_saved_bytes(size, batch_size, context_length, precision, attention).values())
+    block_casts = 2 * (4 * size.d_model**2 + 3 * size.d_model * size.d_ff) if w.cast else 0
+    residual = residual_stream_bytes(size, batch_size, context_length, precision)
+    k = checkpoint_every
+    blocks = (
+        n * (block + block_casts)
+        if not k
+        else (math.ceil(n / k) * residual + min(k, n) * (block + block_casts))
+    )
+    head = tokens * (2 * size.d_model * 4 + 4 + size.d_model * w.matmul)  # the final norm
+    head += 2 * size.d_model * size.vocab_size if w.cast else 0
+    # The loss saves log-probabilities in float32.
+    return blocks + head + tokens * size.vocab_size * 4
+
+
+def best_checkpoint_interval(
+    size: TransformerSize,
+    batch_size: int,
+    context_length: int,
+    precision: Precision,
+    attention: Attention,
+) -> int:
+    """The k of `activation_bytes` that takes the least memory: near sqrt(layers * residual / block)
+    (Chen et al. 2016, section 4.1, with unequal costs of a checkpoint and of a block)."""
+
+    def bytes_with(k: int) -> int:
+        return activation_bytes(size, batch_size, context_length, precision, attention, k)
+
+    return min(range(1, size.num_layers + 1), key=bytes_with)
+
+
+def peak_memory_bytes(
+    phase: str,
+    size: TransformerSize,
+    batch_size: int,
+    context_length: int,
+    precision: Precision,
+    attention: Attention,
+    checkpoint_every: int = 0,
+) -> int:
+    """Bytes at the peak, by what stays: temporaries of a single operation are left out.
+
+    Args:
+        phase: forward (of a model without optimizer, its graph kept), or train_step (from the
+            second step on, when the optimizer's state exists; gradients are freed between steps).
+    """
+    state = model_state_bytes(size, precision)
+    activations = activation_bytes(
+        size, batch_size, context_length, precision, attention, checkpoint_every
+    )
+    if phase == "forward":
+        return state["weights"] + activations
+    if phase != "train_step":
+        raise ValueError(f"phase: given {phase!r}, valid are forward and train_step")
+    # In backward activations go as gradients come: the higher of both ends, since both are linear.
+    return state["weights"] + state["optimizer_state"] + max(activations, state["gradients"])

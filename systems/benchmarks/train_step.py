@@ -1,0 +1,202 @@
+"""One Transformer's forward, backward and optimizer: each timed apart, and whole steps.
+
+python -m jobs.submit sweeps/transformer.yaml --local
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from systems import accounting
+from systems.benchmarks.transformer import TransformerParams
+
+if TYPE_CHECKING:
+    import torch
+
+    from systems.benchmarks.training import Training
+
+VERSION = 1
+Passes = Literal["forward", "forward_backward", "train_step"]
+
+
+class Params(TransformerParams):
+    """A TransformerLM on one batch, from passes: forward, forward_backward or train_step.
+
+    warmup_steps: steps that are not kept; 0 keeps the first of a fresh process.
+    measure_steps: steps whose phases are timed apart, and as many again in one go.
+    fresh_caches: compile and Triton caches start empty, so that none made earlier hides the cost.
+    """
+
+    passes: Passes = "train_step"
+    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    measure_steps: Annotated[int, Field(ge=1)] = 10
+    fresh_caches: bool = False
+
+
+def predict(params: Params) -> dict[str, Any]:
+    """What arithmetic says beforehand: parameters, FLOPs, bytes of memory."""
+    size, point = params.model_size, (params.batch_size, params.context_length)
+    every = params.checkpoint_every if params.checkpointing == "every_k" else 0
+    kind = params.attention_kind
+    return {
+        "parameters": accounting.transformer_parameters(size),
+        "train_step_flops": accounting.transformer_flops("train_step", size, *point),
+        "optimizer_bytes": accounting.optimizer_step_bytes(size, params.precision),
+        "peak_memory_bytes": accounting.peak_memory_bytes(
+            "train_step" if params.passes == "train_step" else "forward",
+            size, *point, params.precision, kind, every,
+        ),
+        "best_checkpoint_interval": accounting.best_checkpoint_interval(
+            size, *point, params.precision, kind
+        ),
+    }  # fmt: skip
+
+
+def run(params: Params) -> dict[str, Any]:
+    """Facts of one point: samples_ms and peak memory by phase, FLOPs, tokens, the losses.
+
+    forward, backward and optimizer are read from Python's clock with the GPU idle at both ends, as
+    in the published studies; so what Python itself takes is in them. train_step is the time from
+    the end of one step to the end of the next, with nothing waited for between.
+
+    Raises:
+        Unsupported: this machine cannot do what is asked.
+        WrongOutput: loss or gradient is too far from float64.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        if params.fresh_caches:  # both are read when torch.compile and Triton first compile
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
+            os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
+        return _measure(params)
+
+
+def _measure(params: Params) -> dict[str, Any]:
+    import torch
+
+    from systems.benchmarks.training import make_training
+    from systems.benchmarks.training_check import check_training
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    started = time.perf_counter()
+    training = make_training(params, device)
+    phases = _phases(training, params.passes)
+    losses: list[float] = []
+    first_step = None
+    samples: dict[str, list[float]] = {name: [] for name in phases}
+    for i in range(params.warmup_steps + params.measure_steps):
+        times = {name: _clock_ms(fn, device) for name, fn in phases.items()}
+        training.zero_grad()
+        losses.append(training.loss.item())
+        first_step = first_step or sum(times.values())
+        if i >= params.warmup_steps:
+            for name, ms in times.items():
+                samples[name].append(ms)
+    _add_sums(samples)
+    if params.passes == "train_step":
+        samples["train_step"] = _steps_ms(training, params.measure_steps)
+    peaks = _peaks(phases, training, device)
+    measured = time.perf_counter() - started
+    errors = check_training(training)
+    size, point = params.model_size, (params.batch_size, params.context_length)
+    counted = [phase for phase in samples if phase != "optimizer"]
+    return {
+        "samples_ms": samples,
+        "peak_memory_bytes": peaks,
+        "flops": {p: accounting.transformer_flops(p, size, *point) for p in counted},
+        "bytes": {"optimizer": accounting.optimizer_step_bytes(size, params.precision)}
+        if "optimizer" in samples
+        else {},
+        "tokens": dict.fromkeys(samples, params.batch_size * params.context_length),
+        # What the first step took beyond a later one: compiling, and all else that is done once.
+        "compiling_seconds": _beyond(first_step, samples) if params.mode != "eager" else None,
+        "facts": {
+            "parameters": sum(p.numel() for p in training.model.parameters()),
+            "losses": losses,
+            "relative_error": errors,
+            "first_step_ms": first_step,
+            "building_and_measuring_seconds": measured,
+        },
+    }
+
+
+def _phases(training: Training, passes: Passes) -> dict[str, Callable[[], None]]:
+    phases = {
+        "forward": training.forward,
+        "backward": training.backward,
+        "optimizer": training.optimizer_step,
+    }
+    count = {"forward": 1, "forward_backward": 2, "train_step": 3}[passes]
+    return dict(list(phases.items())[:count])
+
+
+def _add_sums(samples: dict[str, list[float]]) -> None:
+    if "backward" in samples:
+        both = zip(samples["forward"], samples["backward"], strict=True)
+        samples["forward_backward"] = [f + b for f, b in both]
+
+
+def _clock_ms(fn: Callable[[], None], device: torch.device) -> float:
+    """Milliseconds by Python's clock; the GPU has done all before, and all of `fn` after."""
+    start = time.perf_counter()
+    fn()
+    _synchronize(device)
+    return round((time.perf_counter() - start) * 1e3, 6)
+
+
+def _synchronize(device: torch.device) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _steps_ms(training: Training, count: int) -> list[float]:
+    """Milliseconds from the end of one step to the end of the next, of steps that follow on."""
+    import torch
+
+    if training.device.type != "cuda":
+        return [_clock_ms(training.step, training.device) for _ in range(count)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    training.step()  # so that the first sample, too, begins with the host ahead
+    for i, event in enumerate(events):
+        if i:
+            training.step()
+        event.record()
+    torch.cuda.synchronize()
+    return [round(start.elapsed_time(end), 6) for start, end in pairwise(events)]
+
+
+def _peaks(
+    phases: dict[str, Callable[[], None]], training: Training, device: torch.device
+) -> dict[str, int]:
+    """Bytes allocated at the peak of each phase, all that is alive included; on a GPU."""
+    import torch
+
+    if device.type != "cuda":
+        return {}
+    gc.collect()
+    peaks = {}
+    for name, fn in phases.items():
+        torch.cuda.reset_peak_memory_stats(device)
+        fn()
+        torch.cuda.synchronize(device)
+        peaks[name] = torch.cuda.max_memory_allocated(device)
+    training.zero_grad()
+    if "optimizer" in peaks:
+        peaks["train_step"] = max(peaks.values())
+    return peaks
+
+
+def _beyond(first_step: float | None, samples: dict[str, list[float]]) -> float | None:
+    """Seconds that the first step took more than the mean of those measured."""
+    apart = [s for name, s in samples.items() if name in ("forward", "backward", "optimizer")]
+    later = sum(sum(s) / len(s) for s in apart)
+    return None if first_step is None else max(0.0, round((first_step - later) / 1e3, 3))

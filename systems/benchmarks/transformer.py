@@ -1,0 +1,85 @@
+"""The parameters that every study of the Transformer shares. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from systems.accounting import MODEL_SIZES, TransformerSize
+from systems.benchmarks.base import BenchmarkParams
+
+Positive = Annotated[int, Field(ge=1)]
+Size = Literal["tiny", "small", "medium", "large", "xl", "2.7b", "10b"]
+
+
+class TransformerParams(BenchmarkParams):
+    """Which Transformer, and how it is trained.
+
+    precision:
+        fp32         everything in float32, products without tensor cores
+        tf32         the same, products in TF32 on tensor cores
+        bf16, fp16   float32 weights under autocast; fp16 with a scaled loss
+        bf16_pure    weights, gradients and optimizer state in bf16
+        bf16_master  bf16 weights and gradients; float32 master weights and optimizer state
+    mode: eager; compiled (model and loss as one torch.compile); compiled_blocks (each block).
+    cuda_graph: forward, backward and optimizer are captured once and replayed.
+    optimizer: torch (AdamW, fused) or fused (`systems.kernels.adamw`).
+    checkpointing: none, every_k (checkpoint_every blocks at a time), nested or selective.
+    """
+
+    size: Size
+    context_length: Positive
+    batch_size: Positive = 4
+    vocab_size: Positive = 10_000
+    # Where given, instead of the size's own:
+    d_model: Positive | None = None
+    d_ff: Positive | None = None
+    num_layers: Positive | None = None
+    num_heads: Positive | None = None
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "bf16_pure", "bf16_master"] = "fp32"
+    mode: Literal["eager", "compiled", "compiled_blocks"] = "eager"
+    cuda_graph: bool = False
+    attention: Literal[
+        "naive", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"
+    ] = "naive"
+    optimizer: Literal["torch", "fused"] = "torch"
+    lr: Annotated[float, Field(gt=0)] = 1e-4
+    checkpointing: Literal["none", "every_k", "nested", "selective"] = "none"
+    checkpoint_every: Positive = 1
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> TransformerParams:
+        size = self.model_size
+        if size.d_model % size.num_heads:
+            raise ValueError(
+                f"d_model {size.d_model} is not divisible by num_heads {size.num_heads}"
+            )
+        if (size.d_model // size.num_heads) % 2:
+            raise ValueError(
+                f"head_dim {size.d_model // size.num_heads} (d_model {size.d_model} / num_heads "
+                f"{size.num_heads}) is odd; RoPE turns pairs"
+            )
+        if self.precision == "bf16_master" and self.optimizer != "fused":
+            raise ValueError(
+                "precision bf16_master keeps its master weights in optimizer: fused, "
+                f"not {self.optimizer}"
+            )
+        return self
+
+    @property
+    def model_size(self) -> TransformerSize:
+        """The sizes that are meant: the named one's, and what is given instead."""
+        own = {"vocab_size": self.vocab_size}
+        for name in ("d_model", "d_ff", "num_layers", "num_heads"):
+            given = getattr(self, name)
+            if given is not None:
+                own[name] = given
+        return replace(MODEL_SIZES[self.size], **own)
+
+    @property
+    def attention_kind(self) -> Literal["materialised", "fused"]:
+        """What accounting needs to know of the attention: whether the scores are kept."""
+        return "materialised" if self.attention in ("naive", "sdpa_math") else "fused"

@@ -1,0 +1,295 @@
+"""A decoder-only Transformer language model: RMSNorm before each part, RoPE, SwiGLU, no biases.
+
+    model = TransformerLM(10_000, 512, d_model=1600, num_layers=48, num_heads=25, d_ff=6400)
+    logits = model(token_ids)
+
+The attention is a function that is passed in, so that every implementation can be swapped by name:
+`TransformerLM(..., attention=attention_by_name("sdpa_cudnn"))`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+# (q, k, v, is_causal=...) -> out, of q's shape (batch, heads, seq_len, head_dim).
+Attention = Callable[..., Tensor]
+
+
+class Linear(nn.Module):
+    """x W^T, without bias.
+
+    Args:
+        d_in, d_out: of the last dimension; `weight` is (d_out, d_in).
+        parts: how many matrices of equal size are stacked in d_out; each is initialised alone.
+    """
+
+    def __init__(
+        self, d_in: int, d_out: int, *, parts: int = 1, device: Any = None, dtype: Any = None
+    ):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(d_out, d_in, device=device, dtype=dtype))
+        # Glorot and Bengio 2010, equation 16's variance, cut at three standard deviations.
+        _truncated_normal(self.weight, math.sqrt(2 / (d_in + d_out / parts)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_in) -> (..., d_out)."""
+        return F.linear(x, self.weight)
+
+
+class Embedding(nn.Module):
+    """One row of `weight` (vocab_size, d_model) for each token id."""
+
+    def __init__(self, vocab_size: int, d_model: int, *, device: Any = None, dtype: Any = None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, d_model, device=device, dtype=dtype))
+        _truncated_normal(self.weight, 1.0)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Integers (...) -> (..., d_model).
+
+        Raises:
+            ValueError: on a CPU, an id that is out of range. On a GPU looking would stop the queue;
+                there it is a device-side assertion.
+        """
+        if token_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            _check_range(token_ids, self.weight.shape[0])
+        return F.embedding(token_ids, self.weight)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, equation 4).
+
+    The square of a bf16 or fp16 activation overflows or loses digits; so the norm is taken in
+    float32 (float64 stays) and the result goes back to x's dtype.
+    """
+
+    def __init__(self, d_model: int, *, eps: float = 1e-5, device: Any = None, dtype: Any = None):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(d_model, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_model) -> (..., d_model), of x's dtype."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * scale * self.weight).to(x.dtype)
+
+
+class RotaryEmbedding(nn.Module):
+    """RoPE (Su et al. 2021, section 3.4.2, equation 34): pairs (x_2i, x_2i+1) turned by an angle
+    that grows with the position.
+
+    The tables stay in float32, or float64 for a float64 model, whatever the model is cast to: in
+    bf16, positions past 256 would share angles.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(
+        self,
+        head_dim: int,
+        context_length: int,
+        theta: float,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ):
+        super().__init__()
+        self.head_dim, self.context_length, self.theta = head_dim, context_length, theta
+        self._make_tables(torch.device(device or "cpu"), dtype or torch.get_default_dtype())
+
+    def _make_tables(self, device: torch.device, dtype: torch.dtype) -> None:
+        with device:
+            pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64)
+            positions = torch.arange(self.context_length, dtype=torch.float64)
+        angle = torch.outer(positions, self.theta ** (-pairs / self.head_dim))
+        wide = torch.promote_types(dtype, torch.float32)
+        self.register_buffer("cos", angle.cos().to(wide), persistent=False)
+        self.register_buffer("sin", angle.sin().to(wide), persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """What `.to()`, `.half()` and `.cuda()` call: tables are made anew, not cast."""
+        probe = fn(torch.empty(0, dtype=self.cos.dtype, device=self.cos.device))
+        self._make_tables(probe.device, probe.dtype)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., seq_len, head_dim) -> the same shape and dtype, row i turned by i's angles."""
+        cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
+        even, odd = x.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+        return turned.flatten(-2).to(x.dtype)
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention with RoPE; q, k and v come from one matrix, stacked in that order."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        rope: RotaryEmbedding,
+        attention: Attention,
+        **kwargs: Any,
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = Linear(d_model, 3 * d_model, parts=3, **kwargs)
+        self.out = Linear(d_model, d_model, **kwargs)
+        self.rope, self.attention = rope, attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, seq_len, d_model) -> the same shape."""
+        heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
+        q, k, v = heads.permute(2, 0, 3, 1, 4)  # each (batch, heads, seq_len, head_dim)
+        out = self.attention(self.rope(q), self.rope(k), v, is_causal=True)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate x) * up x) (Shazeer 2020, equation 6); gate and up are one matrix, stacked."""
+
+    def __init__(self, d_model: int, d_ff: int, **kwargs: Any):
+        super().__init__()
+        self.gate_up = Linear(d_model, 2 * d_ff, parts=2, **kwargs)
+        self.down = Linear(d_ff, d_model, **kwargs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_model) -> the same shape."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class TransformerBlock(nn.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        rope: RotaryEmbedding,
+        attention: Attention,
+        **kwargs: Any,
+    ):
+        super().__init__()
+        self.attention_norm = RMSNorm(d_model, **kwargs)
+        self.attention = CausalSelfAttention(d_model, num_heads, rope, attention, **kwargs)
+        self.feed_forward_norm = RMSNorm(d_model, **kwargs)
+        self.feed_forward = SwiGLU(d_model, d_ff, **kwargs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, seq_len, d_model) -> the same shape."""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class TransformerLM(nn.Module):
+    """Token ids -> logits of the next token.
+
+    Args:
+        vocab_size: token ids are 0 to vocab_size - 1.
+        context_length: the most tokens of a sequence.
+        d_model, num_layers, num_heads, d_ff: width, blocks, heads of d_model / num_heads each, and
+            inner width of the feed-forward.
+        rope_theta: base of RoPE's frequencies.
+        attention: (q, k, v, is_causal=True) -> out; torch's own by default.
+        device, dtype: of the parameters.
+
+    Raises:
+        ValueError: a size that is not positive, d_model that num_heads does not divide, or heads
+            of odd width, which RoPE cannot pair.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        d_model: int,
+        num_layers: int,
+        num_heads: int,
+        d_ff: int,
+        rope_theta: float = 10000.0,
+        *,
+        attention: Attention = F.scaled_dot_product_attention,
+        device: Any = None,
+        dtype: Any = None,
+    ):
+        super().__init__()
+        sizes = {
+            "vocab_size": vocab_size, "context_length": context_length, "d_model": d_model,
+            "num_layers": num_layers, "num_heads": num_heads, "d_ff": d_ff,
+        }  # fmt: skip
+        wrong = [f"{name} is {size}" for name, size in sizes.items() if size < 1]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)}; each must be at least 1")
+        if d_model % num_heads:
+            raise ValueError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
+        head_dim = d_model // num_heads
+        if head_dim % 2:
+            raise ValueError(
+                f"RoPE turns pairs: head_dim must be even, and is {head_dim} "
+                f"(d_model {d_model} / num_heads {num_heads})"
+            )
+        self.context_length = context_length
+        self.apply_blocks: Callable[[nn.ModuleList, Tensor], Tensor] = apply_in_order
+        kwargs = {"device": device, "dtype": dtype}
+        self.token_embedding = Embedding(vocab_size, d_model, **kwargs)
+        rope = RotaryEmbedding(head_dim, context_length, rope_theta, **kwargs)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(d_model, num_heads, d_ff, rope, attention, **kwargs)
+            for _ in range(num_layers)
+        )
+        self.final_norm = RMSNorm(d_model, **kwargs)
+        self.output_head = Linear(d_model, vocab_size, **kwargs)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Integers (batch, seq_len) -> logits (batch, seq_len, vocab_size).
+
+        Raises:
+            ValueError: more tokens than context_length; on a CPU, an id that is out of range.
+        """
+        seq_len = token_ids.shape[-1]
+        if seq_len > self.context_length:
+            raise ValueError(
+                f"{seq_len} tokens given; the model's context_length is {self.context_length}"
+            )
+        x = self.apply_blocks(self.blocks, self.token_embedding(token_ids))
+        return self.output_head(self.final_norm(x))
+
+
+def apply_in_order(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    """x through one block after the other; `systems.checkpointing` has other ways."""
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean negative log-likelihood of `targets` (batch, seq_len) under `logits` (batch, seq_len,
+    vocab_size), taken at least in float32: a 0-dimensional tensor."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide.flatten(0, -2), targets.flatten())
+
+
+@torch.no_grad()
+def _truncated_normal(weight: Tensor, std: float) -> None:
+    """Fill `weight`, drawing at least in float32: in bf16 the distribution would be coarse."""
+    wide = torch.empty_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+    weight.copy_(nn.init.trunc_normal_(wide, std=std, a=-3 * std, b=3 * std))
+
+
+def _check_range(token_ids: Tensor, vocab_size: int) -> None:
+    if not token_ids.numel():
+        return
+    low, high = (int(end) for end in token_ids.aminmax())
+    if low < 0 or high >= vocab_size:
+        given = low if low < 0 else high
+        raise ValueError(f"token id {given} is out of range; valid are 0 to {vocab_size - 1}")
