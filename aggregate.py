@@ -7,6 +7,7 @@ python aggregate.py compare logs/before logs/after
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections import Counter
 from enum import StrEnum
@@ -18,11 +19,12 @@ import pandas as pd
 import typer
 
 from jobs.compare import REGRESSIONS, Comparison, compare
+from jobs.entries import entries
 from jobs.expand import varying
 from jobs.plots import draw
 from jobs.schema import Table
+from jobs.sheets import Sheet, make_sheet
 from jobs.status import Observation, observe
-from jobs.tables import Filled, entries, fill, frame
 from jobs.values import shown
 
 
@@ -60,11 +62,11 @@ def tables(
             _fail(f"no table {table!r}; {sweep.name} has {known}")
     chosen = entries(seen)
     for view in views:
-        filled = fill(seen, view, chosen)
-        if not filled.cells:
+        sheet = make_sheet(seen, view, chosen)
+        if sheet is None:
             print(f"table {view.name}: no runs (where: {view.where})", file=sys.stderr)
             continue
-        print(render(filled, format), end="\n\n")
+        print(render(sheet, format), end="\n\n")
     for line in (*map(str, seen.bad_lines), *seen.notes):
         print(f"note: {line}", file=sys.stderr)
     if plot is not None:
@@ -75,17 +77,12 @@ def tables(
             print(f"{path}" if path else f"plot {one.name}: nothing measured", file=sys.stderr)
 
 
-def render(filled: Filled, format: Format) -> str:
+def render(sheet: Sheet, format: Format) -> str:
     """One table as text: a heading, the table as pandas writes it, what it was made of."""
-    heading = filled.view.title or filled.view.name
-    if len(filled.values) == 1:  # else each column, or row, says its own
-        heading += f": {filled.values[0].header}"
-    data = frame(filled)
-    notes = ". ".join(filled.notes)
+    heading, data = sheet.heading, sheet.data
+    notes = ". ".join(sheet.notes)
     if format is Format.md:
-        align = ["right"] * len(data.columns)
-        body = data.to_markdown(index=False, disable_numparse=True, colalign=align)
-        return f"### {heading}\n\n{body}\n" + (f"\n{notes}\n" if notes else "")
+        return f"### {heading}\n\n{_markdown(data)}\n" + (f"\n{notes}\n" if notes else "")
     if format is Format.csv:
         comments = "".join(f"# {line}\n" for line in (heading, notes) if line)
         return comments + data.to_csv(index=False)
@@ -98,6 +95,17 @@ def render(filled: Filled, format: Format) -> str:
         )
     body = data.to_html(index=False, border=0)
     return f"<h3>{escape(heading)}</h3>\n{body}\n<p>{escape(notes)}</p>"
+
+
+def _markdown(data: pd.DataFrame, align: str = "right") -> str:
+    """A table whose cells stand as they are: a kernel's name may hold |, <float> and *."""
+    plain = data.rename(columns=_markdown_cell).map(_markdown_cell)
+    aligned = [align] * len(data.columns)
+    return str(plain.to_markdown(index=False, disable_numparse=True, colalign=aligned))
+
+
+def _markdown_cell(text: str) -> str:
+    return re.sub(r"([\\|<*`])", r"\\\1", text).replace("\n", " ")
 
 
 def _latex(text: str) -> str:
@@ -126,10 +134,7 @@ def compare_folders(
     told = [result for result in results if result.verdict not in hidden]
     if told:
         names = varying([result.run for result in results])
-        print(
-            _comparison_frame(told, names).to_markdown(index=False, disable_numparse=True),
-            end="\n\n",
-        )
+        print(_markdown(_comparison_frame(told, names), "left"), end="\n\n")
     counts = Counter(result.verdict for result in results)
     print(
         ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "nothing to compare"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jobs.entries import Entry, entries
 from jobs.expand import Run
 from jobs.record import Measurements
 from jobs.status import LIVE, Observation
-from jobs.tables import Entry, entries
 from jobs.values import slowest
 
 Key = tuple[str, str]  # run id, device

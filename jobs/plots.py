@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from jobs.entries import Entry
 from jobs.schema import Plot
 from jobs.status import Observation
-from jobs.tables import Entry, Filled, fill
+from jobs.tables import Filled, fill
 
 _LINEAR_SPAN = 20  # values within a factor of this are readable on a linear axis
 

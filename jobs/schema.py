@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer
 Scalar = bool | int | float | str | None
 Reference = Annotated[str, Field(pattern=r"^\$[A-Za-z_][A-Za-z0-9_]*$")]  # $name of a parameter
 Count = Annotated[int, Field(ge=0)]
+Names = list[str]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=365 * 86400)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
@@ -105,14 +106,18 @@ def measured_in(value: str) -> str:
     return ""
 
 
+def units_of_measure(unit: str) -> tuple[str, ...]:
+    """The units in which can be shown what was measured in this one."""
+    if unit in ("ms", "s"):
+        return TIME_UNITS
+    return BYTE_UNITS if unit == "bytes" else ()
+
+
 def units_of(value: str) -> tuple[str, ...]:
     """The units in which a value can be shown."""
-    unit = measured_in(value) if value.startswith(FACT) else ""
-    if value == "time" or unit in ("ms", "s"):
-        return TIME_UNITS
-    if value == "peak_memory" or unit == "bytes":
-        return BYTE_UNITS
-    return ()
+    if value.startswith(FACT):
+        return units_of_measure(measured_in(value))
+    return {"time": TIME_UNITS, "peak_memory": BYTE_UNITS}.get(value, ())
 
 
 class _View(_Strict):
@@ -129,10 +134,14 @@ class _View(_Strict):
 
 
 class Table(_View):
-    value: str | Annotated[list[str], Field(min_length=1)] = "time"  # of a list, each by its name
-    rows: list[str] = []
-    columns: list[str] = []
+    """Values of runs in rows and columns; or, with `list`, a fact's items in rows."""
+
+    value: str | Annotated[Names, Field(min_length=1)] = "time"  # of a list, each by its name
+    rows: Names = []
+    columns: Names = []
     baseline: dict[str, Scalar] | None = None  # speed-ups against these columns
+    list: Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")] | None = None  # the fact's name
+    limit: Positive | None = None  # of rows a run
 
 
 class Plot(_View):

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from jobs.benchmarks import load_benchmark
-from jobs.conditions import Condition
-from jobs.expand import Run, varying
-from jobs.record import Record
-from jobs.schema import PSEUDO, Plot, Table
-from jobs.status import Observation, TaskState
+from jobs.entries import (
+    Entry,
+    Key,
+    declared,
+    in_order,
+    not_told_apart,
+    part,
+    plain,
+    selected,
+)
+from jobs.expand import varying
+from jobs.schema import Plot, Table
+from jobs.status import Observation
 from jobs.values import (
     Value,
     phases,
@@ -27,7 +34,6 @@ from jobs.values import (
     values_of,
 )
 
-Key = tuple[Any, ...]
 MAX_REASONS = 5
 
 
@@ -57,18 +63,6 @@ class Cell:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One run's repeat on one kind of device, as a table counts it."""
-
-    run: Run
-    repeat: int
-    device: str
-    state: str
-    record: Record | None
-    detail: str = ""  # why there is no record
-
-
 @dataclass(frozen=True)
 class Filled:
     """A table or plot with its cells: rows and columns by their names' values, in sweep order."""
@@ -83,57 +77,9 @@ class Filled:
     notes: list[str]
 
 
-def entries(observation: Observation) -> list[Entry]:
-    """Every (run, repeat) on every kind of device that measured any of them.
-
-    Where a folder holds records of several kinds, each kind has its own cells: the latest ok
-    attempt there, else the latest, else `missing`.
-    """
-    best: dict[tuple[str, int, str], Record] = {}
-    for record in observation.records:
-        key = (record.run, record.repeat, record.device)
-        if record.status == "ok" or key not in best or best[key].status != "ok":
-            best[key] = record
-    # A kind on which nothing could run at all is no kind that was measured.
-    measured = {r.device: None for r in best.values() if r.status != "unsupported"}
-    by_run: dict[str, set[str]] = {}
-    for record in best.values():
-        by_run.setdefault(record.run, set()).add(record.device)
-    result = []
-    for task in observation.tasks:
-        mine = by_run.get(task.run.id, set())
-        kinds = [d for d in measured if d in mine or _alike(d, task)]
-        if not kinds:
-            device = task.record.device if task.record else ""
-            result.append(
-                Entry(task.run, task.repeat, device, task.state, task.record, task.detail)
-            )
-            continue
-        for device in kinds:
-            here = best.get((task.run.id, task.repeat, device))
-            if here is not None:
-                result.append(Entry(task.run, task.repeat, device, here.status, here))
-            elif len(kinds) == 1 or task.record is None:
-                result.append(
-                    Entry(task.run, task.repeat, device, task.state, task.record, task.detail)
-                )
-            else:
-                result.append(Entry(task.run, task.repeat, device, "missing", None))
-    return result
-
-
-def _alike(device: str, task: TaskState) -> bool:
-    """Whether a task could be measured on this kind of device: a GPU's, or a processor's."""
-    on_cpu = not task.run.shape.gpus_per_node
-    return device.startswith("cpu:") == on_cpu
-
-
 def fill(observation: Observation, view: Table | Plot, chosen: list[Entry] | None = None) -> Filled:
     """Put every run of the folder in its place in a view."""
-    chosen = _of_one_benchmark(observation, entries(observation) if chosen is None else chosen)
-    if view.where:
-        keep = Condition(view.where, sorted({k for entry in chosen for k in entry.run.params}))
-        chosen = [entry for entry in chosen if keep(entry.run.params)]
+    chosen = selected(observation, view, chosen)
     values = values_of(view)
     rows, columns = _dims(view, chosen)
     wanted = _phases(chosen, view, "phase" in rows)
@@ -142,21 +88,20 @@ def fill(observation: Observation, view: Table | Plot, chosen: list[Entry] | Non
         columns.insert(0, "phase")
     if len(values) > 1 and "value" not in (*rows, *columns):
         columns.append("value")
-    for name in _not_told_apart(chosen, [*rows, *columns]):
-        rows.insert(0, name)
+    rows = [*not_told_apart(chosen, [*rows, *columns]), *rows]
     cells: dict[tuple[Key, Key], Cell] = {}
     for entry in chosen:
         for value in values:
             for phase in wanted[value.name]:
-                row = tuple(_part(entry, name, phase, value.name) for name in rows)
-                column = tuple(_part(entry, name, phase, value.name) for name in columns)
+                row = tuple(part(entry, name, phase, value.name) for name in rows)
+                column = tuple(part(entry, name, phase, value.name) for name in columns)
                 _add(cells.setdefault((row, column), Cell(value)), entry, phase)
-    order = _declared(observation)
+    order = declared(observation)
     order["phase"] = {phase: i for i, phase in enumerate(every)}
     order["value"] = {value.name: i for i, value in enumerate(values)}
-    row_keys = _sorted({row for row, _ in cells}, rows, order)
-    column_keys = _sorted({column for _, column in cells}, columns, order)
-    notes = _notes(chosen, view, list(cells.values()))
+    row_keys = in_order({row for row, _ in cells}, rows, order)
+    column_keys = in_order({column for _, column in cells}, columns, order)
+    notes = describe(chosen, _sampling(chosen, view, cells.values()))
     return Filled(view, values, rows, columns, row_keys, column_keys, cells, notes)
 
 
@@ -185,62 +130,6 @@ def _add(cell: Cell, entry: Entry, phase: str) -> None:
         cell.samples.append(samples)
 
 
-def _of_one_benchmark(observation: Observation, chosen: list[Entry]) -> list[Entry]:
-    """The runs that the views can show: of the last sweep's benchmark. A parameter that is younger
-    than a run had its default there."""
-    newest = observation.manifests[-1]
-    benchmark = next(iter(newest.runs.values())).benchmark
-    chosen = [entry for entry in chosen if entry.run.benchmark == benchmark]
-    names = dict.fromkeys(name for entry in chosen for name in entry.run.params)
-    if all(len(entry.run.params) == len(names) for entry in chosen):
-        return chosen
-    defaults = load_benchmark(newest.sweep.benchmark).json_defaults
-    return [
-        replace(
-            entry,
-            run=replace(
-                entry.run, params={k: entry.run.params.get(k, defaults.get(k)) for k in names}
-            ),
-        )
-        for entry in chosen
-    ]
-
-
-def _declared(observation: Observation) -> dict[str, dict[Any, int]]:
-    """Each parameter's values, numbered as the sweeps list them, the newest sweep first."""
-    order: dict[str, dict[Any, int]] = {}
-    for manifest in reversed(observation.manifests):
-        for block in (manifest.sweep, *manifest.sweep.cases):
-            listed = {name: [value] for name, value in block.fixed.items()}
-            for name, values in (*listed.items(), *block.grid.items(), *block.zip.items()):
-                places = order.setdefault(name, {})
-                for value in values:
-                    places.setdefault(value, len(places))
-    return order
-
-
-def _sorted(keys: set[Key], dims: list[str], order: dict[str, dict[Any, int]]) -> list[Key]:
-    """Keys in the order in which the sweep lists their values, whatever the runs' order was."""
-
-    def rank(key: Key) -> list[tuple[int, float, str]]:
-        ranks = []
-        for name, value in zip(dims, key, strict=True):
-            places = order.get(name, {})
-            number = value if isinstance(value, (int, float)) else 0.0
-            ranks.append((places.get(value, len(places)), number, str(value)))
-        return ranks
-
-    return sorted(keys, key=rank)
-
-
-def _part(entry: Entry, name: str, phase: str, value: str) -> Any:
-    """What a run has in one dimension of a table."""
-    if name in PSEUDO:
-        own = {"phase": phase, "value": value, "device": entry.device, "repeat": entry.repeat}
-        return own[name]
-    return entry.run.params[name]
-
-
 def _phases(chosen: list[Entry], view: Table | Plot, in_rows: bool) -> dict[str, list[str]]:
     """By value, the phases to show: as the view says, else all that were measured. What has no
     phase of its own stands in the row of every phase, but in one column."""
@@ -258,59 +147,46 @@ def _phases(chosen: list[Entry], view: Table | Plot, in_rows: bool) -> dict[str,
     }
 
 
-def _not_told_apart(chosen: list[Entry], dims: list[str]) -> list[str]:
-    """What else is needed so that no two different runs share a cell."""
-    needed: list[str] = []
-    if len({entry.device for entry in chosen if entry.device}) > 1 and "device" not in dims:
-        needed.append("device")
-    groups: dict[Key, dict[str, Run]] = {}
-    for entry in chosen:
-        known = [name for name in (*dims, *needed) if name not in ("phase", "value")]
-        key = tuple(_part(entry, name, "", "") for name in known)
-        groups.setdefault(key, {})[entry.run.id] = entry.run
-    for runs in groups.values():
-        if len(runs) > 1:
-            needed += [
-                name for name in varying(list(runs.values())) if name not in (*dims, *needed)
-            ]
-    return needed
-
-
-def _notes(chosen: list[Entry], view: Table | Plot, cells: list[Cell]) -> list[str]:
+def describe(chosen: list[Entry], sampled: str = "") -> list[str]:
+    """Where the numbers come from, and why there is no record where a worker left none: it says
+    nothing, its job's state does."""
     devices = ", ".join(dict.fromkeys(entry.device for entry in chosen if entry.device))
-    several = any(
-        entry.record is not None
-        and entry.record.measurements is not None
-        and any(
-            len(s) and not isinstance(s[0], (int, float))
-            for s in entry.record.measurements.samples_ms.values()
-        )
-        for entry in chosen
-    )
-    parts = [devices] if devices else []
-    sampled = [cell for cell in cells if cell.samples and cell.value.is_sampled]
-    measured = [np.concatenate(cell.samples) for cell in sampled]
-    counts = [len(samples) for samples in measured]
-    spreads = [spread(samples) for samples in measured if len(samples) > 1]
-    if counts and max(counts) > 1:
-        name = {"mean_std": "mean ± standard deviation"}.get(view.statistic, view.statistic)
-        low, high = min(counts), max(counts)
-        parts.append(f"{name} of {low}{f' to {high}' if high > low else ''} samples")
-        if several:
-            parts.append("the slowest rank's")
-        middle, worst = np.median(spreads), max(spreads)
-        parts.append(
-            f"interquartile range {middle:.1%} of the median in the middle case, "
-            f"{worst:.1%} in the worst"
-        )
-    # Why there is no record: a worker that died says nothing, its job's state does.
+    first = "; ".join(text for text in (devices, sampled) if text)
     told = Counter(
         f"{entry.state}: {entry.detail}" for entry in chosen if not entry.record and entry.detail
     )
     reasons = [f"{reason} ({count} runs)" for reason, count in told.most_common(MAX_REASONS)]
     if len(told) > MAX_REASONS:
         reasons.append(f"and {len(told) - MAX_REASONS} more reasons (python -m jobs status)")
-    return [*(["; ".join(parts)] if parts else []), *reasons]
+    return [*([first] if first else []), *reasons]
+
+
+def _sampling(chosen: list[Entry], view: Table | Plot, cells: Iterable[Cell]) -> str:
+    """How many samples are behind the numbers, and how far they spread."""
+    sampled = [cell for cell in cells if cell.samples and cell.value.is_sampled]
+    measured = [np.concatenate(cell.samples) for cell in sampled]
+    counts = [len(samples) for samples in measured]
+    if max(counts, default=0) <= 1:
+        return ""
+    spreads = [spread(samples) for samples in measured if len(samples) > 1]
+    name = {"mean_std": "mean ± standard deviation"}.get(view.statistic, view.statistic)
+    low, high = min(counts), max(counts)
+    parts = [f"{name} of {low}{f' to {high}' if high > low else ''} samples"]
+    if any(_has_ranks(entry) for entry in chosen):
+        parts.append("the slowest rank's")
+    middle, worst = np.median(spreads), max(spreads)
+    parts.append(
+        f"interquartile range {middle:.1%} of the median in the middle case, "
+        f"{worst:.1%} in the worst"
+    )
+    return "; ".join(parts)
+
+
+def _has_ranks(entry: Entry) -> bool:
+    measurements = entry.record.measurements if entry.record else None
+    return measurements is not None and any(
+        not isinstance(samples[0], (int, float)) for samples in measurements.samples_ms.values()
+    )
 
 
 def frame(filled: Filled) -> pd.DataFrame:
@@ -319,52 +195,43 @@ def frame(filled: Filled) -> pd.DataFrame:
     name = view.statistic
     data: dict[str, list[str]] = {}
     for i, dim in enumerate(filled.rows):
-        data[_unique(dim, data)] = [_told(filled, dim, key[i]) for key in filled.row_keys]
+        data[unique(dim, data)] = [_told(filled, dim, key[i]) for key in filled.row_keys]
     baseline = view.baseline if isinstance(view, Table) else None
     for column in filled.column_keys:
         header = _header(filled, column)
         cells = [filled.cells.get((row, column)) for row in filled.row_keys]
-        data[_unique(header, data)] = [cell.text(name) if cell else "" for cell in cells]
+        data[unique(header, data)] = [cell.text(name) if cell else "" for cell in cells]
         if baseline:
             base = tuple(
-                baseline.get(dim, part) for dim, part in zip(filled.columns, column, strict=True)
+                baseline.get(dim, own) for dim, own in zip(filled.columns, column, strict=True)
             )
             if base != column:
-                against = " ".join(_plain(value) for value in baseline.values())
-                data[_unique(f"{header} vs {against}", data)] = [
+                against = " ".join(plain(value) for value in baseline.values())
+                data[unique(f"{header} vs {against}", data)] = [
                     _speedup(filled, row, column, base) for row in filled.row_keys
                 ]
     return pd.DataFrame(data)
 
 
 def _header(filled: Filled, column: Key) -> str:
-    told = [
-        _told(filled, dim, part)
-        for dim, part in zip(filled.columns, column, strict=True)
-        if part != ""
-    ]
+    parts = zip(filled.columns, column, strict=True)
+    told = [_told(filled, dim, own) for dim, own in parts if own != ""]
     return " ".join(told) or filled.values[0].label
 
 
-def _told(filled: Filled, dim: str, part: Any) -> str:
+def _told(filled: Filled, dim: str, own: Any) -> str:
     """One part of a row's or column's key as a reader sees it."""
     if dim == "value":
-        return next(value.header for value in filled.values if value.name == part)
-    return _plain(part)
+        return next(value.header for value in filled.values if value.name == own)
+    return plain(own)
 
 
-def _unique(header: str, data: Iterable[str]) -> str:
+def unique(header: str, data: Iterable[str]) -> str:
+    """A header that no column has yet."""
     taken = set(data)
     while header in taken:
         header += " "
     return header
-
-
-def _plain(value: Any) -> str:
-    """A value as a sweep file writes it."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _speedup(filled: Filled, row: Key, column: Key, base: Key) -> str:

@@ -33,6 +33,7 @@ from jobs.strict_yaml import Document, Position, Problem
 from jobs.strict_yaml import Path as DataPath
 
 STRICT = ConfigDict(strict=True)
+NOT_OF_LISTS = {"value", "columns", "baseline", "phase", "statistic", "direction"}
 
 
 def validate_schema(document: Document, problems: list[Problem]) -> Sweep | None:
@@ -268,15 +269,26 @@ class _Checks:
                 if view.name in names:
                     self.at((*path, "name"), f"{key}: two are named {view.name!r}")
                 names.add(view.name)
-                self.value_and_unit(path, view)
-                if isinstance(view, Table):
-                    self.dims(path, {"rows": view.rows, "columns": view.columns})
-                    self.baseline(path, view)
-                else:
+                if isinstance(view, Plot):
+                    self.value_and_unit(path, view)
                     dims = {"x": [view.x], "series": view.series, "facet": view.facet}
                     self.dims(path, dims)
+                else:
+                    self.table(path, view)
                 if view.where is not None:
                     self.condition((*path, "where"), view.where)
+
+    def table(self, path: DataPath, table: Table) -> None:
+        if table.list is not None:
+            for key in NOT_OF_LISTS & table.model_fields_set:
+                self.at_key((*path, key), f"{key}: a table of a list has none")
+            self.dims(path, {"rows": table.rows}, without=("phase", "value"))
+            return
+        if table.limit is not None:
+            self.at_key((*path, "limit"), "limit: only a table of a list has one")
+        self.value_and_unit(path, table)
+        self.dims(path, {"rows": table.rows, "columns": table.columns})
+        self.baseline(path, table)
 
     def value_and_unit(self, path: DataPath, view: Table | Plot) -> None:
         values = [view.value] if isinstance(view.value, str) else view.value
@@ -297,14 +309,17 @@ class _Checks:
                 what += "; a fact's name says its unit: _ms, _seconds or _bytes"
             self.at((*path, "unit"), what)
 
-    def dims(self, path: DataPath, dims: dict[str, list[str]]) -> None:
+    def dims(
+        self, path: DataPath, dims: dict[str, list[str]], without: tuple[str, ...] = ()
+    ) -> None:
+        """Each name is a parameter or a pseudo-dimension, and stands in one place."""
         seen: dict[str, str] = {}
+        known = [name for name in (*self.fields, *PSEUDO) if name not in without]
         for section, listed in dims.items():
             for i, name in enumerate(listed):
                 place = (*path, section, i)
-                if name not in self.fields and name not in PSEUDO:
-                    hint = nearest(name, [*self.fields, *PSEUDO])
-                    self.at(place, f"{section}: no parameter {name!r}{hint}")
+                if name not in known:
+                    self.at(place, f"{section}: no parameter {name!r}{nearest(name, known)}")
                 elif name in seen:
                     self.at(place, f"{section}: {name!r} stands in {seen[name]} already")
                 seen[name] = section

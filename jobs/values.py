@@ -60,12 +60,12 @@ def values_of(view: Table | Plot) -> list[Value]:
 
 
 def _value(name: str, unit: str | None, direction: str | None) -> Value:
-    known = KINDS.get(name) or _fact_value(name)
+    known = KINDS.get(name) or fact_value(name)
     fits = unit if unit in units_of(name) else None
     return replace(known, unit=fits or known.unit, direction=direction or known.direction)
 
 
-def _fact_value(name: str) -> Value:
+def fact_value(name: str) -> Value:
     """A fact, labelled without what its unit says: `weights` of fact.weights_bytes. Of time and
     memory less is better."""
     parts = name.removeprefix(FACT).split(".")
@@ -151,17 +151,26 @@ def _rate(
     return None if peak is None else m.flops[phase] / (ms * 1e-3) / peak * 100
 
 
+def fact_of(facts: Any, path: list[str]) -> Any:
+    """What stands at a path of nested facts, or None."""
+    for part in path:
+        facts = facts.get(part) if isinstance(facts, dict) else None
+    return facts
+
+
 def _fact(facts: Any, value: Value) -> np.ndarray | str | None:
     """A fact that is a number or text. Its name says what it was measured in."""
-    fact: Any = facts
-    for part in value.name.split(".")[1:]:
-        fact = fact.get(part) if isinstance(fact, dict) else None
+    fact = fact_of(facts, value.name.split(".")[1:])
     if isinstance(fact, str):
         return fact
     if not isinstance(fact, (bool, int, float)):
         return None
-    own = measured_in(value.name)
-    return np.array([float(fact) if value.unit == own else fact / _UNITS[own] * _UNITS[value.unit]])
+    return np.array([convert(float(fact), measured_in(value.name), value.unit)])
+
+
+def convert(number: float, unit: str, to: str) -> float:
+    """A time or a size in another unit."""
+    return number if unit == to else number / _UNITS[unit] * _UNITS[to]
 
 
 _QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -13,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 import aggregate
+from jobs.entries import entries
 from jobs.schema import Plot
 from jobs.status import observe
-from jobs.tables import entries, fill
+from jobs.tables import fill
 from tests.results_folder import CPU, ResultsFolder, load, ok
 
 ROOT = Path(__file__).parents[2]
@@ -58,12 +60,28 @@ def test_markdown(special: ResultsFolder) -> None:
     assert code == 0
     lines = [line for line in out.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["size", "50%_a", "b&<c>#"]
+    assert cells[0] == ["size", "50%_a", r"b&\<c>#"]  # else Markdown takes it for a tag
     assert cells[2:4] == [["1", "2.000", "2.000"], ["2", "2.500", "2.500"]]
-    assert cells[-1] == ["2", "b&<c>#", "2.500 ± 0.5774"]
+    assert cells[-1] == ["2", r"b&\<c>#", "2.500 ± 0.5774"]
     assert "### Time & cost of 100%_: time (ms)" in out
     assert CPU in out
     assert "median of 4 samples" in out
+
+
+def test_a_kernels_name_stays_one_markdown_cell(tmp_path: Path, folder: ResultsFolder) -> None:
+    name = r"void f<float>(int*, A|B) \ `x`"
+    folder.submit(
+        load(
+            tmp_path, TOY + "fixed: {size: 1}\ntables: [{name: t, list: kernels, rows: [size]}]\n"
+        ),
+        lambda params, repeat: ok(1.0, facts={"kernels": [{"kernel": name, "a|b": 1}]}),
+    )
+    _, out, _ = cli(folder.path)
+    lines = [line for line in out.splitlines() if line.startswith("|")]
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
+    assert [len(row) for row in cells] == [3] * 3
+    assert [re.sub(r"\\(.)", r"\1", cell.strip()) for cell in cells[2]] == ["1", name, "1"]
+    assert r"f\<float>(int\*," in out
 
 
 def test_csv_is_read_back(special: ResultsFolder) -> None:

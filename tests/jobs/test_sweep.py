@@ -118,6 +118,15 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
             "4:69",
             "no speed-up",
         ),
+        (
+            "fixed: {size: 1}\ntables: [{name: t, list: kernels, value: time}]",
+            "4:35",
+            "value: a table of a list has none",
+        ),
+        ("fixed: {size: 1}\ntables: [{name: t, list: a, columns: [mode]}]", "4:29", "has none"),
+        ("fixed: {size: 1}\ntables: [{name: t, list: a, rows: [phase]}]", "4:36", "'phase'"),
+        ("fixed: {size: 1}\ntables: [{name: t, list: a..b}]", "4:26", "given 'a..b'"),
+        ("fixed: {size: 1}\ntables: [{name: t, limit: 5}]", "4:20", "only a table of a list"),
         ("fixed: {size: 1}\ntables: [{name: t, where: sise > 1}]", "4:27", "'size'"),
         (
             "fixed: {size: 1}\ntables: [{name: t, columns: [mode], baseline: {mode: fsat}}]",

@@ -1,0 +1,165 @@
+"""The runs that a table can show, and the values that tell them apart, in the sweep's order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jobs.benchmarks import load_benchmark
+from jobs.conditions import Condition
+from jobs.expand import Run, varying
+from jobs.record import Record
+from jobs.schema import PSEUDO, Plot, Table
+from jobs.status import Observation, TaskState
+
+Key = tuple[Any, ...]
+Order = dict[str, dict[Any, int]]  # of each dimension, its values, numbered
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run's repeat on one kind of device, as a table counts it."""
+
+    run: Run
+    repeat: int
+    device: str
+    state: str
+    record: Record | None
+    detail: str = ""  # why there is no record
+
+
+def entries(observation: Observation) -> list[Entry]:
+    """Every (run, repeat) on every kind of device that measured any of them.
+
+    Where a folder holds records of several kinds, each kind has its own cells: the latest ok
+    attempt there, else the latest, else `missing`.
+    """
+    best: dict[tuple[str, int, str], Record] = {}
+    for record in observation.records:
+        key = (record.run, record.repeat, record.device)
+        if record.status == "ok" or key not in best or best[key].status != "ok":
+            best[key] = record
+    # A kind on which nothing could run at all is no kind that was measured.
+    measured = {r.device: None for r in best.values() if r.status != "unsupported"}
+    by_run: dict[str, set[str]] = {}
+    for record in best.values():
+        by_run.setdefault(record.run, set()).add(record.device)
+    result = []
+    for task in observation.tasks:
+        mine = by_run.get(task.run.id, set())
+        kinds = [d for d in measured if d in mine or _alike(d, task)]
+        if not kinds:
+            device = task.record.device if task.record else ""
+            result.append(
+                Entry(task.run, task.repeat, device, task.state, task.record, task.detail)
+            )
+            continue
+        for device in kinds:
+            here = best.get((task.run.id, task.repeat, device))
+            if here is not None:
+                result.append(Entry(task.run, task.repeat, device, here.status, here))
+            elif len(kinds) == 1 or task.record is None:
+                result.append(
+                    Entry(task.run, task.repeat, device, task.state, task.record, task.detail)
+                )
+            else:
+                result.append(Entry(task.run, task.repeat, device, "missing", None))
+    return result
+
+
+def _alike(device: str, task: TaskState) -> bool:
+    """Whether a task could be measured on this kind of device: a GPU's, or a processor's."""
+    on_cpu = not task.run.shape.gpus_per_node
+    return device.startswith("cpu:") == on_cpu
+
+
+def selected(
+    observation: Observation, view: Table | Plot, chosen: list[Entry] | None = None
+) -> list[Entry]:
+    """The runs that a view shows."""
+    chosen = _of_one_benchmark(observation, entries(observation) if chosen is None else chosen)
+    if view.where:
+        keep = Condition(view.where, sorted({k for entry in chosen for k in entry.run.params}))
+        chosen = [entry for entry in chosen if keep(entry.run.params)]
+    return chosen
+
+
+def _of_one_benchmark(observation: Observation, chosen: list[Entry]) -> list[Entry]:
+    """The runs that the views can show: of the last sweep's benchmark. A parameter that is younger
+    than a run had its default there."""
+    newest = observation.manifests[-1]
+    benchmark = next(iter(newest.runs.values())).benchmark
+    chosen = [entry for entry in chosen if entry.run.benchmark == benchmark]
+    names = dict.fromkeys(name for entry in chosen for name in entry.run.params)
+    if all(len(entry.run.params) == len(names) for entry in chosen):
+        return chosen
+    defaults = load_benchmark(newest.sweep.benchmark).json_defaults
+    return [
+        replace(
+            entry,
+            run=replace(
+                entry.run, params={k: entry.run.params.get(k, defaults.get(k)) for k in names}
+            ),
+        )
+        for entry in chosen
+    ]
+
+
+def declared(observation: Observation) -> Order:
+    """Each parameter's values, numbered as the sweeps list them, the newest sweep first."""
+    order: Order = {}
+    for manifest in reversed(observation.manifests):
+        for block in (manifest.sweep, *manifest.sweep.cases):
+            listed = {name: [value] for name, value in block.fixed.items()}
+            for name, values in (*listed.items(), *block.grid.items(), *block.zip.items()):
+                places = order.setdefault(name, {})
+                for value in values:
+                    places.setdefault(value, len(places))
+    return order
+
+
+def in_order(keys: set[Key], dims: list[str], order: Order) -> list[Key]:
+    """Keys in the order in which the sweep lists their values, whatever the runs' order was."""
+
+    def rank(key: Key) -> list[tuple[int, float, str]]:
+        ranks = []
+        for name, value in zip(dims, key, strict=True):
+            places = order.get(name, {})
+            number = value if isinstance(value, (int, float)) else 0.0
+            ranks.append((places.get(value, len(places)), number, str(value)))
+        return ranks
+
+    return sorted(keys, key=rank)
+
+
+def part(entry: Entry, name: str, phase: str = "", value: str = "") -> Any:
+    """What a run has in one dimension of a table."""
+    if name in PSEUDO:
+        own = {"phase": phase, "value": value, "device": entry.device, "repeat": entry.repeat}
+        return own[name]
+    return entry.run.params[name]
+
+
+def not_told_apart(chosen: list[Entry], dims: list[str]) -> list[str]:
+    """What else is needed so that no two different runs share a cell, in the order to stand in."""
+    needed: list[str] = []
+    if len({entry.device for entry in chosen if entry.device}) > 1 and "device" not in dims:
+        needed.append("device")
+    groups: dict[Key, dict[str, Run]] = {}
+    for entry in chosen:
+        known = [name for name in (*dims, *needed) if name not in ("phase", "value")]
+        key = tuple(part(entry, name) for name in known)
+        groups.setdefault(key, {})[entry.run.id] = entry.run
+    for runs in groups.values():
+        if len(runs) > 1:
+            needed += [
+                name for name in varying(list(runs.values())) if name not in (*dims, *needed)
+            ]
+    return needed[::-1]
+
+
+def plain(value: Any) -> str:
+    """A value as a sweep file writes it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,41 @@
+"""A declared table -> a sheet: what stands above it, its text cells, what stands below it.
+
+`aggregate.py` writes sheets as Markdown, CSV, LaTeX or HTML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from jobs.entries import Entry, Key
+from jobs.lists import listed
+from jobs.schema import Table
+from jobs.status import Observation
+from jobs.tables import fill, frame
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table as a reader sees it."""
+
+    heading: str
+    dims: list[str]  # what a row is of: parameters, device and the like
+    keys: list[Key]  # of each row, their values
+    data: pd.DataFrame
+    notes: list[str]
+
+
+def make_sheet(observation: Observation, view: Table, chosen: list[Entry]) -> Sheet | None:
+    """The sheet of a table; None where the sweep has no run for it."""
+    heading = view.title or view.name
+    if view.list is not None:
+        items = listed(observation, view, chosen)
+        sheet = Sheet(heading, items.dims, items.keys, items.frame(), items.notes)
+    else:
+        filled = fill(observation, view, chosen)
+        if len(filled.values) == 1:  # else each column, or row, says its own
+            heading += f": {filled.values[0].header}"
+        sheet = Sheet(heading, filled.rows, filled.row_keys, frame(filled), filled.notes)
+    return sheet if sheet.keys else None
