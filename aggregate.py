@@ -19,7 +19,7 @@ import pandas as pd
 import typer
 
 from jobs.compare import REGRESSIONS, Comparison, compare
-from jobs.entries import entries
+from jobs.entries import TableError, entries
 from jobs.expand import varying
 from jobs.plots import draw
 from jobs.schema import Table
@@ -62,7 +62,10 @@ def tables(
             _fail(f"no table {table!r}; {sweep.name} has {known}")
     chosen = entries(seen)
     for view in views:
-        sheet = make_sheet(seen, view, chosen)
+        try:
+            sheet = make_sheet(seen, view, chosen)
+        except TableError as error:
+            _fail(f"sweep {sweep.name}, table {view.name}: {error}")
         if sheet is None:
             print(f"table {view.name}: no runs (where: {view.where})", file=sys.stderr)
             continue

@@ -27,6 +27,7 @@ class Benchmark:
     version: int
     params: type[BaseModel]
     json_defaults: dict[str, Any]  # of the parameters that have one, as JSON shows them
+    predicts: bool = False  # whether it says of a run beforehand what is to be expected
 
     @property
     def fields(self) -> list[str]:
@@ -88,7 +89,8 @@ def load_benchmark(name: str) -> Benchmark:
     }
     shown = params.model_construct(**defaults).model_dump(mode="json", include=set(defaults))
     short = name.removeprefix("systems.benchmarks.")  # one benchmark, one name, one id a run
-    return Benchmark(short, int(getattr(module, "VERSION", 1)), params, shown)
+    version = int(getattr(module, "VERSION", 1))
+    return Benchmark(short, version, params, shown, hasattr(module, "predict"))
 
 
 def adapter(field: FieldInfo, config: Any = None) -> TypeAdapter[Any]:

@@ -16,6 +16,10 @@ Key = tuple[Any, ...]
 Order = dict[str, dict[Any, int]]  # of each dimension, its values, numbered
 
 
+class TableError(ValueError):
+    """Why a table cannot be made, in words for who wrote its sweep."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One run's repeat on one kind of device, as a table counts it."""

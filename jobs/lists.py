@@ -90,7 +90,7 @@ def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callab
     says."""
     own = measured_in(name)
     if name.endswith("_share") or name == "share":
-        return f"{name} (%)", lambda value: _text(value, 100.0)
+        return f"{name.replace('_', ' ')} (%)", lambda value: _text(value, 100.0)
     if not own:
         return name, _text
     largest = max((abs(value) for value in values if _is_number(value)), default=0)

@@ -19,6 +19,8 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 AXES = ("fixed", "grid", "zip")  # the sections that set parameters
 # What a table may show: facts of a record, or divisions of facts (aggregate.py makes them).
 FACT = "fact."  # and a fact's name
+PREDICTED = "predicted."  # and the name of what the benchmark's `predict` says of a run
+NAMED = (FACT, PREDICTED)
 VALUES = (
     "time", "tflops", "bandwidth", "bus_bandwidth", "mfu", "tokens_per_second", "peak_memory",
 )  # fmt: skip
@@ -115,7 +117,7 @@ def units_of_measure(unit: str) -> tuple[str, ...]:
 
 def units_of(value: str) -> tuple[str, ...]:
     """The units in which a value can be shown."""
-    if value.startswith(FACT):
+    if value.startswith(NAMED):
         return units_of_measure(measured_in(value))
     return {"time": TIME_UNITS, "peak_memory": BYTE_UNITS}.get(value, ())
 

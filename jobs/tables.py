@@ -21,7 +21,8 @@ from jobs.entries import (
     selected,
 )
 from jobs.expand import varying
-from jobs.schema import Plot, Table
+from jobs.predictions import predicted
+from jobs.schema import PREDICTED, Plot, Table
 from jobs.status import Observation
 from jobs.values import (
     Value,
@@ -118,10 +119,14 @@ def _dims(view: Table | Plot, chosen: list[Entry]) -> tuple[list[str], list[str]
 
 def _add(cell: Cell, entry: Entry, phase: str) -> None:
     """Put one run's value into its cell, or what became of the run."""
-    if entry.state != "ok" or entry.record is None:
+    samples: np.ndarray | str | None
+    if cell.value.name.startswith(PREDICTED):
+        samples = predicted(entry.run, cell.value)
+    elif entry.state != "ok" or entry.record is None:
         cell.failures.append(shown_failure(entry.record, entry.state))
         return
-    samples = samples_of(entry.record, cell.value, phase)
+    else:
+        samples = samples_of(entry.record, cell.value, phase)
     if samples is None:
         cell.texts.append("–")
     elif isinstance(samples, str):
@@ -138,13 +143,10 @@ def _phases(chosen: list[Entry], view: Table | Plot, in_rows: bool) -> dict[str,
     seen: dict[str, list[str]] = {}
     for value in values_of(view):
         found = dict.fromkeys(phase for m in measured for phase in phases(m, value.name))
-        phaseless = list(found) == [""]
-        seen[value.name] = list(found) if phaseless or not given else given
-    every = list(dict.fromkeys(phase for of_value in seen.values() for phase in of_value if phase))
-    return {
-        name: every if in_rows and found in ([], [""]) and every else found or [""]
-        for name, found in seen.items()
-    }
+        seen[value.name] = (given or list(found)) if value.has_phases else []
+    every = list(dict.fromkeys(phase for of_value in seen.values() for phase in of_value))
+    instead = every if in_rows and every else [""]
+    return {name: found or instead for name, found in seen.items()}
 
 
 def describe(chosen: list[Entry], sampled: str = "") -> list[str]:

@@ -15,7 +15,8 @@ from jobs.benchmarks import Benchmark, adapter
 from jobs.conditions import Check, Condition, ConditionError, nearest
 from jobs.schema import (
     AXES,
-    FACT,
+    NAMED,
+    PREDICTED,
     PSEUDO,
     VALUES,
     Case,
@@ -296,16 +297,19 @@ class _Checks:
             place = (*path, "value", i)  # that of the value itself where it is no list
             if value in values[:i]:
                 self.at(place, f"value: {value!r} stands there twice")
-            if value not in VALUES and not (value.startswith(FACT) and value != FACT):
-                hint = nearest(value, [*VALUES, f"{FACT}<name>"])
+            if value not in VALUES and (not value.startswith(NAMED) or value in NAMED):
+                hint = nearest(value, [*VALUES, *(f"{prefix}<name>" for prefix in NAMED)])
                 self.at(place, f"value: {value!r} is not known{hint}")
                 return
+            if value.startswith(PREDICTED) and not self.benchmark.predicts:
+                what = f"value: benchmark {self.benchmark.name!r} has no predict(params)"
+                self.at(place, what)
         can = {unit: None for value in values for unit in units_of(value)}
         if view.unit is not None and view.unit not in can:
             given = " and ".join(values)
             valid = ", ".join(can) or "none but its own"
             what = f"unit: {given} cannot be shown in {view.unit} (valid: {valid})"
-            if any(value.startswith(FACT) for value in values):
+            if any(value.startswith(NAMED) for value in values):
                 what += "; a fact's name says its unit: _ms, _seconds or _bytes"
             self.at((*path, "unit"), what)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jobs.record import Measurements, Record
-from jobs.schema import FACT, SUFFIXES, Plot, Table, measured_in, units_of
+from jobs.schema import FACT, NAMED, PREDICTED, SUFFIXES, Plot, Table, measured_in, units_of
 from systems.accounting.hardware import MATMUL_DTYPE, peak_flops
 
 _UNITS = {
@@ -36,7 +36,11 @@ class Value:
     @property
     def is_sampled(self) -> bool:
         """Whether it has a number for each timed sample, not one a run."""
-        return self.name != "peak_memory" and not self.name.startswith(FACT)
+        return self.name != "peak_memory" and self.has_phases
+
+    @property
+    def has_phases(self) -> bool:
+        return not self.name.startswith(NAMED)
 
 
 KINDS = {
@@ -66,12 +70,14 @@ def _value(name: str, unit: str | None, direction: str | None) -> Value:
 
 
 def fact_value(name: str) -> Value:
-    """A fact, labelled without what its unit says: `weights` of fact.weights_bytes. Of time and
-    memory less is better."""
-    parts = name.removeprefix(FACT).split(".")
+    """A fact or a prediction, labelled without what its unit says: `weights` of
+    fact.weights_bytes. Of time and memory less is better."""
+    predicted = name.startswith(PREDICTED)
+    parts = name.removeprefix(PREDICTED if predicted else FACT).split(".")
     unit = measured_in(name)
     suffix = next((suffix for suffix, of in SUFFIXES.items() if of == unit), "")
-    label = " ".join(part.removesuffix(suffix) for part in parts)
+    words = " ".join(part.removesuffix(suffix) for part in parts).replace("_", " ")
+    label = f"predicted {words}" if predicted else words
     return Value(name, label, unit, "lower" if unit else "higher")
 
 
@@ -103,8 +109,6 @@ def phases(measurements: Measurements, value: str) -> list[str]:
         "bus_bandwidth": m.bus_bytes,
         "tokens_per_second": m.tokens,
     }
-    if value.startswith(FACT):
-        return [""]
     return [
         phase
         for phase in have.get(value, m.samples_ms)
@@ -119,7 +123,7 @@ def samples_of(record: Record, value: Value, phase: str) -> np.ndarray | str | N
     if m is None:
         return None
     if name.startswith(FACT):
-        return _fact(m.facts, value)
+        return number_of(m.facts, value)
     if phase not in phases(m, name):
         return None
     if name == "peak_memory":
@@ -158,8 +162,8 @@ def fact_of(facts: Any, path: list[str]) -> Any:
     return facts
 
 
-def _fact(facts: Any, value: Value) -> np.ndarray | str | None:
-    """A fact that is a number or text. Its name says what it was measured in."""
+def number_of(facts: Any, value: Value) -> np.ndarray | str | None:
+    """A fact, or a prediction, that is a number or text. Its name says what it is measured in."""
     fact = fact_of(facts, value.name.split(".")[1:])
     if isinstance(fact, str):
         return fact

@@ -50,12 +50,12 @@ def test_each_item_is_a_row_and_each_key_a_column(tmp_path: Path, folder: Result
         load(tmp_path, TOY + "grid: {size: [2, 1]}\n"),
         lambda params, repeat: outcomes[params["size"]],
     )
-    blank = dict.fromkeys(["calls", "time (ms)", "time_share (%)", "bytes_moved", "is_ours"], "")
+    blank = dict.fromkeys(["calls", "time (ms)", "time share (%)", "bytes_moved", "is_ours"], "")
     first = {"size": "1", "kernel": "gemm", "calls": "60", "time (ms)": "1.500"}
     second = {"size": "1", "kernel": "softmax", "calls": "12", "bytes_moved": "7"}
     assert rows(folder, rows=["size"], list="kernels.forward") == [
         {"size": "2", "kernel": "gemm"} | blank | {"time (ms)": "3.000"},
-        {"kernel": ""} | blank | first | {"time_share (%)": "55.00"},
+        {"kernel": ""} | blank | first | {"time share (%)": "55.00"},
         {"kernel": ""} | blank | second | {"is_ours": "true"},
     ]
 

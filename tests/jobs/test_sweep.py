@@ -119,6 +119,12 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
             "no speed-up",
         ),
         (
+            "fixed: {size: 1}\ntables: [{name: t, value: [time, predicted.time_ms]}]",
+            "4:34",
+            "benchmark 'tests.benchmarks.toy' has no predict(params)",
+        ),
+        ("fixed: {size: 1}\ntables: [{name: t, value: predicted.}]", "4:27", "predicted.<name>"),
+        (
             "fixed: {size: 1}\ntables: [{name: t, list: kernels, value: time}]",
             "4:35",
             "value: a table of a list has none",
@@ -204,7 +210,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("attentoin", "did you mean 'attention'? (valid: all_reduce, attention)"),
+        ("attentoin", "did you mean 'attention'? (valid: all_reduce, attention, "),
         ("tests.benchmarks.nothing", "no benchmark 'tests.benchmarks.nothing'"),
         ("os.path", "it needs run and Params"),
         ("..", "no benchmark '..'"),

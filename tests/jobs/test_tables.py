@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -11,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
+from jobs.entries import TableError
+from jobs.predictions import _prediction
 from jobs.record import Measurements, Status
 from jobs.schema import Table
 from jobs.status import observe
@@ -514,6 +517,55 @@ def test_each_value_has_its_own_speed_up(tmp_path: Path, folder: ResultsFolder) 
         "exact weights (GiB)": "2.000",
         "exact weights (GiB) vs fast": "0.50x",
     }
+
+
+# ---- predictions ---------------------------------------------------------------------------------
+
+
+def predicts(monkeypatch: pytest.MonkeyPatch, predict: Callable[[toy.Params], Any]) -> None:
+    """Let the toy benchmark say beforehand what is to be expected."""
+    _prediction.cache_clear()
+    monkeypatch.setattr(toy, "predict", predict, raising=False)
+
+
+def test_what_was_predicted_is_shown_whatever_became_of_the_run(
+    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicts(
+        monkeypatch,
+        lambda params: {
+            "peak_memory_bytes": {"step": params.size * GIB},
+            "step_ms": 2.5 if params.size < 3 else None,
+        },
+    )
+    values = "[peak_memory, predicted.peak_memory_bytes.step, predicted.step_ms, predicted.x]"
+    text = f"grid: {{size: [1, 2, 3]}}\ntables: [{{name: t, value: {values}, unit: GiB}}]\n"
+    fates: dict[int, Outcome] = {
+        1: ok(1.0, peak_memory_bytes={"forward": GIB // 2}),
+        2: failed("oom", memory="gpu"),
+        3: None,
+    }
+    loaded = load(tmp_path, TOY + text)
+    folder.submit(loaded, lambda params, repeat: fates[params["size"]])
+    view = loaded.sweep.tables[0].model_dump(exclude={"name"})
+    assert [tuple(row.values()) for row in table(folder, **view)] == [
+        ("1", "0.5000", "1.000", "2.500", "–"),
+        ("2", "OOM", "2.000", "2.500", "–"),
+        ("3", "missing", "3.000", "–", "–"),
+    ]
+    assert list(table(folder, **view)[0]) == [
+        "size", "peak memory (GiB)", "predicted peak memory step (GiB)", "predicted step (ms)",
+        "predicted x",
+    ]  # fmt: skip
+
+
+def test_a_prediction_that_raises_is_an_error_that_names_the_run(
+    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicts(monkeypatch, lambda params: {"x": 1 // (params.size - 2)})
+    folder.submit(load(tmp_path, TOY + GRID), lambda params, repeat: ok(1.0))
+    with pytest.raises(TableError, match=r"size=2,.*raised ZeroDivisionError"):
+        table(folder, value="predicted.x")
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
