@@ -19,7 +19,7 @@ from rich.table import Table as Grid
 from jobs.benchmarks import load_benchmark
 from jobs.expand import varying
 from jobs.local_queue import start_ticks
-from jobs.manifest import SUBMISSIONS, Manifest, read_manifests
+from jobs.manifest import ARTIFACTS, SUBMISSIONS, Manifest, read_manifests
 from jobs.status import LIVE, Observation, TaskState, observe, summary
 from jobs.submission import Options, prepare, reload
 from jobs.submit import fail, go
@@ -100,6 +100,8 @@ def logs(run: RunId, folder: In = None) -> None:
     failure = record.failure if record is not None else None
     if failure is not None:
         print(f"# {failure.type}: {failure.message}")
+    for left in sorted((seen.folder / ARTIFACTS).glob(f"{task.run.id}-{task.repeat}-*")):
+        print(f"# it left files in {left}")
     paths = sorted(
         seen.folder.glob(f"{SUBMISSIONS}/*/jobs/*/{task.run.id}-{task.repeat}-*.log"),
         key=lambda path: path.stat().st_mtime,

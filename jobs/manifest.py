@@ -3,6 +3,7 @@
     DIR/submissions/<id>/manifest.json     the resolved sweep, its runs, its jobs
     DIR/submissions/<id>/handles.json      what became of each job: Slurm ids, or a local process
     DIR/submissions/<id>/jobs/<index>/     each job's own output, and what its worker is doing now
+    DIR/artifacts/<run>-<repeat>-<attempt>/   files that a run left
 
 A submission writes to its own folder only, so two at once do not meet.
 """
@@ -22,6 +23,7 @@ from jobs.record import write_json
 from jobs.schema import Sweep
 
 SUBMISSIONS = "submissions"
+ARTIFACTS = "artifacts"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class Manifest:
 
     def job_folder(self, index: int) -> Path:
         return self.path / "jobs" / str(index)
+
+    def artifacts(self, run: str, repeat: int, attempt: int) -> Path:
+        """Where an attempt may leave files. A benchmark that has some makes it."""
+        return self.folder / ARTIFACTS / f"{run}-{repeat}-{attempt}"
 
 
 def new_id() -> str:

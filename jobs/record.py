@@ -136,6 +136,7 @@ class Record(_Part):
     gpus: list[dict[str, Any]] = []  # name, uuid, and NVML's state before and after
     slurm: Annotated[dict[str, str], AfterValidator(_shared)] = {}
     log: str | None = None  # path of the run's output, relative to the results folder
+    artifacts: str | None = None  # folder of the files that it left, relative to that too
 
     @model_validator(mode="after")
     def _facts_fit_the_status(self) -> Self:

@@ -34,6 +34,7 @@ class Attempt:
     repeat: int
     number: int
     log: Path
+    artifacts: Path  # folder of the files that it leaves, if it leaves any
     before: list[dict[str, Any]]  # state of its GPUs
     started_at: float  # since the epoch
     clock: float  # the same by the monotonic clock, for durations: the other may be set back
@@ -77,8 +78,9 @@ class Recorder:
 
     def begin(self, run: Run, repeat: int, number: int) -> Attempt:
         log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
+        artifacts = self._manifest.artifacts(run.id, repeat, number)
         before = provenance.gpu_states(self._gpus)
-        return Attempt(run, repeat, number, log, before, time.time(), time.monotonic())
+        return Attempt(run, repeat, number, log, artifacts, before, time.time(), time.monotonic())
 
     def write(self, attempt: Attempt, outcome: Outcome) -> Record:
         """Write down how an attempt ended."""
@@ -107,7 +109,7 @@ class Recorder:
         measuring = outcome.get("measuring")
         compiling = measurements.compiling_seconds if measurements else None
         after = provenance.gpu_states(self._gpus)
-        known = attempt.log.exists()
+        folder = manifest.folder
         return Record(
             run=run.id,
             repeat=attempt.repeat,
@@ -133,8 +135,20 @@ class Recorder:
             environment=self._environment | {"loaded": outcome.get("versions", {})},
             gpus=[_around(*states) for states in zip(attempt.before, after, strict=False)],
             slurm=self._slurm,
-            log=str(attempt.log.relative_to(manifest.folder)) if known else None,
+            log=str(attempt.log.relative_to(folder)) if attempt.log.exists() else None,
+            artifacts=(
+                str(attempt.artifacts.relative_to(folder)) if _holds(attempt.artifacts) else None
+            ),
         )
+
+
+def _holds(folder: Path) -> bool:
+    """Whether there is anything in a folder that another node may have made."""
+    try:
+        os.listdir(folder.parent)  # makes a network file system look again
+        return bool(os.listdir(folder))
+    except OSError:
+        return False
 
 
 def _around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

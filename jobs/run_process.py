@@ -22,6 +22,7 @@ from typing import Any
 from jobs.benchmarks import benchmark_module
 from jobs.fork_server import DUMP_STACKS, die_with_parent, flush
 from jobs.record import write_json
+from systems.benchmarks.base import ARTIFACTS
 
 TEXT = 16000  # characters of a traceback that a record keeps
 _LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
@@ -36,6 +37,7 @@ class Request:
     params: dict[str, Any]
     scratch: str  # a folder on this node for outcomes and stacks; gone after the run
     gpus: list[str]  # what the run may see; none means CPU
+    artifacts: str  # folder for what it leaves, shared by all nodes; made by who writes there
     token: str  # names this attempt among the nodes
     asked_at: float  # by node 0's monotonic clock
     log: str | None = None  # file that takes stdout and stderr; None: the terminal
@@ -114,6 +116,7 @@ def execute(request: Request) -> dict[str, Any]:
     outcome: dict[str, Any] = {}
     oom: dict[str, int] = {}
     called = None
+    os.environ[ARTIFACTS] = request.artifacts
     try:
         module = benchmark_module(request.benchmark)
         version = getattr(module, "VERSION", 1)

@@ -202,7 +202,10 @@ class Worker:
 
     def _begin(self, run: Run, repeat: int) -> Attempt:
         before = [r.attempt for r in self.seen if (r.run, r.repeat) == (run.id, repeat)]
-        return self.recorder.begin(run, repeat, 1 + max(before, default=0))
+        number = 1 + max(before, default=0)
+        while self.manifest.artifacts(run.id, repeat, number).exists():
+            number += 1  # its worker died and left no record; what it left there is not this one's
+        return self.recorder.begin(run, repeat, number)
 
     def _execute(self, attempt: Attempt) -> None:
         scratch = Path(tempfile.mkdtemp(prefix="run-"))
@@ -215,6 +218,7 @@ class Worker:
             params=run.params,
             scratch=str(scratch),
             gpus=self.gpus,
+            artifacts=str(attempt.artifacts.absolute()),
             token=uuid.uuid4().hex,
             asked_at=attempt.clock,
             log=None if self.in_process else str(attempt.log),

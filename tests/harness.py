@@ -97,6 +97,12 @@ def facts(record: Record) -> dict[str, Any]:
     return record.measurements.facts
 
 
+def left_by(out: Path, record: Record) -> dict[str, str]:
+    """What a run's artifacts hold, by file."""
+    assert record.artifacts is not None, record.failure
+    return {path.name: path.read_text() for path in (out / record.artifacts).iterdir()}
+
+
 def written(sweep: Path, out: Path, executor: str = "local") -> Manifest:
     """The manifest of a submission that nobody has started."""
     prepared = prepare(load_sweep(sweep, [], None, None), Options(executor, out), str(sweep))

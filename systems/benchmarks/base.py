@@ -9,7 +9,12 @@ It imports torch inside `run` only: a login node reads `Params` without torch.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict
+
+ARTIFACTS = "RUN_ARTIFACTS"  # the environment variable by which the launcher names the folder
 
 
 class BenchmarkParams(BaseModel):
@@ -24,3 +29,14 @@ class Unsupported(Exception):
 
 class WrongOutput(Exception):
     """The output differs from the reference by more than the tolerance; so nothing was timed."""
+
+
+def artifacts_folder() -> Path:
+    """The folder for files that a run leaves: a trace, a snapshot of memory. Asking creates it.
+
+    The launcher names one for each attempt, the same for all of its ranks, and the record tells of
+    it. Without the launcher it is `./artifacts`.
+    """
+    folder = Path(os.environ.get(ARTIFACTS) or "artifacts")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

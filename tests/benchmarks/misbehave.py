@@ -16,7 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from systems.benchmarks.base import BenchmarkParams, Unsupported, WrongOutput
+from systems.benchmarks.base import (
+    BenchmarkParams,
+    Unsupported,
+    WrongOutput,
+    artifacts_folder,
+)
 
 VERSION = 1
 ACTIONS: dict[str, Callable[[Params], dict[str, Any]]] = {}
@@ -28,11 +33,15 @@ class Params(BenchmarkParams):
     rank: int | None = None  # of several ranks, the one that does it; the others wait for it
     deaf: bool = False  # the others do not heed SIGTERM
     path: str = ""  # a file to write, or a FIFO whose reader hears that the run has come so far
+    artifact: str = ""  # a file to leave, of each rank its own, before anything else
     pair: tuple[int, int] = (1, 2)  # JSON has no tuples; this must come through all the same
 
 
 def run(params: Params) -> dict[str, Any]:
     assert params.pair == (1, 2)
+    if params.artifact:
+        rank = os.environ.get("RANK", "")
+        (artifacts_folder() / f"{params.artifact}{rank}").write_text("a trace")
     if "RANK" in os.environ:
         return _run_rank(params)
     return facts() | ACTIONS[params.what](params)

@@ -23,6 +23,7 @@ from tests.harness import (
     alive,
     await_true,
     facts,
+    left_by,
     only,
     records,
     start,
@@ -81,7 +82,7 @@ class Ranks:
         cases: list[dict[str, Any]] = [
             {"what": "ok"},
             {"what": "hang_in_a_lock", "rank": 1, "timeout_s": TIMEOUT_S},
-            {"what": "raises", "rank": 1},
+            {"what": "raises", "rank": 1, "artifact": "trace"},
             {"what": "ok", "tag": 1},
             {"what": "sigkill", "rank": 1},
             {"what": "raises", "rank": 0, "deaf": True},
@@ -99,7 +100,7 @@ class Ranks:
     def _run_two_nodes(self) -> None:
         fifo = Fifo(self.nodes / "fifo")
         cases: list[dict[str, Any]] = [
-            {"what": "ok"},
+            {"what": "ok", "artifact": "trace"},
             {"what": "raises", "rank": 1},
             {"what": "hang_in_a_lock", "rank": 0, "timeout_s": TIMEOUT_S},
             {"what": "wait", "rank": 1, "path": str(fifo.path)},
@@ -186,6 +187,14 @@ def test_what_surrounds_the_submission_does_not_reach_the_ranks(here: Path) -> N
     assert not [name for name in environment if name.startswith("SLURM_")]
 
 
+def test_the_ranks_of_a_run_leave_files_in_one_folder(here: Path, nodes: Path) -> None:
+    for out, record in (
+        (here, only(here, what="raises", rank=1)),
+        (nodes, only(nodes, tag=0, what="ok")),
+    ):
+        assert left_by(out, record) == {"trace0": "a trace", "trace1": "a trace"}
+
+
 def test_nothing_stays_in_the_temporary_folder(ranks: Ranks) -> None:
     assert list(ranks.temporary.iterdir()) == []
 
@@ -236,6 +245,7 @@ def test_an_agent_that_ends_before_the_others_can_join_is_told_at_once(tmp_path:
         params={"what": "ok"},
         scratch=str(tmp_path),
         gpus=[],
+        artifacts=str(tmp_path / "artifacts"),
         token="a",
         asked_at=0.0,
         nodes=2,

@@ -413,6 +413,7 @@ def request(folder: Path, **changes: Any) -> Request:
         "params": {"what": "ok", "pair": [1, 2]},
         "scratch": str(folder),
         "gpus": [],
+        "artifacts": str(folder / "artifacts"),
         "token": "a",
         "asked_at": time.monotonic(),
     }
