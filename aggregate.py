@@ -19,10 +19,10 @@ import pandas as pd
 import typer
 
 from jobs.compare import REGRESSIONS, Comparison, compare
-from jobs.entries import TableError, entries
+from jobs.entries import entries
 from jobs.expand import varying
 from jobs.plots import draw
-from jobs.schema import Table
+from jobs.schema import Table, TableError
 from jobs.sheets import Sheet, make_sheet
 from jobs.status import Observation, observe
 from jobs.values import shown

@@ -16,10 +16,6 @@ Key = tuple[Any, ...]
 Order = dict[str, dict[Any, int]]  # of each dimension, its values, numbered
 
 
-class TableError(ValueError):
-    """Why a table cannot be made, in words for who wrote its sweep."""
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One run's repeat on one kind of device, as a table counts it."""
@@ -160,10 +156,3 @@ def not_told_apart(chosen: list[Entry], dims: list[str]) -> list[str]:
                 name for name in varying(list(runs.values())) if name not in (*dims, *needed)
             ]
     return needed[::-1]
-
-
-def plain(value: Any) -> str:
-    """A value as a sweep file writes it."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)

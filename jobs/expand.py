@@ -21,7 +21,8 @@ from pydantic import ValidationError
 
 from jobs.benchmarks import Benchmark
 from jobs.conditions import Condition, ConditionError
-from jobs.schema import AXES, Case, Shuffle, Sweep
+from jobs.published import published_columns
+from jobs.schema import AXES, Case, Shuffle, Sweep, TableError
 from jobs.strict_yaml import InputError, Position, Problem
 from jobs.strict_yaml import Path as DataPath
 from jobs.sweep import LoadedSweep
@@ -184,13 +185,23 @@ class _Expander:
             return False
 
     def check_views(self) -> None:
-        """Whether each table's and plot's `where` can be evaluated for every run."""
+        """Whether each table's and plot's `where` can be evaluated for every run, and whether a
+        published figure stands for one only."""
         for key, views in (("tables", self.sweep.tables), ("plots", self.sweep.plots)):
             for i, view in enumerate(views):
                 if view.where is not None:
                     condition = Condition(view.where, self.benchmark.fields)
                     for run in self.runs.values():
                         self.holds(condition, run.params, (key, i, "where"))
+        for i, table in enumerate(self.sweep.tables):
+            for j, source in enumerate(table.published):
+                dims = [name for name in table.rows if name in self.benchmark.fields]
+                keys = [tuple(run.params[name] for name in dims) for run in self.runs.values()]
+                try:
+                    published_columns(source, dims, list(dict.fromkeys(keys)))
+                except TableError as error:
+                    where = self.document.at(("tables", i, "published", j))
+                    self.problems[Problem(where, str(error))] = []
 
     def refused(self, error: ValidationError, point: dict[str, Any], block: DataPath) -> None:
         for item in error.errors():

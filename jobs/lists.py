@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from jobs.entries import Entry, Key, declared, in_order, not_told_apart, part, plain, selected
+from jobs.entries import Entry, Key, declared, in_order, not_told_apart, part, selected
 from jobs.expand import varying
-from jobs.schema import Table, measured_in, units_of_measure
+from jobs.schema import Table, measured_in, plain, units_of_measure
 from jobs.status import Observation
 from jobs.tables import describe, unique
 from jobs.values import convert, fact_of, fact_value, shown, shown_failure

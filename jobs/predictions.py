@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from jobs.benchmarks import benchmark_module
-from jobs.entries import TableError
 from jobs.expand import Run
+from jobs.schema import TableError
 from jobs.values import Value, number_of
 
 

@@ -35,6 +35,17 @@ PSEUDO = (
 )  # may stand beside parameters in a table's rows and columns
 
 
+class TableError(ValueError):
+    """Why a table cannot be made, in words for who wrote its sweep."""
+
+
+def plain(value: Any) -> str:
+    """A scalar as a sweep file writes it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -135,6 +146,19 @@ class _View(_Strict):
     where: str | None = None
 
 
+class Published(_Strict):
+    """Figures of others beside a table's rows: a column for each source and GPU that has any."""
+
+    file: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+\.csv$")]  # in docs/published
+    value: str  # the column to show
+    on: Annotated[dict[str, str], Field(min_length=1)]  # by row dimension, the column that has it
+    where: dict[str, Scalar | list[Scalar]] = {}  # of the other columns
+    label: str | None = None  # default: the value's
+
+
+Sources = list[Published]
+
+
 class Table(_View):
     """Values of runs in rows and columns; or, with `list`, a fact's items in rows."""
 
@@ -144,6 +168,7 @@ class Table(_View):
     baseline: dict[str, Scalar] | None = None  # speed-ups against these columns
     list: Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")] | None = None  # the fact's name
     limit: Positive | None = None  # of rows a run
+    published: Sources = []
 
 
 class Plot(_View):

@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from jobs.entries import Entry, Key
 from jobs.lists import listed
+from jobs.published import SEE, published_columns
 from jobs.schema import Table
 from jobs.status import Observation
-from jobs.tables import fill, frame
+from jobs.tables import fill, frame, unique
 
 
 @dataclass(frozen=True)
@@ -38,4 +39,19 @@ def make_sheet(observation: Observation, view: Table, chosen: list[Entry]) -> Sh
         if len(filled.values) == 1:  # else each column, or row, says its own
             heading += f": {filled.values[0].header}"
         sheet = Sheet(heading, filled.rows, filled.row_keys, frame(filled), filled.notes)
-    return sheet if sheet.keys else None
+    return _with_published(sheet, view) if sheet.keys else None
+
+
+def _with_published(sheet: Sheet, view: Table) -> Sheet:
+    """The sheet with the columns of published figures, and where to read of their sources."""
+    data, files = sheet.data, []
+    for source in view.published:
+        columns = published_columns(source, sheet.dims, sheet.keys)
+        for header, cells in columns.items():
+            data = data.assign(**{unique(header, data.columns): cells})
+        if not columns:
+            files.append(source.file)
+    notes = [f"{', '.join(files)}: no figure of these rows"] if files else []
+    if view.published:
+        notes.append(f"Published figures are of other machines and settings: see {SEE}")
+    return replace(sheet, data=data, notes=[*sheet.notes, *notes])

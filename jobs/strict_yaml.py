@@ -222,7 +222,9 @@ class _Builder:
                 self.problem(key_node, "merge keys (<<) are not read; use base: or an alias")
                 continue
             told = len(self.document.problems)
-            key = self.scalar(key_node)
+            # As a key `on` is a word of tables; no key here is a boolean.
+            plain_on = key_node.value == "on" and key_node.style is None
+            key = "on" if plain_on else self.scalar(key_node)
             if not isinstance(key, str):
                 if len(self.document.problems) == told:
                     self.problem(key_node, f"key {key_node.value!r} must be text; quote it")

@@ -17,12 +17,11 @@ from jobs.entries import (
     in_order,
     not_told_apart,
     part,
-    plain,
     selected,
 )
 from jobs.expand import varying
 from jobs.predictions import predicted
-from jobs.schema import PREDICTED, Plot, Table
+from jobs.schema import PREDICTED, Plot, Table, plain
 from jobs.status import Observation
 from jobs.values import (
     Value,

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from jobs.benchmarks import Benchmark, adapter
 from jobs.conditions import Check, Condition, ConditionError, nearest
+from jobs.published import problems
 from jobs.schema import (
     AXES,
     NAMED,
@@ -22,6 +23,7 @@ from jobs.schema import (
     Case,
     Launch,
     Plot,
+    Published,
     Resources,
     Scalar,
     Shuffle,
@@ -105,6 +107,7 @@ def _valid_keys(path: DataPath) -> list[str]:
         "slurm": Slurm,
         "cases": Case,
         "tables": Table,
+        "published": Published,
         "plots": Plot,
         "order": Shuffle,
     }
@@ -280,6 +283,14 @@ class _Checks:
                     self.condition((*path, "where"), view.where)
 
     def table(self, path: DataPath, table: Table) -> None:
+        for i, source in enumerate(table.published):
+            for name in source.on:
+                if name not in table.rows:
+                    listed = ", ".join(table.rows) or "there are none"
+                    what = f"on: {name!r} is none of the table's rows ({listed})"
+                    self.at_key((*path, "published", i, "on", name), what)
+            for place, what in problems(source):
+                self.at((*path, "published", i, *place), what)
         if table.list is not None:
             for key in NOT_OF_LISTS & table.model_fields_set:
                 self.at_key((*path, key), f"{key}: a table of a list has none")

@@ -43,7 +43,7 @@ TRAPS = [
     ("a: 10_", 4, "without _"),
     (f"a: {'9' * 30}", 4, "64 bits"),
     (f"a: {'9' * 5000}", 4, "64 bits"),  # more digits than int() itself takes
-    ("on: 1", 1, "boolean"),
+    ("off: 1", 1, "boolean"),
     ("null: 1", 1, "must be text"),
     ("~: 1", 1, "must be text"),
     ("1: 1", 1, "must be text"),
@@ -97,6 +97,11 @@ def test_what_is_no_trap_is_read(text: str, value: object) -> None:
     assert document.problems == []
     assert document.data == {"a": value}
     assert type(document.data["a"]) is type(value)
+
+
+def test_on_is_a_key_though_no_value() -> None:
+    document = parse("a: {on: {size: model}}", "f")
+    assert (document.problems, document.data) == ([], {"a": {"on": {"size": "model"}}})
 
 
 def test_duplicate_key_names_the_first_line_and_the_first_value_stays() -> None:

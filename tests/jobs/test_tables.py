@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from jobs.entries import TableError
 from jobs.predictions import _prediction
 from jobs.record import Measurements, Status
-from jobs.schema import Table
+from jobs.schema import Table, TableError
 from jobs.status import observe
 from jobs.tables import fill, frame
 from jobs.values import shown, slowest
