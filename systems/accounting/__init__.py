@@ -3,7 +3,11 @@
 Every function is pure; what is not known (a GPU that is not listed) is None, never a guess.
 """
 
-from systems.accounting.attention import attention_bytes, attention_flops
+from systems.accounting.attention import (
+    attention_bytes,
+    attention_flops,
+    materialised_attention_bytes,
+)
 from systems.accounting.communication import all_reduce_bus_bytes
 from systems.accounting.hardware import DTYPE_BYTES, peak_flops
 from systems.accounting.transformer import (
@@ -32,6 +36,7 @@ __all__ = [
     "best_checkpoint_interval",
     "block_parameters",
     "block_saved_bytes",
+    "materialised_attention_bytes",
     "model_state_bytes",
     "optimizer_step_bytes",
     "peak_flops",

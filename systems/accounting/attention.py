@@ -42,3 +42,28 @@ def attention_bytes(
         "backward": backward,
         "forward_backward": forward + backward,
     }[phase]
+
+
+def materialised_attention_bytes(
+    batch_size: int, num_heads: int, seq_len: int, head_dim: int, dtype: str, causal: bool
+) -> dict[str, int]:
+    """Bytes alive at three moments of attention that keeps its scores, as torch runs it eagerly.
+
+    One score matrix is S = batch_size * num_heads * seq_len^2 elements. Forward holds two at once
+    (before and after scaling, masking, softmax) and keeps one, the probabilities P, for backward;
+    backward holds P, dP and dS together. The causal mask is one byte a pair of positions, shared by
+    batch and heads.
+
+    Returns:
+        forward_peak, saved (alive between forward and backward) and backward_peak.
+    """
+    element = DTYPE_BYTES[dtype]
+    scores = batch_size * num_heads * seq_len * seq_len * element
+    tensor = batch_size * num_heads * seq_len * head_dim * element
+    mask = seq_len * seq_len if causal else 0
+    inputs = 4 * tensor  # q, k, v and the gradient of the output
+    return {
+        "forward_peak": 2 * scores + mask + inputs,
+        "saved": scores + mask + inputs + tensor,
+        "backward_peak": 3 * scores + mask + inputs + 4 * tensor,
+    }

@@ -11,9 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from systems import accounting
 from systems.benchmarks.base import BenchmarkParams, Unsupported, WrongOutput
 
-VERSION = 2  # 1: the peak memory of forward held the graph of another call
+# 1: the peak memory of forward held the graph of another call. 2: backward kept its graph, and so
+# the probabilities, to be called again.
+VERSION = 3
 Positive = Annotated[int, Field(ge=1)]
 # Largest relative L2 error that counts as right, outputs and gradients alike. A dtype's unit
 # roundoff is 2^-9, 2^-12 and 2^-24; naive attention rounds the scores themselves, some 5 to 10
@@ -24,7 +27,9 @@ TOLERANCE = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 5e-5}
 class Params(BenchmarkParams):
     """Self-attention of (batch_size, num_heads, seq_len, head_dim) q, k, v of unit variance."""
 
-    implementation: Literal["naive", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"]
+    implementation: Literal[
+        "naive", "naive_compiled", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"
+    ]
     seq_len: Positive
     head_dim: Positive
     batch_size: Positive = 1
@@ -36,6 +41,15 @@ class Params(BenchmarkParams):
     seed: int = 0
 
 
+def predict(params: Params) -> dict[str, Any]:
+    """Bytes that the materialised implementation needs, whether it got them or not."""
+    if params.implementation != "naive":
+        return {}
+    sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
+    alive = accounting.materialised_attention_bytes(*sizes, params.dtype, params.causal)
+    return {f"{moment}_bytes": count for moment, count in alive.items()}
+
+
 def run(params: Params) -> dict[str, Any]:
     """Facts of one point: samples_ms, peak_memory_bytes, flops and bytes by phase, and errors.
 
@@ -45,7 +59,6 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
-    from systems import accounting
     from systems.benchmarks.timing import host_ms, peak_memory_bytes, time_ms
     from systems.kernels.flash_attention import naive, sdpa, why_not_sdpa
 
@@ -58,10 +71,12 @@ def run(params: Params) -> dict[str, Any]:
     )
     q, k, v = (tensor.requires_grad_() for tensor in (q, k, v))
 
-    if params.implementation == "naive":
+    if params.implementation in ("naive", "naive_compiled"):
+        compiled = params.implementation == "naive_compiled"
+        function = torch.compile(naive, fullgraph=True, dynamic=False) if compiled else naive
 
         def forward() -> torch.Tensor:
-            return naive(q, k, v, is_causal=params.causal)
+            return function(q, k, v, is_causal=params.causal)
     else:
         reason = why_not_sdpa(q, k, v, params.causal, params.implementation)
         if reason:
@@ -73,6 +88,11 @@ def run(params: Params) -> dict[str, Any]:
     def clear_gradients() -> None:
         q.grad = k.grad = v.grad = None
 
+    started = time.perf_counter()
+    if params.implementation == "naive_compiled":
+        forward().backward(dout)
+        clear_gradients()
+    compiling = time.perf_counter() - started
     started = time.perf_counter()
     errors = _relative_errors(forward, q, k, v, dout, params.causal)
     # NaN is wrong too, and has no place in an order
@@ -87,37 +107,48 @@ def run(params: Params) -> dict[str, Any]:
 
     out: torch.Tensor | None = None
 
+    def new_graph() -> None:
+        nonlocal out
+        out = None  # the last one's memory must be free before the next takes its own
+        clear_gradients()
+        out = forward()
+
     def backward() -> None:
         assert out is not None
-        out.backward(dout, retain_graph=True)
+        out.backward(dout)
 
-    phases: dict[str, Callable[[], object]] = {
-        "forward": forward,
-        "backward": backward,
-        "forward_backward": lambda: forward().backward(dout),
+    phases: dict[str, tuple[Callable[[], object], Callable[[], None]]] = {
+        "forward": (forward, clear_gradients),
+        "backward": (backward, new_graph),
+        "forward_backward": (lambda: forward().backward(dout), clear_gradients),
     }
     samples, peaks, hosts = {}, {}, {}
-    for phase, fn in phases.items():
-        # Alive in its own phase only: its graph would count in the peaks of the others.
-        out = forward() if phase == "backward" else None
-        peak = peak_memory_bytes(fn, device, before=clear_gradients)
+    facts: dict[str, Any] = {}
+    for phase, (fn, before) in phases.items():
+        if device.type == "cuda" and phase == "backward":
+            before()
+            facts["before_backward_bytes"] = torch.cuda.memory_allocated(device)
+        peak = peak_memory_bytes(fn, device, before=before)
         if peak is not None:
             peaks[phase] = peak
-            hosts[phase] = host_ms(fn, device, before=clear_gradients)
+            hosts[phase] = host_ms(fn, device, before=before)
         samples[phase] = time_ms(
             fn,
             device,
-            before=clear_gradients,
+            before=before,
             warmup_ms=params.warmup_ms,
             measure_ms=params.measure_ms,
         )
+        out = None
     sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
         "flops": {p: accounting.attention_flops(p, *sizes, params.causal) for p in phases},
         "bytes": {p: accounting.attention_bytes(p, *sizes, params.dtype) for p in phases},
-        "facts": {
+        "compiling_seconds": compiling if params.implementation == "naive_compiled" else None,
+        "facts": facts
+        | {
             "relative_error": errors,
             "checking_seconds": checking,
             "host_ms": hosts,  # on a GPU: what a call costs the host

@@ -89,7 +89,7 @@ def _measure(params: Params) -> dict[str, Any]:
     training = make_training(params, device)
     phases = _phases(training, params.passes)
     losses: list[float] = []
-    first_step = None
+    first_step = 0.0
     samples: dict[str, list[float]] = {name: [] for name in phases}
     for i in range(params.warmup_steps + params.measure_steps):
         times = {name: _clock_ms(fn, device) for name, fn in phases.items()}
@@ -115,8 +115,7 @@ def _measure(params: Params) -> dict[str, Any]:
         if "optimizer" in samples
         else {},
         "tokens": dict.fromkeys(samples, params.batch_size * params.context_length),
-        # What the first step took beyond a later one: compiling, and all else that is done once.
-        "compiling_seconds": _beyond(first_step, samples) if params.mode != "eager" else None,
+        "compiling_seconds": _once_seconds(training, first_step, samples),
         "facts": {
             "parameters": sum(p.numel() for p in training.model.parameters()),
             "losses": losses,
@@ -195,8 +194,14 @@ def _peaks(
     return peaks
 
 
-def _beyond(first_step: float | None, samples: dict[str, list[float]]) -> float | None:
-    """Seconds that the first step took more than the mean of those measured."""
+def _once_seconds(
+    training: Training, first_step: float, samples: dict[str, list[float]]
+) -> float | None:
+    """Seconds spent on compiling, capturing and all else that is done once: before the first step,
+    and in it beyond what a later one takes. None where nothing is compiled."""
+    params = training.params
+    if params.mode == "eager" and not params.cuda_graph:
+        return None
     apart = [s for name, s in samples.items() if name in ("forward", "backward", "optimizer")]
     later = sum(sum(s) / len(s) for s in apart)
-    return None if first_step is None else max(0.0, round((first_step - later) / 1e3, 3))
+    return round(training.preparing_seconds + max(0.0, first_step - later) / 1e3, 3)

@@ -7,6 +7,7 @@ training.forward(); training.backward(); training.optimizer_step(); training.zer
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,7 @@ class Training:
         self.optimizer = _optimizer(params, self.model, master, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=params.precision == "fp16")
         self.loss = torch.zeros((), device=device)
+        self.preparing_seconds = 0.0  # spent on compiling and capturing before the first step
         self._loss_fn = _compiled(params, self.model)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -96,6 +98,7 @@ class GraphedTraining(Training):
 
     def __init__(self, params: TransformerParams, device: torch.device, **kwargs: Any):
         super().__init__(params, device, **kwargs)
+        started = time.perf_counter()
         self._warm_up()
         pool = torch.cuda.graph_pool_handle()
         self._graphs = [torch.cuda.CUDAGraph() for _ in range(3)]
@@ -107,6 +110,7 @@ class GraphedTraining(Training):
             self.optimizer.prepare()
         with torch.cuda.graph(self._graphs[2], pool=pool):
             super().optimizer_step()
+        self.preparing_seconds = time.perf_counter() - started
 
     def _warm_up(self) -> None:
         """Run what will be captured, on a stream of its own, and leave weights and state as they

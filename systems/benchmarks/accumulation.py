@@ -1,0 +1,54 @@
+"""Adding 0.01 a thousand times: what the dtype of the sum and of the terms does to the result.
+
+python -m jobs.submit sweeps/mixed_precision.yaml --local
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from systems.benchmarks.base import BenchmarkParams
+
+VERSION = 1
+# (dtype of the sum, dtype of the term, whether the term is cast to the sum's dtype before it is
+# added); a sum keeps its dtype, since it is added to in place.
+WAYS = (
+    ("float32", "float32", False),
+    ("float16", "float16", False),
+    ("float32", "float16", False),
+    ("float32", "float16", True),
+    ("bfloat16", "bfloat16", False),
+    ("float32", "bfloat16", False),
+)
+
+
+class Params(BenchmarkParams):
+    """terms times value, one after the other."""
+
+    terms: Annotated[int, Field(ge=1)] = 1000
+    value: float = 0.01
+
+
+def run(params: Params) -> dict[str, Any]:
+    """Facts: `ways`, one entry a way, with the sum and its relative error."""
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    exact = params.terms * params.value
+    ways = []
+    for of_sum, of_term, cast in WAYS:
+        total = torch.tensor(0.0, dtype=getattr(torch, of_sum), device=device)
+        term = torch.tensor(params.value, dtype=getattr(torch, of_term), device=device)
+        for _ in range(params.terms):
+            total += term.to(total.dtype) if cast else term
+        ways.append(
+            {
+                "sum": of_sum,
+                "term": of_term + (f", cast to {of_sum}" if cast else ""),
+                "result": total.item(),
+                "error_share": total.item() / exact - 1,
+            }
+        )
+    return {"facts": {"ways": ways, "results": [way["result"] for way in ways]}}

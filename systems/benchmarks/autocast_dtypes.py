@@ -1,0 +1,57 @@
+"""Which dtype each part of a small model has under autocast.
+
+python -m jobs.submit sweeps/mixed_precision.yaml --local
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from systems.benchmarks.base import BenchmarkParams
+
+VERSION = 1
+
+
+class Params(BenchmarkParams):
+    """The dtype that autocast computes in."""
+
+    autocast: Literal["fp16", "bf16"]
+
+
+def run(params: Params) -> dict[str, Any]:
+    """Facts: `parts`, one entry for each of weights, first layer, layer norm, logits, loss and
+    gradients, with its dtype; `dtypes`, the same by name."""
+    import torch
+    from torch import Tensor, nn
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    first, norm, last = (
+        nn.Linear(20, 10, bias=False),
+        nn.LayerNorm(10),
+        nn.Linear(10, 5, bias=False),
+    )
+    model = nn.Sequential(first, nn.ReLU(), norm, last).to(device)
+    seen: dict[str, Tensor] = {"weights": first.weight}
+    for name, layer in (("first layer", first), ("layer norm", norm), ("logits", last)):
+
+        def note(_: nn.Module, __: Any, out: Tensor, name: str = name) -> None:
+            seen[name] = out
+
+        layer.register_forward_hook(note)
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[params.autocast]
+    targets = torch.arange(4, device=device)
+    with torch.autocast(device.type, dtype):
+        seen["loss"] = nn.functional.cross_entropy(
+            model(torch.randn(4, 20, device=device)), targets
+        )
+    seen["loss"].backward()
+    assert first.weight.grad is not None
+    seen["gradients"] = first.weight.grad
+    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in seen.items()}
+    return {
+        "facts": {
+            "parts": [{"part": name, "dtype": kind} for name, kind in dtypes.items()],
+            "dtypes": dtypes,
+        }
+    }

@@ -1,0 +1,64 @@
+"""Whether a faster way to train trains the same: its losses beside those of float32, step by step.
+
+python -m jobs.submit sweeps/training_loss.yaml --local
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from systems.benchmarks.transformer import TransformerParams
+
+VERSION = 1
+
+
+class Params(TransformerParams):
+    """One fixed batch, repeated for `steps` steps, as params say and in eager float32."""
+
+    steps: Annotated[int, Field(ge=2)] = 20
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+
+
+def run(params: Params) -> dict[str, Any]:
+    """Facts: `losses` and `reference_losses` by step; `worst_deviation_share`, the largest relative
+    difference of any step; `reference_fall`, the first reference loss over the last.
+
+    The reference is the same model from the same first weights, eager, in float32 with materialised
+    attention and torch's AdamW.
+
+    Raises:
+        Unsupported: this machine cannot do what is asked.
+    """
+    import torch
+
+    from systems.benchmarks.training import make_training
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    plain = {
+        "precision": "fp32", "mode": "eager", "cuda_graph": False, "attention": "naive",
+        "optimizer": "torch", "checkpointing": "none",
+    }  # fmt: skip
+    losses: list[list[float]] = []
+    for one in (params, params.model_copy(update=plain)):
+        training = make_training(one, device)
+        losses.append([])
+        for _ in range(params.steps):
+            training.step()
+            losses[-1].append(training.loss.item())
+        del training
+        gc.collect()
+    mine, reference = losses
+    deviations = [abs(a / b - 1) for a, b in zip(mine, reference, strict=True)]
+    return {
+        "facts": {
+            "losses": mine,
+            "reference_losses": reference,
+            "worst_deviation_share": max(deviations),
+            "reference_fall": reference[0] / reference[-1],
+            "last_loss": mine[-1],
+            "last_reference_loss": reference[-1],
+        }
+    }
