@@ -54,6 +54,9 @@ def predict(params: Params) -> dict[str, Any]:
             "train_step" if params.passes == "train_step" else "forward",
             size, *point, params.precision, kind, every,
         ),
+        "activations_bytes": accounting.activation_bytes(
+            size, *point, params.precision, kind, every
+        ),
         "best_checkpoint_interval": accounting.best_checkpoint_interval(
             size, *point, params.precision, kind
         ),

@@ -1,0 +1,34 @@
+"""Every study, end to end on a processor: its sweep through the local queue, its tables and plots."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT, records, run
+
+STUDIES = sorted((ROOT / "sweeps" / "cpu").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("sweep", STUDIES, ids=lambda path: path.stem)
+def test_study_on_a_processor(sweep: Path, tmp_path: Path) -> None:
+    done = run("jobs.submit", sweep, "--local", "--out", tmp_path / "results")
+    assert done.returncode == 0, done.stdout
+    assert {record.status for record in records(tmp_path / "results")} == {"ok"}
+    tables = subprocess.run(
+        [sys.executable, "aggregate.py", tmp_path / "results", "--plot", tmp_path / "plots"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert tables.returncode == 0, tables.stderr
+    assert "###" in tables.stdout and "missing" not in tables.stdout
+
+
+def test_every_study_has_a_variant_for_a_processor() -> None:
+    needing_several_gpus_or_long_there = {"all_reduce", "flash", "quickstart"}
+    studies = {path.stem for path in (ROOT / "sweeps").glob("*.yaml")}
+    assert {path.stem for path in STUDIES} == studies - needing_several_gpus_or_long_there
