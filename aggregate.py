@@ -69,6 +69,8 @@ def tables(
         if sheet is None:
             print(f"table {view.name}: no runs (where: {view.where})", file=sys.stderr)
             continue
+        for warning in sheet.warnings:
+            print(f"note: table {view.name}: {warning}", file=sys.stderr)
         print(render(sheet, format), end="\n\n")
     for line in (*map(str, seen.bad_lines), *seen.notes):
         print(f"note: {line}", file=sys.stderr)
@@ -84,20 +86,24 @@ def render(sheet: Sheet, format: Format) -> str:
     """One table as text: a heading, the table as pandas writes it, what it was made of."""
     heading, data = sheet.heading, sheet.data
     notes = ". ".join(sheet.notes)
-    if format is Format.md:
-        return f"### {heading}\n\n{_markdown(data)}\n" + (f"\n{notes}\n" if notes else "")
     if format is Format.csv:
         comments = "".join(f"# {line}\n" for line in (heading, notes) if line)
         return comments + data.to_csv(index=False)
+    if format is Format.md:
+        parts = [f"### {heading}", _markdown(data), notes, sheet.text]
+        return "\n\n".join(part for part in parts if part) + "\n"
     if format is Format.latex:
-        return (
+        table = (
             data.style.hide(axis="index")
             .format(escape="latex")
             .format_index(escape="latex", axis=1)
             .to_latex(caption=_latex(f"{heading}. {notes}"), hrules=True)
         )
+        return str(table) + (f"\n{_latex(sheet.text)}\n" if sheet.text else "")
     body = data.to_html(index=False, border=0)
-    return f"<h3>{escape(heading)}</h3>\n{body}\n<p>{escape(notes)}</p>"
+    paragraphs = [notes, *re.split(r"\n\s*\n", sheet.text)]
+    below = "\n".join(f"<p>{escape(text)}</p>" for text in paragraphs if text)
+    return f"<h3>{escape(heading)}</h3>\n{body}\n{below}"
 
 
 def _markdown(data: pd.DataFrame, align: str = "right") -> str:

@@ -169,6 +169,7 @@ class Table(_View):
     list: Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")] | None = None  # the fact's name
     limit: Positive | None = None  # of rows a run
     published: Sources = []
+    text: str | None = None  # a template (jobs/texts.py), under the table
 
 
 class Plot(_View):

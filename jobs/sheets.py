@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
@@ -15,6 +15,7 @@ from jobs.published import SEE, published_columns
 from jobs.schema import Table
 from jobs.status import Observation
 from jobs.tables import fill, frame, unique
+from jobs.texts import render_text
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,16 @@ class Sheet:
     keys: list[Key]  # of each row, their values
     data: pd.DataFrame
     notes: list[str]
+    text: str = ""  # of the sweep, with its numbers
+    warnings: list[str] = field(default_factory=list)  # for who makes the report
 
 
 def make_sheet(observation: Observation, view: Table, chosen: list[Entry]) -> Sheet | None:
-    """The sheet of a table; None where the sweep has no run for it."""
+    """The sheet of a table; None where the sweep has no run for it.
+
+    Raises:
+        TableError: what the table asks for is not known.
+    """
     heading = view.title or view.name
     if view.list is not None:
         items = listed(observation, view, chosen)
@@ -39,7 +46,14 @@ def make_sheet(observation: Observation, view: Table, chosen: list[Entry]) -> Sh
         if len(filled.values) == 1:  # else each column, or row, says its own
             heading += f": {filled.values[0].header}"
         sheet = Sheet(heading, filled.rows, filled.row_keys, frame(filled), filled.notes)
-    return _with_published(sheet, view) if sheet.keys else None
+    if not sheet.keys:
+        return None
+    sheet = _with_published(sheet, view)
+    if view.text is None:
+        return sheet
+    warnings: list[str] = []
+    text = render_text(observation, view, chosen, warnings.append)
+    return replace(sheet, text=text, warnings=warnings)
 
 
 def _with_published(sheet: Sheet, view: Table) -> Sheet:

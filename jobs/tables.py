@@ -95,7 +95,7 @@ def fill(observation: Observation, view: Table | Plot, chosen: list[Entry] | Non
             for phase in wanted[value.name]:
                 row = tuple(part(entry, name, phase, value.name) for name in rows)
                 column = tuple(part(entry, name, phase, value.name) for name in columns)
-                _add(cells.setdefault((row, column), Cell(value)), entry, phase)
+                add(cells.setdefault((row, column), Cell(value)), entry, phase)
     order = declared(observation)
     order["phase"] = {phase: i for i, phase in enumerate(every)}
     order["value"] = {value.name: i for i, value in enumerate(values)}
@@ -116,7 +116,7 @@ def _dims(view: Table | Plot, chosen: list[Entry]) -> tuple[list[str], list[str]
     return [name for name in swept if name not in columns], columns
 
 
-def _add(cell: Cell, entry: Entry, phase: str) -> None:
+def add(cell: Cell, entry: Entry, phase: str) -> None:
     """Put one run's value into its cell, or what became of the run."""
     samples: np.ndarray | str | None
     if cell.value.name.startswith(PREDICTED):

@@ -291,6 +291,11 @@ class _Checks:
                     self.at_key((*path, "published", i, "on", name), what)
             for place, what in problems(source):
                 self.at((*path, "published", i, *place), what)
+        if table.text is not None:
+            from jobs.texts import text_problems  # with what reads records: only where needed
+
+            for what in text_problems(table.text, self.fields, self.check):
+                self.at((*path, "text"), what)
         if table.list is not None:
             for key in NOT_OF_LISTS & table.model_fields_set:
                 self.at_key((*path, key), f"{key}: a table of a list has none")

@@ -60,10 +60,11 @@ KINDS = {
 def values_of(view: Table | Plot) -> list[Value]:
     """The values of a table or plot, in the unit and direction that the view or the value has."""
     names = [view.value] if isinstance(view.value, str) else view.value
-    return [_value(name, view.unit, view.direction) for name in names]
+    return [value_named(name, view.unit, view.direction) for name in names]
 
 
-def _value(name: str, unit: str | None, direction: str | None) -> Value:
+def value_named(name: str, unit: str | None = None, direction: str | None = None) -> Value:
+    """A value in this unit, where it fits, and else in its own."""
     known = KINDS.get(name) or fact_value(name)
     fits = unit if unit in units_of(name) else None
     return replace(known, unit=fits or known.unit, direction=direction or known.direction)
@@ -206,14 +207,15 @@ def _quantile(ordered: np.ndarray, q: float) -> float:
     return float(ordered[below] + (place - below) * (ordered[above] - ordered[below]))
 
 
-def shown(number: float) -> str:
-    """A number with four significant digits, without an exponent down to a millionth."""
+def shown(number: float, digits: int = 4) -> str:
+    """A number with so many significant digits, without an exponent down to a millionth."""
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
+    scientific = f"{number:.{digits - 1}e}"
     if abs(number) < 1e-6:
-        return f"{number:.3e}"
-    exponent = int(f"{number:.3e}".split("e")[1])  # as rounded: 9.9996 is 10.00
-    return f"{number:.{max(0, 3 - exponent)}f}"
+        return scientific
+    exponent = int(scientific.split("e")[1])  # as rounded: 9.9996 is 10.00
+    return f"{number:.{max(0, digits - 1 - exponent)}f}"
 
 
 def shown_failure(record: Record | None, state: str) -> str:

@@ -137,6 +137,41 @@ def test_latex_is_balanced_and_escaped(special: ResultsFolder) -> None:
         assert all(out[i - 1] == "\\" for i in at), special_character
 
 
+TEXT = """\
+name: toy
+benchmark: tests.benchmarks.toy
+fixed: {size: 1}
+tables:
+  - name: t
+    text: |
+      It took {{ value("time", size=1) | n }} ms, 50% of <that>.
+
+      And {{ QUESTION }}.
+"""
+
+
+def test_a_tables_text_stands_under_it_but_not_in_csv(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    folder.submit(load(tmp_path, TEXT.replace("QUESTION", "state()")), lambda *_: ok(2.0, 2.0))
+    _, md, _ = cli(folder.path)
+    assert md.rstrip().endswith("It took 2.000 ms, 50% of <that>.\n\nAnd ok.")
+    assert "samples" in md.split("It took")[0].split("|")[-1]
+    _, html, _ = cli(folder.path, "--format", "html")
+    assert "<p>It took 2.000 ms, 50% of &lt;that&gt;.</p>\n<p>And ok.</p>" in html
+    _, latex, _ = cli(folder.path, "--format", "latex")
+    assert latex.index(r"\end{table}") < latex.index(r"2.000 ms, 50\% of")
+    assert "took" not in cli(folder.path, "--format", "csv")[1]
+
+
+def test_a_text_that_fails_names_sweep_table_and_reason(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    folder.submit(load(tmp_path, TEXT.replace("QUESTION", "1 / 0")), lambda *_: ok(2.0))
+    code, _, err = cli(folder.path)
+    assert (code, err) == (2, "sweep toy, table t: text: line 3: division by zero\n")
+
+
 def test_plots_are_drawn(special: ResultsFolder, tmp_path: Path) -> None:
     code, _, err = cli(special.path, "--plot", tmp_path / "figures")
     assert code == 0
