@@ -4,7 +4,6 @@ measured, or instead of it where the run ran out of memory."""
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ def predicted(run: Run, value: Value) -> np.ndarray | str | None:
     return number_of(_prediction(run.benchmark, json.dumps(run.params)), value)
 
 
-@cache
 def _prediction(benchmark: str, params_json: str) -> Any:
     """All that is predicted; nothing of parameters that this version no longer takes."""
     try:

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from jobs.predictions import _prediction
 from jobs.record import Measurements, Status
 from jobs.schema import Table, TableError
 from jobs.status import observe
@@ -523,7 +522,6 @@ def test_each_value_has_its_own_speed_up(tmp_path: Path, folder: ResultsFolder) 
 
 def predicts(monkeypatch: pytest.MonkeyPatch, predict: Callable[[toy.Params], Any]) -> None:
     """Let the toy benchmark say beforehand what is to be expected."""
-    _prediction.cache_clear()
     monkeypatch.setattr(toy, "predict", predict, raising=False)
 
 
