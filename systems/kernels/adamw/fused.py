@@ -1,0 +1,675 @@
+"""AdamW as an optimizer whose step is two launches and one for each further set of dtypes.
+
+    optimizer = FusedAdamW(model.parameters(), lr=3e-4)
+    loss.backward()
+    optimizer.step()
+
+Three uses, by the dtype of a parameter and of the state, with what a step moves at the least:
+
+    param     state     master    read             written          bytes a parameter
+    float32   float32   -         p, g, m, v       p, m, v          28
+    bfloat16  float32   float32   g, w, m, v       w, m, v, p       28
+    bfloat16  bfloat16  -         p, g, m, v       p, m, v          14
+
+In the last, a step rounds stochastically: an update of less than half a unit in the last place
+(2^-9 of a parameter) rounded to nearest is lost whole, and with beta2 = 0.999 exp_avg_sq could
+only grow.
+
+In a CUDA graph, gradients must keep their addresses:
+
+    loss.backward()                              # gradients exist
+    optimizer.prepare()                          # state, tables and compiled kernels exist
+    with torch.cuda.graph(graph):
+        optimizer.zero_grad(set_to_none=False)
+        model(x).sum().backward()
+        optimizer.step()
+    graph.replay()                               # counts steps as step() does
+    optimizer.param_groups[0]["lr"] = 1e-4
+    optimizer.update_hyperparameters()           # the next replay has it
+
+The optimizer must live as long as the graph, which reads its tables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from systems.kernels.adamw.reference import adamw_reference, stream
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+STATE_DTYPES = (torch.float32, torch.bfloat16)
+BLOCK_SIZE = 1024  # elements a program; a power of two from 32 on
+# A thread takes 16 bytes of the widest dtype, so a warp 512: why, see kernel.py.
+WARP_BYTES = 512
+MAX_WARPS = 32
+PREPARE = (
+    "call FusedAdamW.prepare() before the capture, once gradients exist, and keep them where they "
+    "are: zero_grad(set_to_none=False)"
+)
+
+
+class _Parts(NamedTuple):
+    """All that one parameter's step touches."""
+
+    param: Tensor
+    grad: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    master: Tensor | None
+    step: Tensor
+    hyper: Tensor  # float64 (5,) on param's device: lr, beta1, beta2, eps, weight_decay
+    stream: int
+    stochastic: bool
+
+
+class _Variant(NamedTuple):
+    """What a launch is compiled for."""
+
+    param: torch.dtype
+    grad: torch.dtype
+    state: torch.dtype
+    master: bool
+    stochastic: bool
+    aligned: bool
+
+
+class _Layout(NamedTuple):
+    """What the tables hold: equal layouts, equal tables."""
+
+    rows: list[tuple[int, ...]]
+    variants: list[_Variant]
+    block_size: int
+
+
+def _layout(parts: list[_Parts], block_size: int) -> _Layout:
+    rows: list[tuple[int, ...]] = []
+    variants: list[_Variant] = []
+    for part in parts:
+        addresses = (
+            part.param.data_ptr(),
+            part.grad.data_ptr(),
+            part.exp_avg.data_ptr(),
+            part.exp_avg_sq.data_ptr(),
+            0 if part.master is None else part.master.data_ptr(),
+        )
+        param, grad, exp_avg, exp_avg_sq, master = addresses
+        aligned = (param | grad | exp_avg | exp_avg_sq | master) % 16 == 0
+        variants.append(
+            _Variant(
+                part.param.dtype, part.grad.dtype, part.exp_avg.dtype,
+                part.master is not None, part.stochastic, aligned,
+            )
+        )  # fmt: skip
+        # In the order of the columns in kernel.py.
+        step, hyper = part.step.data_ptr(), part.hyper.data_ptr()
+        rows.append((*addresses, step, hyper, part.param.numel(), part.stream))
+    return _Layout(rows, variants, block_size)
+
+
+class _Tables:
+    """A layout on the device, ready to be launched.
+
+    A graph that was captured goes on reading them, so they are never written again.
+    """
+
+    def __init__(self, layout: _Layout, device: torch.device, like: _Tables | None = None) -> None:
+        """
+        Args:
+            like: tables of the same device; where only addresses differ, the rest is shared.
+        """
+        from systems.kernels.adamw import kernel
+
+        self.layout, self.device = layout, device
+        rows = len(layout.rows)
+        self.table = _upload(torch.tensor(layout.rows, dtype=torch.int64), device)
+        shapes = [row[kernel.NUMEL.value] for row in layout.rows]
+        self._shapes = (shapes, layout.variants, layout.block_size)
+        self.scalars: Tensor  # float32 (rows, SCALARS)
+        self.keys: Tensor  # uint32 (rows,)
+        self.blocks: dict[_Variant, Tensor] = {}  # int32 (programs, 2)
+        if like is not None and like._shapes == self._shapes:
+            self.scalars, self.keys, self.blocks = like.scalars, like.keys, like.blocks
+            return
+        self.scalars = torch.empty(rows, kernel.SCALARS.value, device=device)
+        self.keys = torch.empty(rows, dtype=torch.uint32, device=device)
+        numel = torch.tensor(shapes, dtype=torch.int64)
+        for variant in dict.fromkeys(layout.variants):
+            mine = torch.tensor([v == variant for v in layout.variants])
+            count = torch.where(mine, (numel + layout.block_size - 1) // layout.block_size, 0)
+            row = torch.repeat_interleave(torch.arange(rows), count)
+            block = torch.arange(len(row)) - torch.repeat_interleave(count.cumsum(0) - count, count)
+            if len(row):  # none if all of its tensors are empty
+                pairs = torch.stack([row, block], dim=1).to(torch.int32)
+                self.blocks[variant] = _upload(pairs, device)
+
+    def launch(self) -> None:
+        """One step of every row."""
+        with _on(self.device):
+            self._advance(len(self.layout.rows))
+            for variant, blocks in self.blocks.items():
+                self._update(variant, blocks)
+
+    def compile(self) -> None:
+        """Compile and load the kernels, which a capture may not, by launches that do nothing."""
+        with _on(self.device):
+            self._advance(0)
+            for variant in self.blocks:
+                past_the_end = torch.tensor([[0, 2**31 - 1]], dtype=torch.int32)
+                self._update(variant, past_the_end.to(self.device))
+
+    def _advance(self, rows: int) -> None:
+        from systems.kernels.adamw import kernel
+
+        grid = (max(1, -(-rows // kernel.ROWS)),)
+        kernel.advance_kernel[grid](
+            self.table, self.scalars, self.keys, rows, ROWS=kernel.ROWS, enable_fp_fusion=False
+        )
+
+    def _update(self, variant: _Variant, blocks: Tensor) -> None:
+        from systems.kernels.adamw import kernel
+
+        kernel.adamw_kernel[(len(blocks),)](
+            self.table, self.scalars, self.keys, blocks,
+            **constants(*variant, block_size=self.layout.block_size),
+            num_warps=num_warps(variant.param, variant.grad, variant.state,
+                                variant.master, self.layout.block_size),
+            enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def constants(
+    param: torch.dtype, grad: torch.dtype, state: torch.dtype,
+    master: bool, stochastic: bool, aligned: bool, *, block_size: int = BLOCK_SIZE,
+) -> dict[str, Any]:  # fmt: skip
+    """The compile-time arguments of `kernel.adamw_kernel`."""
+    import triton.language as tl
+
+    types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+    return {
+        "PARAM_DTYPE": types[param],
+        "GRAD_DTYPE": types[grad],
+        "STATE_DTYPE": types[state],
+        "HAS_MASTER": master,
+        "STOCHASTIC": stochastic,
+        "ALIGNED": aligned,
+        "BLOCK": block_size,
+    }
+
+
+def num_warps(
+    param: torch.dtype, grad: torch.dtype, state: torch.dtype, master: bool, block_size: int
+) -> int:
+    """Warps of a program that give each thread 16 bytes of the widest dtype."""
+    widest = max(4 if master else 0, *(dtype.itemsize for dtype in (param, grad, state)))
+    return min(MAX_WARPS, max(1, block_size * widest // WARP_BYTES))
+
+
+def _upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device without waiting for it. The pinned copy goes back to torch's host allocator,
+    which hands it out again only once the device has read it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _runs_kernel(device: torch.device) -> bool:
+    """On a GPU, and on a CPU in Triton's interpreter; else the reference runs."""
+    if device.type == "cuda":
+        return True
+    if not os.environ.get("TRITON_INTERPRET"):
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+_stream = functools.cache(stream)
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+@torch.no_grad()
+def fused_adamw(
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    master: Tensor | None,
+    step: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    stochastic_rounding: bool,
+    seed: int = 0,
+    index: int = 0,
+) -> None:
+    """`adamw_reference` by the kernel: one step of one tensor, in place, the same arguments.
+
+    With float32 state the results are the reference's bit for bit. With bfloat16 state the update
+    is within 3 units in the last place of float32, and a parameter one unit of bfloat16 away where
+    that makes the difference.
+
+    All tensors are on one GPU, or on the CPU under TRITON_INTERPRET=1.
+    """
+    hyper = torch.tensor([lr, *betas, eps, weight_decay], dtype=torch.float64, device=param.device)
+    parts = _Parts(
+        param, grad, exp_avg, exp_avg_sq, master, step, hyper, stream(seed, index),
+        stochastic_rounding,
+    )  # fmt: skip
+    _Tables(_layout([parts], BLOCK_SIZE), param.device).launch()
+
+
+class FusedAdamW(Optimizer):
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2) as torch.optim.AdamW computes it.
+
+    State of a parameter: `step` (int64, no dimension), `exp_avg` and `exp_avg_sq` (state_dtype),
+    and with master weights `master` (float32, initialised from the parameter or by `load_master`).
+    A parameter without a gradient is skipped and its step stands still, as in torch.
+
+    Args:
+        params: contiguous float32, bfloat16 or float16 tensors, or groups of such; every option
+            below may differ from group to group.
+        lr, betas, eps, weight_decay: as in torch.optim.AdamW; lr is a number, no tensor.
+        state_dtype: of exp_avg and exp_avg_sq: float32 or bfloat16.
+        master_weights: keep 16-bit parameters in float32 too. By default where state_dtype is
+            float32. float32 parameters are their own masters.
+        stochastic_rounding: round bfloat16 tensors that hold the only copy stochastically. By
+            default wherever there are such. float16 is rounded to nearest.
+        seed: in [0, 2^32). With the step, the parameter's place and the element's it makes the
+            random bits: no generator, and the same on every device.
+
+    On a CPU `adamw_reference` runs, or the kernel under TRITON_INTERPRET=1.
+    """
+
+    block_size: int = BLOCK_SIZE  # elements a program; set it on an optimizer to tune
+
+    _tables: dict[torch.device, _Tables]  # the last ones
+    _captured: list[_Tables]  # those that a graph reads
+    # By place of the group and device: float64 (5,) on the device, and what it holds
+    _hyper: dict[tuple[int, torch.device], tuple[Tensor, list[float]]]
+    _dense_grads: dict[Tensor, Tensor]  # contiguous copy of a strided gradient, by parameter
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        *,
+        state_dtype: torch.dtype = torch.float32,
+        master_weights: bool | None = None,
+        stochastic_rounding: bool | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._make_room()
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "state_dtype": state_dtype,
+            "master_weights": master_weights,
+            "stochastic_rounding": stochastic_rounding,
+            "seed": seed,
+        }
+        super().__init__(params, defaults)
+
+    def _make_room(self) -> None:
+        for name, empty in (
+            ("_tables", {}),
+            ("_captured", []),
+            ("_hyper", {}),
+            ("_dense_grads", {}),
+        ):
+            self.__dict__.setdefault(name, empty)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Called by pickle, by deepcopy, and by load_state_dict, whose groups may be torch's AdamW's
+        super().__setstate__(state)
+        self._make_room()
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; raises ValueError that names every option or parameter that is not valid."""
+        super().add_param_group(param_group)
+        errors = _errors(self.param_groups[-1])
+        if errors:
+            self.param_groups.pop()
+            raise ValueError("; ".join(errors))
+
+    # ---- the step --------------------------------------------------------------------------------
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step of every parameter that has a gradient; returns what closure returns.
+
+        Raises:
+            RuntimeError: while a CUDA graph is captured, if `prepare` was not called for the
+                tensors, addresses and hyper-parameters of now; or a gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        capturing = _capturing()
+        for device, parts in self._parts_by_device(capturing).items():
+            if _runs_kernel(device):
+                self._tables_for(device, [part for _, _, part in parts], capturing).launch()
+                continue
+            for index, group, part in parts:
+                adamw_reference(
+                    *part[:6], lr=group["lr"], betas=group["betas"], eps=group["eps"],
+                    weight_decay=group["weight_decay"], stochastic_rounding=part.stochastic,
+                    seed=group["seed"], index=index,
+                )  # fmt: skip
+        return loss
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Make ready for `step` under capture: state, tables on the device, compiled kernels.
+
+        Call it outside of a capture, once gradients exist that keep their addresses, on the stream
+        of the capture or one that it waits for (torch.cuda.graph waits for all). No parameter
+        changes.
+        """
+        if _capturing():
+            raise RuntimeError("FusedAdamW.prepare() was called during a capture; call it before")
+        for device, parts in self._parts_by_device(capturing=False).items():
+            if _runs_kernel(device):
+                self._tables_for(device, [part for _, _, part in parts], capturing=False).compile()
+
+    def update_hyperparameters(self) -> None:
+        """Bring param_groups' lr, betas, eps and weight_decay to the device, in stream order.
+
+        `step` does this itself; a replay of a captured step does not.
+        """
+        if _capturing():
+            raise RuntimeError(
+                "FusedAdamW.update_hyperparameters() was called during a capture; "
+                "a replay would bring back the values of now"
+            )
+        self._update_hyperparameters(capturing=False)
+
+    def _parts_by_device(
+        self, capturing: bool
+    ) -> dict[torch.device, list[tuple[int, dict[str, Any], _Parts]]]:
+        """Place, group and parts of every parameter that has a gradient."""
+        self._update_hyperparameters(capturing)
+        found: dict[torch.device, list[tuple[int, dict[str, Any], _Parts]]] = {}
+        index = -1
+        for place, group in enumerate(self.param_groups):
+            for param in group["params"]:
+                index += 1
+                if param.grad is None:
+                    continue
+                device = param.device
+                if capturing and not (self.state.get(param) and (place, device) in self._hyper):
+                    raise RuntimeError(
+                        f"parameter {index} of shape {tuple(param.shape)} has no state on the "
+                        f"device yet; {PREPARE}"
+                    )
+                state = self._state(param, group)
+                part = _Parts(
+                    param, self._dense_grad(index, param), state["exp_avg"], state["exp_avg_sq"],
+                    state.get("master"), state["step"], self._hyper_of(place, device),
+                    _stream(group["seed"], index), _stochastic(param, group, "master" in state),
+                )  # fmt: skip
+                found.setdefault(device, []).append((index, group, part))
+        return found
+
+    def _update_hyperparameters(self, capturing: bool) -> None:
+        for (place, _), (buffer, known) in self._hyper.items():
+            values = _hyper_values(self.param_groups[place])
+            if values == known:
+                continue
+            if capturing:
+                raise RuntimeError(
+                    f"hyper-parameters of group {place} changed from {known} to {values} (lr, "
+                    f"beta1, beta2, eps, weight_decay) on the way to a capture; {PREPARE}"
+                )
+            for i, value in enumerate(values):
+                if value != known[i]:
+                    buffer[i].fill_(value)  # the value travels in the launch: nothing to wait for
+            known[:] = values
+
+    def _hyper_of(self, place: int, device: torch.device) -> Tensor:
+        if (place, device) not in self._hyper:
+            values = _hyper_values(self.param_groups[place])
+            buffer = torch.tensor(values, dtype=torch.float64, device=device)
+            self._hyper[place, device] = (buffer, values)
+        return self._hyper[place, device][0]
+
+    def _dense_grad(self, index: int, param: Tensor) -> Tensor:
+        """The gradient, or a contiguous copy of it that keeps its address."""
+        grad = param.grad
+        assert grad is not None
+        if grad.layout != torch.strided:
+            raise RuntimeError(
+                f"the gradient of parameter {index} is {grad.layout}; FusedAdamW takes dense ones"
+            )
+        if not param.is_contiguous():  # it was when its group was added
+            raise RuntimeError(
+                f"parameter {index} of shape {tuple(param.shape)} now has strides "
+                f"{param.stride()}; FusedAdamW takes contiguous parameters"
+            )
+        if grad.is_contiguous():
+            return grad
+        if param not in self._dense_grads:
+            self._dense_grads[param] = torch.empty_like(grad, memory_format=torch.contiguous_format)
+        return self._dense_grads[param].copy_(grad)
+
+    def _tables_for(
+        self, device: torch.device, parts: list[_Parts], capturing: bool
+    ) -> _Tables:  # fmt: skip
+        layout = _layout(parts, self.block_size)
+        tables: _Tables | None = self._tables.get(device)
+        if tables is None or tables.layout != layout:
+            if capturing:
+                raise RuntimeError(_difference(layout, tables))
+            tables = self._tables[device] = _Tables(layout, device, like=tables)
+        if capturing and all(tables is not other for other in self._captured):
+            self._captured.append(tables)
+        return tables
+
+    # ---- state -----------------------------------------------------------------------------------
+
+    def _state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[param]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.int64, device=param.device)
+            for name, dtype in _kept(param, group).items():
+                state[name] = torch.zeros(param.shape, dtype=dtype, device=param.device)
+            if "master" in state:
+                state["master"].copy_(param)
+        return state
+
+    @torch.no_grad()
+    def load_master(self, masters: Mapping[Tensor, Tensor]) -> None:
+        """Set master weights to the exact values that 16-bit parameters were cast from.
+
+        Args:
+            masters: float32 values by parameter, of its shape. They are copied; the parameter
+                becomes them, rounded to nearest.
+
+        Raises:
+            ValueError: names every entry that is no parameter of this optimizer, keeps no master
+                weights, or has another shape or dtype. Nothing is changed then.
+        """
+        groups = {param: group for group in self.param_groups for param in group["params"]}
+        errors = []
+        for param, value in masters.items():
+            name = f"{param.dtype} tensor of shape {tuple(param.shape)}"
+            if param not in groups:
+                errors.append(f"a {name} is no parameter of this optimizer")
+            elif "master" not in _kept(param, groups[param]):
+                errors.append(f"a {name} has no master weights with these options")
+            elif value.shape != param.shape or value.dtype != torch.float32:
+                errors.append(
+                    f"a {name} needs float32 values of its shape, got {value.dtype} of shape "
+                    f"{tuple(value.shape)}"
+                )
+        if errors:
+            raise ValueError("; ".join(errors))
+        for param, value in masters.items():
+            self._state(param, groups[param])["master"].copy_(value)
+            param.copy_(value)
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave, torch.optim.AdamW's too; options of groups come with it.
+
+        torch would cast all state to the parameter's dtype; here each tensor keeps the dtype that
+        the options give it. Tensors are copied, into those that exist where they fit, so that a
+        captured graph goes on with what was loaded. A master that was not saved is made from the
+        parameter: load the model first.
+
+        Raises:
+            ValueError: names every option or tensor that does not fit. Nothing is changed then.
+        """
+        saved: dict[Any, dict[str, Any]] = {}
+        ids: list[Any] = []
+
+        def withhold_state(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            saved.update(given["state"])
+            ids.extend(i for group in given["param_groups"] for i in group["params"])
+            return {**given, "state": {}}
+
+        before: dict[str, Any] = {"state": self.state, "param_groups": self.param_groups}
+        # The last hook, so it sees what others made of the state
+        handle = self.register_load_state_dict_pre_hook(withhold_state)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        errors = [error for group in self.param_groups for error in _errors(group)]
+        owners = [(param, group) for group in self.param_groups for param in group["params"]]
+        loaded = []
+        for saved_id, (param, group) in zip(ids, owners, strict=True):
+            if not saved.get(saved_id):
+                continue
+            given = saved[saved_id]
+            for name in _kept(param, group):
+                value = given.get(name, param if name == "master" else None)
+                if value is None or value.shape != param.shape:
+                    shape = "none" if value is None else f"shape {tuple(value.shape)}"
+                    errors.append(
+                        f"{name} of parameter {saved_id} must have shape {tuple(param.shape)}, "
+                        f"got {shape}"
+                    )
+            loaded.append((param, group, given))
+        if errors:
+            self.__setstate__(before)
+            raise ValueError("; ".join(errors))
+        for param, group, given in loaded:
+            self._restore(param, group, given, before["state"].get(param, {}))
+
+    def _restore(
+        self,
+        param: Tensor,
+        group: dict[str, Any],
+        given: dict[str, Any],
+        old: dict[str, Tensor],
+    ) -> None:
+        new: dict[str, Tensor] = {}
+        for name, dtype in {"step": torch.int64, **_kept(param, group)}.items():
+            value = torch.as_tensor(given.get(name, param))
+            tensor = old.get(name)
+            if tensor is None or tensor.dtype != dtype:
+                tensor = torch.empty(value.shape, dtype=dtype, device=param.device)
+            new[name] = tensor.copy_(value)
+        self.state[param] = new
+
+
+def _hyper_values(group: dict[str, Any]) -> list[float]:
+    """In the order of kernel.HYPER."""
+    values = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+    return [float(value) for value in values]
+
+
+def _kept(param: Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
+    """State tensors of param's shape, by name, with their dtypes."""
+    state_dtype = group["state_dtype"]
+    kept = {"exp_avg": state_dtype, "exp_avg_sq": state_dtype}
+    wanted = group["master_weights"]
+    if param.dtype != torch.float32 and (
+        state_dtype == torch.float32 if wanted is None else wanted
+    ):
+        kept["master"] = torch.float32
+    return kept
+
+
+def _stochastic(param: Tensor, group: dict[str, Any], has_master: bool) -> bool:
+    """Whether a tensor that holds the only copy is bfloat16, and is to be rounded so."""
+    if group["stochastic_rounding"] is False:
+        return False
+    only_copy = not has_master and param.dtype == torch.bfloat16
+    return only_copy or group["state_dtype"] == torch.bfloat16
+
+
+def _errors(group: dict[str, Any]) -> list[str]:
+    """What is not valid in a group of parameters: all of it."""
+    errors = []
+    for name in ("lr", "eps", "weight_decay"):
+        value = group[name]
+        if not isinstance(value, int | float) or not value >= 0:
+            errors.append(f"{name} must be a number of 0 or more, got {value!r}")
+    betas = group["betas"]
+    if len(betas) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in betas):
+        errors.append(f"betas must be two numbers in [0, 1), got {betas!r}")
+    if group["state_dtype"] not in STATE_DTYPES:
+        errors.append(f"state_dtype must be one of {STATE_DTYPES}, got {group['state_dtype']!r}")
+    if not isinstance(group["seed"], int) or not 0 <= group["seed"] < 2**32:
+        errors.append(f"seed must be an integer in [0, 2^32), got {group['seed']!r}")
+    # Options of torch.optim.AdamW that may come with its state_dict
+    errors += [f"{name} is not supported" for name in ("amsgrad", "maximize") if group.get(name)]
+    for i, param in enumerate(group["params"]):
+        if param.dtype not in DTYPES:
+            errors.append(f"parameter {i} of the group must be one of {DTYPES}, got {param.dtype}")
+        elif param.layout != torch.strided or not param.is_contiguous():
+            errors.append(
+                f"parameter {i} of the group must be dense and contiguous, got {param.layout} of "
+                f"shape {tuple(param.shape)}"
+            )
+    return errors
+
+
+def _difference(layout: _Layout, tables: _Tables | None) -> str:
+    """Why a step under capture cannot use the tables that `prepare` made."""
+    if tables is None:
+        return f"no tables on the device; {PREPARE}"
+    before, now = tables.layout.rows, layout.rows
+    if len(before) != len(now):
+        return f"{len(now)} parameters have gradients, there were {len(before)}; {PREPARE}"
+    names = ("parameter", "gradient", "exp_avg", "exp_avg_sq", "master", "step")
+    moved = [
+        f"{name} of parameter {i}"
+        for i, (old, new) in enumerate(zip(before, now, strict=True))
+        for name, old_address, new_address in zip(names, old, new, strict=False)
+        if old_address != new_address
+    ]
+    what = ", ".join(moved[:3]) + (f" and {len(moved) - 3} more" if len(moved) > 3 else "")
+    return f"moved since FusedAdamW.prepare(): {what or 'dtypes or sizes'}; {PREPARE}"

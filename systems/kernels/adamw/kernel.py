@@ -1,0 +1,230 @@
+"""AdamW of many tensors in Triton: what `fused.py` launches. The arithmetic is `reference.py`'s.
+
+A step is two launches, however many the tensors:
+
+    advance_kernel   a row of the table a lane: t += 1 and all that hangs on t alone
+    adamw_kernel     a block of one tensor a program
+
+The table has a row a tensor with the addresses of all its parts, so that neither the number of
+tensors nor the shapes are known to the compiler.
+
+adamw_kernel does nothing but move memory, and is laid out for that:
+
+- Every address a full block touches has no mask, since one on an element count that is read from
+  memory hides from the compiler that 16 bytes may be moved at once. The last block of a tensor
+  takes the masked way.
+- A block of as many elements as make 16 bytes of its widest dtype for each thread keeps one layout
+  for all dtypes: with more, Triton gives float32 stores a layout of their own and passes every
+  value through shared memory; tests hold that it does not.
+- No multiplication is fused into an addition that follows, and with float32 state divisions and
+  square roots are IEEE's, which makes the results those of the reference. It takes 55 instructions
+  an element, where an H200 has time for about 190 while it moves 28 bytes. With bfloat16 state, 14
+  bytes leave time for half of that and random bits take some, so those two are approximate (2 units
+  in the last place of float32, 2^-14 of what the result is rounded to).
+"""
+
+# Arguments of a kernel are Triton's, which has no types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from systems.kernels.adamw import reference
+
+# Columns of the table, int64: addresses, then numbers.
+PARAM = tl.constexpr(0)
+GRAD = tl.constexpr(1)
+EXP_AVG = tl.constexpr(2)
+EXP_AVG_SQ = tl.constexpr(3)
+MASTER = tl.constexpr(4)
+STEP = tl.constexpr(5)  # of an int64
+HYPER = tl.constexpr(6)  # of float64s: lr, beta1, beta2, eps, weight_decay
+NUMEL = tl.constexpr(7)
+STREAM = tl.constexpr(8)  # reference.stream(seed, index)
+COLUMNS = tl.constexpr(9)
+
+# Columns of the scalars, float32.
+DECAY = tl.constexpr(0)  # 1 - lr weight_decay
+STEP_SIZE = tl.constexpr(1)  # lr / (1 - beta1^t)
+RSQRT_CORRECTION = tl.constexpr(2)  # 1 / sqrt(1 - beta2^t)
+ONE_MINUS_BETA1 = tl.constexpr(3)
+BETA2 = tl.constexpr(4)
+ONE_MINUS_BETA2 = tl.constexpr(5)
+EPS = tl.constexpr(6)
+SCALARS = tl.constexpr(8)  # a power of two: a row is one sector of 32 bytes
+
+ROWS = 128  # of the table, to a program of advance_kernel
+
+MIX_1 = tl.constexpr(reference.MIX_1)
+MIX_2 = tl.constexpr(reference.MIX_2)
+GOLDEN = tl.constexpr(reference.GOLDEN)
+
+
+@triton.jit
+def mix(word):
+    """`reference.mix` on uint32."""
+    word = (word ^ (word >> 16)) * tl.full((), MIX_1, tl.uint32)
+    word = (word ^ (word >> 15)) * tl.full((), MIX_2, tl.uint32)
+    return word ^ (word >> 16)
+
+
+@triton.jit
+def _power(base, exponent):
+    """base^exponent in float64 for 0 <= exponent < 2^31, by squaring."""
+    result = base * 0 + 1
+    for _ in range(31):
+        result = tl.where(exponent & 1 == 1, result * base, result)
+        base = base * base
+        exponent = exponent >> 1
+    return result
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def advance_kernel(table, scalars, keys, n_rows, ROWS: tl.constexpr):
+    """Count the step of every row and work out its scalars in float64, then round them.
+
+    Args:
+        table: int64 (n_rows, COLUMNS).
+        scalars: float32 (n_rows, SCALARS), written.
+        keys: uint32 (n_rows,), written: reference.key(seed, index, t).
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < n_rows
+    entry = table + row * COLUMNS
+    step = tl.load(entry + STEP, mask=there, other=0).to(tl.pointer_type(tl.int64))
+    hyper = tl.load(entry + HYPER, mask=there, other=0).to(tl.pointer_type(tl.float64))
+    stream = tl.load(entry + STREAM, mask=there, other=0).to(tl.uint32)
+
+    t = tl.load(step, mask=there, other=0) + 1
+    tl.store(step, t, mask=there)
+    tl.store(keys + row, mix(stream + t.to(tl.uint32)), mask=there)
+
+    lr = tl.load(hyper, mask=there, other=0.0)
+    beta1 = tl.load(hyper + 1, mask=there, other=0.0)
+    beta2 = tl.load(hyper + 2, mask=there, other=0.0)
+    eps = tl.load(hyper + 3, mask=there, other=0.0)
+    weight_decay = tl.load(hyper + 4, mask=there, other=0.0)
+    out = scalars + row * SCALARS
+    step_size = lr / (1 - _power(beta1, t))
+    rsqrt_correction = 1 / tl.sqrt(1 - _power(beta2, t))
+    tl.store(out + DECAY, (1 - lr * weight_decay).to(tl.float32), mask=there)
+    tl.store(out + STEP_SIZE, step_size.to(tl.float32), mask=there)
+    tl.store(out + RSQRT_CORRECTION, rsqrt_correction.to(tl.float32), mask=there)
+    tl.store(out + ONE_MINUS_BETA1, (1 - beta1).to(tl.float32), mask=there)
+    tl.store(out + BETA2, beta2.to(tl.float32), mask=there)
+    tl.store(out + ONE_MINUS_BETA2, (1 - beta2).to(tl.float32), mask=there)
+    tl.store(out + EPS, eps.to(tl.float32), mask=there)
+
+
+@triton.jit
+def _pointer(entry, column, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(entry + column).to(tl.pointer_type(dtype))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def _round(value, bits, dtype: tl.constexpr, STOCHASTIC: tl.constexpr):
+    """`reference.round_stochastically` where it is asked for and dtype is bfloat16."""
+    if STOCHASTIC and dtype == tl.bfloat16:
+        word = value.to(tl.uint32, bitcast=True) + bits
+        word = tl.where(value == value, word, 0x7FFFFFFF)  # a NaN would carry into its sign
+        rounded = (word >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        rounded = value.to(dtype)
+    return rounded
+
+
+@triton.jit
+def _update(
+    param, grad, exp_avg, exp_avg_sq, master,  # pointers to elements
+    mask,  # None: all are there
+    scalars,  # pointer to the row
+    word,  # uint32 random bits of each element
+    PARAM_DTYPE: tl.constexpr, STATE_DTYPE: tl.constexpr,
+    HAS_MASTER: tl.constexpr, STOCHASTIC: tl.constexpr,
+):  # fmt: skip
+    decay = tl.load(scalars + DECAY)
+    step_size = tl.load(scalars + STEP_SIZE)
+    rsqrt_correction = tl.load(scalars + RSQRT_CORRECTION)
+    one_minus_beta1 = tl.load(scalars + ONE_MINUS_BETA1)
+    beta2 = tl.load(scalars + BETA2)
+    one_minus_beta2 = tl.load(scalars + ONE_MINUS_BETA2)
+    eps = tl.load(scalars + EPS)
+
+    g = tl.load(grad, mask=mask).to(tl.float32)
+    m = tl.load(exp_avg, mask=mask).to(tl.float32)
+    v = tl.load(exp_avg_sq, mask=mask).to(tl.float32)
+    if HAS_MASTER:
+        w = tl.load(master, mask=mask)
+    else:
+        w = tl.load(param, mask=mask).to(tl.float32)
+
+    m = m + (g - m) * one_minus_beta1
+    v = v * beta2 + (g * one_minus_beta2) * g
+    w = w * decay
+    if STATE_DTYPE == tl.float32:  # noqa: SIM300 (no constant)
+        w = w - tl.div_rn(m * step_size, tl.sqrt_rn(v) * rsqrt_correction + eps)
+    else:
+        w = w - m * step_size / (tl.sqrt(v) * rsqrt_correction + eps)
+
+    if HAS_MASTER:
+        tl.store(master, w, mask=mask)
+        tl.store(param, w.to(PARAM_DTYPE), mask=mask)
+    else:
+        tl.store(param, _round(w, word & 0xFFFF, PARAM_DTYPE, STOCHASTIC), mask=mask)
+    third = (word * tl.full((), GOLDEN, tl.uint32)) >> 16
+    tl.store(exp_avg, _round(m, word >> 16, STATE_DTYPE, STOCHASTIC), mask=mask)
+    tl.store(exp_avg_sq, _round(v, third, STATE_DTYPE, STOCHASTIC), mask=mask)
+
+
+@triton.jit
+def adamw_kernel(
+    table, scalars, keys, blocks,
+    PARAM_DTYPE: tl.constexpr, GRAD_DTYPE: tl.constexpr, STATE_DTYPE: tl.constexpr,
+    HAS_MASTER: tl.constexpr, STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One step of BLOCK elements of one tensor, once advance_kernel has made the scalars.
+
+    Args:
+        table: int64 (rows, COLUMNS); addresses are multiples of 16 where ALIGNED.
+        scalars: float32 (rows, SCALARS).
+        keys: uint32 (rows,).
+        blocks: int32 (programs, 2): row of the table, block of its tensor.
+        BLOCK: elements; a power of two, so that a block lies on one side of every 2^32 elements.
+    """
+    row = tl.load(blocks + 2 * tl.program_id(0)).to(tl.int64)
+    block = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64)
+    entry = table + row * COLUMNS
+    start = block * BLOCK  # past 2^31 in large tensors
+    offset = tl.arange(0, BLOCK)
+
+    param = _pointer(entry, PARAM, PARAM_DTYPE, ALIGNED) + start + offset
+    grad = _pointer(entry, GRAD, GRAD_DTYPE, ALIGNED) + start + offset
+    exp_avg = _pointer(entry, EXP_AVG, STATE_DTYPE, ALIGNED) + start + offset
+    exp_avg_sq = _pointer(entry, EXP_AVG_SQ, STATE_DTYPE, ALIGNED) + start + offset
+    master = param
+    if HAS_MASTER:
+        master = _pointer(entry, MASTER, tl.float32, ALIGNED) + start + offset
+
+    word = offset.to(tl.uint32)
+    if STOCHASTIC:
+        key = tl.load(keys + row) ^ mix((start >> 32).to(tl.uint32))
+        word = mix((word + start.to(tl.uint32)) ^ key)
+
+    remaining = tl.load(entry + NUMEL) - start
+    if remaining >= BLOCK:
+        _update(
+            param, grad, exp_avg, exp_avg_sq, master, None, scalars + row * SCALARS, word,
+            PARAM_DTYPE, STATE_DTYPE, HAS_MASTER, STOCHASTIC,
+        )  # fmt: skip
+    else:
+        _update(
+            param, grad, exp_avg, exp_avg_sq, master, offset < remaining,
+            scalars + row * SCALARS, word, PARAM_DTYPE, STATE_DTYPE, HAS_MASTER, STOCHASTIC,
+        )  # fmt: skip
