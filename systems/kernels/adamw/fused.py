@@ -12,8 +12,8 @@ Three uses, by the dtype of a parameter and of the state, with what a step moves
     bfloat16  bfloat16  -         p, g, m, v       p, m, v          14
 
 In the last, a step rounds stochastically: an update of less than half a unit in the last place
-(2^-9 of a parameter) rounded to nearest is lost whole, and with beta2 = 0.999 exp_avg_sq could
-only grow.
+(2^-9 to 2^-8 of the value) rounded to nearest is lost whole, and with beta2 = 0.999 exp_avg_sq
+could only grow.
 
 In a CUDA graph, gradients must keep their addresses:
 
@@ -36,13 +36,15 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from systems.kernels.adamw.reference import adamw_reference, stream
+
+Owner = TypeVar("Owner", bound=Tensor)  # Mapping is invariant in its keys: Parameters go too
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STATE_DTYPES = (torch.float32, torch.bfloat16)
@@ -508,7 +510,7 @@ class FusedAdamW(Optimizer):
         return state
 
     @torch.no_grad()
-    def load_master(self, masters: Mapping[Tensor, Tensor]) -> None:
+    def load_master(self, masters: Mapping[Owner, Tensor]) -> None:
         """Set master weights to the exact values that 16-bit parameters were cast from.
 
         Args:
