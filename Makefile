@@ -53,7 +53,7 @@ bench: $(VENV)/installed-test
 # make report       tables and plots of the reference results, docs/results from logs/h200
 report: $(VENV)/installed
 	@mkdir -p docs/results
-	@for folder in logs/h200/*/; do name=$$(basename $$folder); \
+	@for folder in logs/h200/*/; do name=$$(basename $$folder); rm -f docs/results/$$name/*.png; \
 	  $(BIN)/python aggregate.py $$folder --plot docs/results/$$name >docs/results/$$name.md || exit 1; \
 	done
 

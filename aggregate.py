@@ -14,14 +14,15 @@ from enum import StrEnum
 from html import escape
 from pathlib import Path
 from typing import Annotated, NoReturn
+from urllib.parse import quote
 
 import pandas as pd
 import typer
 
 from jobs.compare import REGRESSIONS, Comparison, compare
-from jobs.entries import entries
+from jobs.entries import Entry, entries
 from jobs.expand import varying
-from jobs.plots import draw
+from jobs.pictures import Picture, copy_pictures, draw_plots
 from jobs.schema import Table, TableError
 from jobs.sheets import Sheet, make_sheet
 from jobs.status import Observation, observe
@@ -47,7 +48,11 @@ def tables(
     folder: Annotated[Path, typer.Argument(help="Results folder, as logs/flash.")],
     format: Annotated[Format, typer.Option(help="Of the tables.")] = Format.md,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the sweep's plots into this folder.")
+        Path | None,
+        typer.Option(
+            help="Folder for the sweep's plots and the pictures that its runs left; Markdown links "
+            "to them from beside it."
+        ),
     ] = None,
     table: Annotated[str | None, typer.Option(help="Only the table of this name.")] = None,
 ) -> None:
@@ -75,11 +80,34 @@ def tables(
     for line in (*map(str, seen.bad_lines), *seen.notes):
         print(f"note: {line}", file=sys.stderr)
     if plot is not None:
-        if not sweep.plots:
-            print(f"note: sweep {sweep.name} declares no plots", file=sys.stderr)
-        for one in sweep.plots:
-            path = draw(seen, one, plot, chosen)
-            print(f"{path}" if path else f"plot {one.name}: nothing measured", file=sys.stderr)
+        pictures = _pictures(seen, plot, chosen)
+        if format is Format.md and pictures:
+            print("\n\n".join(_link(picture, plot) for picture in pictures))
+
+
+def _pictures(seen: Observation, folder: Path, chosen: list[Entry]) -> list[Picture]:
+    """Draw the sweep's plots, copy the pictures that runs left, and say on stderr which."""
+    sweep = seen.manifests[-1].sweep
+    try:
+        drawn = draw_plots(seen, sweep.plots, folder, chosen)
+    except TableError as error:
+        _fail(f"sweep {sweep.name}, plots: {error}")
+    declared = [f"{plot.name}.png" for plot in sweep.plots]
+    pictures = drawn + copy_pictures(seen, chosen, folder, declared)
+    for name in declared:
+        if name not in [picture.path.name for picture in drawn]:
+            print(f"plot {name.removesuffix('.png')}: nothing measured", file=sys.stderr)
+    for picture in pictures:
+        print(picture.path, file=sys.stderr)
+    if not pictures and not declared:
+        print(f"note: sweep {sweep.name} has no plots, its runs no pictures", file=sys.stderr)
+    return pictures
+
+
+def _link(picture: Picture, folder: Path) -> str:
+    """A picture for a page that lies beside the folder: docs/results/flash.md has flash/x.png."""
+    title = re.sub(r"([\\\[\]])", r"\\\1", picture.title)
+    return f"![{title}]({quote(f'{folder.resolve().name}/{picture.path.name}')})"
 
 
 def render(sheet: Sheet, format: Format) -> str:

@@ -50,7 +50,7 @@ KINDS = {
         Value("tflops", "TFLOP/s", "TFLOP/s", "higher"),
         Value("bandwidth", "bandwidth", "GB/s", "higher"),
         Value("bus_bandwidth", "bus bandwidth", "GB/s", "higher"),
-        Value("mfu", "share of the datasheet's peak", "%", "higher"),
+        Value("mfu", "MFU", "%", "higher"),  # share of the datasheet's peak
         Value("tokens_per_second", "tokens/s", "tokens/s", "higher"),
         Value("peak_memory", "peak memory", "GiB", "lower"),
     )

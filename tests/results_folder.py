@@ -112,4 +112,5 @@ def record(
         finished_at=finished_at,
         measurements=Measurements.model_validate(measurements) if measurements else None,
         failure=Failure.model_validate(failure) if failure else None,
+        artifacts=told.get("artifacts"),
     )

@@ -416,9 +416,7 @@ def test_without_a_dtype_the_precision_says_what_the_peak_is(
     outcome = ok(1.0, flops={"forward": 494.7e9 / 2})  # half an H200's tf32 peak for 1 ms
     text = TOY + f"fixed: {{size: 1, precision: {precision}}}\n"
     folder.submit(load(tmp_path, text), lambda params, repeat: outcome, H200)
-    assert table(folder, rows=["size"], value="mfu") == [
-        {"size": "1", "share of the datasheet's peak": share}
-    ]
+    assert table(folder, rows=["size"], value="mfu") == [{"size": "1", "MFU": share}]
 
 
 # ---- several values ------------------------------------------------------------------------------
