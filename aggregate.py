@@ -145,8 +145,13 @@ def _markdown_cell(text: str) -> str:
     return re.sub(r"([\\|<*`])", r"\\\1", text).replace("\n", " ")
 
 
+_LATEX = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"} | {
+    character: f"\\{character}" for character in "%_&#${}"
+}
+
+
 def _latex(text: str) -> str:
-    return "".join(f"\\{c}" if c in "%_&#$" else {"±": "$\\pm$"}.get(c, c) for c in text)
+    return "".join(_LATEX.get(character, character) for character in text)
 
 
 @compare_app.command(

@@ -18,6 +18,7 @@ from jobs.schema import Published, TableError, plain
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "published"
 SEE = "docs/published/README.md"
 _UNSTATED = "unstated"  # what a source does not say
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _MEASURED = ("_ms", "_mib", "_gib", "_percent")  # the columns that do not tell rows apart
 
 
@@ -66,9 +67,10 @@ def read(file: str) -> Figures:
 
 
 def _same(value: Any, text: str) -> bool:
-    """Whether a parameter's value is what a file calls it: 128 and 128.0, 2.7b and 2.7B."""
-    told, text = plain(value).strip(), text.strip()
-    if told.casefold() == text.casefold():
+    """Whether a parameter's value is what a file calls it: 128 and 128.0, 2.7b and 2.7B, bf16 and
+    bfloat16."""
+    told, text = plain(value).strip().casefold(), text.strip().casefold()
+    if _DTYPES.get(told, told) == _DTYPES.get(text, text):
         return True
     try:
         return float(told) == float(text)

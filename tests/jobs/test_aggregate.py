@@ -144,7 +144,7 @@ fixed: {size: 1}
 tables:
   - name: t
     text: |
-      It took {{ value("time", size=1) | n }} ms, 50% of <that>.
+      It took {{ value("time", size=1) | n }} ms, 50% of <that> ~ 2^{a\\b}.
 
       And {{ QUESTION }}.
 """
@@ -155,12 +155,13 @@ def test_a_tables_text_stands_under_it_but_not_in_csv(
 ) -> None:
     folder.submit(load(tmp_path, TEXT.replace("QUESTION", "state()")), lambda *_: ok(2.0, 2.0))
     _, md, _ = cli(folder.path)
-    assert md.rstrip().endswith("It took 2.000 ms, 50% of <that>.\n\nAnd ok.")
+    assert md.rstrip().endswith("It took 2.000 ms, 50% of <that> ~ 2^{a\\b}.\n\nAnd ok.")
     assert "samples" in md.split("It took")[0].split("|")[-1]
     _, html, _ = cli(folder.path, "--format", "html")
-    assert "<p>It took 2.000 ms, 50% of &lt;that&gt;.</p>\n<p>And ok.</p>" in html
+    assert "<p>It took 2.000 ms, 50% of &lt;that&gt; ~ 2^{a\\b}.</p>\n<p>And ok.</p>" in html
     _, latex, _ = cli(folder.path, "--format", "latex")
-    assert latex.index(r"\end{table}") < latex.index(r"2.000 ms, 50\% of")
+    below = r"50\% of <that> \textasciitilde{} 2\^{}\{a\textbackslash{}b\}."
+    assert latex.index(r"\end{table}") < latex.index(below)
     assert "took" not in cli(folder.path, "--format", "csv")[1]
 
 

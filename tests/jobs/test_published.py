@@ -110,6 +110,23 @@ def test_a_figure_of_one_precision_is_not_shown_in_the_row_of_another(
     assert sheet.data[f"forward ({H800})"].tolist() == ["27.24", "", "490.07", ""]
 
 
+def test_dtypes_are_the_same_by_either_name(tmp_path: Path, folder: ResultsFolder) -> None:
+    text = """\
+grid: {size: [128], precision: [bf16, fp32]}
+tables:
+  - name: t
+    rows: [size, precision]
+    published:
+      - file: flash.csv
+        value: forward_ms
+        on: {size: seq_len, precision: dtype}
+        where: {implementation: naive, head_dim: 16.0}
+        label: naive
+"""
+    sheet = made(tmp_path, folder, text)
+    assert sheet.data["naive (report-c, GPU unstated)"].tolist() == ["0.034", "0.042"]
+
+
 def test_where_no_figure_fits_the_note_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
     sheet = made(tmp_path, folder, TRANSFORMER.replace("[128, 512]", "[64]"))
     assert list(sheet.data.columns) == ["model", "context_length", "time"]
