@@ -124,6 +124,8 @@ class GraphedTraining(Training):
                 if self.params.optimizer == "torch":
                     self._create_state()
                 super().zero_grad()
+            # Its graph would keep the nodes that accumulate gradients, and they this stream.
+            self.loss = self.loss.detach()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
 
@@ -132,7 +134,7 @@ class GraphedTraining(Training):
         rates = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
-        self.scaler.step(self.optimizer)
+        super().optimizer_step()
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         for state in self.optimizer.state.values():
