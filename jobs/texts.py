@@ -50,11 +50,11 @@ class NotMeasured:
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _same
     __mod__ = __rmod__ = __pow__ = __rpow__ = _same
     __neg__ = __pos__ = __abs__ = __round__ = __getitem__ = _same
-    __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared  # type: ignore[assignment]
 
 
 class _Compared(Exception):
-    """A text that says which of two is larger can say nothing where one is not there."""
+    """A text that says how two compare can say nothing where one is not there."""
 
 
 def _of_all(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:

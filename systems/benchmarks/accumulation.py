@@ -25,10 +25,10 @@ WAYS = (
 
 
 class Params(BenchmarkParams):
-    """terms times value, one after the other."""
+    """terms times the addend, one after the other."""
 
     terms: Annotated[int, Field(ge=1)] = 1000
-    value: float = 0.01
+    addend: float = 0.01
 
 
 def run(params: Params) -> dict[str, Any]:
@@ -36,11 +36,11 @@ def run(params: Params) -> dict[str, Any]:
     import torch
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    exact = params.terms * params.value
+    exact = params.terms * params.addend
     ways = []
     for of_sum, of_term, cast in WAYS:
         total = torch.tensor(0.0, dtype=getattr(torch, of_sum), device=device)
-        term = torch.tensor(params.value, dtype=getattr(torch, of_term), device=device)
+        term = torch.tensor(params.addend, dtype=getattr(torch, of_term), device=device)
         for _ in range(params.terms):
             total += term.to(total.dtype) if cast else term
         ways.append(
