@@ -19,11 +19,12 @@ from urllib.parse import quote
 import pandas as pd
 import typer
 
+from jobs.benchmarks import short_name
 from jobs.compare import REGRESSIONS, Comparison, compare
 from jobs.entries import Entry, entries
 from jobs.expand import varying
 from jobs.pictures import Picture, copy_pictures, draw_plots
-from jobs.schema import Table, TableError
+from jobs.schema import Sweep, Table, TableError
 from jobs.sheets import Sheet, make_sheet
 from jobs.status import Observation, observe
 from jobs.values import shown
@@ -59,7 +60,7 @@ def tables(
     """Print a folder's tables: every run of its sweeps has a cell."""
     seen = _observe(folder)
     sweep = seen.manifests[-1].sweep
-    views = list(sweep.tables) or [Table(name=sweep.name)]
+    views = list(sweep.tables) or _default_views(sweep)
     if table is not None:
         views = [view for view in views if view.name == table]
         if not views:
@@ -108,6 +109,17 @@ def _link(picture: Picture, folder: Path) -> str:
     """A picture for a page that lies beside the folder: docs/results/flash.md has flash/x.png."""
     title = re.sub(r"([\\\[\]])", r"\\\1", picture.title)
     return f"![{title}]({quote(f'{folder.resolve().name}/{picture.path.name}')})"
+
+
+def _default_views(sweep: Sweep) -> list[Table]:
+    """All that was swept, a table a benchmark."""
+    names = dict.fromkeys(case.benchmark or sweep.benchmark for case in sweep.cases)
+    if len(names) < 2:
+        return [Table(name=sweep.name, benchmark=next(iter(names), None))]
+    return [
+        Table(name=sweep.name, title=f"{sweep.name}, {short_name(name)}", benchmark=name)
+        for name in names
+    ]
 
 
 def render(sheet: Sheet, format: Format) -> str:
@@ -176,7 +188,8 @@ def compare_folders(
     told = [result for result in results if result.verdict not in hidden]
     if told:
         names = varying([result.run for result in results])
-        print(_markdown(_comparison_frame(told, names), "left"), end="\n\n")
+        mixed = len({result.run.benchmark for result in results}) > 1
+        print(_markdown(_comparison_frame(told, names, mixed), "left"), end="\n\n")
     counts = Counter(result.verdict for result in results)
     print(
         ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "nothing to compare"
@@ -187,11 +200,12 @@ def compare_folders(
         _fail("the two folders have no measured run in common")
 
 
-def _comparison_frame(results: list[Comparison], names: list[str]) -> pd.DataFrame:
+def _comparison_frame(results: list[Comparison], names: list[str], mixed: bool) -> pd.DataFrame:
     devices = len({result.device for result in results}) > 1
     rows = []
     for result in results:
-        row = {name: str(result.run.params[name]) for name in names}
+        row = {"benchmark": result.run.benchmark} if mixed else {}
+        row |= {name: str(result.run.params.get(name, "")) for name in names}
         if devices:
             row["device"] = result.device
         row["phase"] = result.phase

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,34 @@ class Benchmark:
     @property
     def fields(self) -> list[str]:
         return list(self.params.model_fields)
+
+
+@dataclass(frozen=True)
+class Benchmarks:
+    """The benchmarks of a sweep: its own, and those that cases have instead."""
+
+    own: Benchmark
+    by_name: dict[str, Benchmark]  # its own among them
+
+    def of(self, name: str | None) -> Benchmark:
+        """That of a case or a view which names this one, or none."""
+        return self.own if name is None else self.by_name[short_name(name)]
+
+    def __iter__(self) -> Iterator[Benchmark]:
+        return iter(self.by_name.values())
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    @property
+    def fields(self) -> list[str]:
+        """Every parameter that one of them has."""
+        return list(dict.fromkeys(field for benchmark in self for field in benchmark.fields))
+
+
+def short_name(name: str) -> str:
+    """One benchmark, one name, one id a run: without the folder that most of them lie in."""
+    return name.removeprefix("systems.benchmarks.")
 
 
 def benchmark_module(name: str) -> ModuleType:
@@ -88,9 +117,19 @@ def load_benchmark(name: str) -> Benchmark:
         if not f.is_required()
     }
     shown = params.model_construct(**defaults).model_dump(mode="json", include=set(defaults))
-    short = name.removeprefix("systems.benchmarks.")  # one benchmark, one name, one id a run
     version = int(getattr(module, "VERSION", 1))
-    return Benchmark(short, version, params, shown, hasattr(module, "predict"))
+    return Benchmark(short_name(name), version, params, shown, hasattr(module, "predict"))
+
+
+def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
+    """A sweep's own benchmark, and those that its cases name.
+
+    Raises:
+        LookupError: as `load_benchmark`.
+    """
+    names = dict.fromkeys(short_name(name) for name in (own, *others) if name is not None)
+    by_name = {name: load_benchmark(name) for name in names}
+    return Benchmarks(by_name[short_name(own)], by_name)
 
 
 def adapter(field: FieldInfo, config: Any = None) -> TypeAdapter[Any]:

@@ -45,6 +45,10 @@ def nearest(given: str, valid: list[str] | tuple[str, ...]) -> str:
     return f"{hint} (valid: {', '.join(sorted(valid))})" if 0 < len(valid) <= 40 else hint
 
 
+class UnknownParameter(ConditionError):
+    """What stands where a parameter should stand is none."""
+
+
 class Condition:
     """A parsed comparison.
 
@@ -59,6 +63,8 @@ class Condition:
 
     def __init__(self, text: str, names: list[str], check: Check | None = None):
         self.text = text
+        self.named: set[str] = set()  # the parameters that it is about
+        self.words: set[str] = set()  # bare words that it takes for values
         self._names = set(names)
         self._check = check
         if len(text) > MAX_LENGTH:
@@ -80,6 +86,7 @@ class Condition:
     def equal(cls, values: Mapping[str, Any]) -> Condition:
         """That each parameter has this value, or one of these. Nothing is checked."""
         condition = cls.__new__(cls)
+        condition.named, condition.words = set(values), set()
         condition.text = ", ".join(f"{name}: {value}" for name, value in values.items())
         wanted = {k: v if isinstance(v, list) else [v] for k, v in values.items()}
         condition._evaluate = lambda params: all(params[k] in v for k, v in wanted.items())
@@ -116,7 +123,7 @@ class Condition:
         ):
             words = [term.id for term in terms if isinstance(term, ast.Name)]
             given = words[0] if words else ast.unparse(node.left)
-            raise ConditionError(
+            raise UnknownParameter(
                 f"{self.text!r}: {given!r} is not a parameter{nearest(given, list(self._names))}"
             )
         steps = []
@@ -167,6 +174,7 @@ class Condition:
     def _term(self, node: ast.expr) -> Evaluate:
         if isinstance(node, ast.Name) and node.id in self._names:
             name = node.id
+            self.named.add(name)
             return lambda params: params[name]
         value = self._literal(node)
         return lambda params: value
@@ -177,6 +185,7 @@ class Condition:
         ):
             return node.value
         if isinstance(node, ast.Name):
+            self.words.add(node.id)
             return _WORDS.get(node.id.lower(), node.id)
         if isinstance(node, _LISTS):
             return [self._literal(item) for item in node.elts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jobs.benchmarks import load_benchmark
+from jobs.benchmarks import load_benchmark, short_name
 from jobs.conditions import Condition
 from jobs.expand import Run, varying
 from jobs.record import Record
@@ -77,23 +77,21 @@ def selected(
     observation: Observation, view: Table | Plot, chosen: list[Entry] | None = None
 ) -> list[Entry]:
     """The runs that a view shows."""
-    chosen = _of_one_benchmark(observation, entries(observation) if chosen is None else chosen)
+    chosen = entries(observation) if chosen is None else chosen
+    chosen = _of_one_benchmark(chosen, view.benchmark or observation.manifests[-1].sweep.benchmark)
     if view.where:
         keep = Condition(view.where, sorted({k for entry in chosen for k in entry.run.params}))
         chosen = [entry for entry in chosen if keep(entry.run.params)]
     return chosen
 
 
-def _of_one_benchmark(observation: Observation, chosen: list[Entry]) -> list[Entry]:
-    """The runs that the views can show: of the last sweep's benchmark. A parameter that is younger
-    than a run had its default there."""
-    newest = observation.manifests[-1]
-    benchmark = next(iter(newest.runs.values())).benchmark
-    chosen = [entry for entry in chosen if entry.run.benchmark == benchmark]
+def _of_one_benchmark(chosen: list[Entry], name: str) -> list[Entry]:
+    """The runs of a benchmark. A parameter that is younger than a run had its default there."""
+    chosen = [entry for entry in chosen if entry.run.benchmark == short_name(name)]
     names = dict.fromkeys(name for entry in chosen for name in entry.run.params)
     if all(len(entry.run.params) == len(names) for entry in chosen):
         return chosen
-    defaults = load_benchmark(newest.sweep.benchmark).json_defaults
+    defaults = load_benchmark(name).json_defaults
     return [
         replace(
             entry,

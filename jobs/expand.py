@@ -13,20 +13,20 @@ import json
 import math
 import random
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.benchmarks import Benchmark
+from jobs.benchmarks import Benchmark, Benchmarks
 from jobs.conditions import Condition, ConditionError
+from jobs.parameters import comparison, exclusions
 from jobs.published import published_columns
-from jobs.schema import AXES, Case, Shuffle, Sweep, TableError
+from jobs.schema import AXES, Case, Plot, Shuffle, Sweep, Table, TableError
 from jobs.strict_yaml import InputError, Position, Problem
 from jobs.strict_yaml import Path as DataPath
 from jobs.sweep import LoadedSweep
-from jobs.validate import exclusions, literal_check
 
 MAX_RUNS = 1_000_000  # more is a slip of the pen
 STARTUP_MIN = 2  # minutes a job gets on top of its runs' timeouts: imports, a slow file system
@@ -64,7 +64,7 @@ class Run:
     timeout_s: float
 
     def label(self, names: list[str] | None = None) -> str:
-        shown = {k: self.params[k] for k in (names or self.params)}
+        shown = {k: self.params[k] for k in (names or self.params) if k in self.params}
         return " ".join([self.benchmark, *(f"{k}={v}" for k, v in shown.items())])
 
 
@@ -76,6 +76,7 @@ class Expansion:
     excluded: int
     filtered: int
     duplicates: int
+    warnings: list[Problem] = field(default_factory=list, compare=False)
 
 
 def run_id(benchmark: Benchmark, params: dict[str, Any]) -> str:
@@ -102,11 +103,12 @@ class _Expander:
     """The state of one expansion: the runs so far, and what is wrong."""
 
     def __init__(self, loaded: LoadedSweep):
-        self.sweep, self.benchmark = loaded.sweep, loaded.benchmark
+        self.sweep, self.benchmarks = loaded.sweep, loaded.benchmarks
         self.document = loaded.document
-        self.drop = exclusions(self.sweep, self.benchmark)
-        fields, text = self.benchmark.fields, self.sweep.filter
-        self.keep = Condition(text, fields, literal_check(self.benchmark)) if text else None
+        self.drop = exclusions(self.sweep, self.benchmarks)
+        self.held = [False] * len(self.drop)  # whether each of them left out any run
+        text = self.sweep.filter
+        self.keep = comparison(text, self.benchmarks) if text else None
         self.runs: dict[str, Run] = {}
         self.origin: dict[str, DataPath] = {}  # of each run: the block it comes from
         self.excluded = self.filtered = self.duplicates = 0
@@ -114,7 +116,7 @@ class _Expander:
         self.problems: dict[Problem, list[Any]] = {}
 
     def expansion(self) -> Expansion:
-        blocks = list(_blocks(self.sweep))
+        blocks = list(_blocks(self.sweep, self.benchmarks))
         points = sum(math.prod(len(group) for group in groups) for *_, groups in blocks)
         if points * self.sweep.repeats > MAX_RUNS:
             what = f"{points} combinations x {self.sweep.repeats} repeats; at most {MAX_RUNS}"
@@ -133,19 +135,20 @@ class _Expander:
         ordered = list(self.runs.values())
         if isinstance(self.sweep.order, Shuffle):
             random.Random(self.sweep.order.shuffle).shuffle(ordered)
-        return Expansion(ordered, self.excluded, self.filtered, self.duplicates)
+        warnings = [*self.without_effect(), *self.replaced()]
+        return Expansion(ordered, self.excluded, self.filtered, self.duplicates, warnings)
 
     def add(self, path: DataPath, case: Case | None, point: dict[str, Any]) -> None:
-        benchmark = self.benchmark
+        benchmark = self.benchmarks.of(case.benchmark if case else None)
         try:
             params = benchmark.params.model_validate(point).model_dump(mode="json")
         except ValidationError as error:
             # A combination that the benchmark refuses is no error where the sweep leaves it out.
             complete = benchmark.json_defaults | point
-            if len(complete) < len(benchmark.fields) or not self.left_out(complete):
+            if len(complete) < len(benchmark.fields) or not self.left_out(benchmark, complete):
                 self.refused(error, point, path)
             return
-        if self.left_out(params):
+        if self.left_out(benchmark, params):
             return
         identity = run_id(benchmark, params)
         shape = self.shape(case, params, path)
@@ -167,12 +170,21 @@ class _Expander:
         named = " ".join(f"{name}={value}" for name, value in (varied or point).items())
         self.problems.setdefault(Problem(where, what), []).append(named)
 
-    def left_out(self, params: dict[str, Any]) -> bool:
-        for i, condition in enumerate(self.drop):
+    def left_out(self, benchmark: Benchmark, params: dict[str, Any]) -> bool:
+        excluded = False
+        for i, conditions in enumerate(self.drop):
+            condition = conditions.get(benchmark.name)
+            if condition is None or (excluded and self.held[i]):
+                continue
             if self.holds(condition, params, ("exclude", i)):
-                self.excluded += 1
-                return True
-        if self.keep is not None and not self.holds(self.keep, params, ("filter",)):
+                excluded = self.held[i] = True
+        if excluded:
+            self.excluded += 1
+            return True
+        if self.keep is None:
+            return False
+        keep = self.keep.get(benchmark.name)
+        if keep is None or not self.holds(keep, params, ("filter",)):
             self.filtered += 1
             return True
         return False
@@ -187,21 +199,58 @@ class _Expander:
     def check_views(self) -> None:
         """Whether each table's and plot's `where` can be evaluated for every run, and whether a
         published figure stands for one only."""
-        for key, views in (("tables", self.sweep.tables), ("plots", self.sweep.plots)):
-            for i, view in enumerate(views):
+        views: dict[str, Sequence[Table | Plot]] = {
+            "tables": self.sweep.tables,
+            "plots": self.sweep.plots,
+        }
+        for key, listed in views.items():
+            for i, view in enumerate(listed):
                 if view.where is not None:
-                    condition = Condition(view.where, self.benchmark.fields)
-                    for run in self.runs.values():
+                    condition = Condition(view.where, self.benchmarks.of(view.benchmark).fields)
+                    for run in self.shown(view):
                         self.holds(condition, run.params, (key, i, "where"))
         for i, table in enumerate(self.sweep.tables):
             for j, source in enumerate(table.published):
-                dims = [name for name in table.rows if name in self.benchmark.fields]
-                keys = [tuple(run.params[name] for name in dims) for run in self.runs.values()]
+                fields = self.benchmarks.of(table.benchmark).fields
+                dims = [name for name in table.rows if name in fields]
+                keys = [tuple(run.params[name] for name in dims) for run in self.shown(table)]
                 try:
                     published_columns(source, dims, list(dict.fromkeys(keys)))
                 except TableError as error:
                     where = self.document.at(("tables", i, "published", j))
                     self.problems[Problem(where, str(error))] = []
+
+    def shown(self, view: Table | Plot) -> list[Run]:
+        """The runs of a view's benchmark."""
+        name = self.benchmarks.of(view.benchmark).name
+        return [run for run in self.runs.values() if run.benchmark == name]
+
+    def without_effect(self) -> Iterator[Problem]:
+        """The exclusions that left nothing out, unless an override took away what they were for."""
+        overridden = {
+            path[1]
+            for path, position in self.document.positions.items()
+            if len(path) == 2 and path[0] in AXES and not position.line
+        }
+        for i, held in enumerate(self.held):
+            named = {name for condition in self.drop[i].values() for name in condition.named}
+            if not held and not named & overridden:
+                yield Problem(self.document.at(("exclude", i)), "exclude: no run is like this")
+
+    def replaced(self) -> Iterator[Problem]:
+        """The lists that every case replaces which could have them: nothing of them is run."""
+        for axis in ("grid", "zip"):
+            for name in getattr(self.sweep, axis):
+                having = [
+                    case
+                    for case in self.sweep.cases
+                    if name in self.benchmarks.of(case.benchmark).fields
+                ]
+                if having and all(
+                    name in {**case.fixed, **case.grid, **case.zip} for case in having
+                ):
+                    where = self.document.at_key((axis, name))
+                    yield Problem(where, f"{axis}: every case replaces {name!r}")
 
     def refused(self, error: ValidationError, point: dict[str, Any], block: DataPath) -> None:
         for item in error.errors():
@@ -262,7 +311,7 @@ class _Expander:
     def values_seen(self) -> str:
         """The values of the parameters that the filter names."""
         seen: dict[str, dict[Any, None]] = {}
-        for _, _, fixed, groups in _blocks(self.sweep):
+        for _, _, fixed, groups in _blocks(self.sweep, self.benchmarks):
             parts = [[fixed], *groups]
             for part in itertools.chain.from_iterable(parts):
                 for name, value in part.items():
@@ -296,20 +345,21 @@ Group = list[dict[str, Any]]  # points of one factor of the product
 
 
 def _blocks(
-    sweep: Sweep,
+    sweep: Sweep, benchmarks: Benchmarks
 ) -> Iterator[tuple[DataPath, Case | None, dict[str, Any], list[Group]]]:
     """Each block: its place, its case, its fixed parameters, and the factors of its product."""
     if not sweep.cases:
         yield (), None, sweep.fixed, _groups(sweep.grid, sweep.zip)
     for i, case in enumerate(sweep.cases):
-        mine = {*case.fixed, *case.grid, *case.zip}
+        known = set(benchmarks.of(case.benchmark).fields)
+        theirs = known - {*case.fixed, *case.grid, *case.zip}
         # A parameter the case sets leaves every section of the sweep's, but keeps its place in
         # the grid's order if the case gives it a list too.
-        fixed = {k: v for k, v in sweep.fixed.items() if k not in mine} | case.fixed
+        fixed = {k: v for k, v in sweep.fixed.items() if k in theirs} | case.fixed
         grid = {
-            k: case.grid.get(k, v) for k, v in sweep.grid.items() if k in case.grid or k not in mine
+            k: case.grid.get(k, v) for k, v in sweep.grid.items() if k in case.grid or k in theirs
         }
-        zipped = {k: v for k, v in sweep.zip.items() if k not in mine}
+        zipped = {k: v for k, v in sweep.zip.items() if k in theirs}
         yield ("cases", i), case, fixed, _groups(grid | case.grid, zipped, case.zip)
 
 
@@ -327,8 +377,12 @@ def job_timeout_min(shape: Shape, timeouts_s: list[float]) -> int:
 
 
 def varying(runs: list[Run]) -> list[str]:
-    """The parameters in which these runs differ, in the benchmark's order."""
-    if not runs:
-        return []
-    first = runs[0].params
-    return [k for k in first if any(run.params.get(k) != first[k] for run in runs)]
+    """The parameters in which these runs differ, in their benchmarks' order: not everybody who has
+    one has the same."""
+    first: dict[str, Any] = {}
+    differ: set[str] = set()
+    for run in runs:
+        for name, value in run.params.items():
+            if first.setdefault(name, value) != value:
+                differ.add(name)
+    return [name for name in first if name in differ]

@@ -201,6 +201,8 @@ def _line(record: Record, sweep: Sweep) -> str:
     swept = {name for block in blocks for part in block for name in part}
     names = [name for name in record.params if name in swept] or list(record.params)
     what = " ".join(f"{name}={record.params[name]}" for name in names)
+    if any(case.benchmark for case in sweep.cases):
+        what = f"{record.benchmark} {what}"
     if record.failure is not None:
         first = [*record.failure.message.splitlines(), ""][0]
         what += f": {first[:160] or record.failure.type}"

@@ -96,6 +96,7 @@ class Axes(_Strict):
 class Case(Axes):
     """A block of runs. What it sets replaces what the sweep sets for the same parameter."""
 
+    benchmark: str | None = None  # default: the sweep's; of its parameters, those that this one has
     resources: Resources = Resources()
     launch: Launch = Launch()
     timeout_s: Seconds | None = None
@@ -137,6 +138,7 @@ class _View(_Strict):
     """What a table and a plot share: which value of which runs."""
 
     name: Name
+    benchmark: str | None = None  # the one whose runs it shows; default: the sweep's
     title: str | None = None
     phase: str | list[str] | None = None  # default: every phase that was measured
     statistic: Literal[STATISTICS] = "median"  # type: ignore[valid-type]

@@ -306,6 +306,7 @@ def summary(observation: Observation) -> dict[str, Any]:
         "tasks": [
             {
                 "run": task.run.id,
+                "benchmark": task.run.benchmark,
                 "repeat": task.repeat,
                 "state": task.state,
                 "detail": task.detail,

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jobs import provenance
-from jobs.benchmarks import load_benchmark
+from jobs.benchmarks import load_benchmarks
 from jobs.expand import Expansion, Run, expand
 from jobs.manifest import Manifest, new_id, submitter, write_handles, write_manifest
 from jobs.plan import Task, pack, split_done, tasks_of
@@ -181,8 +181,10 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
 
 def reload(manifest: Manifest) -> LoadedSweep:
     """The sweep of an earlier submission, as its manifest resolved it."""
-    document = Document(manifest.sweep.model_dump(mode="json"), f"{manifest.path}/manifest.json")
-    return LoadedSweep(manifest.sweep, load_benchmark(manifest.sweep.benchmark), document)
+    sweep = manifest.sweep
+    document = Document(sweep.model_dump(mode="json"), f"{manifest.path}/manifest.json")
+    benchmarks = load_benchmarks(sweep.benchmark, [case.benchmark for case in sweep.cases])
+    return LoadedSweep(sweep, benchmarks, document)
 
 
 def failed(records: list[Record]) -> list[Record]:

@@ -117,6 +117,8 @@ def submit(
         prepared = prepare(loaded, options, str(sweep))
     except InputError as error:
         fail(str(error))
+    for warning in prepared.expansion.warnings:
+        errors.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
     if dry_run:
         show_plan(prepared, executor, sbatch)
         return
@@ -187,6 +189,7 @@ def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
     tasks = sum(len(job.tasks) for job in manifest.jobs)
     grid = Grid.grid(padding=(0, 2))
     repeats = manifest.sweep.repeats
+    benchmarks = dict.fromkeys(run.benchmark for run in expansion.runs)
     left_out = [
         f"{count} {what}"
         for count, what in (
@@ -198,7 +201,7 @@ def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
     ]
     runs = f"{len(expansion.runs)}" + (f" x {repeats} repeats" if repeats > 1 else "")
     rows = [
-        ("sweep", f"{manifest.sweep.name} ({manifest.sweep.benchmark})"),
+        ("sweep", f"{manifest.sweep.name} ({', '.join(benchmarks)})"),
         ("runs", runs + (f" ({', '.join(left_out)})" if left_out else "")),
         ("to run", f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} in flight)"),
         ("jobs", f"{len(manifest.jobs)}, {manifest.sweep.runs_per_job} runs a job at most"),

@@ -2,7 +2,8 @@
 
     loaded = load_sweep(Path("sweeps/flash.yaml"), overrides=["seq_len=[128,256]"])
 
-`jobs.schema` declares the keys, `jobs.validate` checks them, `jobs.expand` makes the runs.
+`jobs.schema` declares the keys, `jobs.validate` and `jobs.parameters` check them, `jobs.expand`
+makes the runs.
 """
 
 from __future__ import annotations
@@ -12,22 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.benchmarks import Benchmark, load_benchmark
+from jobs.benchmarks import Benchmarks, load_benchmark, load_benchmarks
 from jobs.conditions import nearest
+from jobs.parameters import check_parameters
 from jobs.schema import AXES, Sweep
 from jobs.strict_yaml import Document, InputError, Position, Problem, decode, parse
 from jobs.strict_yaml import Path as DataPath
-from jobs.validate import check_sweep, validate_schema
+from jobs.validate import check_views, validate_schema
 
 CLUSTER_KEYS = ["slurm", "resources"]
 
 
 @dataclass(frozen=True)
 class LoadedSweep:
-    """A validated sweep, its benchmark, and the places its values came from."""
+    """A validated sweep, its benchmarks, and the places its values came from."""
 
     sweep: Sweep
-    benchmark: Benchmark
+    benchmarks: Benchmarks
     document: Document
 
 
@@ -61,28 +63,29 @@ def load_sweep(
         del document.data["filter"]
     if cluster is not None:
         document = _merge(_read_cluster(cluster, problems), document)
-    # The benchmark first: it says which keys are parameters.
+    # The benchmarks first: they say which keys are parameters.
     first = [argument for argument in overrides if argument.startswith("benchmark=")]
     for argument in first:
-        _override(document, argument, None, problems)
-    benchmark = _benchmark(document, problems)
+        _override(document, argument, [], problems)
+    benchmarks = _benchmarks(document, problems)
+    parameters = benchmarks.fields if benchmarks else []
     for argument in overrides:
         if argument not in first:
-            _override(document, argument, benchmark, problems)
+            _override(document, argument, parameters, problems)
     if filter is not None:
         document.data["filter"] = filter
         document.positions[("filter",)] = Position("--filter")
     unread = {problem.position for problem in problems}
     found: list[Problem] = []
     sweep = validate_schema(document, found)
-    if benchmark is not None:
-        found += check_sweep(document, benchmark)
+    if benchmarks is not None:
+        found += check_parameters(document, benchmarks) + check_views(document, benchmarks)
     # What could not be read is None by now: one error about it is enough.
     problems += [problem for problem in found if problem.position not in unread]
     if problems:
         raise InputError(problems)
-    assert sweep is not None and benchmark is not None
-    return LoadedSweep(sweep, benchmark, document)
+    assert sweep is not None and benchmarks is not None
+    return LoadedSweep(sweep, benchmarks, document)
 
 
 # ---- reading and merging -------------------------------------------------------------------------
@@ -200,7 +203,7 @@ def _forget(document: Document, path: DataPath) -> None:
 
 
 def _override(
-    document: Document, argument: str, benchmark: Benchmark | None, problems: list[Problem]
+    document: Document, argument: str, fields: list[str], problems: list[Problem]
 ) -> None:
     where = Position(f"command line: {argument}")
     key, equals, text = argument.partition("=")
@@ -209,7 +212,6 @@ def _override(
         return
     given = parse(text, where.source)
     problems.extend(Problem(where, problem.message) for problem in given.problems)
-    fields = benchmark.fields if benchmark else []
     path: DataPath
     if key in fields:
         path = _set_parameter(document, key, given.data)
@@ -260,12 +262,24 @@ def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
     return None
 
 
-def _benchmark(document: Document, problems: list[Problem]) -> Benchmark | None:
-    name = document.data.get("benchmark")
-    if not isinstance(name, str):
-        return None  # the schema reports it
-    try:
-        return load_benchmark(name)
-    except LookupError as error:
-        problems.append(Problem(document.at(("benchmark",)), str(error)))
+def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | None:
+    """The benchmarks that a sweep names; None where one of them cannot be had."""
+    cases = document.data.get("cases")
+    places: list[tuple[DataPath, Any]] = [(("benchmark",), document.data.get("benchmark"))]
+    for i, case in enumerate(cases if isinstance(cases, list) else []):
+        if isinstance(case, dict):
+            places.append((("cases", i, "benchmark"), case.get("benchmark")))
+    told = len(problems)
+    names: dict[str, None] = {}
+    for path, name in places:
+        if not isinstance(name, str) or name in names:
+            continue  # what has the wrong type the schema reports
+        names[name] = None
+        try:
+            load_benchmark(name)
+        except LookupError as error:
+            problems.append(Problem(document.at(path), str(error)))
+    own = document.data.get("benchmark")
+    if len(problems) > told or not isinstance(own, str):
         return None
+    return load_benchmarks(own, names)

@@ -1,21 +1,21 @@
-"""The checks of a sweep: against the schema, against the benchmark's parameters, against itself.
+"""The checks of a sweep against the schema, and of its tables and plots against their benchmarks.
 
-Each check appends to a list of `Problem`s and never stops at the first.
+No check stops at the first `Problem`. `jobs.parameters` checks what the runs are made of.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from jobs.benchmarks import Benchmark, adapter
+from jobs.benchmarks import Benchmark, Benchmarks, adapter, short_name
 from jobs.conditions import Check, Condition, ConditionError, nearest
 from jobs.published import problems
 from jobs.schema import (
-    AXES,
     NAMED,
     PREDICTED,
     PSEUDO,
@@ -25,7 +25,6 @@ from jobs.schema import (
     Plot,
     Published,
     Resources,
-    Scalar,
     Shuffle,
     Slurm,
     Sweep,
@@ -120,15 +119,17 @@ def _valid_keys(path: DataPath) -> list[str]:
 
 def value_check(benchmark: Benchmark) -> Check:
     """(parameter, value) -> why the parameter cannot have the value, or None."""
-    adapters: dict[str, TypeAdapter[Any]] = {}
-    for name, field in benchmark.params.model_fields.items():
+
+    @cache
+    def adapted(name: str) -> TypeAdapter[Any]:
+        field = benchmark.params.model_fields[name]
         kind = field.annotation
         is_model = isinstance(kind, type) and issubclass(kind, BaseModel)  # has its own config
-        adapters[name] = adapter(field, None if is_model else STRICT)
+        return adapter(field, None if is_model else STRICT)
 
     def check(name: str, value: Any) -> str | None:
         try:
-            adapters[name].validate_python(value)
+            adapted(name).validate_python(value)
         except ValidationError as error:
             wanted = dict.fromkeys(_expected(item) for item in error.errors())
             return f"{name}: given {_shown(value)}, expected {' or '.join(wanted)}"
@@ -149,138 +150,81 @@ def literal_check(benchmark: Benchmark) -> Check:
     return checked
 
 
-def exclusions(sweep: Sweep, benchmark: Benchmark) -> list[Condition]:
-    """`exclude` as conditions, for a sweep that was checked."""
-    return [
-        Condition.equal(item) if isinstance(item, dict) else Condition(item, benchmark.fields)
-        for item in sweep.exclude
-    ]
+def entries(document: Document, key: str, kind: Any) -> Iterator[tuple[DataPath, Any]]:
+    """The entries of a list that are as the schema wants them; of the others the schema tells."""
+    items = document.data.get(key)
+    is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
+    entry: TypeAdapter[Any] = TypeAdapter(kind, config=None if is_model else STRICT)
+    for i, item in enumerate(items if isinstance(items, list) else []):
+        try:
+            yield (key, i), entry.validate_python(item)
+        except ValidationError:
+            continue
 
 
-def check_sweep(document: Document, benchmark: Benchmark) -> list[Problem]:
-    """What is wrong with a sweep's parameters, conditions, tables, plots and references."""
-    checks = _Checks(document, benchmark)
-    checks.parameters()
-    checks.conditions()
-    checks.views()
-    checks.references()
-    return checks.problems
+def measured(document: Document, benchmarks: Benchmarks) -> list[tuple[dict[str, Any], Benchmark]]:
+    """The blocks that give runs, each with its benchmark: the cases, or else the sweep itself."""
+    cases = document.data.get("cases")
+    blocks = [case for case in cases if isinstance(case, dict)] if isinstance(cases, list) else []
+    return [(block, benchmark_of(block, benchmarks)) for block in blocks or [document.data]]
 
 
-class _Checks:
-    """The checks against a benchmark. What has the wrong type is passed over: the schema tells."""
+def benchmark_of(block: dict[str, Any], benchmarks: Benchmarks) -> Benchmark:
+    name = block.get("benchmark")
+    return benchmarks.of(name if isinstance(name, str) else None)
+
+
+def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
+    """What is wrong with a sweep's tables and plots: each is of one benchmark."""
+    used = {benchmark.name: benchmark for _, benchmark in measured(document, benchmarks)}
+    problems: list[Problem] = []
+    for key, kind in (("tables", Table), ("plots", Plot)):
+        names: set[str] = set()
+        for path, view in entries(document, key, kind):
+            if view.name in names:
+                what = f"{key}: two are named {view.name!r}"
+                problems.append(Problem(document.at((*path, "name")), what))
+            names.add(view.name)
+            wanted = benchmarks.own.name if view.benchmark is None else short_name(view.benchmark)
+            if wanted in used:
+                problems += _View(document, used[wanted]).problems_of(path, view)
+            else:
+                what = f"benchmark: no run of this sweep is of {wanted!r}"
+                where = document.at((*path, "benchmark"))
+                problems.append(Problem(where, what + nearest(wanted, list(used))))
+    return problems
+
+
+class _View:
+    """The checks of a table or plot against its benchmark."""
 
     def __init__(self, document: Document, benchmark: Benchmark):
         self.document = document
         self.benchmark = benchmark
         self.fields = benchmark.fields
         self.check = value_check(benchmark)
-        self.literal = literal_check(benchmark)
         self.problems: list[Problem] = []
+
+    def problems_of(self, path: DataPath, view: Table | Plot) -> list[Problem]:
+        """Names that exist, a value that is known, a unit that fits it."""
+        if isinstance(view, Plot):
+            self.value_and_unit(path, view)
+            dims = {"x": [view.x], "series": view.series, "facet": view.facet}
+            self.dims(path, dims)
+        else:
+            self.table(path, view)
+        if view.where is not None:
+            try:
+                Condition(view.where, self.fields, literal_check(self.benchmark))
+            except ConditionError as error:
+                self.at((*path, "where"), str(error))
+        return self.problems
 
     def at(self, path: DataPath, what: str) -> None:
         self.problems.append(Problem(self.document.at(path), what))
 
     def at_key(self, path: DataPath, what: str) -> None:
         self.problems.append(Problem(self.document.at_key(path), what))
-
-    def blocks(self) -> Iterator[tuple[DataPath, dict[str, Any]]]:
-        """The sweep itself and its cases."""
-        yield (), self.document.data
-        cases = self.document.data.get("cases")
-        for i, case in enumerate(cases if isinstance(cases, list) else []):
-            if isinstance(case, dict):
-                yield ("cases", i), case
-
-    def entries(self, key: str, kind: Any) -> Iterator[tuple[DataPath, Any]]:
-        """The entries of a list that are as the schema wants them."""
-        items = self.document.data.get(key)
-        is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
-        entry: TypeAdapter[Any] = TypeAdapter(kind, config=None if is_model else STRICT)
-        for i, item in enumerate(items if isinstance(items, list) else []):
-            try:
-                yield (key, i), entry.validate_python(item)
-            except ValidationError:
-                continue
-
-    def parameters(self) -> None:
-        """Every parameter exists, every value is valid for it, no block sets one twice."""
-        for prefix, block in self.blocks():
-            seen: dict[str, str] = {}
-            lengths: dict[str, int] = {}
-            for axis in AXES:
-                section = block.get(axis)
-                for name, value in section.items() if isinstance(section, dict) else ():
-                    path = (*prefix, axis, name)
-                    if name not in self.fields:
-                        what = f"benchmark {self.benchmark.name!r} has no parameter {name!r}"
-                        self.at_key(path, what + nearest(name, self.fields))
-                        continue
-                    if name in seen:
-                        self.at_key(path, f"{name!r} is set in both {seen[name]} and {axis}")
-                    seen[name] = axis
-                    if axis == "fixed":
-                        self.values(path, name, [value])
-                    elif isinstance(value, list):
-                        self.values(path, name, value)
-                        if axis == "zip":
-                            lengths[name] = len(value)
-            if len(set(lengths.values())) > 1:
-                listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-                self.at_key((*prefix, "zip"), f"zip: lists of different lengths: {listed}")
-
-    def values(self, path: DataPath, name: str, values: list[Any]) -> None:
-        for i, value in enumerate(values):
-            if isinstance(value, (list, dict)):
-                continue
-            wrong = self.check(name, value)
-            if wrong:
-                self.at((*path, i), wrong)  # the place of the value itself where it is no list
-
-    def conditions(self) -> None:
-        """Each `exclude` and the filter: parameters that exist, values that these can have."""
-        for path, item in self.entries("exclude", dict[str, Scalar | list[Scalar]] | str):
-            if not item:
-                self.at(path, "exclude: an empty entry would exclude every run")
-            elif isinstance(item, str):
-                self.condition(path, item)
-            else:
-                self.equalities(path, item)
-        text = self.document.data.get("filter")
-        if isinstance(text, str):
-            self.condition(("filter",), text)
-
-    def condition(self, path: DataPath, text: str) -> None:
-        try:
-            Condition(text, self.fields, self.literal)
-        except ConditionError as error:
-            self.at(path, str(error))
-
-    def equalities(self, path: DataPath, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            if name not in self.fields:
-                what = f"{path[0]}: no parameter {name!r}{nearest(name, self.fields)}"
-                self.at_key((*path, name), what)
-            else:
-                listed = value if isinstance(value, list) else [value]
-                self.values((*path, name), name, listed)
-
-    def views(self) -> None:
-        """Each table and plot: names that exist, a value that is known, a unit that fits it."""
-        for key, kind in (("tables", Table), ("plots", Plot)):
-            names: set[str] = set()
-            for path, view in self.entries(key, kind):
-                if view.name in names:
-                    self.at((*path, "name"), f"{key}: two are named {view.name!r}")
-                names.add(view.name)
-                if isinstance(view, Plot):
-                    self.value_and_unit(path, view)
-                    dims = {"x": [view.x], "series": view.series, "facet": view.facet}
-                    self.dims(path, dims)
-                else:
-                    self.table(path, view)
-                if view.where is not None:
-                    self.condition((*path, "where"), view.where)
 
     def table(self, path: DataPath, table: Table) -> None:
         for i, source in enumerate(table.published):
@@ -355,15 +299,6 @@ class _Checks:
             elif name == "value":
                 self.at_key((*path, name), "baseline: one value is no speed-up of another")
             elif name in self.fields:
-                self.values((*path, name), name, [value])
-
-    def references(self) -> None:
-        """Each `$name` in resources and launch is a parameter."""
-        for prefix, block in self.blocks():
-            for section in ("resources", "launch"):
-                given = block.get(section)
-                for key, value in given.items() if isinstance(given, dict) else ():
-                    is_reference = isinstance(value, str) and value.startswith("$")
-                    if is_reference and value[1:] not in self.fields:
-                        what = f"{key}: {value!r} names no parameter"
-                        self.at((*prefix, section, key), what + nearest(value[1:], self.fields))
+                wrong = self.check(name, value)
+                if wrong:
+                    self.at((*path, name), wrong)

@@ -83,7 +83,7 @@ def test_a_manifest_gives_back_the_same_runs(tmp_path: Path) -> None:
     for path in sorted((ROOT / "sweeps").glob("*.yaml")):
         loaded = load_sweep(path)
         data = json.loads(json.dumps(loaded.sweep.model_dump(mode="json")))
-        again = LoadedSweep(Sweep.model_validate(data), loaded.benchmark, Document(data, "m.json"))
+        again = LoadedSweep(Sweep.model_validate(data), loaded.benchmarks, Document(data, "m.json"))
         assert expand(again) == expand(loaded)
 
 

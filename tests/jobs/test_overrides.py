@@ -174,7 +174,7 @@ def test_an_override_sets_a_key_of_the_sweep(tmp_path: Path) -> None:
 def test_an_override_of_the_benchmark_brings_its_parameters(tmp_path: Path) -> None:
     text = "name: a\nbenchmark: attention\nfixed: {size: 1}\n"
     loaded = load(tmp_path, text, "mode=exact", "benchmark=tests.benchmarks.toy")
-    assert loaded.benchmark.name == "tests.benchmarks.toy"
+    assert loaded.benchmarks.own.name == "tests.benchmarks.toy"
     assert params_of(loaded, "size", "mode") == [(1, "exact")]
 
 

@@ -12,6 +12,7 @@ from jobs.expand import expand
 from jobs.strict_yaml import InputError
 from jobs.sweep import load_sweep
 from tests.benchmarks import toy
+from tests.harness import run
 from tests.results_folder import errors, load, params_of, write
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
@@ -317,6 +318,55 @@ def test_a_thousand_errors_fit_the_screen(tmp_path: Path) -> None:
     lines = str(caught.value).splitlines()
     assert len(lines) == 101
     assert lines[-1] == "… and 900 more errors"
+
+
+# ---- warnings ------------------------------------------------------------------------------------
+
+
+def warnings(folder: Path, text: str, *overrides: str) -> list[str]:
+    expansion = expand(load_sweep(write(folder, TOY + text), overrides))
+    return [str(warning).replace(f"{folder}/", "") for warning in expansion.warnings]
+
+
+def test_an_exclude_that_leaves_nothing_out_is_told(tmp_path: Path) -> None:
+    text = """\
+grid: {size: [1, 2, 3]}
+exclude:
+  - size > 2
+  - {size: 3, mode: fast}
+  - size > 3
+  - {mode: exact}
+"""
+    # Of two that leave out the same run both have an effect.
+    assert warnings(tmp_path, text) == [
+        "sweep.yaml:7:5: exclude: no run is like this",
+        "sweep.yaml:8:5: exclude: no run is like this",
+    ]
+    # Not where the command line took away what it was for.
+    assert warnings(tmp_path, text, "size=1") == ["sweep.yaml:8:5: exclude: no run is like this"]
+
+
+def test_a_list_that_every_case_replaces_is_told(tmp_path: Path) -> None:
+    text = """\
+grid: {size: [1, 2], mode: [fast, exact]}
+zip: {ranks: [1, 2]}
+cases:
+  - {fixed: {size: 3}, grid: {ranks: [1]}}
+  - {fixed: {size: 4, mode: fast, ranks: 2}}
+"""
+    assert warnings(tmp_path, text) == [
+        "sweep.yaml:3:8: grid: every case replaces 'size'",
+        "sweep.yaml:4:7: zip: every case replaces 'ranks'",
+    ]
+    assert warnings(tmp_path, text, "size=[5,6]") == warnings(tmp_path, text)[1:]
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--local"])
+def test_a_warning_is_said_and_stops_nothing(tmp_path: Path, option: str) -> None:
+    path = write(tmp_path, TOY + "fixed: {size: 1}\nexclude: [size > 1]\n")
+    done = run("jobs.submit", path, option, "--out", tmp_path / "out")
+    assert done.returncode == 0
+    assert f"warning: {path}:4:11: exclude: no run is like this\n" in done.stdout
 
 
 # ---- property ------------------------------------------------------------------------------------

@@ -1,0 +1,21 @@
+"""A benchmark beside `toy` in a sweep: it shares some parameters with it, and not all values."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from systems.benchmarks.base import BenchmarkParams
+
+VERSION = 1
+
+
+class Params(BenchmarkParams):
+    size: Annotated[int, Field(ge=1)]
+    mode: Literal["fast", "slow"] = "fast"
+    depth: Annotated[int, Field(ge=1)] = 1
+
+
+def run(params: Params) -> dict[str, Any]:
+    return {"samples_ms": {"count": [float(params.size * params.depth)] * 5}}

@@ -1,0 +1,301 @@
+"""Sweeps of several benchmarks: a case may have one of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.expand import expand
+from jobs.manifest import read_manifest, write_manifest
+from jobs.submission import Options, prepare, reload
+from tests.harness import only, records, run
+from tests.results_folder import ResultsFolder, errors, failed, load, ok, write
+
+TOY, COUNTER = "tests.benchmarks.toy", "tests.benchmarks.counter"
+HEAD = f"name: mixed\nbenchmark: {TOY}\n"
+MIXED = f"""\
+name: mixed
+benchmark: {TOY}
+fixed: {{causal: true}}
+grid: {{size: [1, 2]}}
+cases:
+  - fixed: {{scale: 2.0}}
+  - {{benchmark: {COUNTER}, grid: {{depth: [1, 3]}}}}
+"""
+
+Point = tuple[str, dict[str, Any]]
+
+
+def points(folder: Path, text: str, *overrides: str, **keywords: Any) -> list[Point]:
+    """Each run: its benchmark, and those parameters that differ from their defaults."""
+    loaded = load(folder, text, *overrides, **keywords)
+    found = []
+    for one in expand(loaded).runs:
+        defaults = loaded.benchmarks.of(one.benchmark).json_defaults
+        told = {k: v for k, v in one.params.items() if defaults.get(k, ...) != v}
+        found.append((one.benchmark.rpartition(".")[2], told))
+    return found
+
+
+# ---- what stands at the top ----------------------------------------------------------------------
+
+
+def test_the_top_is_for_each_case_as_far_as_its_benchmark_has_the_parameter(tmp_path: Path) -> None:
+    assert points(tmp_path, MIXED) == [
+        ("toy", {"size": 1, "scale": 2.0, "causal": True}),
+        ("toy", {"size": 2, "scale": 2.0, "causal": True}),
+        ("counter", {"size": 1}),
+        ("counter", {"size": 1, "depth": 3}),
+        ("counter", {"size": 2}),
+        ("counter", {"size": 2, "depth": 3}),
+    ]
+
+
+def test_of_a_zip_at_the_top_a_case_takes_the_lists_that_it_can(tmp_path: Path) -> None:
+    text = HEAD + "zip: {size: [4, 5], ranks: [2, 3]}\ncases: [{}, {benchmark: " + COUNTER + "}]\n"
+    assert points(tmp_path, text) == [
+        ("toy", {"size": 4, "ranks": 2}),
+        ("toy", {"size": 5, "ranks": 3}),
+        ("counter", {"size": 4}),
+        ("counter", {"size": 5}),
+    ]
+
+
+def test_an_override_is_for_every_benchmark_that_has_the_parameter(tmp_path: Path) -> None:
+    assert points(tmp_path, MIXED, "size=7", "depth=2") == [
+        ("toy", {"size": 7, "scale": 2.0, "causal": True}),
+        ("counter", {"size": 7, "depth": 2}),
+    ]
+
+
+def test_a_run_has_the_id_that_it_has_in_a_sweep_of_its_own(tmp_path: Path) -> None:
+    text = f"name: alone\nbenchmark: {COUNTER}\ngrid: {{size: [1, 2], depth: [1, 3]}}\n"
+    alone = {one.id for one in expand(load(tmp_path, text)).runs}
+    mixed = expand(load(tmp_path, MIXED)).runs
+    assert {one.id for one in mixed if one.benchmark == COUNTER} == alone
+
+
+# ---- conditions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entry", "toys", "counters"),
+    [
+        ("{size: 1}", 1, 2),  # both have it
+        ("{size: [1, 2], depth: 3}", 2, 2),  # one of the two does
+        ("causal == true", 0, 4),
+        ("size > 1 and depth > 1", 2, 3),
+        ("depth > size", 2, 2),
+        ("mode == exact", 2, 4),  # a value that one of them takes
+        ("mode != exact", 0, 0),  # what can never have it differs from it
+    ],
+)
+def test_an_exclude_is_for_the_runs_whose_benchmark_has_all_that_it_names(
+    tmp_path: Path, entry: str, toys: int, counters: int
+) -> None:
+    text = MIXED + f"  - {{fixed: {{size: 9, mode: exact}}}}\nexclude:\n  - {entry}\n"
+    found = [name for name, told in points(tmp_path, text) if told["size"] < 9]
+    assert (found.count("toy"), found.count("counter")) == (toys, counters)
+
+
+@pytest.mark.parametrize(
+    ("filter", "toys", "counters"),
+    [
+        ("size == 1", 1, 2),
+        ("depth == 1", 0, 2),  # toy has no depth
+        ("causal == true and size == 2", 1, 0),
+        ("mode != exact", 2, 4),
+    ],
+)
+def test_a_filter_keeps_no_run_whose_benchmark_lacks_a_parameter(
+    tmp_path: Path, filter: str, toys: int, counters: int
+) -> None:
+    found = [name for name, _ in points(tmp_path, MIXED, filter=filter)]
+    assert (found.count("toy"), found.count("counter")) == (toys, counters)
+
+
+def test_a_filter_by_what_no_benchmark_has_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path, MIXED)
+    (told,) = errors(path, filter="dept == 1")
+    assert told.startswith("--filter: ") and "did you mean 'depth'?" in told
+    (told,) = errors(path, filter="depth == 1 and causal == true")
+    assert "no benchmark of this sweep has all these parameters" in told
+    (told,) = errors(path, filter="mode == exakt")
+    assert "mode: given 'exakt'" in told
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        (f"cases: [{{benchmark: {COUNTER}s, fixed: {{size: 1}}}}]", "3:21", "no benchmark"),
+        ("cases: [{benchmark: 7, fixed: {size: 1}}]", "3:21", "cases.0.benchmark: given 7"),
+        (
+            f"fixed: {{size: 1, dept: 2}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]",
+            "3:18",
+            "have no parameter 'dept'; did you mean 'depth'?",
+        ),
+        (
+            f"fixed: {{size: 1, ranks: 2}}\ncases: [{{benchmark: {COUNTER}}}]",
+            "3:18",
+            f"benchmark '{COUNTER}' has no parameter 'ranks'",
+        ),
+        (
+            f"cases: [{{benchmark: {COUNTER}, fixed: {{size: 1, scale: 2.0}}}}]",
+            "3:64",
+            f"benchmark '{COUNTER}' has no parameter 'scale'",
+        ),
+        (
+            f"fixed: {{size: 1}}\ngrid: {{mode: [exact]}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]",
+            "4:15",
+            f"mode: given 'exact', expected 'fast' or 'slow' (benchmark '{COUNTER}')",
+        ),
+        (
+            f"fixed: {{size: 1}}\nlaunch: {{nproc_per_node: $ranks}}\n"
+            f"cases: [{{}}, {{benchmark: {COUNTER}}}]",
+            "4:26",
+            f"'$ranks' names no parameter of benchmark '{COUNTER}'",
+        ),
+        (
+            f"fixed: {{size: 1}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]\n"
+            "exclude: [{depth: 1, causal: true}]",
+            "5:11",
+            "exclude: no benchmark of this sweep has all of 'depth', 'causal'",
+        ),
+        (
+            f"fixed: {{size: 1}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]\n"
+            "tables: [{name: t, rows: [depth]}]",
+            "5:27",
+            "rows: no parameter 'depth'",
+        ),
+        (
+            f"fixed: {{size: 1}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]\n"
+            f"plots: [{{name: p, benchmark: {COUNTER}, x: ranks}}]",
+            "5:59",
+            "x: no parameter 'ranks'",
+        ),
+        (
+            f"fixed: {{size: 1}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]\n"
+            f"tables: [{{name: t, benchmark: {COUNTER}, where: causal == true}}]",
+            "5:64",
+            "'causal' is not a parameter",
+        ),
+        (
+            f"fixed: {{size: 1}}\ncases: [{{benchmark: {COUNTER}}}]\ntables: [{{name: t}}]",
+            "5:10",
+            f"(valid: {COUNTER})",
+        ),
+    ],
+)
+def test_errors(tmp_path: Path, text: str, place: str, words: str) -> None:
+    told = errors(write(tmp_path, HEAD + text + "\n"))
+    assert len(told) == 1 and told[0].startswith(f"sweep.yaml:{place}: "), told
+    assert words in told[0], told
+
+
+def test_a_value_at_the_top_need_not_fit_a_case_that_replaces_it(tmp_path: Path) -> None:
+    text = (
+        HEAD + "fixed: {size: 1}\ngrid: {mode: [fast, exact]}\nlaunch: {nproc_per_node: $ranks}\n"
+    )
+    case = f"{{benchmark: {COUNTER}, fixed: {{mode: slow}}, launch: {{nproc_per_node: 2}}}}"
+    found = expand(load(tmp_path, text + f"cases: [{{}}, {case}]\n")).runs
+    assert [one.params["mode"] for one in found] == ["fast", "exact", "slow"]
+    assert [one.shape.nproc_per_node for one in found] == [1, 1, 2]
+
+
+# ---- after the submission ------------------------------------------------------------------------
+
+
+def test_a_manifest_gives_back_the_same_runs(tmp_path: Path) -> None:
+    loaded = load(tmp_path, MIXED, filter="size == 1")
+    prepared = prepare(loaded, Options("local", tmp_path / "out"), "sweep.yaml")
+    write_manifest(prepared.manifest)
+    assert expand(reload(read_manifest(prepared.manifest.path))) == expand(loaded)
+
+
+TABLES = f"""\
+tables:
+  - {{name: toys, rows: [size], columns: [scale]}}
+  - {{name: counts, benchmark: {COUNTER}, rows: [size], columns: [depth], where: depth > 1}}
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A mixed sweep that was run here, and its results."""
+    folder = tmp_path_factory.mktemp("mixed")
+    sweep = write(folder, MIXED + "runs_per_job: 100\n" + TABLES)
+    done = run("jobs.submit", sweep, "--local", "--out", folder / "out")
+    assert done.returncode == 0 and "6 ok" in done.stdout, done.stdout
+    assert "tests.benchmarks.counter size=1 depth=3" in done.stdout
+    return sweep, folder / "out"
+
+
+def test_both_are_measured_and_a_second_submission_has_nothing_to_do(
+    measured: tuple[Path, Path],
+) -> None:
+    sweep, out = measured
+    assert only(out, depth=3, size=2).benchmark == COUNTER
+    again = run("jobs.submit", sweep, "--local", "--out", out)
+    assert again.returncode == 0 and "6 runs were measured before" in again.stdout
+    assert len(records(out)) == 6
+    told = json.loads(run("jobs", "status", out, "--json").stdout)
+    assert sorted(task["benchmark"] for task in told["tasks"]) == [COUNTER] * 4 + [TOY] * 2
+
+
+def test_a_dry_run_lists_the_runs_of_both(measured: tuple[Path, Path], tmp_path: Path) -> None:
+    done = run("jobs.submit", measured[0], "--dry-run", "--out", tmp_path)
+    assert f"mixed ({TOY}, {COUNTER})" in done.stdout
+    assert f"{TOY} size=2\n" in done.stdout and f"{COUNTER} size=2 depth=3\n" in done.stdout
+
+
+def test_a_run_of_a_cases_benchmark_is_replayed(measured: tuple[Path, Path]) -> None:
+    record = only(measured[1], depth=3, size=2)
+    assert f"# {COUNTER} size=2" in run("jobs", "logs", record.run, "--in", measured[1]).stdout
+    replayed = run("jobs", "replay", record.run, "--in", measured[1])
+    assert replayed.returncode == 0 and "1 ok" in replayed.stdout
+
+
+def aggregated(*arguments: str | Path) -> str:
+    return run("aggregate", *arguments).stdout
+
+
+def test_a_table_is_of_one_benchmark(measured: tuple[Path, Path]) -> None:
+    told = aggregated(measured[1], "--format", "csv")
+    lines = [line for line in told.splitlines() if line and line[0] != "#"]
+    assert lines == ["size,2.0", "1,2.000", "2,4.000", "size,3", "1,3.000", "2,6.000"]
+
+
+def test_without_tables_each_benchmark_has_one(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path / "out")
+    folder.submit(load(tmp_path, MIXED), lambda params, repeat: ok(1.0))
+    toys, counts = aggregated(folder.path, "--format", "csv").split(f"# mixed, {COUNTER}")
+    assert toys.startswith(f"# mixed, {TOY}") and "size,time" in toys
+    assert "size,depth,time" in counts and "2,3,1.000" in counts
+
+
+def test_compare_names_the_benchmark_of_each_run(tmp_path: Path) -> None:
+    loaded = load(tmp_path, MIXED)
+    before, after = ResultsFolder(tmp_path / "before"), ResultsFolder(tmp_path / "after")
+    before.submit(loaded, lambda params, repeat: ok(*[1.0] * 9))
+    after.submit(loaded, lambda params, repeat: ok(*[2.0 if "depth" in params else 1.0] * 9))
+    done = run("aggregate", "compare", before.path, after.path)
+    assert done.returncode == 1 and "4 slower, 2 same" in done.stdout
+    rows = [line for line in done.stdout.splitlines() if "slower" in line and "|" in line]
+    assert len(rows) == 4 and all(COUNTER in row for row in rows)
+
+
+def test_retry_submits_what_failed_of_either(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path / "out")
+    loaded = load(tmp_path, MIXED)
+    folder.submit(
+        loaded, lambda params, repeat: failed("error") if params["size"] == 2 else ok(1.0)
+    )
+    # Measured elsewhere, as far as this machine can tell: all of it is run here.
+    done = run("jobs", "retry", folder.path)
+    assert done.returncode == 0 and "6 ok" in done.stdout
