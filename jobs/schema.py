@@ -23,6 +23,7 @@ PREDICTED = "predicted."  # and the name of what the benchmark's `predict` says 
 NAMED = (FACT, PREDICTED)
 VALUES = (
     "time", "tflops", "bandwidth", "bus_bandwidth", "mfu", "tokens_per_second", "peak_memory",
+    "compiling_seconds",
 )  # fmt: skip
 TIME_UNITS = ("us", "ms", "s")
 BYTE_UNITS = ("MB", "MiB", "GB", "GiB")

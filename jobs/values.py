@@ -40,7 +40,7 @@ class Value:
 
     @property
     def has_phases(self) -> bool:
-        return not self.name.startswith(NAMED)
+        return not self.name.startswith(NAMED) and self.name != "compiling_seconds"
 
 
 KINDS = {
@@ -53,6 +53,7 @@ KINDS = {
         Value("mfu", "MFU", "%", "higher"),  # share of the datasheet's peak
         Value("tokens_per_second", "tokens/s", "tokens/s", "higher"),
         Value("peak_memory", "peak memory", "GiB", "lower"),
+        Value("compiling_seconds", "compiling", "s", "lower"),
     )
 }
 
@@ -125,6 +126,8 @@ def samples_of(record: Record, value: Value, phase: str) -> np.ndarray | str | N
         return None
     if name.startswith(FACT):
         return number_of(m.facts, value)
+    if name == "compiling_seconds":
+        return None if m.compiling_seconds is None else np.array([m.compiling_seconds])
     if phase not in phases(m, name):
         return None
     if name == "peak_memory":
