@@ -1,0 +1,314 @@
+"""Where the memory of a training step goes: peaks by phase, what stays, and what a block saves.
+
+python -m jobs.submit sweeps/memory.yaml --local
+
+Weights, gradients, optimizer state and activations are measured on what is alive, beside what
+`systems.accounting` predicts. On a GPU the allocator's own history of one step is drawn into
+memory_timeline.png, and its largest allocations are traced to the lines that made them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pickle
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import model_validator
+
+from systems import accounting
+from systems.benchmarks.base import artifacts_folder
+from systems.benchmarks.transformer import TransformerParams
+
+if TYPE_CHECKING:
+    import torch
+
+    from systems.benchmarks.training import Training
+
+VERSION = 1
+# Steps before the one that is measured: in them the optimizer makes its state, and cuBLAS its
+# workspaces, which would be counted as activations otherwise.
+WARMUP_STEPS = 2
+
+
+class Params(TransformerParams):
+    """A TransformerLM's memory in one forward pass, without an optimizer, or in one training step.
+
+    snapshot: leave the allocator's snapshot too, as snapshot.pickle, which
+        https://pytorch.org/memory_viz opens.
+    """
+
+    passes: Literal["forward", "train_step"] = "train_step"
+    snapshot: bool = False
+
+    @model_validator(mode="after")
+    def _allocates_as_it_runs(self) -> Self:
+        if self.mode != "eager" or self.cuda_graph:
+            raise ValueError(
+                "memory is measured in mode: eager without cuda_graph: a replayed graph allocates "
+                "nothing, and what a compiled block saves is no line's"
+            )
+        return self
+
+
+def predict(params: Params) -> dict[str, Any]:
+    """What arithmetic says beforehand of a run of this kind.
+
+    Without predictions of activations where checkpointing throws some away, and of the peak where
+    accounting does not know the policy.
+    """
+    size, precision, kind = params.model_size, params.precision, params.attention_kind
+    point = (params.batch_size, params.context_length)
+    state = accounting.model_state_bytes(size, precision)
+    block = sum(accounting.block_parameters(size).values())
+    width = state["gradients"] // accounting.transformer_parameters(size)
+    residual = accounting.residual_stream_bytes(size, *point, precision)
+    saved = accounting.block_saved_bytes(size, *point, precision, kind)
+    trains = params.passes == "train_step"
+    predicted: dict[str, Any] = {
+        "weights_bytes": state["weights"],
+        "gradients_bytes": state["gradients"] if trains else 0,
+        "optimizer_state_bytes": state["optimizer_state"] if trains else 0,
+        "residual_stream_bytes": residual,
+        "block_saved_bytes": sum(saved.values()),
+        "block_gradients_bytes": block * width + residual,
+    }
+    if params.checkpointing == "none":
+        predicted["activations_bytes"] = accounting.activation_bytes(size, *point, precision, kind)
+    if params.checkpointing in ("none", "every_k"):
+        every = params.checkpoint_every if params.checkpointing == "every_k" else 0
+        predicted["peak_memory_bytes"] = accounting.peak_memory_bytes(
+            params.passes, size, *point, precision, kind, every
+        )
+    return predicted
+
+
+def run(params: Params) -> dict[str, Any]:
+    """Peak memory by phase, on a GPU; facts in bytes, under the names that `predict` gives them:
+
+    weights, gradients, optimizer_state   of the tensors alive at the end of a step
+    activations       what forward allocates and leaves; on a GPU
+    saved             what autograd keeps for backward, without weights and batch; without
+                      checkpointing
+    residual_stream, block_saved, block_gradients, block_weight_copies   of the first block
+    block_saved       the list of its five largest contributors
+    timeline_peak, peak_phase, at_peak, largest_allocations   of the step's timeline; on a GPU
+
+    Raises:
+        Unsupported: this machine cannot do what is asked.
+        WrongOutput: loss or gradient is too far from float64.
+    """
+    import torch
+
+    from systems.benchmarks.memory_timeline import recording
+    from systems.benchmarks.training import make_training
+    from systems.benchmarks.training_check import check_training
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    phases = ["forward", "backward", "optimizer"] if params.passes == "train_step" else ["forward"]
+    # From the start: weights, too, know the line that made them.
+    with recording() if device.type == "cuda" else contextlib.nullcontext():
+        training = make_training(params, device)
+        _warm_up(training, params)
+        if device.type == "cuda":
+            peaks, facts = _step_on_gpu(training, phases)
+        else:
+            peaks, facts = {}, _step_on_cpu(training, phases)
+    _let_go(training)
+    if params.checkpointing == "none":
+        facts["saved_bytes"] = _saved_bytes(training)
+    facts |= _block(training)
+    _let_go(training)
+    errors = check_training(training)
+    return {"peak_memory_bytes": peaks, "facts": facts | {"relative_error": errors}}
+
+
+def _warm_up(training: Training, params: Params) -> None:
+    if params.passes == "forward":
+        training.optimizer.state.clear()  # master weights, where there are
+    for _ in range(WARMUP_STEPS):
+        if params.passes == "forward":
+            training.forward()
+        else:
+            training.step()
+        _let_go(training)
+
+
+def _let_go(training: Training) -> None:
+    """Drop gradients, and the graph that the loss holds."""
+    training.zero_grad()
+    training.loss = training.loss.detach()
+    gc.collect()
+
+
+def _run_phase(training: Training, phase: str) -> None:
+    fns: dict[str, Callable[[], None]] = {
+        "forward": training.forward,
+        "backward": training.backward,
+        "optimizer": training.optimizer_step,
+    }
+    fns[phase]()
+
+
+def _step_on_cpu(training: Training, phases: Sequence[str]) -> dict[str, Any]:
+    """What can be told without an allocator that counts."""
+    for phase in phases:
+        _run_phase(training, phase)
+    return _state_bytes(training)
+
+
+def _step_on_gpu(
+    training: Training, phases: Sequence[str]
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """Peaks by phase and facts of one step, with its timeline drawn."""
+    import torch
+
+    from systems.benchmarks.memory_timeline import mark_phase
+
+    peaks: dict[str, int] = {}
+    requested: dict[str, int] = {}  # what tensors asked for, after each phase
+    requested_peak = 0
+    owned = {"weights": _weights(training), "optimizer state": _optimizer_state(training)}
+    before = _requested("current")
+    for phase in phases:
+        mark_phase()
+        torch.cuda.reset_peak_memory_stats()
+        _run_phase(training, phase)
+        torch.cuda.synchronize()
+        peaks[phase] = torch.cuda.max_memory_allocated()
+        requested[phase] = _requested("current")
+        requested_peak = max(requested_peak, _requested("peak"))
+    mark_phase()
+    owned["gradients"] = _gradients(training)
+    facts = {
+        **_state_bytes(training),
+        "activations_bytes": requested["forward"] - before,
+        "requested_peak_bytes": requested_peak,
+    }
+    if "optimizer" in peaks:
+        peaks["train_step"] = max(peaks.values())
+    return peaks, facts | _timeline(training, phases, owned)
+
+
+def _requested(which: str) -> int:
+    import torch
+
+    return torch.cuda.memory_stats()[f"requested_bytes.all.{which}"]
+
+
+def _timeline(
+    training: Training, phases: Sequence[str], owned: Mapping[str, Mapping[str, torch.Tensor]]
+) -> dict[str, Any]:
+    """Read the allocator's history, draw it, and say what is in use at the peak."""
+    import torch
+
+    from systems.benchmarks.memory_timeline import (
+        Owner,
+        bytes_by_kind,
+        draw_timeline,
+        kinds,
+        largest_allocations,
+        read_timeline,
+    )
+
+    params = training.params
+    snapshot = torch.cuda.memory._snapshot()
+    folder = artifacts_folder()
+    if isinstance(params, Params) and params.snapshot:
+        with (folder / "snapshot.pickle").open("wb") as file:
+            pickle.dump(snapshot, file)
+    timeline = read_timeline(snapshot, phases, torch.cuda.current_device())
+    # Gradients are where they will stay when backward ends; the others are there from the start.
+    at = {"gradients": timeline.phases[-1].end}
+    owners = [
+        Owner(
+            kind,
+            at.get(kind, 0),
+            {t.untyped_storage().data_ptr(): _any_block(name) for name, t in tensors.items()},
+        )
+        for kind, tensors in owned.items()
+    ]
+    size = f"{params.size}, batch {params.batch_size}, context {params.context_length}"
+    what = "a training step" if len(phases) > 1 else "forward"
+    draw_timeline(
+        timeline,
+        owners,
+        f"Memory of {what}: {size}, {params.precision}, {params.attention} attention\n"
+        f"{torch.cuda.get_device_name()}",
+        folder / "memory_timeline.png",
+    )
+    time, peak = timeline.peak()
+    return {
+        "timeline_peak_bytes": peak,
+        "peak_phase": timeline.phase_of(time),
+        "at_peak": {
+            f"{kind.replace(' ', '_')}_bytes": size
+            for kind, size in bytes_by_kind(timeline, kinds(timeline, owners), time).items()
+        },
+        "largest_allocations": largest_allocations(timeline, owners),
+    }
+
+
+def _any_block(name: str) -> str:
+    """A parameter's name without the number of its block: what the blocks share is one group."""
+    return re.sub(r"\.\d+\.", ".*.", name)
+
+
+def _weights(training: Training) -> dict[str, torch.Tensor]:
+    return dict(training.model.named_parameters())
+
+
+def _gradients(training: Training) -> dict[str, torch.Tensor]:
+    named = training.model.named_parameters()
+    return {name: p.grad for name, p in named if p.grad is not None}
+
+
+def _optimizer_state(training: Training) -> dict[str, torch.Tensor]:
+    """Moments, master weights and counts of steps."""
+    return {
+        f"{i} {name}": tensor
+        for i, state in enumerate(training.optimizer.state.values())
+        for name, tensor in state.items()
+    }
+
+
+def _state_bytes(training: Training) -> dict[str, int]:
+    from systems.benchmarks.saved_tensors import storage_bytes
+
+    return {
+        "weights_bytes": storage_bytes(_weights(training).values()),
+        "gradients_bytes": storage_bytes(_gradients(training).values()),
+        "optimizer_state_bytes": storage_bytes(_optimizer_state(training).values()),
+    }
+
+
+def _saved_bytes(training: Training) -> int:
+    """Bytes that autograd keeps at the end of forward, copies of weights by autocast included."""
+    from systems.benchmarks.saved_tensors import saved_tensors
+
+    model = training.model
+    apart = [*model.parameters(), *model.buffers(), training.tokens, training.targets]
+    return sum(tensor.saved_bytes for tensor in saved_tensors(training.forward, apart))
+
+
+def _block(training: Training) -> dict[str, Any]:
+    """What the first block saves, on a residual stream as it comes from the embedding."""
+    import torch
+
+    from systems.benchmarks.saved_tensors import block_report, storage_bytes
+
+    with torch.no_grad():
+        x = training.model.token_embedding(training.tokens)
+    x.requires_grad_()
+    block = training.model.blocks[0]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with training.autocast():
+            return block(x)
+
+    return {
+        "residual_stream_bytes": storage_bytes([x]),
+        **block_report(forward, block, x),
+    }
