@@ -197,8 +197,8 @@ class _Expander:
             return False
 
     def check_views(self) -> None:
-        """Whether each table's and plot's `where` can be evaluated for every run, and whether a
-        published figure stands for one only."""
+        """Whether each table's and plot's `where` can be evaluated for every run, and whether
+        a published figure, and what a text asks for, is of one run only."""
         views: dict[str, Sequence[Table | Plot]] = {
             "tables": self.sweep.tables,
             "plots": self.sweep.plots,
@@ -210,6 +210,11 @@ class _Expander:
                     for run in self.shown(view):
                         self.holds(condition, run.params, (key, i, "where"))
         for i, table in enumerate(self.sweep.tables):
+            if table.text is not None:
+                from jobs.texts import ambiguities  # with what reads records: only where needed
+
+                for what in ambiguities(table.text, self.shown(table)):
+                    self.problems[Problem(self.document.at(("tables", i, "text")), what)] = []
             for j, source in enumerate(table.published):
                 fields = self.benchmarks.of(table.benchmark).fields
                 dims = [name for name in table.rows if name in fields]

@@ -8,7 +8,7 @@ report stands whatever became of its runs. A wrong name is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,7 +17,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from jobs.conditions import Check, nearest
 from jobs.entries import Entry, part, selected
-from jobs.expand import varying
+from jobs.expand import Run, varying
 from jobs.published import figure
 from jobs.schema import NAMED, STATISTICS, VALUES, Table, TableError, plain
 from jobs.status import Observation
@@ -103,10 +103,7 @@ def text_problems(text: str, fields: list[str], check: Check) -> list[str]:
         return [f"text: line {error.lineno}: {error.message}"]
     names = sorted(meta.find_undeclared_variables(tree) - {*_FUNCTIONS, *environment.globals})
     found = [f"text: no function {name!r}{nearest(name, _FUNCTIONS)}" for name in names]
-    for call in tree.find_all(nodes.Call):
-        name = call.node.name if isinstance(call.node, nodes.Name) else ""
-        if name not in ("value", "state"):
-            continue
+    for name, call in _calls(tree):
         first = call.args[0] if call.args else None
         wrong = []
         if name == "value" and isinstance(first, nodes.Const):
@@ -115,6 +112,44 @@ def text_problems(text: str, fields: list[str], check: Check) -> list[str]:
             wrong.append(_wrong_keyword(name, keyword, fields, check))
         found += [f"text: line {call.lineno}: {what}" for what in wrong if what]
     return found
+
+
+def ambiguities(text: str, runs: list[Run]) -> list[str]:
+    """Where a text whose syntax is right asks for one run, and several of these would fit."""
+    found = []
+    for name, call in _calls(_environment().parse(text)):
+        given = {k.key: k.value for k in call.kwargs if name == "state" or k.key not in _KEYWORDS}
+        params = {k: v.value for k, v in given.items() if isinstance(v, nodes.Const)}
+        dynamic = call.dyn_args is not None or call.dyn_kwargs is not None
+        if dynamic or len(params) < len(given) or "device" in params:
+            continue
+        params.pop("repeat", None)
+        fit = [run for run in runs if params.items() <= run.params.items()]
+        if len(fit) > 1:
+            found.append(f"text: line {call.lineno}: {name}(): {_several(fit, params)}")
+    return found
+
+
+def _calls(tree: nodes.Template) -> Iterator[tuple[str, nodes.Call]]:
+    """Each place that asks for a run."""
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name in ("value", "state"):
+            yield call.node.name, call
+
+
+def _several(runs: list[Run], params: dict[str, Any], devices: Iterable[str] = ()) -> str | None:
+    """That parameters fit several runs, and what would tell these apart; None if they do not."""
+    differ = {name: [plain(run.params[name]) for run in runs] for name in varying(runs)}
+    if len(set(devices)) > 1:
+        differ["device"] = list(devices)
+    if not differ:
+        return None
+    listed = "; ".join(f"{name}: {', '.join(dict.fromkeys(has))}" for name, has in differ.items())
+    return f"{len(runs)} runs have {_told(params)}; they differ in {listed}"
+
+
+def _told(params: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={plain(given)}" for name, given in params.items()) or "any kind"
 
 
 def _unknown_value(name: str) -> str | None:
@@ -186,8 +221,7 @@ def _published(file: str, column: str, **where: Any) -> Any:
     """The one figure of others for which these columns hold, as a number where it is one."""
     found = figure(file, column, **where)
     if found is None:
-        told = ", ".join(f"{name}={plain(given)}" for name, given in where.items())
-        raise TableError(f"{file} has no {column} of {told or 'any kind'}")
+        raise TableError(f"{file} has no {column} of {_told(where)}")
     try:
         return float(found)
     except ValueError:
@@ -250,19 +284,12 @@ class _Numbers:
             for entry in self.runs
             if all(part(entry, name) == given for name, given in params.items())
         ]
-        told = ", ".join(f"{name}={plain(given)}" for name, given in params.items())
         if not found:
-            self.told(f"text: {asked}: no run has {told}")
+            self.told(f"text: {asked}: no run has {_told(params)}")
         runs = list({entry.run.id: entry.run for entry in found}.values())
-        differ = {
-            name: dict.fromkeys(plain(run.params[name]) for run in runs) for name in varying(runs)
-        }
-        devices = dict.fromkeys(entry.device for entry in found)
-        if len(devices) > 1:
-            differ["device"] = devices
-        if differ:
-            listed = "; ".join(f"{name}: {', '.join(has)}" for name, has in differ.items())
-            raise TableError(f"{asked}: {len(found)} runs have {told}; they differ in {listed}")
+        several = _several(runs, params, [entry.device for entry in found])
+        if several:
+            raise TableError(f"{asked}: {several}")
         return found
 
 

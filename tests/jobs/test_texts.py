@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.entries import entries
+from jobs.expand import expand
 from jobs.schema import Table, TableError
 from jobs.sheets import Sheet, make_sheet
 from jobs.status import observe
@@ -185,6 +186,18 @@ def test_what_can_be_told_without_records_is_told_before_anything_runs(
     (told,) = errors(write(tmp_path, sweep))
     assert told.startswith("sweep.yaml:6:11: ")
     assert words in told
+
+
+def test_a_text_that_fits_several_runs_is_told_before_anything_runs(tmp_path: Path) -> None:
+    text = "{{ value('time', 'forward', size=1) }}\\n\\n{{ state(size=1, mode='fast') }}"
+    sweep = TOY + GRID + f'tables:\n  - name: t\n    text: "{text}"\n'
+    (told,) = errors(write(tmp_path, sweep))
+    assert told == (
+        "sweep.yaml:6:11: text: line 1: value(): 2 runs have size=1; "
+        "they differ in mode: fast, exact"
+    )
+    expand(load(tmp_path, sweep, filter="mode == fast"))
+    expand(load(tmp_path, sweep.replace("size=1)", "size=1, mode='exact')")))
 
 
 def test_a_right_text_is_no_error(tmp_path: Path) -> None:
