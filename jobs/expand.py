@@ -22,11 +22,11 @@ from pydantic import ValidationError
 from jobs.benchmarks import Benchmark, Benchmarks
 from jobs.conditions import Condition, ConditionError
 from jobs.parameters import comparison, exclusions
-from jobs.published import published_columns
-from jobs.schema import AXES, Case, Plot, Shuffle, Sweep, Table, TableError
+from jobs.schema import AXES, Case, Plot, Shuffle, Sweep, Table
 from jobs.strict_yaml import InputError, Position, Problem
 from jobs.strict_yaml import Path as DataPath
 from jobs.sweep import LoadedSweep
+from jobs.views import view_problems
 
 MAX_RUNS = 1_000_000  # more is a slip of the pen
 STARTUP_MIN = 2  # minutes a job gets on top of its runs' timeouts: imports, a slow file system
@@ -197,38 +197,17 @@ class _Expander:
             return False
 
     def check_views(self) -> None:
-        """Whether each table's and plot's `where` can be evaluated for every run, and whether
-        a published figure, and what a text asks for, is of one run only."""
+        """The checks of tables and plots that need the runs."""
         views: dict[str, Sequence[Table | Plot]] = {
             "tables": self.sweep.tables,
             "plots": self.sweep.plots,
         }
         for key, listed in views.items():
             for i, view in enumerate(listed):
-                if view.where is not None:
-                    condition = Condition(view.where, self.benchmarks.of(view.benchmark).fields)
-                    for run in self.shown(view):
-                        self.holds(condition, run.params, (key, i, "where"))
-        for i, table in enumerate(self.sweep.tables):
-            if table.text is not None:
-                from jobs.texts import ambiguities  # with what reads records: only where needed
-
-                for what in ambiguities(table.text, self.shown(table)):
-                    self.problems[Problem(self.document.at(("tables", i, "text")), what)] = []
-            for j, source in enumerate(table.published):
-                fields = self.benchmarks.of(table.benchmark).fields
-                dims = [name for name in table.rows if name in fields]
-                keys = [tuple(run.params[name] for name in dims) for run in self.shown(table)]
-                try:
-                    published_columns(source, dims, list(dict.fromkeys(keys)))
-                except TableError as error:
-                    where = self.document.at(("tables", i, "published", j))
-                    self.problems[Problem(where, str(error))] = []
-
-    def shown(self, view: Table | Plot) -> list[Run]:
-        """The runs of a view's benchmark."""
-        name = self.benchmarks.of(view.benchmark).name
-        return [run for run in self.runs.values() if run.benchmark == name]
+                name = self.benchmarks.of(view.benchmark).name
+                runs = [run for run in self.runs.values() if run.benchmark == name]
+                for path, what in view_problems(view, runs):
+                    self.problems[Problem(self.document.at((key, i, *path)), what)] = []
 
     def without_effect(self) -> Iterator[Problem]:
         """The exclusions that left nothing out, unless an override took away what they were for."""

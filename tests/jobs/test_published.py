@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.entries import entries
+from jobs.expand import expand
 from jobs.published import FOLDER, figure
 from jobs.schema import TableError
 from jobs.sheets import Sheet, make_sheet
@@ -202,6 +203,17 @@ def test_several_figures_for_one_row_are_told_before_anything_runs(tmp_path: Pat
     (told,) = errors(write(tmp_path, TOY + TRANSFORMER.replace(", mode: eager}", "}")))
     assert told.startswith("sweep.yaml:11:9: transformer.csv has 2 rows of report-b")
     assert "which differ in mode (eager, compiled)" in told
+
+
+def test_only_the_runs_that_a_table_shows_must_have_one_figure(tmp_path: Path) -> None:
+    """Of contexts that are not stated there are figures after 0, 2 and 5 warm-up steps."""
+    text = TRANSFORMER.replace("[model, context_length]", "[model]")
+    text = text.replace("on: {model: model, context_length: context_length}", "on: {model: model}")
+    assert len(errors(write(tmp_path, TOY + text))) == 1
+    shown = text.replace("rows: [model]", "rows: [model]\n    where: model == tiny")
+    assert expand(load(tmp_path, TOY + shown)).runs
+    (told,) = errors(write(tmp_path, TOY + shown), filter="model == xl")
+    assert "the sweep has no runs" in told
 
 
 def test_every_file_is_told_of() -> None:
