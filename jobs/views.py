@@ -39,7 +39,7 @@ def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[Pat
 
 
 def _ambiguous_figures(table: Table, runs: Sequence[Run]) -> Iterator[tuple[Path, str]]:
-    for i, source in enumerate(table.published):
+    for i, source in enumerate(table.published if runs else ()):
         dims = [name for name in table.rows if name in runs[0].params]
         keys = dict.fromkeys(tuple(run.params[name] for name in dims) for run in runs)
         try:
