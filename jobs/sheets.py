@@ -65,7 +65,7 @@ def _with_published(sheet: Sheet, view: Table) -> Sheet:
             data = data.assign(**{unique(header, data.columns): cells})
         if not columns:
             files.append(source.file)
-    notes = [f"{', '.join(files)}: no figure of these rows"] if files else []
+    notes = [f"{', '.join(dict.fromkeys(files))}: no figure of these rows"] if files else []
     if view.published:
         notes.append(f"Published figures are of other machines and settings: see {SEE}")
     return replace(sheet, data=data, notes=[*sheet.notes, *notes])
