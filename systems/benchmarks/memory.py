@@ -76,6 +76,10 @@ def predict(params: Params) -> dict[str, Any]:
         "block_gradients_bytes": block * width + residual,
     }
     if params.checkpointing == "none":
+        # Autocast copies what is multiplied with: neither norms nor the embedding.
+        weights = size.num_layers * (block - accounting.block_parameters(size)["norms"])
+        weights += size.d_model * size.vocab_size
+        predicted["weight_copies_bytes"] = 2 * weights if precision in ("bf16", "fp16") else 0
         predicted["activations_bytes"] = accounting.activation_bytes(size, *point, precision, kind)
     if params.checkpointing in ("none", "every_k"):
         every = params.checkpoint_every if params.checkpointing == "every_k" else 0
@@ -90,8 +94,8 @@ def run(params: Params) -> dict[str, Any]:
 
     weights, gradients, optimizer_state   of the tensors alive at the end of a step
     activations       what forward allocates and leaves; on a GPU
-    saved             what autograd keeps for backward, without weights and batch; without
-                      checkpointing
+    saved, weight_copies   what autograd keeps for backward, without weights and batch, and how much
+                      of it are weights that autocast copied to 16 bits; without checkpointing
     residual_stream, block_saved, block_gradients, block_weight_copies   of the first block
     block_saved       the list of its five largest contributors
     timeline_peak, peak_phase, at_peak, largest_allocations   of the step's timeline; on a GPU
@@ -113,12 +117,12 @@ def run(params: Params) -> dict[str, Any]:
         training = make_training(params, device)
         _warm_up(training, params)
         if device.type == "cuda":
-            peaks, facts = _step_on_gpu(training, phases)
+            peaks, facts = _step_on_gpu(training, params, phases)
         else:
             peaks, facts = {}, _step_on_cpu(training, phases)
     _let_go(training)
     if params.checkpointing == "none":
-        facts["saved_bytes"] = _saved_bytes(training)
+        facts |= _saved(training)
     facts |= _block(training)
     _let_go(training)
     errors = check_training(training)
@@ -160,7 +164,7 @@ def _step_on_cpu(training: Training, phases: Sequence[str]) -> dict[str, Any]:
 
 
 def _step_on_gpu(
-    training: Training, phases: Sequence[str]
+    training: Training, params: Params, phases: Sequence[str]
 ) -> tuple[dict[str, int], dict[str, Any]]:
     """Peaks by phase and facts of one step, with its timeline drawn."""
     import torch
@@ -189,7 +193,7 @@ def _step_on_gpu(
     }
     if "optimizer" in peaks:
         peaks["train_step"] = max(peaks.values())
-    return peaks, facts | _timeline(training, phases, owned)
+    return peaks, facts | _timeline(params, phases, owned)
 
 
 def _requested(which: str) -> int:
@@ -199,7 +203,7 @@ def _requested(which: str) -> int:
 
 
 def _timeline(
-    training: Training, phases: Sequence[str], owned: Mapping[str, Mapping[str, torch.Tensor]]
+    params: Params, phases: Sequence[str], owned: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> dict[str, Any]:
     """Read the allocator's history, draw it, and say what is in use at the peak."""
     import torch
@@ -213,10 +217,9 @@ def _timeline(
         read_timeline,
     )
 
-    params = training.params
     snapshot = torch.cuda.memory._snapshot()
     folder = artifacts_folder()
-    if isinstance(params, Params) and params.snapshot:
+    if params.snapshot:
         with (folder / "snapshot.pickle").open("wb") as file:
             pickle.dump(snapshot, file)
     timeline = read_timeline(snapshot, phases, torch.cuda.current_device())
@@ -284,13 +287,17 @@ def _state_bytes(training: Training) -> dict[str, int]:
     }
 
 
-def _saved_bytes(training: Training) -> int:
-    """Bytes that autograd keeps at the end of forward, copies of weights by autocast included."""
+def _saved(training: Training) -> dict[str, int]:
+    """Bytes that autograd keeps at the end of forward, and how many are autocast's copies."""
     from systems.benchmarks.saved_tensors import saved_tensors
 
     model = training.model
     apart = [*model.parameters(), *model.buffers(), training.tokens, training.targets]
-    return sum(tensor.saved_bytes for tensor in saved_tensors(training.forward, apart))
+    kept = saved_tensors(training.forward, apart)
+    return {
+        "saved_bytes": sum(tensor.saved_bytes for tensor in kept),
+        "weight_copies_bytes": sum(t.saved_bytes for t in kept if t.weight_copy),
+    }
 
 
 def _block(training: Training) -> dict[str, Any]:

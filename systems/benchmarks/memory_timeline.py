@@ -131,10 +131,6 @@ class Timeline:
             return "before"
         return next(phase.name for phase in self.phases if start <= phase.end)
 
-    def begin(self, phase: str) -> int:
-        """The time at which a phase begins."""
-        return next(p.start for p in self.phases if p.name == phase)
-
 
 def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: int = 0) -> Timeline:
     """The events between marks, one mark at the start of each phase and one at the end.

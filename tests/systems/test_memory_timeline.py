@@ -110,7 +110,6 @@ def test_active_bytes_and_phases():
         ("optimizer", 6, 6),
     ]
     assert timeline.peak() == (5, 513)
-    assert timeline.begin("backward") == 3
     assert [timeline.phase_of(start) for start in (0, 1, 3, 4, 6)] == [
         "before", "forward", "forward", "backward", "backward",
     ]  # fmt: skip
