@@ -102,9 +102,10 @@ def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, 
 
 def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
     """The fewest bytes AdamW must move: weights, gradients and state read, all but the gradients
-    written."""
+    written. Where there are master weights, those are read and the model's own only written."""
     state = model_state_bytes(size, precision)
-    return 2 * sum(state.values()) - state["gradients"]
+    unread = state["weights"] if precision == "bf16_master" else 0
+    return 2 * sum(state.values()) - state["gradients"] - unread
 
 
 def residual_stream_bytes(
