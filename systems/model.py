@@ -4,7 +4,7 @@
     logits = model(token_ids)
 
 The attention is a function that is passed in, so that every implementation can be swapped by name:
-`TransformerLM(..., attention=attention_by_name("sdpa_cudnn"))`.
+`TransformerLM(..., attention=ATTENTIONS["sdpa_cudnn"])`, of `systems.kernels.flash_attention`.
 """
 
 from __future__ import annotations

@@ -79,8 +79,9 @@ class Training:
         self.scaler.update()
 
     def zero_grad(self) -> None:
-        """Let the gradients go."""
+        """Let the gradients go, and the graph of a forward that had no backward."""
         self.optimizer.zero_grad(set_to_none=True)
+        self.loss = self.loss.detach()
 
     def step(self) -> None:
         """All of it."""
