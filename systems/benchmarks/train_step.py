@@ -5,11 +5,12 @@ python -m jobs.submit sweeps/transformer.yaml --local
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -74,11 +75,24 @@ def run(params: Params) -> dict[str, Any]:
         Unsupported: this machine cannot do what is asked.
         WrongOutput: loss or gradient is too far from float64.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        if params.fresh_caches:  # both are read when torch.compile and Triton first compile
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
-            os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton"
+    with _empty_caches() if params.fresh_caches else contextlib.nullcontext():
         return _measure(params)
+
+
+@contextlib.contextmanager
+def _empty_caches() -> Iterator[None]:
+    """The folders in which torch.compile and Triton look for what they compiled before."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    before = {name: os.environ.pop(name, None) for name in names}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ.update({name: f"{folder}/{name}" for name in names})
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
 
 
 def _measure(params: Params) -> dict[str, Any]:
