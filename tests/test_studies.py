@@ -1,4 +1,4 @@
-"""Every study, end to end on a processor: its sweep through the local queue, its tables and plots."""
+"""Every study, end to end on a processor: its sweep, its tables and its plots."""
 
 from __future__ import annotations
 
