@@ -66,7 +66,6 @@ class Training:
 
     def forward(self) -> None:
         """Compute the loss, and what backward needs."""
-        self.loss = self.loss.detach()  # lets go of a graph that no backward has used
         with self.autocast():
             self.loss = self._loss_fn(self.tokens, self.targets)
 
