@@ -23,6 +23,7 @@ from jobs.benchmarks import short_name
 from jobs.compare import REGRESSIONS, Comparison, compare
 from jobs.entries import Entry, entries
 from jobs.expand import varying
+from jobs.manifest import BrokenManifest
 from jobs.pictures import Picture, copy_pictures, draw_plots
 from jobs.schema import Sweep, Table, TableError
 from jobs.sheets import Sheet, make_sheet
@@ -223,7 +224,7 @@ def _comparison_frame(results: list[Comparison], names: list[str], mixed: bool) 
 def _observe(folder: Path) -> Observation:
     try:
         return observe(folder.resolve())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, BrokenManifest) as error:
         _fail(str(error))
 
 

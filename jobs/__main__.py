@@ -16,11 +16,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table as Grid
 
-from jobs.benchmarks import load_benchmark
+from jobs.benchmarks import NoBenchmark, load_benchmark
 from jobs.expand import varying
 from jobs.local_queue import start_ticks
-from jobs.manifest import ARTIFACTS, SUBMISSIONS, Manifest, read_manifests
+from jobs.manifest import ARTIFACTS, SUBMISSIONS, BrokenManifest, Manifest, read_manifests
 from jobs.status import LIVE, Observation, TaskState, observe, summary
+from jobs.strict_yaml import InputError
 from jobs.submission import Options, prepare, reload
 from jobs.submit import fail, go
 
@@ -174,7 +175,10 @@ def retry(folder: Folder = None) -> None:
     bad = {task.run.id for task in seen.tasks if task.state in BAD}
     last = next((m for m in reversed(seen.manifests) if bad & m.runs.keys()), seen.manifests[-1])
     options = Options(last.executor, seen.folder, retry_failed=True)
-    prepared = prepare(reload(last), options, last.sweep_path)
+    try:
+        prepared = prepare(reload(last), options, last.sweep_path)
+    except (InputError, NoBenchmark) as error:  # the benchmark is not what it was
+        fail(str(error))
     if not prepared.manifest.jobs:
         console.print("nothing to retry: every run is measured, queued or running")
         return
@@ -186,7 +190,10 @@ def replay(run: RunId, folder: In = None) -> None:
     """Print the command that repeats a run here, and run it. Its record goes to logs/replay."""
     _, task = _find(run, folder)
     shape = task.run.shape
-    defaults = load_benchmark(task.run.benchmark).json_defaults
+    try:
+        defaults = load_benchmark(task.run.benchmark).json_defaults
+    except NoBenchmark as error:
+        fail(str(error))
     sweep: dict[str, object] = {
         "name": "replay",
         "benchmark": task.run.benchmark,
@@ -207,7 +214,7 @@ def replay(run: RunId, folder: In = None) -> None:
 def _observe(folder: Path | None) -> Observation:
     try:
         return observe((folder or _latest()).resolve())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, BrokenManifest) as error:
         fail(str(error))
 
 
@@ -218,7 +225,10 @@ def _folders() -> list[Path]:
 
 
 def _latest() -> Path:
-    newest = [(read_manifests(folder)[-1].created_at, folder) for folder in _folders()]
+    try:
+        newest = [(read_manifests(folder)[-1].created_at, folder) for folder in _folders()]
+    except BrokenManifest as error:
+        fail(str(error))
     if not newest:
         fail("no results folder given, and logs/ holds none")
     return max(newest)[1]

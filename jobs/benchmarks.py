@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from jobs.schema import PSEUDO
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", re.ASCII)
 _RUN = re.compile(r"^def run\(", re.MULTILINE)
+
+
+class NoBenchmark(LookupError):
+    """There is none of this name, or what there is cannot be used; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -67,22 +72,22 @@ def benchmark_module(name: str) -> ModuleType:
     """The module of a benchmark: `systems.benchmarks.<name>`, or a dotted name of one's own.
 
     Raises:
-        LookupError: naming the benchmarks that exist.
+        NoBenchmark: naming the benchmarks that exist. And whatever its import raises.
     """
     if not _NAME.match(name) or ("." not in name and name not in known_benchmarks()):
-        raise LookupError(f"no benchmark {name!r}{nearest(name, known_benchmarks())}")
+        raise NoBenchmark(f"no benchmark {name!r}{nearest(name, known_benchmarks())}")
     path = name if "." in name else f"systems.benchmarks.{name}"
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not (path == error.name or path.startswith(error.name + ".")):
             raise  # the benchmark exists; something that it imports does not
-        raise LookupError(f"no benchmark {name!r}{nearest(name, known_benchmarks())}") from None
+        raise NoBenchmark(f"no benchmark {name!r}{nearest(name, known_benchmarks())}") from None
     params = getattr(module, "Params", None)
     is_model = isinstance(params, type) and issubclass(params, BaseModel)
     if not is_model or not hasattr(module, "run"):
         what = "it needs run and Params, a pydantic model"
-        raise LookupError(f"{path} is no benchmark: {what}{nearest(name, known_benchmarks())}")
+        raise NoBenchmark(f"{path} is no benchmark: {what}{nearest(name, known_benchmarks())}")
     return module
 
 
@@ -102,13 +107,19 @@ def load_benchmark(name: str) -> Benchmark:
     """Read a benchmark's parameters. Imports its module, which must not import torch.
 
     Raises:
-        LookupError: there is no such benchmark, or its parameters' names are taken.
+        NoBenchmark: there is no such benchmark, its import fails, or its parameters' names are
+            taken.
     """
-    module = benchmark_module(name)
+    try:
+        module = benchmark_module(name)
+    except NoBenchmark:
+        raise
+    except (Exception, SystemExit) as error:
+        raise NoBenchmark(f"benchmark {name!r} cannot be imported: {_told(error)}") from error
     params: type[BaseModel] = module.Params
     taken = [field for field in params.model_fields if field in PSEUDO]
     if taken:
-        raise LookupError(
+        raise NoBenchmark(
             f"{name}: no parameter may be named {taken[0]}: tables show it of a record"
         )
     defaults = {
@@ -121,11 +132,21 @@ def load_benchmark(name: str) -> Benchmark:
     return Benchmark(short_name(name), version, params, shown, hasattr(module, "predict"))
 
 
+def _told(error: BaseException) -> str:
+    """An exception of an import in one line: what it is, and the place that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith("<frozen")]
+    text, where = str(error), places[-1]
+    if isinstance(error, SyntaxError):
+        text, where = error.msg, f"{error.filename}:{error.lineno}"
+    return f"{type(error).__name__}: {(text.splitlines() or [''])[0]} ({where})"
+
+
 def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
     """A sweep's own benchmark, and those that its cases name.
 
     Raises:
-        LookupError: as `load_benchmark`.
+        NoBenchmark: as `load_benchmark`.
     """
     names = dict.fromkeys(short_name(name) for name in (own, *others) if name is not None)
     by_name = {name: load_benchmark(name) for name in names}

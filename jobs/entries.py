@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jobs.benchmarks import load_benchmark, short_name
+from jobs.benchmarks import NoBenchmark, load_benchmark, short_name
 from jobs.conditions import Condition
 from jobs.expand import Run, varying
 from jobs.record import Record
-from jobs.schema import PSEUDO, Plot, Table
+from jobs.schema import PSEUDO, Plot, Table, TableError
 from jobs.status import Observation, TaskState
 
 Key = tuple[Any, ...]
@@ -91,7 +91,10 @@ def _of_one_benchmark(chosen: list[Entry], name: str) -> list[Entry]:
     names = dict.fromkeys(name for entry in chosen for name in entry.run.params)
     if all(len(entry.run.params) == len(names) for entry in chosen):
         return chosen
-    defaults = load_benchmark(name).json_defaults
+    try:
+        defaults = load_benchmark(name).json_defaults
+    except NoBenchmark as error:
+        raise TableError(str(error)) from error
     return [
         replace(
             entry,

@@ -18,12 +18,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from jobs.expand import Run, Shape
 from jobs.record import write_json
 from jobs.schema import Sweep
 
 SUBMISSIONS = "submissions"
 ARTIFACTS = "artifacts"
+
+
+class BrokenManifest(RuntimeError):
+    """What a submission wrote down cannot be read: the file, and why."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,35 @@ def write_handles(manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of a submission's folder."""
-    data = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    """Read the manifest of a submission's folder.
+
+    Raises:
+        BrokenManifest: it is none, or that of a later version of this launcher.
+    """
+    data = _read_json(path / "manifest.json")
+    handles_path = path / "handles.json"
+    handles = _read_json(handles_path) if handles_path.exists() else {}
+    try:
+        return _manifest(path, data, handles)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        why = f"sweep.{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except KeyError as error:
+        why = f"{error} is missing"
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        why = str(error)
+    raise BrokenManifest(f"{path}/manifest.json is no manifest that this version reads: {why}")
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BrokenManifest(f"{path} cannot be read: {why}") from None
+
+
+def _manifest(path: Path, data: dict[str, Any], handles: dict[str, Any]) -> Manifest:
     shapes = [Shape(**shape) for shape in data["shapes"]]
     runs = {
         run["id"]: Run(
@@ -150,8 +183,6 @@ def read_manifest(path: Path) -> Manifest:
         )
         for job in data["jobs"]
     ]
-    handles_path = path / "handles.json"
-    handles = json.loads(handles_path.read_text(encoding="utf-8")) if handles_path.exists() else {}
     return Manifest(
         folder=path.parent.parent,
         id=data["id"],
@@ -174,6 +205,7 @@ def read_manifests(folder: Path) -> list[Manifest]:
 
     Raises:
         FileNotFoundError: nothing was ever submitted into this folder.
+        BrokenManifest: one of them cannot be read.
     """
     paths = sorted((folder / SUBMISSIONS).glob("*/manifest.json"))
     if not paths:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from jobs.expand import Run, varying
+from jobs.manifest import BrokenManifest
 from jobs.plan import worst_case_gpu_hours
 from jobs.record import Record, iter_records
 from jobs.strict_yaml import InputError
@@ -115,7 +116,7 @@ def submit(
             executor, out or Path("logs") / loaded.sweep.name, retry_failed, force, parallel
         )
         prepared = prepare(loaded, options, str(sweep))
-    except InputError as error:
+    except (InputError, BrokenManifest) as error:
         fail(str(error))
     for warning in prepared.expansion.warnings:
         errors.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.benchmarks import Benchmarks, load_benchmark, load_benchmarks
+from jobs.benchmarks import Benchmarks, NoBenchmark, load_benchmark, load_benchmarks
 from jobs.conditions import nearest
 from jobs.parameters import check_parameters
 from jobs.schema import AXES, Sweep
@@ -277,7 +277,7 @@ def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | Non
         names[name] = None
         try:
             load_benchmark(name)
-        except LookupError as error:
+        except NoBenchmark as error:
             problems.append(Problem(document.at(path), str(error)))
     own = document.data.get("benchmark")
     if len(problems) > told or not isinstance(own, str):
