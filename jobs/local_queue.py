@@ -1,7 +1,7 @@
 """A queue on this machine: jobs wait for GPUs, workers run in the background, progress shows.
 
-At no time do two jobs of one queue share a GPU; two queues know nothing of each other. A job
-without GPUs runs while nothing else does, because its times would be no use otherwise;
+At no time do two jobs of one queue share a GPU; queues into two folders know nothing of each other.
+A job without GPUs runs while nothing else does, because its times would be no use otherwise;
 `--parallel N` says otherwise.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -67,11 +68,11 @@ class LocalQueue:
     def run(self) -> list[Record]:
         """Run everything; returns the records of this submission.
 
-        On SIGINT or SIGTERM the workers record what they were doing and end; then KeyboardInterrupt
-        is raised.
+        On SIGINT, SIGTERM and SIGHUP the workers record what they were doing and end; then
+        KeyboardInterrupt is raised.
         """
         self._tell(interrupted=False)
-        before = {s: signal.signal(s, self._on_stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        before = {s: signal.signal(s, self._on_stop) for s in _stopping()}
         tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
         total = sum(len(job.tasks) for job in self.manifest.jobs)
         columns = (
@@ -113,6 +114,8 @@ class LocalQueue:
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stopped = True
+        if signum == signal.SIGHUP:
+            _leave_terminal()
 
     def _possible(self, job: Job) -> bool:
         """Whether this machine has what a job needs. If not, its worker records just that."""
@@ -192,6 +195,21 @@ class LocalQueue:
                 one.process.kill()
                 one.process.wait()
         self.running.clear()
+
+
+def _stopping() -> list[signal.Signals]:
+    """The signals that stop the queue: not SIGHUP where it is ignored, as under nohup."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
+def _leave_terminal() -> None:
+    """Write to nobody instead of a terminal that is gone, where every write would fail."""
+    for number in (1, 2):
+        if stat.S_ISCHR(os.fstat(number).st_mode):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, number)
+            os.close(null)
 
 
 def _line(record: Record, sweep: Sweep) -> str:

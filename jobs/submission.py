@@ -14,6 +14,7 @@ from rich.console import Console
 from jobs import provenance
 from jobs.benchmarks import load_benchmarks
 from jobs.expand import Expansion, Run, expand
+from jobs.folder_lock import sole_queue
 from jobs.manifest import Manifest, new_id, submitter, write_handles, write_manifest
 from jobs.plan import Task, pack, split_done, tasks_of
 from jobs.record import FAILED, Record, read_records
@@ -138,24 +139,28 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
     """
     manifest = prepared.manifest
     if options.executor == "slurm":
-        from jobs.executors import require_slurm
+        from jobs import executors
 
-        require_slurm()
+        executors.require_slurm()
+        _write(manifest)
+        executors.submit(manifest)
+        return []
+    with sole_queue(manifest.folder, options.force):
+        _write(manifest)
+        if options.executor == "debug":
+            return _debug(manifest, console)
+        from jobs.local_queue import LocalQueue
+
+        return LocalQueue(manifest, options.parallel, console).run()
+
+
+def _write(manifest: Manifest) -> None:
+    """Write a manifest, with where its runs come from."""
     git, diff = provenance.git_state(ROOT)
     if diff is not None:
         git["diff"] = provenance.save_diff(manifest.folder, diff)
     manifest.provenance.update({"git": git, "user": submitter(), "packages": provenance.packages()})
     write_manifest(manifest)
-    if options.executor == "slurm":
-        from jobs import executors
-
-        executors.submit(manifest)
-        return []
-    if options.executor == "local":
-        from jobs.local_queue import LocalQueue
-
-        return LocalQueue(manifest, options.parallel, console).run()
-    return _debug(manifest, console)
 
 
 def _debug(manifest: Manifest, console: Console) -> list[Record]:

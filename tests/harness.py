@@ -22,6 +22,18 @@ from jobs.sweep import load_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 120.0  # for what takes a second on a machine that does nothing else
+LEAKS = {  # what a surrounding torchrun or allocation leaves in the environment
+    "RANK": "7",
+    "LOCAL_RANK": "7",
+    "WORLD_SIZE": "9",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "1",
+    "TORCHELASTIC_RUN_ID": "another",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "SLURM_PROCID": "3",
+    "SLURM_JOB_ID": "17",
+    "SLURM_CPU_BIND": "none",
+}
 
 
 def write_sweep(folder: Path, cases: Iterable[dict[str, Any]], **keys: Any) -> Path:
@@ -61,9 +73,15 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # Ignored where the tests run in a shell's background, and that would be inherited.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed_signals,
     )
+
+
+def heed_signals() -> None:
+    """In a new process: those that are ignored where the tests run in the background of a shell, or
+    under nohup, are no longer."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def run(
@@ -138,6 +156,17 @@ class Fifo:
     def open(self) -> None:
         """Let the next run pass."""
         Path(f"{self.path}.go").touch()
+
+
+def waiting_sweep(folder: Path) -> tuple[Path, Fifo]:
+    """A run, one that waits, another run."""
+    fifo = Fifo(folder / "fifo")
+    cases: list[dict[str, Any]] = [
+        {"what": "ok"},
+        {"what": "wait", "path": str(fifo.path)},
+        {"what": "ok", "tag": 1},
+    ]
+    return write_sweep(folder, cases), fifo
 
 
 def parent_of(pid: int) -> int:

@@ -18,6 +18,7 @@ from jobs.record import Record
 from jobs.run_process import Request
 from jobs.torchrun import lead
 from tests.harness import (
+    LEAKS,
     ROOT,
     Fifo,
     alive,
@@ -32,17 +33,6 @@ from tests.harness import (
 )
 
 TIMEOUT_S = 12  # for what hangs; two ranks import torch in it
-LEAKS = {
-    "RANK": "7",
-    "LOCAL_RANK": "7",
-    "WORLD_SIZE": "9",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "1",
-    "TORCHELASTIC_RUN_ID": "another",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "SLURM_PROCID": "3",
-    "SLURM_JOB_ID": "17",
-}
 
 
 # A worker of two, with the environment that Slurm would give it.

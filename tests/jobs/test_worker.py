@@ -16,37 +16,23 @@ from typing import Any
 import pytest
 
 from jobs.fork_server import descendants
-from jobs.isolation import ForkServer, ServerDied, job_environment
-from jobs.manifest import Manifest
+from jobs.isolation import ForkServer, ServerDied
 from jobs.record import Record
 from jobs.run_process import Request, execute, run_alone
 from tests.harness import (
+    LEAKS,
     ROOT,
-    Fifo,
     alive,
     await_true,
     facts,
     only,
-    parent_of,
     records,
     run,
-    start,
-    statuses,
     write_sweep,
     written,
 )
 
 TRIVIAL = 12  # runs in a row that do nothing
-LEAKS = {
-    "RANK": "7",
-    "LOCAL_RANK": "7",
-    "WORLD_SIZE": "9",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "1",
-    "TORCHELASTIC_RUN_ID": "another",
-    "SLURM_JOB_ID": "17",
-    "SLURM_CPU_BIND": "none",
-}
 ENDINGS = {
     "raises": "error",
     "raise_unprintable": "error",
@@ -278,129 +264,6 @@ def test_the_kernels_kill_for_want_of_memory_is_oom_and_spares_the_worker(
     assert filled.failure.memory == "host" and "memory cgroup" in filled.failure.message
     assert only(manifest.folder, what="ok").status == "ok"
     assert only(manifest.folder, what="sigkill").status == "killed"  # that one was no oom
-
-
-# ---- stopped from outside ------------------------------------------------------------------------
-
-# What executors.WorkerTask.checkpoint does, without Slurm.
-WARNED = """
-import signal, sys
-from pathlib import Path
-from jobs.manifest import read_manifest
-from jobs.worker import Worker
-
-worker = Worker(read_manifest(Path(sys.argv[1])), 0)
-
-def on_warning(*_):
-    worker.stop(sys.argv[2])
-    sys.exit(7)
-
-signal.signal(signal.SIGUSR2, on_warning)
-worker.run()
-"""
-
-
-def start_warned(manifest: Manifest, reason: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", WARNED, str(manifest.path), reason]
-    return subprocess.Popen(command, cwd=ROOT, env=job_environment())
-
-
-def waiting_sweep(folder: Path) -> tuple[Path, Fifo]:
-    """A run, one that waits, another run."""
-    fifo = Fifo(folder / "fifo")
-    cases: list[dict[str, Any]] = [
-        {"what": "ok"},
-        {"what": "wait", "path": str(fifo.path)},
-        {"what": "ok", "tag": 1},
-    ]
-    return write_sweep(folder, cases), fifo
-
-
-def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
-    sweep, fifo = waiting_sweep(tmp_path)
-    manifest = written(sweep, tmp_path / "out")
-    for reason in ("preempted", "limit"):
-        worker = start_warned(manifest, reason)
-        waiting, child = fifo.pids()
-        server = parent_of(waiting)
-        for pid in (waiting, server, worker.pid):  # as where Slurm tracks processes by their tree
-            os.kill(pid, signal.SIGUSR2)
-        assert worker.wait(60) == 7
-        await_true(lambda pid=server: not alive(pid), "the fork server ended")  # type: ignore[misc]
-        assert not alive(waiting) and not alive(child)
-    assert start_warned(manifest, "").wait(60) == 0
-    found = [(r.params["what"], r.params["tag"], r.status) for r in records(manifest.folder)]
-    assert found == [
-        ("ok", 0, "ok"),
-        ("wait", 0, "preempted"),
-        ("wait", 0, "timeout"),  # alone in its allocation it met the limit: it always will
-        ("ok", 1, "ok"),
-    ]
-
-
-def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: Path) -> None:
-    sweep, fifo = waiting_sweep(tmp_path)
-    out, temporary = tmp_path / "out", tmp_path / "tmp"
-    temporary.mkdir()
-
-    def waiting_queue() -> tuple[subprocess.Popen[str], int, list[int]]:
-        environment = {"TMPDIR": str(temporary)}
-        queue = start("jobs.submit", sweep, "--local", "--out", out, environment=environment)
-        waiting, child = fifo.pids()
-        server = parent_of(waiting)
-        return queue, parent_of(server), [server, waiting, child]
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        queue, _, pids = waiting_queue()
-        assert statuses(out) == {"ok0": "ok", "wait0": "running", "ok1": "queued"}
-        queue.send_signal(number)
-        output, _ = queue.communicate(timeout=60)
-        assert queue.returncode == 130 and "goes on from there" in output
-        assert not any(map(alive, pids))
-        assert [r.status for r in records(out)][-1] == "cancelled"
-
-    queue, worker, pids = waiting_queue()
-    queue.kill()
-    queue.communicate()
-    await_true(lambda: not any(map(alive, [worker, *pids])), "the worker ended with its queue")
-    assert [r.status for r in records(out)] == ["ok", "cancelled", "cancelled", "cancelled"]
-
-    queue, worker, pids = waiting_queue()
-    os.kill(worker, signal.SIGKILL)
-    output, _ = queue.communicate(timeout=60)
-    assert queue.returncode == 1 and "ended with -9" in output and "2 runs left no record" in output
-    await_true(lambda: not any(map(alive, pids)), "what the worker had started ended")
-    assert len(records(out)) == 4  # a dead worker writes nothing
-    await_true(lambda: not list(temporary.iterdir()), "its scratch folder was removed")
-    assert statuses(out)["ok0"] == "ok" and statuses(out)["ok1"] == "killed"
-
-    fifo.open()
-    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
-    found = [(r.params["what"], r.params["tag"], r.attempt, r.status) for r in records(out)]
-    assert found == [
-        ("ok", 0, 1, "ok"),
-        ("wait", 0, 1, "cancelled"),
-        ("wait", 0, 2, "cancelled"),
-        ("wait", 0, 3, "cancelled"),
-        ("wait", 0, 4, "ok"),
-        ("ok", 1, 1, "ok"),
-    ]
-    assert set(statuses(out).values()) == {"ok"}
-
-
-def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) -> None:
-    cases: list[dict[str, Any]] = [
-        {"what": "ok"},
-        {"what": "kill_worker"},
-        {"what": "ok", "tag": 1},
-    ]
-    manifest = written(write_sweep(tmp_path, cases), tmp_path / "out")
-    codes = [run("jobs.worker", manifest.path, "0").returncode for _ in range(3)]
-    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
-    found = [(r.params["what"], r.status) for r in records(manifest.folder)]
-    assert found == [("ok", "ok"), ("kill_worker", "killed"), ("ok", "ok")]
-    kind, message, _ = told(only(manifest.folder, what="kill_worker"))
-    assert kind == "WorkerDied" and "died 2 times" in message
 
 
 # ---- the pieces ----------------------------------------------------------------------------------
