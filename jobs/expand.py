@@ -14,6 +14,7 @@ import math
 import random
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,10 +175,14 @@ class _Expander:
         excluded = False
         for i, conditions in enumerate(self.drop):
             condition = conditions.get(benchmark.name)
-            if condition is None or (excluded and self.held[i]):
+            if condition is None:
                 continue
-            if self.holds(condition, params, ("exclude", i)):
-                excluded = self.held[i] = True
+            if not excluded:
+                excluded = self.holds(condition, params, ("exclude", i))
+                self.held[i] |= excluded
+            elif not self.held[i]:  # only to know whether it has any effect
+                with suppress(ConditionError):
+                    self.held[i] = condition(params)
         if excluded:
             self.excluded += 1
             return True
@@ -226,13 +231,11 @@ class _Expander:
         for axis in ("grid", "zip"):
             for name in getattr(self.sweep, axis):
                 having = [
-                    case
+                    {*case.fixed, *case.grid, *case.zip}
                     for case in self.sweep.cases
                     if name in self.benchmarks.of(case.benchmark).fields
                 ]
-                if having and all(
-                    name in {**case.fixed, **case.grid, **case.zip} for case in having
-                ):
+                if having and all(name in case for case in having):
                     where = self.document.at_key((axis, name))
                     yield Problem(where, f"{axis}: every case replaces {name!r}")
 

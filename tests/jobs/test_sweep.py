@@ -346,6 +346,12 @@ exclude:
     assert warnings(tmp_path, text, "size=1") == ["sweep.yaml:8:5: exclude: no run is like this"]
 
 
+def test_a_run_that_is_left_out_need_not_have_an_order(tmp_path: Path) -> None:
+    text = "fixed: {size: 9}\ngrid: {window: [null, 4, 8]}\nexclude: [{window: null}, window > 5]\n"
+    assert params_of(load(tmp_path, TOY + text), "window") == [(4,)]
+    assert warnings(tmp_path, text) == []
+
+
 def test_a_list_that_every_case_replaces_is_told(tmp_path: Path) -> None:
     text = """\
 grid: {size: [1, 2], mode: [fast, exact]}
