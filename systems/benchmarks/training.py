@@ -219,11 +219,14 @@ def _model(
     """The model, and the float32 master weights where the model's own are bf16 copies of them."""
     model = new_model(params, device, attention)
     master: dict[nn.Parameter, Tensor] = {}
-    if params.precision in ("bf16_pure", "bf16_master"):
-        for parameter in model.parameters():
-            if params.precision == "bf16_master":
-                master[parameter] = parameter.detach()
-            parameter.data = parameter.data.bfloat16()
+    for parameter in model.parameters():
+        if params.precision == "bf16_master" and parameter.ndim > 1:
+            master[parameter] = parameter.detach()
+        elif params.precision != "bf16_pure":
+            # With master weights a norm's gains stay float32: they begin at 1, where bf16 moves in
+            # steps of 2^-8, and all of a copy's would wait for many updates and then move at once.
+            continue
+        parameter.data = parameter.data.bfloat16()
     policies = {
         "every_k": lambda: every_k_blocks(params.checkpoint_every),
         "nested": nested,

@@ -22,7 +22,8 @@ class TransformerParams(BenchmarkParams):
         tf32         the same, products in TF32 on tensor cores
         bf16, fp16   float32 weights under autocast; fp16 with a scaled loss
         bf16_pure    weights, gradients and optimizer state in bf16
-        bf16_master  bf16 weights and gradients; float32 master weights and optimizer state
+        bf16_master  bf16 matrices and their gradients; float32 master weights, gains of norms and
+                     optimizer state
     mode: eager; compiled (model and loss as one torch.compile); compiled_blocks (each block).
     cuda_graph: forward, backward and optimizer are captured once and replayed.
     optimizer: torch (AdamW, fused) or fused (`systems.kernels.adamw`).
