@@ -50,11 +50,12 @@ format: $(VENV)/installed-dev
 bench: $(VENV)/installed-test
 	$(BIN)/python scripts/bench_launcher.py
 
-# make report       tables and plots of the reference results, docs/results from logs/h200
+# make report       tables, texts and plots of the reference results, docs/results from logs/h200
 report: $(VENV)/installed
 	@mkdir -p docs/results
 	@for folder in logs/h200/*/; do name=$$(basename $$folder); rm -f docs/results/$$name/*.png; \
-	  $(BIN)/python aggregate.py $$folder --plot docs/results/$$name >docs/results/$$name.md || exit 1; \
+	  $(BIN)/python aggregate.py $$folder --views sweeps/$$name.yaml --plot docs/results/$$name \
+	    >docs/results/$$name.md || exit 1; \
 	done
 
 clean:

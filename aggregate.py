@@ -28,6 +28,8 @@ from jobs.pictures import Picture, copy_pictures, draw_plots
 from jobs.schema import Sweep, Table, TableError
 from jobs.sheets import Sheet, make_sheet
 from jobs.status import Observation, observe
+from jobs.strict_yaml import InputError
+from jobs.sweep import load_sweep
 from jobs.values import shown
 
 
@@ -57,10 +59,17 @@ def tables(
         ),
     ] = None,
     table: Annotated[str | None, typer.Option(help="Only the table of this name.")] = None,
+    sweep_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--views",
+            help="A sweep file: its tables, texts and plots, instead of those that were submitted.",
+        ),
+    ] = None,
 ) -> None:
     """Print a folder's tables: every run of its sweeps has a cell."""
     seen = _observe(folder)
-    sweep = seen.manifests[-1].sweep
+    sweep = seen.manifests[-1].sweep if sweep_file is None else _read(sweep_file)
     views = list(sweep.tables) or _default_views(sweep)
     if table is not None:
         views = [view for view in views if view.name == table]
@@ -82,14 +91,20 @@ def tables(
     for line in (*map(str, seen.bad_lines), *seen.notes):
         print(f"note: {line}", file=sys.stderr)
     if plot is not None:
-        pictures = _pictures(seen, plot, chosen)
+        pictures = _pictures(seen, sweep, plot, chosen)
         if format is Format.md and pictures:
             print("\n\n".join(_link(picture, plot) for picture in pictures))
 
 
-def _pictures(seen: Observation, folder: Path, chosen: list[Entry]) -> list[Picture]:
+def _read(path: Path) -> Sweep:
+    try:
+        return load_sweep(path).sweep
+    except InputError as error:
+        _fail(str(error))
+
+
+def _pictures(seen: Observation, sweep: Sweep, folder: Path, chosen: list[Entry]) -> list[Picture]:
     """Draw the sweep's plots, copy the pictures that runs left, and say on stderr which."""
-    sweep = seen.manifests[-1].sweep
     try:
         drawn = draw_plots(seen, sweep.plots, folder, chosen)
     except TableError as error:

@@ -228,3 +228,19 @@ def test_a_sweep_without_tables_shows_all_it_swept(tmp_path: Path, folder: Resul
     assert code == 0
     assert "### toy: time (ms)" in out
     assert sum(line.startswith("|") for line in out.splitlines()) == 2 + 4
+
+
+def test_views_of_a_sweep_file_instead_of_those_submitted(
+    tmp_path: Path, special: ResultsFolder
+) -> None:
+    later = tmp_path / "later.yaml"
+    later.write_text(SPECIAL.replace("Time & cost of 100%_", "Thought of afterwards"))
+    assert "### Thought of afterwards" in cli(special.path, "--views", later)[1]
+    assert "### Time & cost" in cli(special.path)[1]
+
+
+def test_views_of_a_sweep_file_that_is_wrong(tmp_path: Path, special: ResultsFolder) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(SPECIAL.replace("rows: [size],", "rows: [sise],"))
+    code, _, err = cli(special.path, "--views", wrong)
+    assert code == 2 and "wrong.yaml:6" in err and "did you mean 'size'" in err
