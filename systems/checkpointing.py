@@ -43,8 +43,8 @@ def every_k_blocks(k: int) -> ApplyBlocks:
 
 def nested() -> ApplyBlocks:
     """Checkpoints inside checkpoints: of each run of blocks keep its input, and within it do the
-    same by halves (section 4.3). O(log n) inputs are alive at once, each block is computed about
-    log2(n) times again."""
+    same by halves (section 4.3). O(log n) inputs are alive at once; each block is computed again
+    at most log2(n) times, half as often on average."""
 
     def halves(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
         if len(blocks) == 1:
@@ -58,8 +58,9 @@ def nested() -> ApplyBlocks:
 
 
 def selective() -> ApplyBlocks:
-    """Keep what matrix products and attention give, compute again the cheap rest: norms, RoPE,
-    SiLU, casts (Korthikanti et al. 2022, section 5, keep the opposite where memory is short)."""
+    """Keep what products with weights and fused attention give, compute again the rest: norms,
+    RoPE, SiLU, casts, and the scores where attention materialises them (Korthikanti et al. 2022,
+    section 5)."""
     keep = {
         torch.ops.aten.mm.default,
         torch.ops.aten.addmm.default,

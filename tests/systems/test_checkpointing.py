@@ -1,0 +1,208 @@
+"""Activation checkpointing: the same numbers, less memory, and how often each block is computed."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from systems.checkpointing import ApplyBlocks, every_k_blocks, nested, selective
+from systems.kernels.flash_attention import ATTENTIONS
+from systems.model import TransformerLM, cross_entropy
+
+LAYERS = (1, 2, 5, 8)
+VOCAB, CONTEXT, D_MODEL, HEADS, D_FF = 11, 9, 12, 2, 20
+
+
+class Watch(TorchDispatchMode):
+    """Counts the operations that run, and the bytes that are alive of what they allocate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: Counter[Any] = Counter()
+        self.alive = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops[func] += 1
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._add(tensor.untyped_storage())
+        return out
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, count = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.alive += count
+        self.peak = max(self.peak, self.alive)
+        weakref.finalize(storage, self._remove, key, count)
+
+    def _remove(self, key: int, count: int) -> None:
+        self._known.discard(key)
+        self.alive -= count
+
+
+def _model(num_layers: int, policy: ApplyBlocks | None, attention: str = "naive", context=CONTEXT):
+    torch.manual_seed(0)
+    model = TransformerLM(
+        VOCAB, context, D_MODEL, num_layers, HEADS, D_FF, attention=ATTENTIONS[attention]
+    )
+    if policy is not None:
+        model.apply_blocks = policy
+    return model
+
+
+def _step(model: TransformerLM, batch_size: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    shape = (2, batch_size, model.context_length)
+    tokens, targets = torch.randint(VOCAB, shape, generator=generator)
+    loss = cross_entropy(model(tokens), targets)
+    loss.backward()
+    return loss.detach()
+
+
+def _calls(num_layers: int, policy: ApplyBlocks) -> list[int]:
+    model = _model(num_layers, policy)
+    calls = [0] * num_layers
+
+    def count(i: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            calls[i] += 1
+
+        return hook
+
+    for i, block in enumerate(model.blocks):
+        block.register_forward_pre_hook(count(i))
+    _step(model)
+    return calls
+
+
+def _policies(num_layers: int) -> dict[str, ApplyBlocks]:
+    every = {f"every {k}": every_k_blocks(k) for k in range(1, num_layers + 2)}
+    return {**every, "nested": nested(), "selective": selective()}
+
+
+@pytest.mark.parametrize("attention", ["naive", "sdpa_flash"])
+@pytest.mark.parametrize("num_layers", LAYERS)
+def test_loss_and_gradients_are_the_same_bit_for_bit(num_layers, attention):
+    plain = _model(num_layers, None, attention)
+    loss = _step(plain)
+    for name, policy in _policies(num_layers).items():
+        model = _model(num_layers, policy, attention)
+        assert torch.equal(_step(model), loss), name
+        for (part, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad), f"{name}: {part}"
+
+
+def test_under_autocast_too():
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = _model(3, None)
+        loss = _step(plain)
+        for name, policy in _policies(3).items():
+            model = _model(3, policy)
+            assert torch.equal(_step(model), loss), name
+            pairs = zip(model.parameters(), plain.parameters(), strict=True)
+            assert all(torch.equal(a.grad, b.grad) for a, b in pairs), name
+
+
+@pytest.mark.parametrize("num_layers", LAYERS)
+def test_every_k_computes_each_block_twice(num_layers):
+    for k in range(1, num_layers + 2):
+        assert _calls(num_layers, every_k_blocks(k)) == [2] * num_layers
+
+
+@pytest.mark.parametrize("num_layers", [*LAYERS, 16])
+def test_nested_computes_a_block_again_for_every_first_half_that_it_is_in(num_layers):
+    """A run of blocks that is computed again stops once the input of its second half is there; so
+    only the blocks of its first half are called, and the halves then see to themselves."""
+
+    def again(blocks: int) -> list[int]:
+        if blocks == 1:
+            return [1]
+        first, second = again(math.ceil(blocks / 2)), again(blocks // 2)
+        return [1 + calls for calls in first] + second
+
+    halves = again(math.ceil(num_layers / 2)) + again(num_layers // 2) if num_layers > 1 else [1]
+    assert _calls(num_layers, nested()) == [1 + calls for calls in halves]
+    assert max(halves) <= max(1, math.ceil(math.log2(num_layers)))
+
+
+@pytest.mark.parametrize("attention", ["naive", "sdpa_flash"])
+def test_selective_multiplies_by_no_weight_twice(attention):
+    def ops(policy: ApplyBlocks | None) -> Counter[Any]:
+        with Watch() as watch:
+            _step(_model(4, policy, attention))
+        return watch.ops
+
+    aten = torch.ops.aten
+    plain, chosen, all_again = ops(None), ops(selective()), ops(every_k_blocks(1))
+    assert chosen[aten.mm.default] == plain[aten.mm.default]
+    # 4 products of a block: the last of each is not needed again, since it saves its input
+    assert all_again[aten.mm.default] == plain[aten.mm.default] + 4 * 3
+    fused = aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert chosen[fused] == plain[fused] == (4 if attention == "sdpa_flash" else 0)
+    for cheap, in_block in ((aten.rsqrt.default, 2), (aten.silu.default, 1)):
+        assert chosen[cheap] == plain[cheap] + 4 * in_block
+    assert plain[aten.silu.default] == 4
+
+
+def _saved_after_forward(policy: ApplyBlocks | None, num_layers: int) -> int:
+    model = _model(num_layers, policy)
+    weights = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = storage
+        return tensor
+
+    tokens = torch.randint(VOCAB, (2, CONTEXT))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        x = model.apply_blocks(model.blocks, model.token_embedding(tokens))
+    assert x.requires_grad
+    return sum(s.nbytes() for s in storages.values()) - tokens.nbytes
+
+
+@pytest.mark.parametrize("num_layers", LAYERS)
+def test_forward_keeps_one_input_a_checkpoint(num_layers):
+    residual = 2 * CONTEXT * D_MODEL * 4
+    for k in range(1, num_layers + 2):
+        kept = _saved_after_forward(every_k_blocks(k), num_layers)
+        assert kept == math.ceil(num_layers / k) * residual
+    assert _saved_after_forward(nested(), num_layers) == min(num_layers, 2) * residual
+    assert _saved_after_forward(None, num_layers) > num_layers * 10 * residual
+
+
+def test_peak_memory_of_a_step():
+    layers, context, batch = 16, 32, 8  # activations outweigh weights
+
+    def peak(policy: ApplyBlocks | None) -> int:
+        model = _model(layers, policy, "sdpa_flash", context)
+        with Watch() as watch:
+            _step(model, batch)
+        return watch.peak
+
+    residual = batch * context * D_MODEL * 4
+    none, one, four = peak(None), peak(every_k_blocks(1)), peak(every_k_blocks(4))
+    assert peak(selective()) < 0.9 * none
+    assert four < 0.5 * none and one < 0.5 * none
+    # Alive at once: 16 inputs, or two for each of four halvings; less what weights' gradients take.
+    assert one - peak(nested()) >= (layers - 2 * math.log2(layers) - 1) * residual
+
+
+@pytest.mark.parametrize("k", [0, -3])
+def test_k_below_one_is_an_error(k):
+    with pytest.raises(ValueError, match=f"k: given {k}, expected at least 1"):
+        every_k_blocks(k)

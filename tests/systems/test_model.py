@@ -1,0 +1,408 @@
+"""The Transformer against a composition of torch's own parts, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from systems import accounting
+from systems.kernels.flash_attention import ATTENTIONS, why_not_sdpa
+from systems.model import RMSNorm, RotaryEmbedding, TransformerLM, cross_entropy
+
+# Of outputs and gradients: largest relative L2 error, for 3 blocks.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6}
+# One rounding to the dtype: half a unit in the last place, relative.
+ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
+# vocab_size, context_length, d_model, num_layers, num_heads, d_ff
+SIZES = [(37, 19, 48, 3, 3, 40), (7, 5, 6, 1, 3, 1), (1, 1, 2, 2, 1, 3), (53, 33, 30, 3, 5, 77)]
+
+
+def _model(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0, **kwargs: Any):
+    torch.manual_seed(seed)
+    model = TransformerLM(*sizes, dtype=dtype, **kwargs)
+    with torch.no_grad():  # ones would hide a gain that is left out
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    return model
+
+
+def _tokens(vocab_size: int, *shape: int) -> Tensor:
+    return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(1))
+
+
+def _own_weights(model: TransformerLM, sizes: tuple[int, ...]) -> dict[str, Tensor]:
+    """Copies of the model's weights with q, k, v, gate and up apart, that take gradients."""
+    d, ff = sizes[2], sizes[5]
+    weights: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        stem = name.removesuffix("qkv.weight").removesuffix("gate_up.weight")
+        if name.endswith("qkv.weight"):
+            parts = {stem + part: value[i * d : (i + 1) * d] for i, part in enumerate("qkv")}
+        elif name.endswith("gate_up.weight"):
+            parts = {stem + "gate": value[:ff], stem + "up": value[ff:]}
+        else:
+            parts = {name.removesuffix(".weight"): value}
+        weights |= {part: copy.clone().requires_grad_() for part, copy in parts.items()}
+    return weights
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    norm = torch.nn.RMSNorm(x.shape[-1], eps=1e-5, dtype=x.dtype)
+    return torch.func.functional_call(norm, {"weight": weight}, (x,))
+
+
+def _rotated(x: Tensor, theta: float = 10_000.0) -> Tensor:
+    head_dim = x.shape[-1]
+    frequency = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angle = torch.outer(torch.arange(x.shape[-2], dtype=torch.float64), frequency)
+    turn = torch.polar(torch.ones_like(angle), angle)
+    turn = turn.to(torch.complex64 if x.dtype == torch.float32 else torch.complex128)
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * turn).flatten(-2)
+
+
+def _composed(weights: dict[str, Tensor], sizes: tuple[int, ...], tokens: Tensor) -> Tensor:
+    _, _, _, num_layers, num_heads, _ = sizes
+    x = F.embedding(tokens, weights["token_embedding"])
+    for i in range(num_layers):
+        w = {
+            name.removeprefix(f"blocks.{i}."): value
+            for name, value in weights.items()
+            if name.startswith(f"blocks.{i}.")
+        }
+        h = _norm(x, w["attention_norm"])
+        q, k, v = (
+            F.linear(h, w[f"attention.{part}"]).unflatten(-1, (num_heads, -1)).transpose(1, 2)
+            for part in "qkv"
+        )
+        h = F.scaled_dot_product_attention(_rotated(q), _rotated(k), v, is_causal=True)
+        x = x + F.linear(h.transpose(1, 2).flatten(2), w["attention.out"])
+        h = _norm(x, w["feed_forward_norm"])
+        h = F.silu(F.linear(h, w["feed_forward.gate"])) * F.linear(h, w["feed_forward.up"])
+        x = x + F.linear(h, w["feed_forward.down"])
+    return F.linear(_norm(x, weights["final_norm"]), weights["output_head"])
+
+
+def _error(given: Tensor, exact: Tensor) -> float:
+    """Relative L2 error; absolute where the exact one is zero."""
+    size = exact.double().norm().item()
+    return (given.double() - exact.double()).norm().item() / (size if size > 1e-30 else 1.0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("shorter", [0, 3])
+def test_outputs_and_every_gradient_are_those_of_torchs_own_parts(sizes, dtype, shorter):
+    seq_len = max(1, sizes[1] - shorter)
+    model = _model(*sizes, dtype=dtype)
+    weights = _own_weights(model, sizes)
+    tokens, targets = _tokens(sizes[0], 2, 2, seq_len)
+    logits, exact = model(tokens), _composed(weights, sizes, tokens)
+    assert logits.dtype == dtype and logits.shape == (2, seq_len, sizes[0])
+    assert _error(logits, exact) <= TOLERANCE[dtype]
+    # not the loss, whose gradient is zero for a vocabulary of one
+    upstream = torch.randn(logits.shape, dtype=dtype, generator=torch.Generator().manual_seed(2))
+    logits.backward(upstream)
+    exact.backward(upstream)
+    loss = F.cross_entropy(exact.flatten(0, 1), targets.flatten())
+    assert cross_entropy(logits, targets).item() == pytest.approx(loss.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        stem = name.removesuffix("qkv.weight").removesuffix("gate_up.weight")
+        parts = ("q", "k", "v") if name.endswith("qkv.weight") else ("gate", "up")
+        names = [name.removesuffix(".weight")] if stem == name else [stem + part for part in parts]
+        assert parameter.grad is not None
+        chunks = parameter.grad.chunk(len(names))
+        # A part may be zero but for rounding (q and k of a single token): whole ones are compared
+        # relatively, parts against the whole.
+        whole = torch.cat([weights[part].grad for part in names]).norm().item()
+        for part, chunk in zip(names, chunks, strict=True):
+            gradient = weights[part].grad
+            assert gradient is not None
+            apart = (chunk - gradient).norm().item()
+            assert apart <= 4 * TOLERANCE[dtype] * max(gradient.norm().item(), 1e-3 * whole), part
+
+
+ON_CPU = [
+    name
+    for name in ATTENTIONS
+    if name in ("naive", "sdpa")
+    or (
+        name.startswith("sdpa_")
+        and why_not_sdpa(*[torch.empty(1, 1, 2, 2)] * 3, True, name) is None
+    )
+]
+
+
+def test_attentions_that_run_on_a_cpu():
+    assert {"naive", "sdpa", "sdpa_flash", "sdpa_math"} <= set(ON_CPU)
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_every_attention_gives_the_same(name):
+    sizes, dtype = SIZES[3], torch.float64
+    tokens = _tokens(sizes[0], 2, 29)
+    mine = _model(*sizes, dtype=dtype, attention=ATTENTIONS[name])
+    plain = _model(*sizes, dtype=dtype)
+    for model in (mine, plain):
+        model(tokens).square().sum().backward()
+    assert _error(mine(tokens), plain(tokens)) <= TOLERANCE[dtype]
+    for (part, a), b in zip(mine.named_parameters(), plain.parameters(), strict=True):
+        assert _error(a.grad, b.grad) <= 10 * TOLERANCE[dtype], part
+
+
+@pytest.mark.parametrize("name", accounting.MODEL_SIZES)
+def test_parameters_are_as_many_as_accounting_counts(name):
+    size = accounting.MODEL_SIZES[name]
+    model = TransformerLM(
+        size.vocab_size, 16, size.d_model, size.num_layers, size.num_heads, size.d_ff, device="meta"
+    )
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == accounting.transformer_parameters(size)
+    block = {"attention": 0, "feed_forward": 0, "norms": 0}
+    for part, parameter in model.blocks[0].named_parameters():
+        stem = part.partition(".")[0]
+        block["norms" if stem.endswith("norm") else stem] += parameter.numel()
+    assert block == accounting.block_parameters(size)
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_later_tokens_do_not_change_earlier_logits(name):
+    sizes = SIZES[0]
+    model = _model(*sizes, dtype=torch.float64, attention=ATTENTIONS[name])
+    tokens = _tokens(sizes[0], 1, sizes[1])
+    before = model(tokens)
+    for position in (0, 7, sizes[1] - 1):
+        changed = tokens.clone()
+        changed[0, position] = (changed[0, position] + 1) % sizes[0]
+        moved = (model(changed) - before).abs().amax(-1)[0]
+        # What is masked has weight 0: sums of other lengths may round differently, no more.
+        assert (moved[:position] < 1e-13).all()
+        assert (moved[position:] > 1e-9).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    head_dim=st.integers(1, 16).map(lambda half: 2 * half),
+    positions=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    shift=st.integers(0, 23),
+    theta=st.floats(10.0, 1e6),
+    seed=st.integers(0, 2**16),
+)
+def test_rope_depends_on_relative_positions_alone(head_dim, positions, shift, theta, seed):
+    rope = RotaryEmbedding(head_dim, 64, theta, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    q, k = torch.randn(2, head_dim, dtype=torch.float64, generator=generator)
+    turned_q, turned_k = (rope(x.expand(64, head_dim)) for x in (q, k))
+    i, j = positions
+    here = turned_q[i] @ turned_k[j]
+    there = turned_q[i + shift] @ turned_k[j + shift]
+    assert abs(here - there) <= 1e-12 * q.norm() * k.norm()
+    torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(64), rtol=1e-12, atol=0)
+
+
+def test_rope_turns_the_first_pair_by_one_radian_a_position():
+    x = torch.tensor([1.0, 0.0, 0.0, 2.0]).expand(3, 4)
+    turned = RotaryEmbedding(4, 3, 10_000.0)(x)
+    a, b = 2.0, 2 * 10_000.0**-0.5
+    expected = [math.cos(a), math.sin(a), -2 * math.sin(b), 2 * math.cos(b)]
+    assert turned[2].tolist() == pytest.approx(expected, rel=1e-6)
+    assert torch.equal(turned[0], x[0])
+
+
+@pytest.mark.parametrize("cast", ["bfloat16", "half", "float", "double", "to_bf16", "to_cpu_half"])
+def test_rope_tables_stay_wide_whatever_the_model_is_cast_to(cast):
+    model = _model(11, 2000, 16, 2, 2, 24)
+    casts = {
+        "to_bf16": lambda: model.to(torch.bfloat16),
+        "to_cpu_half": lambda: model.to("cpu", torch.float16),
+    }
+    casts.get(cast, getattr(model, cast, None))()
+    rope = model.blocks[1].attention.rope
+    assert rope is model.blocks[0].attention.rope  # one for all
+    wide = torch.float64 if cast == "double" else torch.float32
+    assert rope.cos.dtype == rope.sin.dtype == wide
+    frequency = 10_000.0 ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    angle = torch.outer(torch.arange(2000, dtype=torch.float64), frequency)
+    assert torch.equal(rope.cos, angle.cos().to(wide))
+    assert torch.equal(rope.sin, angle.sin().to(wide))
+    logits = model(_tokens(11, 1, 2000))
+    assert logits.dtype == model.output_head.weight.dtype and logits.isfinite().all()
+
+
+def test_rope_tables_follow_the_model_from_meta():
+    model = TransformerLM(11, 9, 16, 1, 2, 24, device="meta")
+    model.to_empty(device="cpu")
+    cos = model.blocks[0].attention.rope.cos
+    assert torch.equal(cos, TransformerLM(11, 9, 16, 1, 2, 24).blocks[0].attention.rope.cos)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "magnitude"),
+    [
+        (torch.bfloat16, 1e-3),
+        (torch.bfloat16, 1.0),
+        (torch.bfloat16, 3e4),
+        (torch.bfloat16, 1e10),  # beyond 1e12 the gradient of float32 rsqrt underflows
+        (torch.float16, 1e-2),
+        (torch.float16, 1.0),
+        (torch.float16, 1e4),  # its square overflows fp16
+    ],
+)
+def test_rms_norm_of_16_bit_activations_of_any_size(dtype, magnitude):
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(5, 130, generator=generator, dtype=torch.float64) * magnitude).to(dtype)
+    norm = RMSNorm(130, dtype=dtype)
+    torch.nn.init.uniform_(norm.weight, 0.5, 2.0)
+    x.requires_grad_()
+    out = norm(x)
+    exact_x = x.detach().double().requires_grad_()
+    exact = _norm(exact_x, norm.weight.detach().double())
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), exact, rtol=ROUNDING[dtype], atol=0)
+    upstream = torch.randn(exact.shape, generator=generator, dtype=torch.float64).to(dtype)
+    out.backward(upstream)
+    exact.backward(upstream.double())
+    # Where the true gradient is below the dtype's smallest number it is lost, whatever the kernel.
+    tiny = 130 * torch.finfo(dtype).smallest_normal
+    torch.testing.assert_close(
+        x.grad.double(),
+        exact_x.grad,
+        rtol=4 * ROUNDING[dtype],
+        atol=tiny + 4 * ROUNDING[dtype] * exact_x.grad.abs().mean().item(),
+    )
+
+
+def test_first_weights_have_the_spread_that_is_meant_and_no_tails():
+    d, ff, vocab = 256, 1000, 3000
+    torch.manual_seed(0)
+    model = TransformerLM(vocab, 8, d, 2, 4, ff)
+    spread = {
+        "token_embedding.weight": (1.0, 1),
+        "output_head.weight": (math.sqrt(2 / (d + vocab)), 1),
+        "attention.qkv.weight": (math.sqrt(2 / (d + d)), 3),
+        "attention.out.weight": (math.sqrt(2 / (d + d)), 1),
+        "feed_forward.gate_up.weight": (math.sqrt(2 / (d + ff)), 2),
+        "feed_forward.down.weight": (math.sqrt(2 / (ff + d)), 1),
+    }
+    # The deviation of a normal that is cut at 3: 1 - 2 * 3 phi(3) / (2 Phi(3) - 1) = 0.97334
+    cut = math.sqrt(0.97334)
+    seen = 0
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            assert torch.equal(parameter, torch.ones_like(parameter))
+            continue
+        std, parts = next(value for end, value in spread.items() if name.endswith(end))
+        for part in parameter.chunk(parts):
+            assert part.std().item() == pytest.approx(cut * std, rel=0.01), name
+            assert abs(part.mean().item()) < 5 * std / math.sqrt(part.numel())
+            assert 2.9 * std < part.abs().max().item() <= 3 * std
+            seen += 1
+    assert seen == 2 + 2 * (3 + 1 + 2 + 1)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
+    one, same, other = (_model(*SIZES[0], seed=seed).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not any(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_16_bit_first_weights_are_the_rounded_float32_ones():
+    torch.manual_seed(0)
+    wide = TransformerLM(*SIZES[0]).state_dict()
+    torch.manual_seed(0)
+    narrow = TransformerLM(*SIZES[0], dtype=torch.bfloat16).state_dict()
+    assert all(torch.equal(narrow[name], wide[name].bfloat16()) for name in wide)
+
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((10, 8, 10, 1, 3, 8), "d_model 10 is not divisible by num_heads 3"),
+        ((10, 8, 15, 1, 3, 8), r"head_dim must be even, and is 5 \(d_model 15 / num_heads 3\)"),
+        ((0, 8, 16, 1, 2, 8), "vocab_size is 0; each must be at least 1"),
+        ((10, 8, 16, -1, 0, 8), "num_layers is -1, num_heads is 0; each must be at least 1"),
+        ((10, 0, 0, 1, 2, -3), "context_length is 0, d_model is 0, d_ff is -3"),
+    ],
+)
+def test_sizes_that_cannot_be(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerLM(*sizes)
+
+
+@pytest.mark.parametrize("token_id", [-1, 37, 2**40])
+def test_a_token_id_out_of_range_is_named(token_id):
+    model = _model(*SIZES[0])
+    tokens = _tokens(37, 2, 5)
+    tokens[1, 3] = token_id
+    message = rf"token id {token_id} is out of range; valid are 0 to 36"
+    with pytest.raises(ValueError, match=message):
+        model(tokens)
+
+
+def test_both_ends_of_the_vocabulary_are_valid():
+    assert _model(*SIZES[0])(torch.tensor([[0, 36]])).isfinite().all()
+
+
+def test_a_sequence_that_is_too_long_is_refused():
+    with pytest.raises(ValueError, match="20 tokens given; the model's context_length is 19"):
+        _model(*SIZES[0])(_tokens(37, 2, 20))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
+@pytest.mark.parametrize("name", ["naive", "sdpa_math"])
+def test_no_sequences_and_no_tokens(shape, name):
+    model = _model(*SIZES[0], attention=ATTENTIONS[name])
+    logits = model(torch.zeros(shape, dtype=torch.long))
+    assert logits.shape == (*shape, 37)
+    logits.sum().backward()
+    assert all(not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_state_dict_round_trip():
+    model = _model(*SIZES[0], seed=1)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    assert set(state) == {name for name, _ in model.named_parameters()}  # tables are not in it
+    other = _model(*SIZES[0], seed=2)
+    tokens = _tokens(37, 2, 9)
+    assert not torch.equal(other(tokens), model(tokens))
+    other.load_state_dict(state)
+    assert torch.equal(other(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_cross_entropy_is_taken_in_float32_at_least(dtype):
+    generator = torch.Generator().manual_seed(0)
+    logits = (20 * torch.randn(3, 4, 50, generator=generator, dtype=torch.float64)).to(dtype)
+    targets = _tokens(50, 3, 4)
+    loss = cross_entropy(logits, targets)
+    exact = -torch.log_softmax(logits.double(), -1).gather(-1, targets[..., None]).mean()
+    assert loss.shape == () and loss.dtype == torch.promote_types(dtype, torch.float32)
+    assert loss.item() == pytest.approx(exact.item(), rel=1e-12 if dtype == torch.float64 else 1e-6)
+
+
+def test_compiled_as_one_graph_it_gives_the_same():
+    sizes = (11, 9, 12, 1, 2, 10)
+    plain, compiled = _model(*sizes), _model(*sizes)
+    tokens = _tokens(11, 2, 8)
+    logits = torch.compile(compiled, fullgraph=True)(tokens)
+    exact = plain(tokens)
+    assert _error(logits, exact) <= TOLERANCE[torch.float32]
+    logits.square().sum().backward()
+    exact.square().sum().backward()
+    for (name, a), b in zip(compiled.named_parameters(), plain.parameters(), strict=True):
+        assert _error(a.grad, b.grad) <= 4 * TOLERANCE[torch.float32], name
