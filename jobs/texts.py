@@ -58,9 +58,12 @@ class _Compared(Exception):
 
 
 def _of_all(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:
-    """max or min, of which there is none where one of the numbers is not there."""
+    """max or min, of numbers or of one list of them, of which there is none where one of the
+    numbers is not there."""
 
     def chosen(*numbers: Any) -> Any:
+        if len(numbers) == 1 and isinstance(numbers[0], list):
+            numbers = tuple(numbers[0])
         missing = [number for number in numbers if isinstance(number, NotMeasured)]
         return missing[0] if missing else choose(numbers)
 
