@@ -88,7 +88,7 @@ def _environment() -> SandboxedEnvironment:
     kept = {name: environment.filters[name] for name in _FILTERS}
     environment.filters = kept | {"n": _n, "pct": _pct}
     environment.globals = {"range": environment.globals["range"]}
-    environment.globals |= {"max": _of_all(max), "min": _of_all(min)}
+    environment.globals |= {"max": _of_all(max), "min": _of_all(min), "dict": dict}
     return environment
 
 
@@ -269,7 +269,7 @@ class _Numbers:
     def _phase(self, name: str, entry: Entry) -> str:
         """The only phase that a run has this value for."""
         measured = entry.record.measurements if entry.record else None
-        if measured is None or name.startswith(NAMED):
+        if measured is None or not value_named(name).has_phases:
             return ""
         found = phases(measured, name)
         if len(found) > 1:
