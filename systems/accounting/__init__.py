@@ -7,6 +7,7 @@ from systems.accounting.attention import (
     attention_bytes,
     attention_flops,
     materialised_attention_bytes,
+    softmax_over_matmul_flops,
 )
 from systems.accounting.communication import all_reduce_bus_bytes
 from systems.accounting.hardware import DTYPE_BYTES, peak_flops
@@ -42,6 +43,7 @@ __all__ = [
     "peak_flops",
     "peak_memory_bytes",
     "residual_stream_bytes",
+    "softmax_over_matmul_flops",
     "transformer_flops",
     "transformer_parameters",
 ]

@@ -26,6 +26,25 @@ def attention_flops(
     return total // 2 if causal else total
 
 
+# Operations a score, each exp and each comparison counted as one. Forward: the row's maximum,
+# subtract it, exp, add up, divide. Backward, dS = P * (dP - rowsum(P * dP)) (FlashAttention-2,
+# section 2.2): multiply, add up, subtract, multiply.
+_SOFTMAX_OPERATIONS = {"forward": 5, "backward": 4}
+
+
+def softmax_over_matmul_flops(phase: str, head_dim: int) -> float:
+    """Operations of attention's softmax for each of its matrix products, where the scores are kept:
+    two products forward, four backward, each of 2 * head_dim operations a score. Scaling and
+    masking belong to neither.
+
+    Args:
+        phase: forward or backward.
+        head_dim: of q, k and v.
+    """
+    products = {"forward": 2, "backward": 4}[phase]
+    return _SOFTMAX_OPERATIONS[phase] / (products * 2 * head_dim)
+
+
 def attention_bytes(
     phase: str, batch_size: int, num_heads: int, seq_len: int, head_dim: int, dtype: str
 ) -> int:

@@ -10,22 +10,21 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from systems import accounting
-from systems.benchmarks.transformer import TransformerParams
+from systems.benchmarks.transformer import Passes, TransformerParams
 
 if TYPE_CHECKING:
     import torch
 
+    from systems.benchmarks.step_timing import Phases
     from systems.benchmarks.training import Training
 
 VERSION = 1
-Passes = Literal["forward", "forward_backward", "train_step"]
 
 
 class Params(TransformerParams):
@@ -98,27 +97,23 @@ def _empty_caches() -> Iterator[None]:
 def _measure(params: Params) -> dict[str, Any]:
     import torch
 
+    from systems.benchmarks.step_timing import by_phase, phases_of, steps_ms, timed_steps
     from systems.benchmarks.training import make_training
     from systems.benchmarks.training_check import check_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     started = time.perf_counter()
     training = make_training(params, device)
-    phases = _phases(training, params.passes)
+    phases = phases_of(training, params.passes)
     losses: list[float] = []
-    first_step = 0.0
-    samples: dict[str, list[float]] = {name: [] for name in phases}
-    for i in range(params.warmup_steps + params.measure_steps):
-        times = {name: _clock_ms(fn, device) for name, fn in phases.items()}
-        training.zero_grad()
+    steps: list[dict[str, float]] = []
+    for times in timed_steps(training, phases, params.warmup_steps + params.measure_steps):
+        steps.append(times)
         losses.append(training.loss.item())
-        first_step = first_step or sum(times.values())
-        if i >= params.warmup_steps:
-            for name, ms in times.items():
-                samples[name].append(ms)
-    _add_sums(samples)
+    first_step = sum(steps[0].values())
+    samples = by_phase(steps[params.warmup_steps :])
     if params.passes == "train_step":
-        samples["train_step"] = _steps_ms(training, params.measure_steps)
+        samples["train_step"] = steps_ms(training, params.measure_steps)
     peaks = _peaks(phases, training, device)
     measured = time.perf_counter() - started
     errors = check_training(training)
@@ -143,56 +138,7 @@ def _measure(params: Params) -> dict[str, Any]:
     }
 
 
-def _phases(training: Training, passes: Passes) -> dict[str, Callable[[], None]]:
-    phases = {
-        "forward": training.forward,
-        "backward": training.backward,
-        "optimizer": training.optimizer_step,
-    }
-    count = {"forward": 1, "forward_backward": 2, "train_step": 3}[passes]
-    return dict(list(phases.items())[:count])
-
-
-def _add_sums(samples: dict[str, list[float]]) -> None:
-    if "backward" in samples:
-        both = zip(samples["forward"], samples["backward"], strict=True)
-        samples["forward_backward"] = [f + b for f, b in both]
-
-
-def _clock_ms(fn: Callable[[], None], device: torch.device) -> float:
-    """Milliseconds by Python's clock; the GPU has done all before, and all of `fn` after."""
-    start = time.perf_counter()
-    fn()
-    _synchronize(device)
-    return round((time.perf_counter() - start) * 1e3, 6)
-
-
-def _synchronize(device: torch.device) -> None:
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _steps_ms(training: Training, count: int) -> list[float]:
-    """Milliseconds from the end of one step to the end of the next, of steps that follow on."""
-    import torch
-
-    if training.device.type != "cuda":
-        return [_clock_ms(training.step, training.device) for _ in range(count)]
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    training.step()  # so that the first sample, too, begins with the host ahead
-    for i, event in enumerate(events):
-        if i:
-            training.step()
-        event.record()
-    torch.cuda.synchronize()
-    return [round(start.elapsed_time(end), 6) for start, end in pairwise(events)]
-
-
-def _peaks(
-    phases: dict[str, Callable[[], None]], training: Training, device: torch.device
-) -> dict[str, int]:
+def _peaks(phases: Phases, training: Training, device: torch.device) -> dict[str, int]:
     """Bytes allocated at the peak of each phase, all that is alive included; on a GPU."""
     import torch
 

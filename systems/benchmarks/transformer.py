@@ -12,6 +12,7 @@ from systems.benchmarks.base import BenchmarkParams
 
 Positive = Annotated[int, Field(ge=1)]
 Size = Literal["tiny", "small", "medium", "large", "xl", "2.7b", "10b"]
+Passes = Literal["forward", "forward_backward", "train_step"]
 
 
 class TransformerParams(BenchmarkParams):

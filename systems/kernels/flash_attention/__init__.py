@@ -1,6 +1,6 @@
 """Attention: softmax(QK^T / sqrt(D)) V, plain and fused, one signature for all."""
 
-from systems.kernels.flash_attention.naive import naive
+from systems.kernels.flash_attention.naive import masked_scores, naive
 from systems.kernels.flash_attention.names import ATTENTIONS
 from systems.kernels.flash_attention.reference import AttentionReference, attention_reference
 from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, why_not_sdpa
@@ -10,6 +10,7 @@ __all__ = [
     "SDPA_BACKENDS",
     "AttentionReference",
     "attention_reference",
+    "masked_scores",
     "naive",
     "sdpa",
     "why_not_sdpa",

@@ -24,9 +24,16 @@ def naive(
     Returns:
         (..., n_queries, head_dim), of q's dtype. Takes O(n_queries * n_keys) memory.
     """
+    return torch.softmax(masked_scores(q, k, is_causal, scale), dim=-1) @ v
+
+
+def masked_scores(
+    q: Tensor, k: Tensor, is_causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """q k^T * scale, (..., n_queries, n_keys); what a query does not see is -inf."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = (q @ k.transpose(-2, -1)) * scale
     if is_causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, -math.inf)
-    return torch.softmax(scores, dim=-1) @ v
+    return scores

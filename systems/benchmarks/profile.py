@@ -1,0 +1,151 @@
+"""Which kernels a training step is made of, by phase and inside attention; and its time without.
+
+python -m jobs.submit sweeps/profile.yaml --local
+
+`profiler: nsys` runs the same steps under Nsight Systems and keeps its report. Not run here yet:
+where it was tried there was no nsys, and its test has a stand-in.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from systems import accounting
+from systems.benchmarks.base import Unsupported, artifacts_folder
+from systems.benchmarks.transformer import TransformerParams
+
+if TYPE_CHECKING:
+    from systems.benchmarks.kernel_table import Profile
+    from systems.benchmarks.training import Training
+
+VERSION = 1
+PROFILED_STEPS = 3  # they differ by little, and each is megabytes of trace
+TRACE = "trace.json.gz"
+
+
+class Params(TransformerParams):
+    """A TransformerLM's training step, timed without a profiler and then profiled.
+
+    profiler: torch (kernel tables), or nsys (Nsight Systems' report, kept as an artifact).
+    trace: keep the trace of the torch profiler, for https://ui.perfetto.dev, as an artifact.
+    warmup_steps: steps before any that is kept.
+    measure_steps: steps whose phases are timed apart, and as many again in one go, unprofiled.
+    """
+
+    profiler: Literal["torch", "nsys"] = "torch"
+    trace: bool = False
+    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    measure_steps: Annotated[int, Field(ge=1)] = 10
+
+
+def predict(params: Params) -> dict[str, Any]:
+    """What arithmetic says beforehand: operations of attention's softmax for each of its matrix
+    products."""
+    size = params.model_size
+    head_dim = size.d_model // size.num_heads
+    return {
+        "softmax_over_matmul_flops": {
+            phase: accounting.softmax_over_matmul_flops(phase, head_dim)
+            for phase in ("forward", "backward")
+        }
+    }
+
+
+def run(params: Params) -> dict[str, Any]:
+    """samples_ms by phase as `train_step` takes them, unprofiled; `kernel_table.kernel_facts` of
+    the profiled steps; and range_over_clock, what the profiler makes of a phase's time, and
+    kernels_over_clock, what part of it kernels take.
+
+    Raises:
+        Unsupported: this machine cannot do what is asked.
+        WrongOutput: loss or gradient is too far from float64.
+    """
+    import torch
+
+    from systems.benchmarks.step_timing import by_phase, phases_of, steps_ms, timed_steps
+    from systems.benchmarks.training import make_training
+    from systems.benchmarks.training_check import check_training
+    from systems.benchmarks.under_nsys import run_under_nsys, why_not_nsys
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if params.profiler == "nsys":
+        reason = why_not_nsys()
+        if reason is not None:
+            raise Unsupported(reason)
+    training = make_training(params, device)
+    phases = phases_of(training)
+    steps = list(timed_steps(training, phases, params.warmup_steps + params.measure_steps))
+    samples = by_phase(steps[params.warmup_steps :])
+    samples["train_step"] = steps_ms(training, params.measure_steps)
+    facts = _torch_facts(training, params) if params.profiler == "torch" else {}
+    errors = check_training(training)
+    if params.profiler == "nsys":
+        del training, phases  # another process needs the memory
+        gc.collect()
+        torch.cuda.empty_cache()
+        facts = run_under_nsys(params, artifacts_folder())
+    size, point = params.model_size, (params.batch_size, params.context_length)
+    counted = [phase for phase in samples if phase != "optimizer"]
+    return {
+        "samples_ms": samples,
+        "flops": {p: accounting.transformer_flops(p, size, *point) for p in counted},
+        "tokens": dict.fromkeys(samples, params.batch_size * params.context_length),
+        "facts": {**facts, **_over_clock(facts, samples), "relative_error": errors},
+    }
+
+
+def _torch_facts(training: Training, params: Params) -> dict[str, Any]:
+    from systems.benchmarks.kernel_table import kernel_facts, read_profile
+
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.json")
+        _profile(training, trace)
+        profile: Profile = read_profile(trace)
+        kept = {}
+        if params.trace:
+            with trace.open("rb") as raw, gzip.open(artifacts_folder() / TRACE, "wb") as packed:
+                shutil.copyfileobj(raw, packed)
+            kept["trace"] = TRACE
+    return kernel_facts(profile) | kept
+
+
+def _profile(training: Training, trace: Path) -> None:
+    """Profile some steps after one that the profiler throws away: in it, it sets itself up."""
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    from systems.benchmarks.ranges import annotate_attention, annotated_step
+    from systems.benchmarks.step_timing import phases_of
+
+    annotate_attention(training)  # only now: the clock's steps ran without
+    phases = phases_of(training)
+    activities = [ProfilerActivity.CPU]
+    if training.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(
+        activities=activities,
+        schedule=schedule(wait=0, warmup=1, active=PROFILED_STEPS, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
+    ) as profiler:
+        for _ in range(1 + PROFILED_STEPS):
+            annotated_step(training, phases)
+            profiler.step()
+
+
+def _over_clock(facts: dict[str, Any], samples: dict[str, list[float]]) -> dict[str, Any]:
+    """Times of the profile as multiples of Python's clock without it, phase by phase."""
+    clock = {
+        name: statistics.median(samples[name]) for name in ("forward", "backward", "optimizer")
+    }
+    return {
+        name: {phase: facts[own][phase] / ms for phase, ms in clock.items() if phase in facts[own]}
+        for name, own in (("range_over_clock", "range_ms"), ("kernels_over_clock", "kernel_ms"))
+        if own in facts
+    }
