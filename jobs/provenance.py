@@ -22,9 +22,12 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str | None]:
     """The commit of the tree at `folder`, and its diff against it if the tree is dirty.
 
     Returns:
-        ({"commit", "dirty", "untracked"}, diff): all None where there is no repository; then
-        $GIT_COMMIT, if set, is taken for the commit (a tree copied without its .git).
+        ({"commit", "dirty", "untracked"}, diff): all None where there is no repository. Where
+        $GIT_COMMIT is set it is the commit, and git is not asked: the tree was copied without its
+        .git, perhaps into some other repository.
     """
+    if os.environ.get("GIT_COMMIT"):
+        return {"commit": os.environ["GIT_COMMIT"], "dirty": None, "untracked": None}, None
 
     def git(*arguments: str, fine: int = 0) -> str | None:
         try:
@@ -37,7 +40,7 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str | None]:
 
     head = git("rev-parse", "HEAD")
     if head is None:
-        return {"commit": os.environ.get("GIT_COMMIT"), "dirty": None, "untracked": None}, None
+        return {"commit": None, "dirty": None, "untracked": None}, None
     # Results are no source: a run must not make the tree of the next one dirty.
     paths = ["--", ".", ":!logs"]
     diff = git("diff", "HEAD", "--binary", *paths) or ""

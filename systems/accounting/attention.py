@@ -70,7 +70,8 @@ def materialised_attention_bytes(
 
     One score matrix is S = batch_size * num_heads * seq_len^2 elements. Forward holds two at once
     (before and after scaling, masking, softmax) and keeps one, the probabilities P, for backward;
-    backward holds P, dP and dS together. The causal mask is one byte a pair of positions, shared by
+    backward holds P, dP, dS and the product of P and dP, which torch's softmax makes on its way from
+    one to the other. The causal mask is one byte a pair of positions, shared by
     batch and heads.
 
     Returns:
@@ -84,5 +85,5 @@ def materialised_attention_bytes(
     return {
         "forward_peak": 2 * scores + mask + inputs,
         "saved": scores + mask + inputs + tensor,
-        "backward_peak": 3 * scores + mask + inputs + 4 * tensor,
+        "backward_peak": 4 * scores + mask + inputs + 4 * tensor,
     }
