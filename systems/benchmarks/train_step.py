@@ -127,7 +127,7 @@ def _measure(params: Params) -> dict[str, Any]:
         if "optimizer" in samples
         else {},
         "tokens": dict.fromkeys(samples, params.batch_size * params.context_length),
-        "compiling_seconds": _once_seconds(training, first_step, samples),
+        "compiling_seconds": _once_seconds(training, params.warmup_steps, first_step, samples),
         "facts": {
             "parameters": sum(p.numel() for p in training.model.parameters()),
             "losses": losses,
@@ -158,13 +158,18 @@ def _peaks(phases: Phases, training: Training, device: torch.device) -> dict[str
 
 
 def _once_seconds(
-    training: Training, first_step: float, samples: dict[str, list[float]]
+    training: Training, warmup_steps: int, first_step: float, samples: dict[str, list[float]]
 ) -> float | None:
     """Seconds spent on compiling, capturing and all else that is done once: before the first step,
-    and in it beyond what a later one takes. None where nothing is compiled."""
+    and in it beyond what a later one takes. None where nothing is compiled, and where there is no
+    later step."""
     params = training.params
     if params.mode == "eager" and not params.cuda_graph:
         return None
     apart = [s for name, s in samples.items() if name in ("forward", "backward", "optimizer")]
+    if not warmup_steps:
+        apart = [s[1:] for s in apart]  # the first step is no later one
+    if not apart[0]:
+        return None
     later = sum(sum(s) / len(s) for s in apart)
     return round(training.preparing_seconds + max(0.0, first_step - later) / 1e3, 3)
