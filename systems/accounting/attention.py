@@ -70,9 +70,8 @@ def materialised_attention_bytes(
 
     One score matrix is S = batch_size * num_heads * seq_len^2 elements. Forward holds two at once
     (before and after scaling, masking, softmax) and keeps one, the probabilities P, for backward;
-    backward holds P, dP, dS and the product of P and dP, which torch's softmax makes on its way from
-    one to the other. The causal mask is one byte a pair of positions, shared by
-    batch and heads.
+    backward holds P, dP, dS and the product of P and dP, which torch's softmax makes on the way.
+    The causal mask is one byte a pair of positions, shared by batch and heads.
 
     Returns:
         forward_peak, saved (alive between forward and backward) and backward_peak.

@@ -152,6 +152,10 @@ def block_saved_bytes(
         saved["q, k after RoPE"] = 2 * tokens * d * w.matmul
         saved["v, with q and k before RoPE"] = 3 * tokens * d * w.matmul
         saved["log-sum-exp"] = tokens * size.num_heads * 4
+        if w.matmul == 2:
+            # The 16-bit backends give their output the layout of q, a head after the other; the
+            # projection takes a copy with a token after the other. float32's gives it so at once.
+            saved["attention output, by head"] = tokens * d * w.matmul
     else:
         saved["q, k, v"] = 3 * tokens * d * w.matmul
         # Autocast takes the softmax in float32 and multiplies a 16-bit copy of it.

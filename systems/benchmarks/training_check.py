@@ -24,12 +24,13 @@ from systems.benchmarks.training import Training, new_model
 from systems.kernels.flash_attention import naive
 from systems.model import TransformerLM, cross_entropy
 
-# Some four times what rounding does to the worst parameter of 3 to 48 blocks (slope: two).
+# Some four times what rounding does to the worst parameter of 3 to 48 blocks (slope: two); of 2.7b
+# on an H200 a twentieth of it in float32 and a tenth with bf16 copies of master weights.
 TOLERANCE = {
-    "fp32": {"loss": 1e-5, "gradient": 1e-3, "slope": 1e-3},
-    "tf32": {"loss": 1e-3, "gradient": 5e-2, "slope": 2e-2},
-    "fp16": {"loss": 1e-3, "gradient": 5e-2, "slope": 2e-2},
-    "bf16": {"loss": 5e-3, "gradient": 2e-1, "slope": 4e-2},
+    "fp32": {"loss": 1e-5, "gradient": 1e-4, "slope": 1e-4},
+    "tf32": {"loss": 1e-3, "gradient": 2e-2, "slope": 1e-2},
+    "fp16": {"loss": 1e-3, "gradient": 2e-2, "slope": 1e-2},
+    "bf16": {"loss": 5e-3, "gradient": 1e-1, "slope": 4e-2},
     "bf16_pure": {"loss": 1e-2, "gradient": 2e-1, "slope": 4e-2},
     "bf16_master": {"loss": 1e-2, "gradient": 2e-1, "slope": 4e-2},
 }

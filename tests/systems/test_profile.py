@@ -473,7 +473,7 @@ def test_kernels_of_every_phase_are_found(on_gpu):
     assert facts["kernels"]["optimizer"][0]["class"] == "optimizer"
     assert facts["matmul_share"]["optimizer"] < 0.01
     assert facts["matmul_share"]["forward"] > 0.3
-    assert facts["matmul_share"]["forward"] > facts["matmul_share"]["train_step"]
+    assert facts["matmul_share"]["train_step"] > 0.3
     classes = {row["class"]: row["time_share"] for row in facts["kernel_classes"]["train_step"]}
     assert classes.get("other", 0) < 0.1
 
@@ -491,9 +491,11 @@ def test_kernels_inside_attention_are_found_forward_and_backward(on_gpu):
         assert _calls(facts, part, "matmul") >= 12
         assert _calls(facts, part + "_backward", "matmul") >= 24
         assert facts["kernel_ms"][part] < facts["kernel_ms"]["forward"]
-    for part in ("attention_softmax", "attention_softmax_backward"):
-        assert _calls(facts, part, "softmax") == 12
-        assert [row["class"] for row in facts["kernel_classes"][part]] == ["softmax"]
+    # Backward first multiplies P and dP, in a kernel of its own.
+    for part, classes in (("", {"softmax"}), ("_backward", {"softmax", "elementwise"})):
+        assert _calls(facts, f"attention_softmax{part}", "softmax") == 12
+        rows = facts["kernel_classes"][f"attention_softmax{part}"]
+        assert {row["class"] for row in rows} == classes
     assert set(facts["softmax_ms"]) == set(facts["attention_matmul_ms"]) == {"forward", "backward"}
     # Its few operations move as many bytes as the products: in time it is no such trifle.
     for phase, ratio in facts["softmax_over_matmul_time"].items():
