@@ -22,6 +22,7 @@ from systems.kernels.adamw import FusedAdamW, adamw_reference, fused_adamw
 from systems.kernels.adamw import reference as reference_module
 from systems.kernels.adamw.fused import BLOCK_SIZE, _Tables, constants, num_warps
 from systems.kernels.adamw.reference import random_bits, round_stochastically
+from tests.hopper import compile_for_hopper, resources
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 SIZES = [1, 1023, 1025, 4097, 0]
@@ -567,33 +568,6 @@ def test_interpreted_tables_are_kept_until_an_address_changes(monkeypatch):
 # ---- the kernel, compiled for a GPU that need not be here ----------------------------------------
 
 
-def _compile(kernel, signature, constexprs, warps):
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    names = kernel.arg_names
-    aligned = [i for i, kind in enumerate(signature.values()) if kind.startswith("*")]
-    source = ASTSource(
-        kernel,
-        {**signature, **dict.fromkeys(constexprs, "constexpr")},
-        {(names.index(name),): value for name, value in constexprs.items()},
-        {(i,): [["tt.divisibility", 16]] for i in aligned},
-    )
-    options = {"num_warps": warps, "enable_fp_fusion": False}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-
-
-def _resources(made, tmp_path) -> dict[str, int]:
-    import triton
-
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(made.asm["cubin"])
-    command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
-
-
 @compiled
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("use", ["fp32", "bf16_master", "bf16"])
@@ -602,13 +576,14 @@ def test_compiled_for_hopper_it_moves_16_bytes_and_spills_nothing(use, aligned, 
     from systems.kernels.adamw import kernel
 
     dtype, state_dtype, master = USES[use]
-    made = _compile(
+    made = compile_for_hopper(
         kernel.adamw_kernel,
         {"table": "*i64", "scalars": "*fp32", "keys": "*u32", "blocks": "*i32"},
         constants(dtype, dtype, state_dtype, master, state_dtype == BF16, aligned),
         num_warps(dtype, dtype, state_dtype, master, BLOCK_SIZE),
+        enable_fp_fusion=False,
     )
-    used = _resources(made, tmp_path)
+    used = resources(made, tmp_path)
     assert used["STACK"] == used["LOCAL"] == 0
     # 6 programs, of 256 threads or of 128, in the 65,536 registers of a multiprocessor
     assert not aligned or used["REG"] <= (80 if use == "bf16" else 40)
@@ -631,8 +606,10 @@ def test_compiled_for_hopper_advance_spills_nothing(tmp_path):
     from systems.kernels.adamw import kernel
 
     signature = {"table": "*i64", "scalars": "*fp32", "keys": "*u32", "n_rows": "i32"}
-    made = _compile(kernel.advance_kernel, signature, {"ROWS": kernel.ROWS}, 4)
-    used = _resources(made, tmp_path)
+    made = compile_for_hopper(
+        kernel.advance_kernel, signature, {"ROWS": kernel.ROWS}, 4, enable_fp_fusion=False
+    )
+    used = resources(made, tmp_path)
     assert used["STACK"] == used["LOCAL"] == 0
     assert "sqrt.rn.f64" in made.asm["ptx"]
 

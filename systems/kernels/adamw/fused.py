@@ -32,9 +32,7 @@ The optimizer must live as long as the graph, which reads its tables.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -43,6 +41,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from systems.kernels.adamw.reference import adamw_reference, stream
+from systems.kernels.device import on, runs_kernels
 
 Owner = TypeVar("Owner", bound=Tensor)  # Mapping is invariant in its keys: Parameters go too
 
@@ -154,14 +153,14 @@ class _Tables:
 
     def launch(self) -> None:
         """One step of every row."""
-        with _on(self.device):
+        with on(self.device):
             self._advance(len(self.layout.rows))
             for variant, blocks in self.blocks.items():
                 self._update(variant, blocks)
 
     def compile(self) -> None:
         """Compile and load the kernels, which a capture may not, by launches that do nothing."""
-        with _on(self.device):
+        with on(self.device):
             self._advance(0)
             for variant in self.blocks:
                 past_the_end = torch.tensor([[0, 2**31 - 1]], dtype=torch.int32)
@@ -218,22 +217,6 @@ def _upload(tensor: Tensor, device: torch.device) -> Tensor:
     """To the device without waiting for it. The pinned copy goes back to torch's host allocator,
     which hands it out again only once the device has read it."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
-def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-
-
-def _runs_kernel(device: torch.device) -> bool:
-    """On a GPU, and on a CPU in Triton's interpreter; else the reference runs."""
-    if device.type == "cuda":
-        return True
-    if not os.environ.get("TRITON_INTERPRET"):
-        return False
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)
 
 
 _stream = functools.cache(stream)
@@ -379,7 +362,7 @@ class FusedAdamW(Optimizer):
                 loss = closure()
         capturing = _capturing()
         for device, parts in self._parts_by_device(capturing).items():
-            if _runs_kernel(device):
+            if runs_kernels(device):
                 self._tables_for(device, [part for _, _, part in parts], capturing).launch()
                 continue
             for index, group, part in parts:
@@ -401,7 +384,7 @@ class FusedAdamW(Optimizer):
         if _capturing():
             raise RuntimeError("FusedAdamW.prepare() was called during a capture; call it before")
         for device, parts in self._parts_by_device(capturing=False).items():
-            if _runs_kernel(device):
+            if runs_kernels(device):
                 self._tables_for(device, [part for _, _, part in parts], capturing=False).compile()
 
     def update_hyperparameters(self) -> None:

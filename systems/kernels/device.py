@@ -1,0 +1,27 @@
+"""Where a Triton kernel runs: on a GPU, or on a CPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import torch
+
+
+def runs_kernels(device: torch.device) -> bool:
+    """Whether Triton kernels run there: on a GPU, and with TRITON_INTERPRET=1 on a CPU.
+
+    Where they do not, a kernel's reference runs in its place.
+    """
+    if device.type == "cuda":
+        return True
+    if not os.environ.get("TRITON_INTERPRET"):
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Make `device` the current one: Triton launches there, wherever the tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

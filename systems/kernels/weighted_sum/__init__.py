@@ -1,0 +1,9 @@
+"""The weighted sum of each row, y = x w: a Triton kernel to learn from. Begin at `kernel.py`."""
+
+from systems.kernels.weighted_sum.autograd import WeightedSum, weighted_sum
+from systems.kernels.weighted_sum.reference import (
+    weighted_sum_gradients,
+    weighted_sum_reference,
+)
+
+__all__ = ["WeightedSum", "weighted_sum", "weighted_sum_gradients", "weighted_sum_reference"]

@@ -1,0 +1,131 @@
+"""The kernel as a function that torch can differentiate.
+
+    y = weighted_sum(x, w)      # x (..., d), w (d,) -> y (...)
+    y.sum().backward()
+
+An autograd.Function is two static methods: `forward` computes and saves what `backward` needs;
+`backward` takes dL/dy and gives dL/d(each argument of forward).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from systems.kernels.device import on, runs_kernels
+from systems.kernels.weighted_sum.reference import (
+    weighted_sum_gradients,
+    weighted_sum_reference,
+)
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TILE = 2048  # elements: 16 for each thread of 4 warps
+MAX_COLUMNS = 256  # of a tile: 512 contiguous bytes and more a row
+# Rows of the buffer of partial sums. With a column tile each, enough programs for a whole GPU; and
+# a constant, not a property of the GPU, so that dw is the same on all.
+MAX_PROGRAMS = 256
+
+
+def weighted_sum(x: Tensor, w: Tensor) -> Tensor:
+    """y[...] = sum over d of x[..., d] w[d].
+
+    On a GPU, and on a CPU with TRITON_INTERPRET=1, Triton computes it and its gradient; elsewhere,
+    and for float64, plain torch does. Both sum in float32 (float64 in float64) and give the same
+    bits on every run. x is read where it lies if its leading dimensions can be viewed as one, else
+    it is copied.
+
+    Args:
+        x: (..., d), float32, bfloat16, float16 or float64, any strides; sizes may be 0.
+        w: (d,), of x's dtype and device.
+
+    Returns:
+        (...), of x's dtype.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit; the message names all that do not.
+    """
+    errors = []
+    if x.ndim < 1 or w.ndim != 1 or x.shape[-1] != w.shape[0]:
+        errors.append(
+            f"shapes must be (..., d) and (d,), not {tuple(x.shape)} and {tuple(w.shape)}"
+        )
+    if x.dtype != w.dtype or not x.is_floating_point():
+        errors.append(f"dtypes must be equal and of floats, not {x.dtype} and {w.dtype}")
+    if x.device != w.device:
+        errors.append(f"devices must be equal, not {x.device} and {w.device}")
+    if errors:
+        raise ValueError("; ".join(errors))
+    return WeightedSum.apply(x, w)
+
+
+class WeightedSum(torch.autograd.Function):
+    """`weighted_sum` without its checks. Differentiable once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        """(..., d), (d,) -> (...)."""
+        ctx.save_for_backward(x, w)  # not as attributes: torch checks that they are not overwritten
+        if not _runs_kernel(x):
+            return weighted_sum_reference(x, w)
+        from systems.kernels.weighted_sum.kernel import forward_kernel
+
+        rows = _as_matrix(x)
+        n_rows, d = rows.shape
+        tile_rows, tile_columns = tile(d)
+        y = torch.empty(n_rows, dtype=x.dtype, device=x.device)
+        with on(x.device):
+            forward_kernel[(-(-n_rows // tile_rows),)](
+                rows, w, y, n_rows, d, *rows.stride(), w.stride(0),
+                ROWS=tile_rows, COLUMNS=tile_columns,
+            )  # fmt: skip
+        return y.view(x.shape[:-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """(...) -> (..., d), (d,); None for what needs no gradient."""
+        x, w = ctx.saved_tensors
+        needs_dx, needs_dw = ctx.needs_input_grad
+        if not _runs_kernel(x):
+            return weighted_sum_gradients(dy, x, w)
+        from systems.kernels.weighted_sum.kernel import backward_kernel
+
+        rows, slopes = _as_matrix(x), dy.reshape(-1)
+        n_rows, d = rows.shape
+        tile_rows, tile_columns = tile(d)
+        programs = min(MAX_PROGRAMS, -(-n_rows // tile_rows))
+        dx = torch.empty(rows.shape if needs_dx else 0, dtype=x.dtype, device=x.device)
+        shape = (programs, d) if needs_dw else (0, d)
+        partial = torch.empty(shape, dtype=torch.float32, device=x.device)
+        with on(x.device):
+            backward_kernel[(-(-d // tile_columns), programs)](
+                slopes, rows, w, dx, partial,
+                n_rows, d, slopes.stride(0), *rows.stride(), w.stride(0),
+                NEEDS_DX=needs_dx, NEEDS_DW=needs_dw, ROWS=tile_rows, COLUMNS=tile_columns,
+            )  # fmt: skip
+        return (
+            dx.view(x.shape) if needs_dx else None,
+            partial.sum(0).to(w.dtype) if needs_dw else None,
+        )
+
+
+def tile(d: int) -> tuple[int, int]:
+    """Rows and columns of a tile for rows of d elements: wide ones for wide rows, so that few
+    lanes are masked off where d is small."""
+    columns = 16
+    while columns < min(d, MAX_COLUMNS):
+        columns *= 2
+    return TILE // columns, columns
+
+
+def _runs_kernel(x: Tensor) -> bool:
+    return x.dtype in KERNEL_DTYPES and x.numel() > 0 and runs_kernels(x.device)
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    """(..., d) -> (n_rows, d), a view where strides allow it."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

@@ -1,0 +1,41 @@
+"""The weighted sum of each row in plain torch, and its gradient written out: what the kernel is
+held to, and what runs where there is no GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def weighted_sum_reference(x: Tensor, w: Tensor) -> Tensor:
+    """y[...] = sum over d of x[..., d] w[d], summed at least in float32.
+
+    Args:
+        x: (..., d), any float dtype.
+        w: (d,), of x's dtype.
+
+    Returns:
+        (...), of x's dtype.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return (x.to(wide) * w.to(wide)).sum(-1).to(x.dtype)
+
+
+def weighted_sum_gradients(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """dL/dx and dL/dw from dy = dL/dy, by the chain rule:
+
+        dx[..., d] = dy[...] w[d]
+        dw[d] = sum over all rows of dy[...] x[..., d]
+
+    Args:
+        dy: (...), of x's dtype.
+        x, w: as `weighted_sum_reference` was given.
+
+    Returns:
+        (..., d) and (d,), of x's dtype, computed at least in float32.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    column = dy.to(wide)[..., None]
+    dx = column * w.to(wide)
+    dw = (column * x.to(wide)).sum(tuple(range(x.ndim - 1))) if x.ndim > 1 else column * x.to(wide)
+    return dx.to(x.dtype), dw.to(w.dtype)
