@@ -4,7 +4,8 @@
 #
 #   scripts/gpu_box.sh OUT [SWEEP ...]        for example: scripts/gpu_box.sh out sweeps/flash.yaml
 #
-# Results go to logs/$RESULTS/<sweep>, are resumed from there, and come back as OUT/records.tar.gz.
+# Results go to logs/$RESULTS/<sweep>, are resumed from there, and come back with every log and table
+# in one archive, OUT/results.tar.gz: the records as logs/$RESULTS, the rest as box/.
 #   RESULTS=h200         folder under logs/ (default: h200)
 #   WHEELS=DIR           install from the wheels in DIR, without a network, beside the torch that is
 #                        here; otherwise pip installs the project into a virtual environment
@@ -16,6 +17,8 @@ out=${1:?usage: scripts/gpu_box.sh OUT [SWEEP ...]}
 shift
 mkdir -p "$out"
 out=$(realpath "$out")
+box=$(mktemp -d)/box
+mkdir "$box"
 results=logs/${RESULTS:-h200}
 python=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1
@@ -35,17 +38,17 @@ fi
 {
     nvidia-smi
     "$python" -c 'import torch, triton, sys; print(sys.version, torch.__version__, torch.version.cuda, triton.__version__)'
-} | tee "$out/machine.txt"
+} | tee "$box/machine.txt"
 
 if [ "${TESTS:-all}" = all ]; then
     step 'CPU tests'
-    "$python" -m pytest -q -m 'not gpu and not slurm' -p no:cacheprovider >"$out/cpu-tests.log" 2>&1 || failed=1
-    tail -n 15 "$out/cpu-tests.log"
+    "$python" -m pytest -q -m 'not gpu and not slurm' -p no:cacheprovider >"$box/cpu-tests.log" 2>&1 || failed=1
+    tail -n 15 "$box/cpu-tests.log"
 fi
 if [ "${TESTS:-all}" != none ]; then
     step 'GPU tests'
-    "$python" -m pytest -q -m gpu -p no:cacheprovider >"$out/gpu-tests.log" 2>&1 || failed=1
-    tail -n 25 "$out/gpu-tests.log"
+    "$python" -m pytest -q -m gpu -p no:cacheprovider >"$box/gpu-tests.log" 2>&1 || failed=1
+    tail -n 25 "$box/gpu-tests.log"
 fi
 
 deadline=$((SECONDS + ${BUDGET_S:-1000000}))
@@ -60,10 +63,11 @@ for sweep in "$@"; do
     name=$(basename "$sweep" .yaml)
     # SIGINT lets the queue record what it was doing, so that the next call resumes.
     timeout --signal=INT --kill-after=60 "$left" \
-        "$python" -m jobs.submit "$sweep" --local --out "$results/$name" >"$out/$name.log" 2>&1 || failed=1
-    tail -n 6 "$out/$name.log"
-    "$python" aggregate.py "$results/$name" >"$out/$name.md" 2>>"$out/$name.log" || failed=1
+        "$python" -m jobs.submit "$sweep" --local --out "$results/$name" >"$box/$name.log" 2>&1 || failed=1
+    tail -n 6 "$box/$name.log"
+    "$python" aggregate.py "$results/$name" >"$box/$name.md" 2>>"$box/$name.log" || failed=1
 done
-[ -d "$results" ] && tar -czf "$out/records.tar.gz" "$results"
+mkdir -p "$results"
+tar -czf "$out/results.tar.gz" "$results" -C "$(dirname "$box")" box
 step "done, exit $failed"
 exit "$failed"
