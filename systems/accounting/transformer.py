@@ -6,12 +6,15 @@ saved for backward can be counted tensor by tensor, and is tested against what a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16_pure", "bf16_master"]
-Attention = Literal["materialised", "fused"]
+# materialised: the scores' softmax is kept, and q, k and v as copies that bmm takes. math: the same
+# as torch's own (SDPBackend.MATH), in float32 whatever it is given and without a mask to keep.
+# fused: q, k, v, the output and one float32 a row.
+Attention = Literal["materialised", "math", "fused"]
+Phase = Literal["forward", "forward_backward", "train_step"]
 
 
 @dataclass(frozen=True)
@@ -94,17 +97,38 @@ _WIDTHS: dict[str, _Widths] = {
 }
 
 
+def _state_bytes(matrices: int, gains: int, precision: Precision) -> dict[str, int]:
+    w = _WIDTHS[precision]
+    # Beside master weights the gains of norms stay in float32 and need no master.
+    g = _WIDTHS["fp32"] if precision == "bf16_master" else w
+    return {
+        "weights": matrices * w.weight + gains * g.weight,
+        "gradients": matrices * w.gradient + gains * g.gradient,
+        "optimizer_state": matrices * w.state + gains * g.state,
+    }
+
+
 def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, int]:
     """Bytes of weights, gradients and AdamW's state (with master weights, where there are)."""
-    n, w = transformer_parameters(size), _WIDTHS[precision]
-    return {"weights": n * w.weight, "gradients": n * w.gradient, "optimizer_state": n * w.state}
+    gains = (2 * size.num_layers + 1) * size.d_model
+    return _state_bytes(transformer_parameters(size) - gains, gains, precision)
+
+
+def block_gradient_bytes(size: TransformerSize, precision: Precision) -> int:
+    """Bytes of the gradients of one block's parameters."""
+    parts = block_parameters(size)
+    matrices = parts["attention"] + parts["feed_forward"]
+    return _state_bytes(matrices, parts["norms"], precision)["gradients"]
 
 
 def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
     """The fewest bytes AdamW must move: weights, gradients and state read, all but the gradients
     written. Where there are master weights, those are read and the model's own only written."""
     state = model_state_bytes(size, precision)
-    unread = state["weights"] if precision == "bf16_master" else 0
+    gains = (2 * size.num_layers + 1) * size.d_model
+    unread = 0
+    if precision == "bf16_master":
+        unread = state["weights"] - 4 * gains  # the gains have no master
     return 2 * sum(state.values()) - state["gradients"] - unread
 
 
@@ -122,17 +146,12 @@ def block_saved_bytes(
     precision: Precision,
     attention: Attention,
 ) -> dict[str, int]:
-    """Bytes that one block saves for backward, by contributor, its weights apart.
-
-    Args:
-        attention: materialised (the scores' softmax is kept, and q, k and v as copies that bmm
-            takes) or fused (q, k, v, the output and one float32 a row).
-    """
+    """Bytes that one block saves for backward, by contributor, its weights apart."""
     d, ff = size.d_model, size.d_ff
     tokens = batch_size * context_length
     pairs = tokens * size.num_heads * context_length
     w = _WIDTHS[precision]
-    wide = 4  # norms are taken in float32
+    wide = 4  # norms, and the attention that torch calls math, are taken in float32
     # The norm saves its input in float32 (the residual stream itself, or a float32 copy of it),
     # that input scaled, and 1/rms of each row.
     norm = tokens * (2 * d * wide + wide)
@@ -156,6 +175,9 @@ def block_saved_bytes(
             # The 16-bit backends give their output the layout of q, a head after the other; the
             # projection takes a copy with a token after the other. float32's gives it so at once.
             saved["attention output, by head"] = tokens * d * w.matmul
+    elif attention == "math":
+        saved["q, k, v"] = 3 * tokens * d * wide
+        saved["attention probabilities"] = pairs * wide
     else:
         saved["q, k, v"] = 3 * tokens * d * w.matmul
         # Autocast takes the softmax in float32 and multiplies a 16-bit copy of it.
@@ -172,27 +194,55 @@ def activation_bytes(
     attention: Attention,
     checkpoint_every: int = 0,
 ) -> int:
-    """Bytes saved for backward by the whole model at the end of forward.
+    """Bytes saved for backward by the whole model where they are most: at the end of forward, or
+    with checkpoints where backward has computed a segment again.
 
     Args:
         checkpoint_every: 0 keeps everything; k keeps the residual stream in front of every k-th
-            block, and while backward is in a segment, all that its k blocks save.
+            block, and backward computes k blocks again at a time.
     """
+    point = (size, batch_size, context_length, precision, attention, checkpoint_every)
+    return max(saved for saved, _ in _moments(*point))
+
+
+def _moments(
+    size: TransformerSize,
+    batch_size: int,
+    context_length: int,
+    precision: Precision,
+    attention: Attention,
+    checkpoint_every: int,
+) -> list[tuple[int, int]]:
+    """(bytes saved for backward, bytes of gradients) where one of them may be most: at the end of
+    forward, before backward of each block, or of each segment computed again, and at the end."""
     w, n = _WIDTHS[precision], size.num_layers
     tokens = batch_size * context_length
     block = sum(block_saved_bytes(size, batch_size, context_length, precision, attention).values())
-    block_casts = 2 * (4 * size.d_model**2 + 3 * size.d_model * size.d_ff) if w.cast else 0
+    block += 2 * (4 * size.d_model**2 + 3 * size.d_model * size.d_ff) if w.cast else 0
     residual = residual_stream_bytes(size, batch_size, context_length, precision)
-    k = checkpoint_every
-    blocks = (
-        n * (block + block_casts)
-        if not k
-        else (math.ceil(n / k) * residual + min(k, n) * (block + block_casts))
-    )
-    head = tokens * (2 * size.d_model * 4 + 4 + size.d_model * w.matmul)  # the final norm
-    head += 2 * size.d_model * size.vocab_size if w.cast else 0
-    # The loss saves log-probabilities in float32.
-    return blocks + head + tokens * size.vocab_size * 4
+    end = tokens * (2 * size.d_model * 4 + 4 + size.d_model * w.matmul)  # the final norm
+    end += 2 * size.d_model * size.vocab_size if w.cast else 0
+    end += tokens * size.vocab_size * 4  # the loss saves log-probabilities in float32
+    if not checkpoint_every:
+        kept = n * block
+        segments = [(first + 1, (first + 1) * block) for first in range(n)]
+    else:
+        starts = range(0, n, checkpoint_every)
+        kept = len(starts) * residual
+        # The first norm of a segment saves its input in float32: the checkpoint itself, where the
+        # residual stream is float32, and else a copy.
+        shared = residual if w.residual == 4 else 0
+        segments = []
+        for i, start in enumerate(starts):
+            stop = min(start + checkpoint_every, n)
+            segments.append((stop, (i + 1) * residual + (stop - start) * block - shared))
+    of_block = block_gradient_bytes(size, precision)
+    of_head = _state_bytes(size.vocab_size * size.d_model, size.d_model, precision)["gradients"]
+    return [
+        (kept + end, 0),
+        *((saved, of_head + (n - stop) * of_block) for stop, saved in segments),
+        (0, model_state_bytes(size, precision)["gradients"]),
+    ]
 
 
 def best_checkpoint_interval(
@@ -202,7 +252,7 @@ def best_checkpoint_interval(
     precision: Precision,
     attention: Attention,
 ) -> int:
-    """The k of `activation_bytes` that takes the least memory: near sqrt(layers * residual / block)
+    """The smallest k with which `activation_bytes` is least: near sqrt(layers * residual / block)
     (Chen et al. 2016, section 4.1, with unequal costs of a checkpoint and of a block)."""
 
     def bytes_with(k: int) -> int:
@@ -212,7 +262,7 @@ def best_checkpoint_interval(
 
 
 def peak_memory_bytes(
-    phase: str,
+    phase: Phase,
     size: TransformerSize,
     batch_size: int,
     context_length: int,
@@ -223,16 +273,19 @@ def peak_memory_bytes(
     """Bytes at the peak, by what stays: temporaries of a single operation are left out.
 
     Args:
-        phase: forward (of a model without optimizer, its graph kept), or train_step (from the
-            second step on, when the optimizer's state exists; gradients are freed between steps).
+        phase: forward (its graph kept) or forward_backward, of a model without optimizer; or
+            train_step (from the second step on, when the optimizer's state exists). Gradients are
+            freed between steps.
     """
     state = model_state_bytes(size, precision)
-    activations = activation_bytes(
-        size, batch_size, context_length, precision, attention, checkpoint_every
-    )
-    if phase == "forward":
-        return state["weights"] + activations
-    if phase != "train_step":
-        raise ValueError(f"phase: given {phase!r}, valid are forward and train_step")
-    # In backward activations go as gradients come: the higher of both ends, since both are linear.
-    return state["weights"] + state["optimizer_state"] + max(activations, state["gradients"])
+    moments = _moments(size, batch_size, context_length, precision, attention, checkpoint_every)
+    at_end_of_forward, _ = moments[0]
+    peak = max(saved + gradients for saved, gradients in moments)
+    extra = {
+        "forward": at_end_of_forward,
+        "forward_backward": peak,
+        "train_step": state["optimizer_state"] + peak,
+    }
+    if phase not in extra:
+        raise ValueError(f"phase: given {phase!r}, valid are {', '.join(extra)}")
+    return state["weights"] + extra[phase]

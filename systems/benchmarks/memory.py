@@ -62,8 +62,6 @@ def predict(params: Params) -> dict[str, Any]:
     size, precision, kind = params.model_size, params.precision, params.attention_kind
     point = (params.batch_size, params.context_length)
     state = accounting.model_state_bytes(size, precision)
-    block = sum(accounting.block_parameters(size).values())
-    width = state["gradients"] // accounting.transformer_parameters(size)
     residual = accounting.residual_stream_bytes(size, *point, precision)
     saved = accounting.block_saved_bytes(size, *point, precision, kind)
     trains = params.passes == "train_step"
@@ -73,11 +71,12 @@ def predict(params: Params) -> dict[str, Any]:
         "optimizer_state_bytes": state["optimizer_state"] if trains else 0,
         "residual_stream_bytes": residual,
         "block_saved_bytes": sum(saved.values()),
-        "block_gradients_bytes": block * width + residual,
+        "block_gradients_bytes": accounting.block_gradient_bytes(size, precision) + residual,
     }
     if params.checkpointing == "none":
         # Autocast copies what is multiplied with: neither norms nor the embedding.
-        weights = size.num_layers * (block - accounting.block_parameters(size)["norms"])
+        parts = accounting.block_parameters(size)
+        weights = size.num_layers * (parts["attention"] + parts["feed_forward"])
         weights += size.d_model * size.vocab_size
         predicted["weight_copies_bytes"] = 2 * weights if precision in ("bf16", "fp16") else 0
         predicted["activations_bytes"] = accounting.activation_bytes(size, *point, precision, kind)

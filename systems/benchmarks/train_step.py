@@ -42,25 +42,26 @@ class Params(TransformerParams):
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """What arithmetic says beforehand: parameters, FLOPs, bytes of memory."""
+    """What arithmetic says beforehand: parameters, FLOPs, and bytes of memory in mode: eager.
+
+    Without predictions of memory where accounting does not know the checkpointing.
+    """
     size, point = params.model_size, (params.batch_size, params.context_length)
-    every = params.checkpoint_every if params.checkpointing == "every_k" else 0
     kind = params.attention_kind
-    return {
+    predicted = {
         "parameters": accounting.transformer_parameters(size),
         "train_step_flops": accounting.transformer_flops("train_step", size, *point),
         "optimizer_bytes": accounting.optimizer_step_bytes(size, params.precision),
-        "peak_memory_bytes": accounting.peak_memory_bytes(
-            "train_step" if params.passes == "train_step" else "forward",
-            size, *point, params.precision, kind, every,
-        ),
-        "activations_bytes": accounting.activation_bytes(
-            size, *point, params.precision, kind, every
-        ),
         "best_checkpoint_interval": accounting.best_checkpoint_interval(
             size, *point, params.precision, kind
         ),
-    }  # fmt: skip
+    }
+    if params.checkpointing in ("none", "every_k"):
+        every = params.checkpoint_every if params.checkpointing == "every_k" else 0
+        memory = (size, *point, params.precision, kind, every)
+        predicted["activations_bytes"] = accounting.activation_bytes(*memory)
+        predicted["peak_memory_bytes"] = accounting.peak_memory_bytes(params.passes, *memory)
+    return predicted
 
 
 def run(params: Params) -> dict[str, Any]:

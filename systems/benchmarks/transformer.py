@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from systems.accounting import MODEL_SIZES, TransformerSize
+from systems.accounting.transformer import Attention
 from systems.benchmarks.base import BenchmarkParams
 
 Positive = Annotated[int, Field(ge=1)]
@@ -82,6 +83,8 @@ class TransformerParams(BenchmarkParams):
         return replace(MODEL_SIZES[self.size], **own)
 
     @property
-    def attention_kind(self) -> Literal["materialised", "fused"]:
-        """What accounting needs to know of the attention: whether the scores are kept."""
-        return "materialised" if self.attention in ("naive", "sdpa_math") else "fused"
+    def attention_kind(self) -> Attention:
+        """What accounting needs to know of the attention: whether and how the scores are kept.
+        `sdpa` is what torch chooses, a fused one."""
+        kinds: dict[str, Attention] = {"naive": "materialised", "sdpa_math": "math"}
+        return kinds.get(self.attention, "fused")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from systems import accounting
 from systems.accounting import TransformerSize
+from systems.accounting.transformer import _moments
+from systems.checkpointing import every_k_blocks
 from systems.kernels.flash_attention import ATTENTIONS
 from systems.model import TransformerLM, cross_entropy
+from tests.systems.test_checkpointing import Watch
 
 SIZE = TransformerSize(24, 40, 3, 3, vocab_size=50)
 BATCH, CONTEXT = 2, 14
@@ -56,7 +60,9 @@ def test_flops_by_hand():
 
 
 def test_state_bytes_by_hand():
-    n = 64 * (64 + 36 + 8) + 2 * 40 + 4
+    gains = (64 * 2 + 1) * 4  # of norms
+    matrices = 64 * (64 + 36) + 2 * 40
+    n = matrices + gains
     assert accounting.transformer_parameters(HAND) == n
     # weights, gradients, AdamW's two moments (and the master weights)
     bytes_each = {
@@ -64,9 +70,17 @@ def test_state_bytes_by_hand():
         "bf16_pure": (2, 2, 4), "bf16_master": (2, 2, 4 + 4 + 4),
     }  # fmt: skip
     for precision, each in bytes_each.items():
+        # Beside master weights the gains are float32, with no master of their own.
+        of_gains = (4, 4, 8) if precision == "bf16_master" else each
         state = accounting.model_state_bytes(HAND, precision)
-        assert tuple(state.values()) == tuple(n * one for one in each), precision
-    # read p, g, m, v and write p, m, v; with masters: read g, w, m, v and write w, m, v, p
+        by_hand = tuple(matrices * a + gains * b for a, b in zip(each, of_gains, strict=True))
+        assert tuple(state.values()) == by_hand, precision
+        of_block = 64 + 36, 2 * 4
+        assert accounting.block_gradient_bytes(HAND, precision) == (
+            of_block[0] * each[1] + of_block[1] * of_gains[1]
+        )
+    # read p, g, m, v and write p, m, v; with masters: read g, w, m, v and write w, m, v, p; of a
+    # parameter these are the same 28 bytes
     moved = {"fp32": 7 * 4, "bf16": 7 * 4, "bf16_pure": 7 * 2, "bf16_master": 2 + 12 + 12 + 2}
     for precision, each in moved.items():
         assert accounting.optimizer_step_bytes(HAND, precision) == n * each, precision
@@ -91,6 +105,10 @@ def test_saved_bytes_of_a_block_by_hand():
     assert sum(pure.values()) == 3 * (72 + 16 + 8 + 24) + 72 + 36 + 9
     cast = accounting.block_saved_bytes(HAND, 1, 3, "bf16", "materialised")
     assert sum(cast.values()) == sum(pure.values()) + 72
+    # torch's math: q, k, v 3 * 48 and softmax 72, in float32 whatever the precision; no mask
+    for precision, rest in (("fp32", 3 * 168), ("bf16_pure", 3 * 120), ("bf16", 3 * 120)):
+        math = accounting.block_saved_bytes(HAND, 1, 3, precision, "math")
+        assert sum(math.values()) == rest + 144 + 72
 
 
 def test_activations_by_hand():
@@ -100,10 +118,19 @@ def test_activations_by_hand():
 
     end = 5 * (36 + 16 + 40)
     assert activations(0) == 64 * 5 * 256 + end
-    # an input of 16 a token in front of every k-th block, and k blocks at once
-    assert activations(1) == 5 * (64 * 16 + 256) + end
-    assert activations(3) == 5 * (22 * 16 + 3 * 256) + end
-    assert activations(100) == 5 * (16 + 64 * 256) + end
+    # An input of 16 a token in front of every k-th block. While the first segment that backward
+    # comes to is there again, all inputs are, and of its first block's 256 the input is one.
+    assert activations(1) == 5 * (63 * 16 + 256)
+    # 21 whole segments behind 21 inputs; the last one, a single block, behind 22, is less
+    assert activations(3) == 5 * (20 * 16 + 3 * 256)
+    assert activations(100) == 5 * 64 * 256
+
+
+def test_activations_by_hand_where_forward_ends_with_more():
+    # 64 inputs of 8 a token, and the end: the norm 36, its output 8, the loss 1000 * 4
+    wide = TransformerSize(4, 3, 64, 2, vocab_size=1000)
+    inputs = 5 * (64 * 8 + 36 + 8 + 4000)
+    assert accounting.activation_bytes(wide, 1, 5, "bf16_pure", "fused", 1) == inputs
 
 
 def test_best_checkpoint_interval_by_hand():
@@ -118,25 +145,10 @@ def test_best_checkpoint_interval_by_hand():
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_pure"])
 @pytest.mark.parametrize("attention", ["materialised", "fused"])
 def test_best_checkpoint_interval_by_brute_force(name, precision, attention):
-    """Walk through backward segment by segment, summing what is alive in each."""
-    size = accounting.MODEL_SIZES[name]
-    point = (size, 4, 512, precision)
-    block = sum(accounting.block_saved_bytes(*point, attention).values())
-    if precision == "bf16":  # autocast's copies of the block's weights
-        block += 2 * (4 * size.d_model**2 + 3 * size.d_model * size.d_ff)
-    residual = accounting.residual_stream_bytes(*point)
-    peaks = {}
-    for k in range(1, size.num_layers + 1):
-        starts = range(0, size.num_layers, k)
-        alive = []
-        for i, start in enumerate(starts):
-            in_segment = min(k, size.num_layers - start)
-            alive.append((i + 1) * residual + in_segment * block)
-        peaks[k] = max(alive)
-    best = accounting.best_checkpoint_interval(*point, attention)
-    # The formula adds a full segment to all inputs, which a short last segment does not reach.
-    assert peaks[best] <= min(peaks.values()) + residual
-    least = {k: accounting.activation_bytes(*point, attention, k) for k in peaks}
+    point = (accounting.MODEL_SIZES[name], 4, 512, precision, attention)
+    best = accounting.best_checkpoint_interval(*point)
+    layers = point[0].num_layers
+    least = {k: accounting.activation_bytes(*point, k) for k in range(1, layers + 1)}
     assert least[best] == min(least.values())
     assert all(least[k] > least[best] for k in range(1, best))  # the smallest of equals
 
@@ -172,13 +184,31 @@ def test_peak_by_hand():
     activations = 5 * (64 * 256 + 92)
     assert peak("forward", 1) == 4 * n + activations
     assert activations > 4 * n  # more than the gradients take
+    assert peak("forward_backward", 1) == 4 * n + activations
     assert peak("train_step", 1) == 4 * n + 8 * n + activations
     one = accounting.peak_memory_bytes("train_step", HAND, 1, 1, "fp32", "fused")
     assert one == 4 * n + 8 * n + 4 * n  # one token saves less than the gradients take
+    one = accounting.peak_memory_bytes("forward_backward", HAND, 1, 1, "fp32", "fused")
+    assert one == 4 * n + 4 * n
+
+
+def test_peak_with_checkpoints_by_hand():
+    # Forward ends with 64 inputs; backward's peak has gradients too: with 20 tokens and k = 1, of
+    # the head (40 + 4) and of the blocks done (108 each), beside the inputs left and one block.
+    n = accounting.transformer_parameters(HAND)
+
+    def peak(phase: str) -> int:
+        return accounting.peak_memory_bytes(phase, HAND, 1, 20, "fp32", "fused", 1)
+
+    assert peak("forward") == 4 * n + 20 * (64 * 16 + 92)
+    done = [20 * ((64 - i) * 16 - 16 + 256) + 4 * (44 + 108 * i) for i in range(64)]
+    assert max(done) == done[63] > 20 * (64 * 16 + 92)
+    assert peak("forward_backward") == 4 * n + max(done)
+    assert peak("train_step") == 12 * n + max(done)
 
 
 def test_a_phase_without_a_peak_is_an_error():
-    with pytest.raises(ValueError, match="phase: given 'backward', valid are forward and train"):
+    with pytest.raises(ValueError, match="phase: given 'backward', valid are forward, forward_b"):
         accounting.peak_memory_bytes("backward", HAND, 1, 1, "fp32", "fused")
 
 
@@ -251,7 +281,11 @@ CPU_DIFFERENCE = {
     ("fp32", "sdpa_flash"): 4 * TOKENS * SIZE.d_model,
     ("bf16_pure", "sdpa_flash"): 0,
     ("bf16", "sdpa_flash"): 0,
+    ("fp32", "sdpa_math"): 0,
+    ("bf16_pure", "sdpa_math"): 0,
+    ("bf16", "sdpa_math"): 0,
 }
+KINDS = {"naive": "materialised", "sdpa_math": "math", "sdpa_flash": "fused"}
 CASTS = 2 * (4 * SIZE.d_model**2 + 3 * SIZE.d_model * SIZE.d_ff)  # autocast's copies of weights
 
 
@@ -262,7 +296,7 @@ def test_saved_bytes_of_a_block_are_what_autograd_saves(precision, attention):
     x = torch.randn(BATCH, CONTEXT, SIZE.d_model, dtype=dtype, requires_grad=True)
     with _autocast(precision):
         saved = _saved_bytes(lambda: model.blocks[0](x), [*model.parameters(), *model.buffers()])
-    kind = "materialised" if attention == "naive" else "fused"
+    kind = KINDS[attention]
     counted = accounting.block_saved_bytes(SIZE, BATCH, CONTEXT, precision, kind)
     casts = CASTS if precision == "bf16" else 0
     assert saved == sum(counted.values()) + casts + CPU_DIFFERENCE[precision, attention]
@@ -277,11 +311,62 @@ def test_activations_of_the_model_are_what_autograd_saves(precision, attention):
             lambda: cross_entropy(model(tokens), targets),
             [*model.parameters(), *model.buffers(), tokens],  # targets share its storage
         )
-    kind = "materialised" if attention == "naive" else "fused"
+    kind = KINDS[attention]
     counted = accounting.activation_bytes(SIZE, BATCH, CONTEXT, precision, kind)
     weight_of_the_loss = 4
     difference = SIZE.num_layers * CPU_DIFFERENCE[precision, attention]
     assert saved == counted + difference + weight_of_the_loss
+
+
+class AtSegments(Watch):
+    """Notes what is alive before each first product of backward of a segment computed again."""
+
+    def __init__(self, model: TransformerLM, k: int, apart: list[Tensor]) -> None:
+        super().__init__()
+        self.noted: list[int] = []
+        self.in_backward = self._next = False
+        self._known.update(t.untyped_storage()._cdata for t in apart)
+        for i, block in enumerate(model.blocks):
+            if (i + 1) % k == 0 or i + 1 == len(model.blocks):
+                # What is computed again ends here: this product's result is not needed.
+                block.feed_forward.down.register_forward_pre_hook(self._ends)
+
+    def _ends(self, *_: Any) -> None:
+        self._next = self.in_backward
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._next and func == torch.ops.aten.mm.default:
+            self._next = False
+            self.noted.append(self.alive)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize(("precision", "attention"), CPU_DIFFERENCE)
+def test_what_is_alive_with_checkpoints_is_what_arithmetic_says(precision, attention, k):
+    model = _model(attention, precision)
+    model.apply_blocks = every_k_blocks(k)
+    tokens, targets = _batch()
+    with AtSegments(model, k, [*model.parameters(), *model.buffers(), tokens]) as watch:
+        with _autocast(precision):
+            loss = cross_entropy(model(tokens), targets)
+        at_end_of_forward = watch.alive
+        watch.in_backward = True
+        loss.backward()
+    point = (SIZE, BATCH, CONTEXT, precision, KINDS[attention], k)
+    moments = _moments(*point)
+    scalars = 4 + 4  # the loss, and its weight or its gradient
+    assert at_end_of_forward == moments[0][0] + scalars
+    starts = list(range(0, SIZE.num_layers, k))
+    assert len(watch.noted) == len(moments) - 2 == len(starts)
+    # The gradient that comes in, and under autocast its copy that is multiplied.
+    incoming = accounting.residual_stream_bytes(*point[:4])
+    incoming += incoming // 2 if precision == "bf16" else 0
+    for start, alive, moment in zip(starts, reversed(watch.noted), moments[1:-1], strict=True):
+        blocks = min(k, SIZE.num_layers - start)
+        otherwise = blocks * CPU_DIFFERENCE[precision, attention]
+        assert alive == sum(moment) + incoming + otherwise + scalars
+    assert sum(p.grad.nbytes for p in model.parameters() if p.grad is not None) == moments[-1][1]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16_pure"])
