@@ -4,11 +4,13 @@ from systems.kernels.flash_attention.naive import masked_scores, naive
 from systems.kernels.flash_attention.names import ATTENTIONS
 from systems.kernels.flash_attention.reference import AttentionReference, attention_reference
 from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, why_not_sdpa
+from systems.kernels.flash_attention.tiled import FlashAttentionPyTorch
 
 __all__ = [
     "ATTENTIONS",
     "SDPA_BACKENDS",
     "AttentionReference",
+    "FlashAttentionPyTorch",
     "attention_reference",
     "masked_scores",
     "naive",

@@ -1,0 +1,275 @@
+"""FlashAttention-2 in plain torch: what the fused kernels do, a tile at a time, to be read beside
+them and to hold them to.
+
+    out = FlashAttentionPyTorch.apply(q, k, v, is_causal)
+
+The n_queries x n_keys matrix of scores is never whole in memory. Forward keeps its row-wise
+log-sum-exp L alone; backward computes the scores again from q, k and L (Dao 2023, FlashAttention-2,
+https://arxiv.org/abs/2307.08691, algorithms 1 and 2).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+
+# Queries and keys of a tile. A matrix of scores takes 1 MiB a head in float32, and backward has
+# three of them at once: enough work a launch that a GPU need not wait for Python.
+QUERY_TILE = 512
+KEY_TILE = 512
+
+
+class FlashAttentionPyTorch(torch.autograd.Function):
+    """softmax(q k^T * scale) v in O(n_queries + n_keys) memory, forward and backward.
+
+        FlashAttentionPyTorch.apply(q, k, v, is_causal=False, scale=None)  # by place, not by name
+
+    Everything is computed in float32 and rounded once at the end (float64 inputs: in float64), also
+    under autocast. On a GPU float32 products follow torch.backends.cuda.matmul.allow_tf32.
+    Deterministic. Differentiable once.
+
+    Args:
+        q: (..., n_queries, head_dim), any float dtype, any strides.
+        k: (..., n_keys, head_dim), of q's leading dimensions and dtype, like v.
+        v: (..., n_keys, value_dim).
+        is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
+        scale: multiplies the scores; 1/sqrt(head_dim) by default.
+
+    Returns:
+        (..., n_queries, value_dim), of q's dtype; 0 where there are no keys.
+
+    Saves for backward: q, k, v, out, and the natural-log log-sum-exp of the scaled scores,
+    (..., n_queries) in float32 (float64); -inf where there are no keys.
+    """
+
+    # Whether backward's tiles go through torch.compile: None, on a GPU only. On a CPU compiling
+    # takes seconds and a C++ compiler, and gains little. Set True or False to have it everywhere or
+    # nowhere; TORCH_COMPILE_DISABLE=1 in the environment does the latter too.
+    compiled: ClassVar[bool | None] = None
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        """As the class says."""
+        out, lse = tiled_forward(q, k, v, is_causal, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.is_causal, ctx.scale = is_causal, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """dout (..., n_queries, value_dim), any strides -> dq, dk, dv of q's, k's and v's shape."""
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = tiled_backward(q, k, v, out, lse, dout, ctx.is_causal, ctx.scale)
+        return dq, dk, dv, None, None
+
+
+@torch.no_grad()
+def tiled_forward(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """FlashAttention-2, algorithm 1: out and lse, as FlashAttentionPyTorch returns and saves them.
+
+    The softmax of a row is not known before its last key is seen. So for each query there are a
+    running maximum m, the sum of exp(score - m) and the sum of exp(score - m) v (m, l and O in the
+    paper); when a tile of keys raises m, what was summed before shrinks by exp(m_before - m_now).
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    t = _Tiles.of(q, k, is_causal)
+    with torch.autocast(q.device.type, enabled=False):
+        qs = _tiled(q, t.rows, wide).mul_(_scale(q, scale))
+        ks, vs = _tiled(k, t.columns, wide), _tiled(v, t.columns, wide)
+        outs = torch.zeros((*qs.shape[:3], v.shape[-1]), dtype=wide, device=q.device)
+        lses = torch.full(qs.shape[:3], -math.inf, dtype=wide, device=q.device)
+        for i, q_tile in enumerate(qs):
+            m, total, weighted = lses[i], torch.zeros_like(lses[i]), outs[i]
+            for j in t.key_tiles(i):
+                scores = q_tile @ ks[j].mT
+                if not t.is_visible(i, j):
+                    scores.masked_fill_(t.hidden(i, j), -math.inf)
+                # Finite: every query sees key 0, which is in the first tile. So there is no
+                # exp(-inf - -inf) below, and a row that is hidden in a later tile adds exp(-inf).
+                m_now = torch.maximum(m, scores.amax(-1))
+                p = scores.sub_(m_now[..., None]).exp_()
+                shrink = torch.exp(m - m_now)
+                total = total * shrink + p.sum(-1)
+                weighted = torch.baddbmm(weighted * shrink[..., None], p, vs[j])
+                m = m_now
+            if t.n_keys:
+                outs[i] = weighted / total[..., None]
+                lses[i] = m + torch.log(total)
+    out = _untiled(outs, t.n_queries, q.dtype).view(*q.shape[:-1], v.shape[-1])
+    return out, _untiled(lses, t.n_queries, wide).view(q.shape[:-1])
+
+
+@torch.no_grad()
+def tiled_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """FlashAttention-2, algorithm 2: dq, dk, dv, of the shapes and dtypes of q, k, v.
+
+    A query that sees one key has no gradient of its scores. Here that is dP - D, two sums of the
+    same terms in another order, so roundings of float32 are left of it, where a softmax whose
+    probabilities are kept gives 0.
+
+    Args:
+        out, lse: as `tiled_forward` gave them.
+        dout: of out's shape, any strides.
+    """
+    wide = lse.dtype
+    t = _Tiles.of(q, k, is_causal)
+    step = _backward_step(q.device)
+    with torch.autocast(q.device.type, enabled=False):
+        # D of the paper: rowsum(P * dP) = rowsum(out * dout), which needs no scores.
+        delta = (out.to(wide) * dout.to(wide)).sum(-1)
+        qs = _tiled(q, t.rows, wide).mul_(_scale(q, scale))
+        douts = _tiled(dout, t.rows, wide)
+        # A row that only fills a tile up has lse = inf, so that its P is exp(-inf) = 0.
+        lses, deltas = (
+            _tiled(x[..., None], t.rows, wide, fill)[..., 0]
+            for x, fill in ((lse, math.inf), (delta, 0.0))
+        )
+        ks, vs = _tiled(k, t.columns, wide), _tiled(v, t.columns, wide)
+        dqs, dks, dvs = torch.zeros_like(qs), torch.zeros_like(ks), torch.zeros_like(vs)
+        for i in range(len(qs)):
+            for j in t.key_tiles(i):
+                step(
+                    qs[i], ks[j], vs[j], douts[i], lses[i], deltas[i],
+                    t.limits[i], t.keys[j], dqs[i], dks[j], dvs[j],
+                )  # fmt: skip
+        dqs.mul_(_scale(q, scale))  # dK has its scale from qs
+    return (
+        _untiled(dqs, t.n_queries, q.dtype).view(q.shape),
+        _untiled(dks, t.n_keys, k.dtype).view(k.shape),
+        _untiled(dvs, t.n_keys, v.dtype).view(v.shape),
+    )
+
+
+def _backward_tile(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    limit: Tensor,
+    key: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+) -> None:
+    """Add one tile's part to dq, dk and dv.
+
+        S = Q K^T, P = exp(S - L)
+        dV += P^T dO
+        dP = dO V^T, dS = P * (dP - D)
+        dQ += dS K, dK += dS^T Q
+
+    with the scale already in Q. What varies from tile to tile is in tensors of constant shape and
+    strides: an int or float would be compiled in, and every tile compiled anew.
+
+    Args:
+        q, dq: (batch, rows, head_dim). dout: (batch, rows, value_dim).
+        k, dk: (batch, columns, head_dim). v, dv: (batch, columns, value_dim).
+        lse, delta: L and D, (batch, rows). limit: (rows,), the first key that a query does not see.
+        key: (columns,), the places of the keys.
+    """
+    p = torch.exp(q @ k.mT - lse[..., None]).masked_fill(key >= limit[:, None], 0.0)
+    ds = p * (dout @ v.mT - delta[..., None])
+    dv.baddbmm_(p.mT, dout)
+    dq.baddbmm_(ds, k)
+    dk.baddbmm_(ds.mT, q)
+
+
+@functools.cache
+def _compiled_backward_tile() -> Callable[..., None]:
+    return torch.compile(_backward_tile, dynamic=False)
+
+
+def _backward_step(device: torch.device) -> Callable[..., None]:
+    if torch.compiler.is_compiling():  # the caller is being traced, and this with it
+        return _backward_tile
+    compiled = FlashAttentionPyTorch.compiled
+    if compiled is None:
+        compiled = device.type == "cuda"
+    return _compiled_backward_tile() if compiled else _backward_tile
+
+
+class _Tiles(NamedTuple):
+    """How queries and keys are cut, and who sees whom.
+
+    All tiles are of one shape, the last filled up, so that the compiled step is compiled once.
+    """
+
+    n_queries: int
+    n_keys: int
+    rows: int  # queries of a tile
+    columns: int  # keys of a tile
+    is_causal: bool
+    limits: Tensor  # int64 (query tiles, rows): the first key that a query does not see
+    keys: Tensor  # int64 (key tiles, columns): the place of a key
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, is_causal: bool) -> _Tiles:
+        n_queries, n_keys = q.shape[-2], k.shape[-2]
+        rows, columns = max(1, min(QUERY_TILE, n_queries)), max(1, min(KEY_TILE, n_keys))
+        query_tiles, key_tiles = -(-n_queries // rows), -(-n_keys // columns)
+        limits = torch.full((query_tiles * rows,), n_keys, device=q.device)
+        if is_causal:
+            limits = torch.arange(1, len(limits) + 1, device=q.device).clamp_(max=n_keys)
+        keys = torch.arange(key_tiles * columns, device=q.device)
+        limits, keys = limits.view(query_tiles, rows), keys.view(key_tiles, columns)
+        return cls(n_queries, n_keys, rows, columns, is_causal, limits, keys)
+
+    def key_tiles(self, i: int) -> Iterator[int]:
+        """The tiles of keys of which some query of tile i sees some: none above the diagonal."""
+        end = min(self.n_keys, (i + 1) * self.rows) if self.is_causal else self.n_keys
+        return iter(range(-(-end // self.columns)))
+
+    def is_visible(self, i: int, j: int) -> bool:
+        """Whether every query of tile i sees every key of tile j."""
+        end = (j + 1) * self.columns
+        return end <= self.n_keys and (not self.is_causal or end <= i * self.rows + 1)
+
+    def hidden(self, i: int, j: int) -> Tensor:
+        """bool (rows, columns): the keys of tile j that the queries of tile i do not see."""
+        return self.keys[j] >= self.limits[i][:, None]
+
+
+def _tiled(x: Tensor, size: int, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
+    """(..., n, d) -> a copy (tiles, batch, size, d), contiguous, the last tile filled up."""
+    n, d = x.shape[-2:]
+    tiles = -(-n // size)
+    flat = pad(x.to(dtype), (0, 0, 0, tiles * size - n), value=fill)
+    flat = flat.reshape(math.prod(x.shape[:-2]), tiles, size, d)
+    return flat.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+
+def _untiled(tiles: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """(tiles, batch, size, ...) -> (batch, n, ...), contiguous."""
+    return tiles.transpose(0, 1).flatten(1, 2)[:, :n].to(dtype).contiguous()
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale

@@ -1,0 +1,351 @@
+"""FlashAttention in plain torch: against float64, against torch's own of the same dtype, and what
+makes it flash: no whole matrix of scores, no tile above the diagonal, one compilation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from systems.kernels.flash_attention import FlashAttentionPyTorch, attention_reference, sdpa
+from systems.kernels.flash_attention import tiled as tiled_module
+from systems.kernels.flash_attention.tiled import tiled_forward
+
+F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
+# (queries, keys), those of FlashAttention's own tests, and none
+LENGTHS = [
+    (1, 1), (239, 1), (799, 3), (113, 203), (128, 217), (108, 256), (384, 256), (640, 128),
+    (1023, 1024), (1024, 1023), (4224, 4224), (0, 5), (5, 0), (0, 0),
+]  # fmt: skip
+SMALL = [(1, 1), (9, 9), (7, 12), (12, 7), (5, 1), (1, 5), (8, 6)]
+GRADIENTS = ("dq", "dk", "dv")
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 4 queries and 3 keys, so that short sequences have many, and cut the diagonal."""
+    monkeypatch.setattr(tiled_module, "QUERY_TILE", 4)
+    monkeypatch.setattr(tiled_module, "KEY_TILE", 3)
+
+
+def _inputs(
+    lengths: tuple[int, int],
+    dtype: torch.dtype,
+    leading: tuple[int, ...] = (2, 3),
+    head_dim: int = 16,
+    device: str = "cpu",
+    seed: int = 0,
+) -> list[Tensor]:
+    """q, k, v, dout of unit variance."""
+    generator = torch.Generator().manual_seed(seed)
+    n_queries, n_keys = lengths
+    shapes = [(*leading, n, head_dim) for n in (n_queries, n_keys, n_keys, n_queries)]
+    draw = {"generator": generator, "dtype": F64}
+    return [torch.randn(shape, **draw).to(dtype).to(device) for shape in shapes]
+
+
+def _results(function, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> dict[str, Tensor]:
+    """out, dq, dk, dv of function(q, k, v)."""
+    inputs = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+    out = function(*inputs)
+    gradients = torch.autograd.grad(out, inputs, dout)
+    return {"out": out.detach(), **dict(zip(GRADIENTS, gradients, strict=True))}
+
+
+def _flash(causal: bool, scale: float | None = None):
+    return lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, causal, scale)
+
+
+def _lse(out: Tensor) -> Tensor:
+    """The one saved tensor of the shape of a log-sum-exp."""
+    saved = [t for t in out.grad_fn.saved_tensors if t.shape == out.shape[:-1]]
+    assert len(saved) == 1
+    return saved[0]
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> None:
+    """Every element within twice torch's own largest error, and a rounding of the result."""
+    dtype = q.dtype
+    ours = _results(_flash(causal), q, k, v, dout)
+    exact = attention_reference(q, k, v, dout, is_causal=causal)
+    theirs = _results(
+        lambda q, k, v: sdpa(q, k, v, causal, implementation="sdpa_math"), q, k, v, dout
+    )
+    for name, given_ in ours.items():
+        known = getattr(exact, name)
+        assert given_.shape == known.shape and given_.dtype == dtype
+        if not known.numel():
+            continue
+        roundoff = torch.finfo(dtype).eps / 2
+        limit = 2 * (theirs[name].double() - known).abs().max() + roundoff * known.abs().max()
+        if name in ("dq", "dk") and k.shape[-2] == 1:
+            # The softmax of one score does not depend on it, and torch's backward of softmax finds
+            # p (dp - p dp) = 0 exactly. Here it is dP - D: tiled_backward.
+            terms = (dout.double().abs() * v.double().abs()).sum(-1, keepdim=True)
+            times = k if name == "dq" else q
+            terms = terms if name == "dq" else terms.sum(-2, keepdim=True)
+            limit += 2**-22 * (terms.max() * times.double().abs().max())
+        assert (given_.double() - known).abs().max() <= limit, name
+
+    q = q.detach().requires_grad_()
+    lse = _lse(FlashAttentionPyTorch.apply(q, k, v, causal))
+    assert lse.dtype == F32
+    torch.testing.assert_close(lse.double(), exact.lse, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+def test_as_near_to_float64_as_torch(dtype, lengths, causal):
+    leading = (1, 1) if max(lengths) > 4000 else (1, 2)
+    _check(*_inputs(lengths, dtype, leading, head_dim=64), causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_large_magnitudes(dtype, causal):
+    q, k, v, dout = _inputs((200, 150), dtype, (1, 2), 64)
+    _check(5 * q, 3 * k, 3 * v, dout, causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", SMALL)
+def test_gradients_are_those_of_finite_differences(lengths, causal, small_tiles):
+    q, k, v, _ = _inputs(lengths, F64, (2,), 3)
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
+    assert torch.autograd.gradcheck(_flash(causal, 0.7), inputs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3, 0.0, -1.0])
+@pytest.mark.parametrize("lengths", SMALL)
+def test_float64_agrees_to_its_last_digits(lengths, scale, causal, small_tiles):
+    q, k, v, dout = _inputs(lengths, F64)
+    exact = attention_reference(q, k, v, dout, is_causal=causal, scale=scale)
+    for name, result in _results(_flash(causal, scale), q, k, v, dout).items():
+        torch.testing.assert_close(result, getattr(exact, name), rtol=1e-12, atol=1e-12)
+    lse = _lse(FlashAttentionPyTorch.apply(q.requires_grad_(), k, v, causal, scale))
+    torch.testing.assert_close(lse, exact.lse, rtol=1e-12, atol=1e-12)
+
+
+def test_saves_inputs_output_and_one_log_sum_exp():
+    q, k, v, _ = _inputs((10, 12), BF16, (2,))
+    q.requires_grad_()
+    out = FlashAttentionPyTorch.apply(q, k, v, False)
+    *rest, lse = out.grad_fn.saved_tensors
+    assert all(a is b for a, b in zip(rest[:3], (q, k, v), strict=True))
+    assert torch.equal(rest[3], out) and len(rest) == 4
+    assert lse.dtype == F32 and lse.shape == (2, 10)
+
+
+@pytest.mark.parametrize("leading", [(), (6,), (2, 3), (1, 3, 1, 2)])
+def test_leading_dimensions_change_no_bit(leading, small_tiles):
+    flat = _inputs((9, 7), F32, (math.prod(leading),))
+    shaped = [tensor.view(*leading, *tensor.shape[1:]) for tensor in flat]
+    known, given_ = (_results(_flash(True), *tensors) for tensors in (flat, shaped))
+    for name, result in given_.items():
+        assert torch.equal(result, known[name].view(result.shape)), name
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[1::5])
+def test_strides_change_no_bit(order, small_tiles):
+    def lay(tensor: Tensor) -> Tensor:
+        """The same values, the dimensions in another order in memory, with gaps."""
+        back = [order.index(i) for i in range(4)]
+        return tensor.permute(order).repeat_interleave(2, -1)[..., ::2].permute(back)
+
+    inputs = _inputs((9, 7), F32)
+    strided = [lay(tensor) for tensor in inputs]
+    assert all(a.stride() != b.stride() for a, b in zip(inputs, strided, strict=True))
+    known, given_ = (_results(_flash(True), *tensors) for tensors in (inputs, strided))
+    assert all(torch.equal(given_[name], known[name]) for name in known)
+
+
+def test_expanded_gradient_is_one_of_ones():
+    q, k, v, _ = _inputs((9, 7), F32)
+    known = _results(_flash(True), q, k, v, torch.ones_like(q))
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
+    FlashAttentionPyTorch.apply(*inputs, True).sum().backward()  # hands over a 1 with strides of 0
+    assert all(torch.equal(t.grad, known[name]) for t, name in zip(inputs, GRADIENTS, strict=True))
+
+
+def test_a_value_may_be_of_another_width(small_tiles):
+    q, k, _, _ = _inputs((9, 7), F64)
+    _, _, v, dout = _inputs((9, 7), F64, head_dim=5, seed=1)
+    ours = _results(_flash(True), q, k, v, dout)
+    known = _results(lambda q, k, v: sdpa(q, k, v, True, implementation="sdpa_math"), q, k, v, dout)
+    for name in known:
+        torch.testing.assert_close(ours[name], known[name], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_keys_give_zero_and_minus_infinity(causal):
+    q, k, v, dout = _inputs((5, 0), F32)
+    q.requires_grad_()
+    out = FlashAttentionPyTorch.apply(q, k, v, causal)
+    assert (_lse(out) == -math.inf).all()
+    out.backward(dout)
+    assert not out.any() and q.grad is not None and not q.grad.any()
+
+
+@pytest.mark.parametrize("leading", [(0,), (2, 0), (0, 3)])
+def test_no_sequences(leading):
+    for name, result in _results(_flash(True), *_inputs((5, 6), F32, leading)).items():
+        assert result.shape == (*leading, 6 if name in ("dk", "dv") else 5, 16)
+
+
+def test_one_not_a_number_stays_in_its_sequence_and_below_the_diagonal(small_tiles):
+    q, k, v, _ = _inputs((9, 9), F32)
+    k[0, 0, 6] = math.nan
+    out, lse = tiled_forward(q, k, v, True)
+    assert lse[0, 0, 6:].isnan().all() and lse[0, 0, :6].isfinite().all()
+    assert out[0, 0, 6:].isnan().all() and out[0, 0, :6].isfinite().all()
+    assert out[1].isfinite().all() and out[0, 1:].isfinite().all()
+
+
+def test_autocast_changes_no_bit(small_tiles):
+    q, k, v, dout = _inputs((9, 7), F32)
+    known = _results(_flash(True), q, k, v, dout)
+    with torch.autocast("cpu", torch.bfloat16):
+        given_ = _results(_flash(True), q, k, v, dout)
+    assert all(torch.equal(given_[name], known[name]) for name in known)
+
+
+def test_a_second_derivative_is_refused():
+    q, k, v, _ = _inputs((3, 3), F32)
+    out = FlashAttentionPyTorch.apply(q.requires_grad_(), k, v)
+    (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dq.sum().backward()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n_queries=st.integers(0, 20),
+    n_keys=st.integers(0, 20),
+    head_dim=st.integers(1, 9),
+    leading=st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    query_tile=st.integers(1, 24),
+    key_tile=st.integers(1, 24),
+    causal=st.booleans(),
+    scale=st.none() | st.floats(-3, 3),
+    seed=st.integers(0, 99),
+)
+def test_whatever_the_shape_and_the_tiles(
+    n_queries, n_keys, head_dim, leading, query_tile, key_tile, causal, scale, seed
+):
+    inputs = _inputs((n_queries, n_keys), F64, leading, head_dim, seed=seed)
+    exact = attention_reference(*inputs, is_causal=causal, scale=scale)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiled_module, "QUERY_TILE", query_tile)
+        patch.setattr(tiled_module, "KEY_TILE", key_tile)
+        for name, result in _results(_flash(causal, scale), *inputs).items():
+            torch.testing.assert_close(result, getattr(exact, name), rtol=1e-10, atol=1e-10)
+
+
+# ---- what makes it flash -------------------------------------------------------------------------
+
+
+class _Watch(TorchDispatchMode):
+    """The largest result of all operations, and the products of matrices among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest, self.products = 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.products += "bmm" in func.__name__
+        for tensor in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(tensor, Tensor):
+                self.largest = max(self.largest, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_score_above_the_diagonal_and_never_all_of_them(causal, monkeypatch):
+    monkeypatch.setattr(tiled_module, "QUERY_TILE", 64)
+    monkeypatch.setattr(tiled_module, "KEY_TILE", 64)
+    inputs = _inputs((512, 512), F32, (1,))
+    tiles = 8 * 9 // 2 if causal else 64
+    with _Watch() as watch:
+        tiled_forward(*inputs[:3], causal)
+    assert watch.products == 2 * tiles
+    with _Watch() as watch:
+        _results(_flash(causal), *inputs)
+    assert watch.products == (2 + 5) * tiles
+    assert watch.largest == 512 * 16  # as many as q has
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Backward compiled by a backend that counts, and runs what it is given as it is."""
+    counter = CompileCounterWithBackend("aot_eager")
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **kw: compile_(f, backend=counter, **kw))
+    monkeypatch.setattr(FlashAttentionPyTorch, "compiled", True)
+    torch._dynamo.reset()
+    tiled_module._compiled_backward_tile.cache_clear()
+    yield counter
+    tiled_module._compiled_backward_tile.cache_clear()
+
+
+def test_backward_is_compiled_once_for_all_lengths(counted, small_tiles):
+    for lengths, causal, scale in [
+        ((9, 9), True, None),
+        ((9, 9), False, None),
+        ((31, 8), True, 0.5),
+        ((4, 3), False, 2.0),
+        ((6, 16), True, None),
+    ]:
+        inputs = _inputs(lengths, F64)
+        exact = attention_reference(*inputs, is_causal=causal, scale=scale)
+        for name, result in _results(_flash(causal, scale), *inputs).items():
+            torch.testing.assert_close(result, getattr(exact, name), rtol=1e-12, atol=1e-12)
+    assert counted.frame_count == 1
+
+
+def test_a_caller_that_is_compiled_takes_it_in(small_tiles):
+    inputs = _inputs((9, 7), F64, (2,))
+    known = _results(_flash(True), *inputs)
+    function = torch.compile(_flash(True), fullgraph=True, backend="aot_eager")
+    for name, result in _results(function, *inputs).items():
+        torch.testing.assert_close(result, known[name], rtol=1e-12, atol=1e-12)
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+def test_gpu_as_near_to_float64_as_torch(dtype, lengths, causal):
+    _check(*_inputs(lengths, dtype, (1, 2), head_dim=64, device="cuda"), causal)
+
+
+@pytest.mark.gpu
+def test_gpu_gives_the_same_bits_every_time():
+    inputs = _inputs((1500, 1300), BF16, (2, 4), 64, "cuda")
+    known = _results(_flash(True), *inputs)
+    for _ in range(20):
+        again = _results(_flash(True), *inputs)
+        assert all(torch.equal(again[name], known[name]) for name in known)
+
+
+@pytest.mark.gpu
+def test_gpu_memory_does_not_grow_with_the_square_of_the_length():
+    inputs = _inputs((16_384, 16_384), BF16, (1, 1), 64, "cuda")
+    _results(_flash(True), *inputs)  # compiles
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    _results(_flash(True), *inputs)
+    assert torch.cuda.max_memory_allocated() - before < 16_384 * 16_384 * 2 / 4
