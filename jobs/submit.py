@@ -38,15 +38,12 @@ class Cluster(StrEnum):
 EPILOG = """
 Examples:
 
-  python -m jobs.submit sweeps/flash.yaml                        submit to Slurm
-
-  python -m jobs.submit sweeps/flash.yaml --dry-run --sbatch     what would run, and the scripts
-
-  python -m jobs.submit sweeps/quickstart.yaml --local           queue on this machine
-
+\b
+  python -m jobs.submit sweeps/flash.yaml                 submit to Slurm
+  python -m jobs.submit sweeps/flash.yaml --dry-run       what would run
+  python -m jobs.submit sweeps/quickstart.yaml --local    queue on this machine
   python -m jobs.submit sweeps/flash.yaml --debug --filter 'seq_len == 128'
-
-  python -m jobs.submit sweeps/flash.yaml seq_len=[128,256] slurm.partition=h100 --out logs/mine
+  python -m jobs.submit sweeps/flash.yaml seq_len=[128,256] --out logs/mine
 """
 
 

@@ -204,8 +204,8 @@ class TransformerLM(nn.Module):
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: a size that is not positive, d_model that num_heads does not divide, or heads
-            of odd width, which RoPE cannot pair.
+        ValueError: a size or rope_theta that is not positive, d_model that num_heads does not
+            divide, or heads of odd width, which RoPE cannot pair.
     """
 
     def __init__(
@@ -232,6 +232,8 @@ class TransformerLM(nn.Module):
             raise ValueError(f"{', '.join(wrong)}; each must be at least 1")
         if d_model % num_heads:
             raise ValueError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
+        if not rope_theta > 0:
+            raise ValueError(f"rope_theta is {rope_theta}; it must be above 0")
         head_dim = d_model // num_heads
         if head_dim % 2:
             raise ValueError(

@@ -19,8 +19,7 @@ class Params(BenchmarkParams):
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Facts: `parts`, one entry for each of weights, first layer, layer norm, logits, loss and
-    gradients, with its dtype; `dtypes`, the same by name."""
+    """Facts: `dtypes` of weights, first layer, layer norm, logits, loss and gradients, by name."""
     import torch
     from torch import Tensor, nn
 
@@ -49,9 +48,4 @@ def run(params: Params) -> dict[str, Any]:
     assert first.weight.grad is not None
     seen["gradients"] = first.weight.grad
     dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in seen.items()}
-    return {
-        "facts": {
-            "parts": [{"part": name, "dtype": kind} for name, kind in dtypes.items()],
-            "dtypes": dtypes,
-        }
-    }
+    return {"facts": {"dtypes": dtypes}}

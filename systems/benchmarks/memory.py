@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import model_validator
 
 from systems import accounting
-from systems.benchmarks.base import artifacts_folder
+from systems.benchmarks.base import Unsupported, artifacts_folder
 from systems.benchmarks.transformer import TransformerParams
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ def run(params: Params) -> dict[str, Any]:
     from systems.benchmarks.training_check import check_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if params.snapshot and device.type != "cuda":
+        raise Unsupported("snapshot: true keeps what CUDA's allocator records; this is a CPU")
     phases = ["forward", "backward", "optimizer"] if params.passes == "train_step" else ["forward"]
     # From the start: weights, too, know the line that made them.
     with recording() if device.type == "cuda" else contextlib.nullcontext():

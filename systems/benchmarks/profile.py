@@ -14,9 +14,9 @@ import shutil
 import statistics
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from systems import accounting
 from systems.benchmarks.base import Unsupported, artifacts_folder
@@ -44,6 +44,14 @@ class Params(TransformerParams):
     trace: bool = False
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     measure_steps: Annotated[int, Field(ge=1)] = 10
+
+    @model_validator(mode="after")
+    def _one_trace(self) -> Self:
+        if self.trace and self.profiler != "torch":
+            raise ValueError(
+                f"trace: true keeps the trace of profiler: torch; {self.profiler} keeps its own"
+            )
+        return self
 
 
 def predict(params: Params) -> dict[str, Any]:

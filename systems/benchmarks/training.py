@@ -21,9 +21,8 @@ from systems.kernels.flash_attention import ATTENTIONS, why_not_sdpa
 from systems.model import TransformerLM, cross_entropy
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_GRAPH_WARMUP = (
-    2  # steps before a capture: cuBLAS, autotuning and lazy loading allocate in the first
-)
+# Steps before a capture: cuBLAS, autotuning and lazy loading allocate in the first.
+_GRAPH_WARMUP = 2
 BETAS = (0.9, 0.95)
 
 
@@ -107,15 +106,16 @@ class GraphedTraining(Training):
             super().forward()
         with torch.cuda.graph(self._graphs[1], pool=pool):
             super().backward()
-        if hasattr(self.optimizer, "prepare"):
+        if params.optimizer == "fused":
             self.optimizer.prepare()
         with torch.cuda.graph(self._graphs[2], pool=pool):
             super().optimizer_step()
         self.preparing_seconds = time.perf_counter() - started
 
     def _warm_up(self) -> None:
-        """Run what will be captured, on a stream of its own, and leave weights and state as they
-        were at the start."""
+        """Run what will be captured, on a stream of its own, and leave weights, state and the
+        scale of the loss as they were at the start."""
+        scale = self.scaler.state_dict()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -128,6 +128,7 @@ class GraphedTraining(Training):
             # Its graph would keep the nodes that accumulate gradients, and they this stream.
             self.loss = self.loss.detach()
         torch.cuda.current_stream().wait_stream(stream)
+        self.scaler.load_state_dict(scale)  # in place: the graphs read its tensors
         torch.cuda.synchronize()
 
     def _create_state(self) -> None:

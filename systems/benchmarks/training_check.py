@@ -139,10 +139,10 @@ def _exact(training: Training) -> Iterator[tuple[str, Tensor | None, Tensor]]:
     yield from pairs("output_head", exact.output_head)
     yield from pairs("final_norm", exact.final_norm)
     for i in reversed(range(len(inputs))):
-        slope = x.grad
+        incoming = x.grad
         x = inputs.pop().requires_grad_()
         block.load_state_dict(model.blocks[i].state_dict())
-        block(x).backward(slope)
+        block(x).backward(incoming)
         yield from pairs(f"blocks.{i}", block)
     exact.token_embedding(training.tokens).backward(x.grad)
     yield from pairs("token_embedding", exact.token_embedding)

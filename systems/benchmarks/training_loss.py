@@ -6,10 +6,12 @@ python -m jobs.submit sweeps/training_loss.yaml --local
 from __future__ import annotations
 
 import gc
+import math
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from systems.benchmarks.base import WrongOutput
 from systems.benchmarks.transformer import TransformerParams
 
 VERSION = 1
@@ -31,6 +33,7 @@ def run(params: Params) -> dict[str, Any]:
 
     Raises:
         Unsupported: this machine cannot do what is asked.
+        WrongOutput: a loss is not a positive number: there is nothing to compare.
     """
     import torch
 
@@ -42,12 +45,15 @@ def run(params: Params) -> dict[str, Any]:
         "optimizer": "torch", "checkpointing": "none",
     }  # fmt: skip
     losses: list[list[float]] = []
-    for one in (params, params.model_copy(update=plain)):
+    for name, one in (("", params), ("reference ", params.model_copy(update=plain))):
         training = make_training(one, device)
         losses.append([])
-        for _ in range(params.steps):
+        for step in range(params.steps):
             training.step()
-            losses[-1].append(training.loss.item())
+            loss = training.loss.item()
+            if not 0 < loss < math.inf:  # NaN is not
+                raise WrongOutput(f"the {name}loss of step {step + 1} is {loss}, lr {params.lr}")
+            losses[-1].append(loss)
         del training
         gc.collect()
     mine, reference = losses

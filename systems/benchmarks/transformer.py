@@ -35,7 +35,7 @@ class TransformerParams(BenchmarkParams):
     size: Size
     context_length: Positive
     batch_size: Positive = 4
-    vocab_size: Positive = 10_000
+    vocab_size: Annotated[int, Field(ge=2)] = 10_000  # of one token every loss is zero
     # Where given, instead of the size's own:
     d_model: Positive | None = None
     d_ff: Positive | None = None
@@ -69,6 +69,21 @@ class TransformerParams(BenchmarkParams):
             raise ValueError(
                 "precision bf16_master keeps its master weights in optimizer: fused, "
                 f"not {self.optimizer}"
+            )
+        if self.precision == "fp16" and self.optimizer == "fused" and self.cuda_graph:
+            raise ValueError(
+                "precision fp16 skips a step whose gradients overflow; under cuda_graph optimizer: "
+                "torch decides that on the GPU, fused would have to ask the CPU"
+            )
+        if self.checkpoint_every != 1 and self.checkpointing != "every_k":
+            raise ValueError(
+                f"checkpoint_every {self.checkpoint_every} is of checkpointing: every_k, not "
+                f"{self.checkpointing}"
+            )
+        if self.checkpointing == "selective" and self.mode == "compiled_blocks":
+            raise ValueError(
+                "checkpointing selective tells operations apart, and a compiled block writes its "
+                "products into buffers that cannot be kept: valid are mode: eager and compiled"
             )
         return self
 

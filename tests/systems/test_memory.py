@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from systems.accounting import block_saved_bytes
 from systems.benchmarks import memory, memory_timeline
+from systems.benchmarks.base import Unsupported
 from systems.benchmarks.memory import Params, predict, run
 from systems.benchmarks.memory_timeline import Owner, kinds, read_timeline
 from systems.benchmarks.saved_tensors import block_report, saved_tensors, storage_bytes
@@ -120,6 +121,12 @@ def test_gradients_that_a_block_emits():
 def test_only_what_allocates_as_it_runs_is_measured(given):
     with pytest.raises(ValidationError, match="mode: eager without cuda_graph"):
         params(**given)
+
+
+@no_gpu
+def test_a_cpu_has_no_snapshot():
+    with pytest.raises(Unsupported, match="snapshot: true keeps what CUDA's allocator records"):
+        run(params(snapshot=True))
 
 
 def test_no_prediction_of_what_accounting_does_not_know():

@@ -334,6 +334,7 @@ def test_16_bit_first_weights_are_the_rounded_float32_ones():
         ((0, 8, 16, 1, 2, 8), "vocab_size is 0; each must be at least 1"),
         ((10, 8, 16, -1, 0, 8), "num_layers is -1, num_heads is 0; each must be at least 1"),
         ((10, 0, 0, 1, 2, -3), "context_length is 0, d_model is 0, d_ff is -3"),
+        ((10, 8, 16, 1, 2, 8, 0.0), "rope_theta is 0.0; it must be above 0"),
     ],
 )
 def test_sizes_that_cannot_be(sizes, message):

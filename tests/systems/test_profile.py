@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from systems.accounting import softmax_over_matmul_flops
 from systems.benchmarks.base import Unsupported
@@ -402,6 +403,11 @@ def test_without_ranges_in_attention_the_phases_are_profiled():
     check(measured, steps=2)
     assert set(measured["facts"]["kernels"]) == {*PHASES, "train_step"}
     assert "softmax_ms" not in measured["facts"]
+
+
+def test_nsys_keeps_no_trace_of_the_torch_profiler():
+    with pytest.raises(ValidationError, match="trace: true keeps the trace of profiler: torch"):
+        params(profiler="nsys", trace=True)
 
 
 @no_gpu

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from systems import accounting
+from systems.benchmarks import training_loss
 from systems.benchmarks.base import Unsupported, WrongOutput
 from systems.benchmarks.train_step import Params, predict, run
-from systems.benchmarks.training import Training, make_training, new_model
+from systems.benchmarks.training import GraphedTraining, Training, make_training, new_model
 from systems.benchmarks.training_check import TOLERANCE, check_training
 from systems.kernels.flash_attention import naive
 
@@ -160,6 +163,16 @@ def test_what_a_cpu_cannot(given, reason):
             r"head_dim 9 \(d_model 36 / num_heads 4\) is odd; RoPE turns pairs",
         ),
         ({"precision": "bf16_master", "optimizer": "torch"}, "optimizer: fused, not torch"),
+        (
+            {"precision": "fp16", "optimizer": "fused", "cuda_graph": True},
+            "fp16 skips a step whose gradients overflow; under cuda_graph",
+        ),
+        ({"checkpoint_every": 4}, "checkpoint_every 4 is of checkpointing: every_k, not none"),
+        (
+            {"checkpointing": "selective", "mode": "compiled_blocks"},
+            "selective tells operations apart.*valid are mode: eager and compiled",
+        ),
+        ({"vocab_size": 1}, "vocab_size\n.*greater than or equal to 2"),
         ({"context_length": 0}, "context_length\n.*greater than or equal to 1"),
         ({"measure_steps": 0}, "measure_steps\n.*greater than or equal to 1"),
         ({"lr": 0.0}, "lr\n.*greater than 0"),
@@ -376,6 +389,56 @@ def test_fp16_skips_a_step_whose_gradients_overflow():
     assert not any(torch.equal(w, before[name]) for name, w in training.model.state_dict().items())
 
 
+def test_a_graph_s_warm_up_leaves_the_scale_as_it_was(monkeypatch):
+    """On a CPU, what a graph would record is only run; the scale must be the same tensors after."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    training = GraphedTraining.__new__(GraphedTraining)
+    Training.__init__(training, params(precision="fp16"), CPU)
+    training.scaler.scale(training.loss)  # makes its state
+    training.scaler.update(2.0**40)  # of which every step overflows, and halves it
+    scale, before = training.scaler._scale, training.scaler.state_dict()
+    training._warm_up()
+    assert training.scaler.state_dict() == before
+    assert training.scaler._scale is scale
+    first = new_model(training.params, CPU, naive)
+    for weight, begin in zip(training.model.parameters(), first.parameters(), strict=True):
+        assert torch.equal(weight, begin)
+
+
+# ---- what is predicted ---------------------------------------------------------------------------
+
+
+def test_memory_is_predicted_of_what_runs():
+    peak = {
+        passes: predict(params(passes=passes, context_length=2))["peak_memory_bytes"]
+        for passes in ("forward", "forward_backward", "train_step")
+    }
+    size = params().model_size
+    gradients = accounting.model_state_bytes(size, "fp32")["gradients"]
+    assert peak["forward_backward"] == 2 * gradients  # and as many bytes of weights
+    assert peak["train_step"] == 4 * gradients  # both moments, too
+    assert gradients < peak["forward"] < 2 * gradients
+    assert "peak_memory_bytes" not in predict(params(checkpointing="nested"))
+    assert "activations_bytes" not in predict(params(checkpointing="selective"))
+
+
+# ---- training_loss -------------------------------------------------------------------------------
+
+
+@no_gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_training_that_blows_up_has_no_deviation(precision):
+    """max() of a list passes NaN over: it would be told as the deviation of the step before."""
+    given = {name: TINY[name] for name in ("size", "context_length", "batch_size", "vocab_size")}
+    point = training_loss.Params(**given, precision=precision, steps=12, lr=1e3)
+    with pytest.raises(WrongOutput, match=r"the loss of step \d+ is (nan|inf), lr 1000"):
+        training_loss.run(point)
+
+
 # ---- memory and caches ---------------------------------------------------------------------------
 
 
@@ -471,6 +534,8 @@ def test_a_graph_leaves_first_weights_and_optimizer_as_they_were(precision):
         assert torch.equal(weight, begin.to(weight.dtype)), name
     for state in training.optimizer.state.values():
         assert not any(tensor.any() for tensor in state.values())
+    scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16")
+    assert training.scaler.state_dict() == scaler.state_dict()
 
 
 @pytest.mark.gpu

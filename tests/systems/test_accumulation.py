@@ -1,0 +1,40 @@
+"""Long sums in 16 bits: known cases, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from systems.benchmarks.accumulation import Params, run
+
+
+def test_a_sum_in_16_bits_stops_where_half_a_unit_is_more_than_the_term():
+    ways = run(Params(terms=3000, addend=1.0))["facts"]["ways"]
+    # 2048 + 1 is no float16, 256 + 1 no bfloat16: both round to even, back to where they were.
+    results = {(way["sum"], way["term"]): way["result"] for way in ways}
+    assert results == {
+        ("float32", "float32"): 3000.0,
+        ("float16", "float16"): 2048.0,
+        ("float32", "float16"): 3000.0,
+        ("float32", "float16, cast to float32"): 3000.0,
+        ("bfloat16", "bfloat16"): 256.0,
+        ("float32", "bfloat16"): 3000.0,
+    }
+    errors = {way["sum"]: way["error_share"] for way in ways}
+    assert errors["bfloat16"] == pytest.approx(256 / 3000 - 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"addend": 0.0}, "addend\n.*greater than 0"),
+        ({"terms": 0}, "terms\n.*greater than or equal to 1"),
+        (
+            {"terms": 1000, "addend": 1e3},
+            r"terms 1000 times addend 1000.0 is 1e\+06; float16 ends at 65,504",
+        ),
+    ],
+)
+def test_sums_that_say_nothing(given, message):
+    with pytest.raises(ValidationError, match=message):
+        Params.model_validate(given)
