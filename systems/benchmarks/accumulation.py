@@ -58,7 +58,7 @@ def run(params: Params) -> dict[str, Any]:
             {
                 "sum": of_sum,
                 "term": of_term + (f", cast to {of_sum}" if cast else ""),
-                "result": total.item(),
+                "result": f"{total.item():.4f}",
                 "error_share": total.item() / exact - 1,
             }
         )
