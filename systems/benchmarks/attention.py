@@ -28,7 +28,13 @@ class Params(BenchmarkParams):
     """Self-attention of (batch_size, num_heads, seq_len, head_dim) q, k, v of unit variance."""
 
     implementation: Literal[
-        "naive", "naive_compiled", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"
+        "naive",
+        "naive_compiled",
+        "flash_pytorch",
+        "sdpa_flash",
+        "sdpa_cudnn",
+        "sdpa_efficient",
+        "sdpa_math",
     ]
     seq_len: Positive
     head_dim: Positive
@@ -60,7 +66,7 @@ def run(params: Params) -> dict[str, Any]:
     import torch
 
     from systems.benchmarks.timing import host_ms, peak_memory_bytes, time_ms
-    from systems.kernels.flash_attention import naive, sdpa, why_not_sdpa
+    from systems.kernels.flash_attention import ATTENTIONS, naive, why_not
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[params.dtype]
@@ -71,25 +77,26 @@ def run(params: Params) -> dict[str, Any]:
     )
     q, k, v = (tensor.requires_grad_() for tensor in (q, k, v))
 
-    if params.implementation in ("naive", "naive_compiled"):
-        compiled = params.implementation == "naive_compiled"
-        function = torch.compile(naive, fullgraph=True, dynamic=False) if compiled else naive
-
-        def forward() -> torch.Tensor:
-            return function(q, k, v, is_causal=params.causal)
-    else:
-        reason = why_not_sdpa(q, k, v, params.causal, params.implementation)
+    function: Callable[..., torch.Tensor] = naive
+    if params.implementation == "naive_compiled":
+        function = torch.compile(naive, fullgraph=True, dynamic=False)
+    elif params.implementation != "naive":
+        reason = why_not(q, k, v, params.causal, params.implementation)
         if reason:
             raise Unsupported(reason)
+        function = ATTENTIONS[params.implementation]
+    compiles = params.implementation == "naive_compiled" or (
+        params.implementation == "flash_pytorch" and device.type == "cuda"
+    )
 
-        def forward() -> torch.Tensor:
-            return sdpa(q, k, v, is_causal=params.causal, implementation=params.implementation)
+    def forward() -> torch.Tensor:
+        return function(q, k, v, is_causal=params.causal)
 
     def clear_gradients() -> None:
         q.grad = k.grad = v.grad = None
 
     started = time.perf_counter()
-    if params.implementation == "naive_compiled":
+    if compiles:
         forward().backward(dout)
         clear_gradients()
     compiling = time.perf_counter() - started
@@ -146,7 +153,7 @@ def run(params: Params) -> dict[str, Any]:
         "peak_memory_bytes": peaks,
         "flops": {p: accounting.attention_flops(p, *sizes, params.causal) for p in phases},
         "bytes": {p: accounting.attention_bytes(p, *sizes, params.dtype) for p in phases},
-        "compiling_seconds": compiling if params.implementation == "naive_compiled" else None,
+        "compiling_seconds": compiling if compiles else None,
         "facts": facts
         | {
             "relative_error": errors,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from systems.benchmarks.base import Unsupported
 from systems.benchmarks.transformer import TransformerParams
 from systems.checkpointing import every_k_blocks, nested, selective
-from systems.kernels.flash_attention import ATTENTIONS, why_not_sdpa
+from systems.kernels.flash_attention import ATTENTIONS, why_not
 from systems.model import TransformerLM, cross_entropy
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -182,14 +182,12 @@ def _check_device(params: TransformerParams, device: torch.device) -> None:
             raise Unsupported("CUDA graphs need an NVIDIA GPU")
         if params.precision == "tf32":
             raise Unsupported("TF32 is a format of NVIDIA's tensor cores; this is a CPU")
-    if params.attention in ("naive", "sdpa"):
-        return
     size = params.model_size
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     dtype = dtypes.get(params.precision.split("_")[0], torch.float32)
     shape = (1, size.num_heads, params.context_length, size.d_model // size.num_heads)
     probe = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
-    reason = why_not_sdpa(probe, probe, probe, True, params.attention)
+    reason = why_not(probe, probe, probe, True, params.attention)
     if reason:
         raise Unsupported(reason)
 

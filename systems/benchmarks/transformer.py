@@ -45,7 +45,13 @@ class TransformerParams(BenchmarkParams):
     mode: Literal["eager", "compiled", "compiled_blocks"] = "eager"
     cuda_graph: bool = False
     attention: Literal[
-        "naive", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"
+        "naive",
+        "flash_pytorch",
+        "sdpa",
+        "sdpa_flash",
+        "sdpa_cudnn",
+        "sdpa_efficient",
+        "sdpa_math",
     ] = "naive"
     optimizer: Literal["torch", "fused"] = "torch"
     lr: Annotated[float, Field(gt=0)] = 1e-4

@@ -64,7 +64,7 @@ def test_naive_takes_a_scale():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-@pytest.mark.parametrize("implementation", ["naive", "sdpa_math", "sdpa_flash"])
+@pytest.mark.parametrize("implementation", ["naive", "flash_pytorch", "sdpa_math", "sdpa_flash"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_benchmark_measures_every_phase(implementation, causal, dtype):
@@ -126,6 +126,8 @@ def test_not_a_number_is_wrong(monkeypatch):
     [
         ("naive", "bf16"),
         ("naive", "fp32"),
+        ("flash_pytorch", "bf16"),
+        ("flash_pytorch", "fp32"),
         ("sdpa_flash", "bf16"),
         ("sdpa_flash", "fp16"),
         ("sdpa_cudnn", "bf16"),

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from systems import accounting
-from systems.kernels.flash_attention import ATTENTIONS, why_not_sdpa
+from systems.kernels.flash_attention import ATTENTIONS, why_not
 from systems.model import RMSNorm, RotaryEmbedding, TransformerLM, cross_entropy
 
 # Of outputs and gradients: largest relative L2 error, for 3 blocks.
@@ -132,18 +132,12 @@ def test_outputs_and_every_gradient_are_those_of_torchs_own_parts(sizes, dtype, 
 
 
 ON_CPU = [
-    name
-    for name in ATTENTIONS
-    if name in ("naive", "sdpa")
-    or (
-        name.startswith("sdpa_")
-        and why_not_sdpa(*[torch.empty(1, 1, 2, 2)] * 3, True, name) is None
-    )
+    name for name in ATTENTIONS if why_not(*[torch.empty(1, 1, 2, 2)] * 3, True, name) is None
 ]
 
 
 def test_attentions_that_run_on_a_cpu():
-    assert {"naive", "sdpa", "sdpa_flash", "sdpa_math"} <= set(ON_CPU)
+    assert {"naive", "flash_pytorch", "sdpa", "sdpa_flash", "sdpa_math"} <= set(ON_CPU)
 
 
 @pytest.mark.parametrize("name", ON_CPU)
@@ -362,7 +356,7 @@ def test_a_sequence_that_is_too_long_is_refused():
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
-@pytest.mark.parametrize("name", ["naive", "sdpa_math"])
+@pytest.mark.parametrize("name", ["naive", "flash_pytorch", "sdpa_math"])
 def test_no_sequences_and_no_tokens(shape, name):
     model = _model(*SIZES[0], attention=ATTENTIONS[name])
     logits = model(torch.zeros(shape, dtype=torch.long))

@@ -96,7 +96,7 @@ def test_a_part_of_a_step_moves_no_weight(passes):
 
 
 @no_gpu
-@pytest.mark.parametrize("attention", ["naive", "sdpa", "sdpa_flash", "sdpa_math"])
+@pytest.mark.parametrize("attention", ["flash_pytorch", "sdpa", "sdpa_flash", "sdpa_math"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_attention_trains_the_same(attention, precision):
     point = {"precision": precision, "lr": 1e-3, "warmup_steps": 0}

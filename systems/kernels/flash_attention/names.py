@@ -9,11 +9,29 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from systems.kernels.flash_attention.naive import naive
-from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa
+from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, why_not_sdpa
+from systems.kernels.flash_attention.tiled import FlashAttentionPyTorch
 
-# (q, k, v, is_causal=...) -> out; q, k, v (batch, heads, seq_len, head_dim).
+
+def flash_pytorch(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """`FlashAttentionPyTorch.apply`, its arguments by name."""
+    return FlashAttentionPyTorch.apply(q, k, v, is_causal, scale)
+
+
+# (q, k, v, is_causal=..., scale=...) -> out; q, k, v (batch, heads, seq_len, head_dim).
+# `api.flash_attention` takes other leading dimensions too, and checks what it is given.
 ATTENTIONS: dict[str, Callable[..., Tensor]] = {
     "naive": naive,
+    "flash_pytorch": flash_pytorch,
     "sdpa": scaled_dot_product_attention,  # the backend that torch chooses
     **{name: partial(sdpa, implementation=name) for name in SDPA_BACKENDS},
 }
+
+
+def why_not(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: str) -> str | None:
+    """Why an implementation of ATTENTIONS does not take these inputs here, or None if it does."""
+    if implementation in SDPA_BACKENDS:
+        return why_not_sdpa(q, k, v, is_causal, implementation)
+    return None

@@ -16,20 +16,27 @@ SDPA_BACKENDS = {
 
 
 def sdpa(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, implementation: str = "sdpa_flash"
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    implementation: str = "sdpa_flash",
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` held to one backend.
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).
         is_causal: query i sees keys 0 to i.
+        scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation: a name in SDPA_BACKENDS.
 
     Raises:
         RuntimeError: the backend does not take these inputs; `why_not_sdpa` says so beforehand.
     """
     with sdpa_kernel([SDPA_BACKENDS[implementation]]):
-        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
 
 
 def why_not_sdpa(

@@ -1,0 +1,116 @@
+"""Attention for whoever needs one: checked, with an implementation by name or the best there is.
+
+from systems.kernels.flash_attention import flash_attention
+
+out = flash_attention(q, k, v, is_causal=True)
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+
+import torch
+from torch import Tensor
+
+from systems.kernels.flash_attention.names import ATTENTIONS, why_not
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+    implementation: str = "auto",
+) -> Tensor:
+    """softmax(q k^T * scale) v, differentiable by q, k and v.
+
+    Args:
+        q: (..., n_queries, head_dim), float32, bfloat16, float16 or float64, any strides.
+        k, v: (..., n_keys, head_dim), of q's leading dimensions, dtype and device.
+        is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
+        scale: multiplies the scores; 1/sqrt(head_dim) by default.
+        implementation:
+            auto            torch's choice: its kernels are fused on a CPU and on a GPU, and faster
+                            than flash_pytorch, which is there to be read
+            naive           materialises the scores, in the inputs' dtype
+            flash_pytorch   FlashAttention-2 in plain torch, in float32
+            sdpa            torch's scaled_dot_product_attention, the backend that it chooses
+            sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math
+                            that backend or none
+
+    Returns:
+        (..., n_queries, head_dim), of q's dtype; 0 where there are no keys.
+
+    Raises:
+        ValueError: the arguments do not fit; the message names all that do not.
+        RuntimeError: this implementation does not take these inputs on this machine.
+    """
+    errors = _errors(q, k, v, scale, implementation)
+    if errors:
+        raise ValueError("; ".join(errors))
+    leading = q.shape[:-2]
+    # The form that torch's fused kernels take; what has another goes to its materialising one.
+    q, k, v = (_four_dimensional(x) for x in (q, k, v))
+    if implementation == "auto":
+        implementation = _best()
+    else:
+        reason = why_not(q, k, v, is_causal, implementation)
+        if reason:
+            others = [name for name in ATTENTIONS if not why_not(q, k, v, is_causal, name)]
+            raise RuntimeError(f"{reason}; these are taken by auto, {', '.join(others)}")
+    out = ATTENTIONS[implementation](q, k, v, is_causal=is_causal, scale=scale)
+    return out.reshape(*leading, *out.shape[-2:])
+
+
+def _best() -> str:
+    """What auto stands for."""
+    return "sdpa"
+
+
+def _four_dimensional(x: Tensor) -> Tensor:
+    """(..., n, head_dim) -> (batch, heads, n, head_dim), a view unless there are five or more."""
+    if x.ndim == 4:
+        return x
+    heads = x.shape[-3] if x.ndim > 2 else 1
+    return x.reshape(math.prod(x.shape[:-3]), heads, *x.shape[-2:])
+
+
+def _errors(q: Tensor, k: Tensor, v: Tensor, scale: float | None, implementation: str) -> list[str]:
+    errors = []
+    if implementation != "auto" and implementation not in ATTENTIONS:
+        valid = ["auto", *ATTENTIONS]
+        close = difflib.get_close_matches(implementation, valid, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        errors.append(
+            f"implementation: given {implementation!r}; {hint}valid are {', '.join(valid)}"
+        )
+    shapes = [tuple(x.shape) for x in (q, k, v)]
+    if (
+        q.ndim < 2
+        or k.shape != v.shape
+        or q.shape[:-2] != k.shape[:-2]
+        or q.shape[-1:] != k.shape[-1:]
+        or q.shape[-1] == 0
+    ):
+        errors.append(
+            "q must be (..., n_queries, head_dim), k and v (..., n_keys, head_dim), with equal "
+            f"leading dimensions and head_dim 1 or more; given {', '.join(map(str, shapes))}"
+        )
+    dtypes = [x.dtype for x in (q, k, v)]
+    if len(set(dtypes)) > 1 or q.dtype not in DTYPES:
+        errors.append(
+            f"q, k and v must be of one dtype among {', '.join(map(str, DTYPES))}; "
+            f"given {', '.join(map(str, dtypes))}"
+        )
+    devices = [x.device for x in (q, k, v)]
+    if len(set(devices)) > 1:
+        errors.append(
+            f"q, k and v must be on one device; given {', '.join(str(d) for d in devices)}"
+        )
+    if scale is not None and not math.isfinite(scale):
+        errors.append(f"scale must be finite; given {scale}")
+    return errors

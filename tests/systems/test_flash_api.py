@@ -1,0 +1,155 @@
+"""flash_attention: every implementation by name, any leading dimensions, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from systems.kernels.flash_attention import (
+    ATTENTIONS,
+    attention_reference,
+    flash_attention,
+    why_not,
+)
+
+PROBE = [torch.empty(1, 1, 2, 2)] * 3
+ON_CPU = ["auto", *(name for name in ATTENTIONS if why_not(*PROBE, True, name) is None)]
+LENGTHS = [(1, 1), (17, 17), (9, 33), (33, 9)]
+# Relative L2 error; naive rounds the scores themselves
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+
+
+def _inputs(lengths, leading=(2, 3), dtype=torch.float64, device="cpu") -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    n_queries, n_keys = lengths
+    draw = {"generator": generator, "dtype": torch.float64}
+    shapes = [(*leading, n, 8) for n in (n_queries, n_keys, n_keys, n_queries)]
+    return [torch.randn(shape, **draw).to(dtype).to(device) for shape in shapes]
+
+
+def _check(implementation, q, k, v, dout, causal, scale=None) -> None:
+    exact = attention_reference(q, k, v, dout, is_causal=causal, scale=scale)
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
+    out = flash_attention(*inputs, causal, scale, implementation)
+    assert out.shape == dout.shape and out.dtype == q.dtype
+    gradients = torch.autograd.grad(out, inputs, dout)
+    whole = dout.double().norm()
+    for name, given in zip(("out", "dq", "dk", "dv"), (out, *gradients), strict=True):
+        known = getattr(exact, name)
+        assert given.shape == known.shape and given.isfinite().all()
+        # Of one visible key dq and dk are zero: then rounding is held against dout
+        size = known.norm() if known.norm() > 1e-9 * whole else whole
+        assert (given.double() - known).norm() <= TOLERANCE[q.dtype] * size, name
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("implementation", ON_CPU)
+def test_every_implementation_is_the_same_function(implementation, lengths, causal):
+    _check(implementation, *_inputs(lengths), causal)
+    _check(implementation, *_inputs(lengths), causal, scale=0.3)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("implementation", ON_CPU)
+def test_every_dtype(implementation, dtype):
+    _check(implementation, *_inputs((33, 20), dtype=dtype), True)
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3), (2, 1, 3, 1)])
+@pytest.mark.parametrize("implementation", ON_CPU)
+def test_any_leading_dimensions(implementation, leading):
+    _check(implementation, *_inputs((9, 7), leading), True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("lengths", "leading"), [((5, 0), (2, 3)), ((0, 5), (2,)), ((5, 6), (0,))])
+@pytest.mark.parametrize("implementation", ON_CPU)
+def test_what_is_empty(implementation, lengths, leading, causal):
+    inputs = _inputs(lengths, leading)
+    _check(implementation, *inputs, causal)
+    out = flash_attention(*inputs[:3], causal, implementation=implementation)
+    assert not out.any() or lengths[1]
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@no_gpu
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3)])
+def test_auto_is_fused_whatever_the_leading_dimensions(leading):
+    q, k, v, _ = _inputs((9, 7), leading, torch.float32)
+    with _Operations() as seen:
+        flash_attention(q, k, v, True)
+    assert "_scaled_dot_product_flash_attention_for_cpu.default" in seen.names
+
+
+def test_every_error_is_named_at_once():
+    q, k, v, _ = _inputs((5, 6))
+    with pytest.raises(ValueError) as error:
+        flash_attention(
+            q, k[:, :2].float(), v.to("meta"), scale=math.nan, implementation="flash_pytroch"
+        )
+    for part in (
+        "given 'flash_pytroch'; did you mean 'flash_pytorch'? valid are auto, naive, flash_",
+        "given (2, 3, 5, 8), (2, 2, 6, 8), (2, 3, 6, 8)",
+        "given torch.float64, torch.float32, torch.float64",
+        "given cpu, cpu, meta",
+        "scale must be finite; given nan",
+    ):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(8,), (8,), (8,)],
+        [(5, 8), (6, 4), (6, 4)],
+        [(5, 8), (6, 8), (7, 8)],
+        [(2, 5, 8), (6, 8), (6, 8)],
+        [(5, 0), (6, 0), (6, 0)],
+    ],
+)
+def test_shapes_that_do_not_fit(shapes):
+    with pytest.raises(ValueError, match="q must be"):
+        flash_attention(*(torch.ones(shape) for shape in shapes))
+
+
+def test_integers_are_refused():
+    ones = torch.ones(2, 5, 8, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"of one dtype among .*; given torch\.int64"):
+        flash_attention(ones, ones, ones)
+
+
+@no_gpu
+def test_what_this_machine_cannot_do_is_told_with_what_it_can():
+    q, k, v, _ = _inputs((5, 6), dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="sdpa_cudnn needs a CUDA GPU; these are taken by auto,"):
+        flash_attention(q, k, v, implementation="sdpa_cudnn")
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("implementation", ["auto", *ATTENTIONS])
+def test_gpu_every_implementation_is_the_same_function(implementation, leading, causal):
+    inputs = _inputs((64, 64), leading, torch.bfloat16, "cuda")
+    probe = [torch.empty(1, 1, 64, 8, dtype=torch.bfloat16, device="cuda")] * 3
+    if implementation != "auto" and why_not(*probe, causal, implementation):
+        pytest.skip(f"{implementation} does not take this")
+    _check(implementation, *inputs, causal)
