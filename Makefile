@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: help install quickstart test test-gpu lint format bench report clean
+.PHONY: help install quickstart test test-gpu lint format compile-check bench report clean
 
 help:
 	@sed -n 's/^# make/make/p' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# make compile-check  registers, spills and shared memory of the attention kernels on sm_90; no GPU
+compile-check: $(VENV)/installed
+	$(BIN)/python scripts/compile_check.py
 
 # make bench        what the launcher itself costs
 bench: $(VENV)/installed-test

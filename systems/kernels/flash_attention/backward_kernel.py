@@ -1,0 +1,243 @@
+"""FlashAttention-2's backward pass in Triton (Dao 2023, algorithm 2), in three launches.
+
+    delta_kernel   D = rowsum(dO * O)
+    dkdv_kernel    a program a block of keys, over the queries that see it:
+                       P^T = exp(scale k q^T - L)      dV += P^T dO
+                       dS^T = P^T * (v dO^T - D)       dK += dS^T q
+    dq_kernel      a program a block of queries, over the keys that it sees:
+                       P = exp(scale q k^T - L)    dS = P * (dO v^T - D)    dQ += dS k
+
+Algorithm 2 adds to dQ from every block of keys, which takes atomics and an order that changes from
+run to run. Two passes compute the scores twice (7 products in place of 5) and no gradient leaves
+its program, so equal inputs give equal bits.
+
+dkdv_kernel computes S^T and dP^T, not S and dP: what is a product's result is never transposed on
+its way into the next, which stays in registers and keeps clear of a defect of Triton before 3.8 on
+Hopper (triton-lang/triton #9433).
+
+With few heads the passes can be split over the other axis, a program a range, into float32 parts
+that `sum_kernel` adds.
+"""
+
+# Arguments of a kernel are Triton's, which has no types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from systems.kernels.flash_attention.tiles import (
+    head_base,
+    load_rows,
+    load_tile,
+    schedule,
+    store_tile,
+)
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["n_heads", "n_queries"])
+def delta_kernel(
+    out, dout, delta,
+    out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Line 4 of algorithm 2. Grid: (blocks of ROWS queries * batch * heads,).
+
+    Args:
+        out, dout: (batch, heads, n_queries, HEAD_DIM).
+        delta: float32 (batch, heads, n_queries), contiguous, written: sum over HEAD_DIM.
+    """
+    n_blocks = tl.cdiv(n_queries, ROWS)
+    head = tl.program_id(0) // n_blocks
+    first = tl.program_id(0) % n_blocks * ROWS
+    out = head_base(out, head, n_heads, out_batch, out_head)
+    dout = head_base(dout, head, n_heads, dout_batch, dout_head)
+    o = load_tile(out, first, n_queries, out_row, HEAD_DIM, ROWS, COLUMNS, True)
+    do = load_tile(dout, first, n_queries, dout_row, HEAD_DIM, ROWS, COLUMNS, True)
+    total = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    row = first + tl.arange(0, ROWS)
+    tl.store(delta + head.to(tl.int64) * n_queries + row, total, mask=row < n_queries)
+
+
+@triton.jit
+def _add_queries(
+    dk, dv, k, v, query, dout, lse, delta, first_key, first_query, n_queries,
+    q_row, dout_row, scale_log2e,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Lines 11 to 16 of algorithm 2 but for dQ, with S and dP transposed.
+
+    Queries past the end have zero rows in q and dO and zeros in lse and delta, so P^T dO and
+    dS^T q get nothing from them. Keys past the end make rows that are not stored.
+    """
+    q = load_tile(query, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, MASKED)
+    do = load_tile(dout, first_query, n_queries, dout_row, HEAD_DIM, BLOCK_Q, BLOCK_D, MASKED)
+    row_lse = load_rows(lse, first_query, n_queries, BLOCK_Q, MASKED) * LOG2E
+    row_delta = load_rows(delta, first_query, n_queries, BLOCK_Q, MASKED)
+    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_K, BLOCK_Q)
+    p = tl.exp2(scores * scale_log2e - row_lse[None, :])
+    if MASKED and IS_CAUSAL:
+        keys = first_key + tl.arange(0, BLOCK_K)
+        queries = first_query + tl.arange(0, BLOCK_Q)
+        p = tl.where(keys[:, None] <= queries[None, :], p, 0.0)
+    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+    dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+    ds = p * (dp - row_delta[None, :])
+    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "group"])
+def dkdv_kernel(
+    query, key, value, dout, lse, delta, dkey, dvalue,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+    dout_batch, dout_head, dout_row,
+    dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
+    n_programs, n_heads, n_queries, n_keys, queries_a_split, group, scale, scale_log2e,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Gradients of keys and values. Grid: (blocks of keys * batch * heads, splits).
+
+    Args:
+        query, dout: (batch, heads, n_queries, HEAD_DIM).
+        key, value: (batch, heads, n_keys, HEAD_DIM).
+        lse, delta: float32 (batch, heads, n_queries), contiguous; natural logarithms.
+        dkey, dvalue: (splits, batch, heads, n_keys, HEAD_DIM), written: from the queries of each
+            split. Of the inputs' dtype, or float32 where there are several splits.
+        queries_a_split: a multiple of BLOCK_Q.
+        scale: of the scores. scale_log2e: that times log2(e).
+        The rest as for `forward_kernel`.
+    """
+    # The first block of keys is seen by the most queries.
+    block, head = schedule(tl.cdiv(n_keys, BLOCK_K), n_programs, group, False)
+    first_key = block * BLOCK_K
+    split = tl.program_id(1)
+    first_query = split * queries_a_split
+    last_query = tl.minimum(n_queries, first_query + queries_a_split)
+    full_end = last_query // BLOCK_Q * BLOCK_Q
+    full_start = first_query
+    if IS_CAUSAL:
+        # The tile of the first query that sees the first key, and of the first that sees all.
+        first_query = tl.maximum(first_query, first_key // BLOCK_Q * BLOCK_Q)
+        full_start = tl.cdiv(first_key + BLOCK_K - 1, BLOCK_Q) * BLOCK_Q
+        full_start = tl.maximum(tl.minimum(full_start, full_end), first_query)
+    # Masked tiles: on the diagonal, and the ragged one at the end unless the diagonal is past it.
+    n_diagonal = (full_start - first_query) // BLOCK_Q
+    n_masked = n_diagonal + tl.where((full_end < last_query) & (first_query <= full_end), 1, 0)
+
+    query = head_base(query, head, n_heads, q_batch, q_head)
+    dout = head_base(dout, head, n_heads, dout_batch, dout_head)
+    key = head_base(key, head, n_heads, k_batch, k_head)
+    value = head_base(value, head, n_heads, v_batch, v_head)
+    lse += head.to(tl.int64) * n_queries
+    delta += head.to(tl.int64) * n_queries
+    k = load_tile(key, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, True)
+    v = load_tile(value, first_key, n_keys, v_row, HEAD_DIM, BLOCK_K, BLOCK_D, True)
+    dk = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
+    dv = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
+
+    for masked in tl.range(0, n_masked, num_stages=STAGES):
+        start = tl.where(masked < n_diagonal, first_query + masked * BLOCK_Q, full_end)
+        dk, dv = _add_queries(
+            dk, dv, k, v, query, dout, lse, delta, first_key, start, n_queries, q_row, dout_row,
+            scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True, PRECISION,
+        )  # fmt: skip
+    for start in tl.range(full_start, full_end, BLOCK_Q, num_stages=STAGES):
+        dk, dv = _add_queries(
+            dk, dv, k, v, query, dout, lse, delta, first_key, start, n_queries, q_row, dout_row,
+            scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False, PRECISION,
+        )  # fmt: skip
+
+    split = split.to(tl.int64)
+    dkey = head_base(dkey + split * dk_split, head, n_heads, dk_batch, dk_head)
+    dvalue = head_base(dvalue + split * dv_split, head, n_heads, dv_batch, dv_head)
+    store_tile(dkey, first_key, n_keys, dk_row, dk * scale, HEAD_DIM, BLOCK_K, BLOCK_D)
+    store_tile(dvalue, first_key, n_keys, dv_row, dv, HEAD_DIM, BLOCK_K, BLOCK_D)
+
+
+@triton.jit
+def _add_keys(
+    dq, q, do, key, value, row_lse, row_delta, first_query, first_key, n_keys,
+    k_row, v_row, scale_log2e,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Lines 11 to 15 of algorithm 2, for dQ alone. row_lse is in base 2."""
+    k = load_tile(key, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED)
+    v = load_tile(value, first_key, n_keys, v_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    p = tl.exp2(scores * scale_log2e - row_lse[:, None])
+    if MASKED:
+        # Past the end too: there scores are 0, and exp2(-lse) may be inf, which times 0 is NaN.
+        keys = first_key + tl.arange(0, BLOCK_K)
+        visible = (keys < n_keys)[None, :]
+        if IS_CAUSAL:
+            queries = first_query + tl.arange(0, BLOCK_Q)
+            visible = visible & (keys[None, :] <= queries[:, None])
+        p = tl.where(visible, p, 0.0)
+    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+    ds = p * (dp - row_delta[:, None])
+    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "group"])
+def dq_kernel(
+    query, key, value, dout, lse, delta, dquery,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+    dout_batch, dout_head, dout_row, dq_split, dq_batch, dq_head, dq_row,
+    n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale, scale_log2e,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Gradient of queries. Grid: (blocks of queries * batch * heads, splits).
+
+    Args:
+        dquery: (splits, batch, heads, n_queries, HEAD_DIM), written: from the keys of each split.
+            Of the inputs' dtype, or float32 where there are several splits.
+        keys_a_split: a multiple of BLOCK_K.
+        The rest as for `dkdv_kernel`.
+    """
+    # The last block of queries sees the most keys.
+    block, head = schedule(tl.cdiv(n_queries, BLOCK_Q), n_programs, group, IS_CAUSAL)
+    first_query = block * BLOCK_Q
+    split = tl.program_id(1)
+    first_key = split * keys_a_split
+    last_key = tl.minimum(n_keys, first_key + keys_a_split)
+    full_keys = n_keys  # those that every query of the block sees
+    if IS_CAUSAL:
+        last_key = tl.minimum(last_key, first_query + BLOCK_Q)
+        full_keys = tl.minimum(full_keys, first_query + 1)
+    full_end = tl.minimum(last_key, full_keys // BLOCK_K * BLOCK_K)
+    full_end = tl.maximum(full_end, first_key)
+
+    query = head_base(query, head, n_heads, q_batch, q_head)
+    dout = head_base(dout, head, n_heads, dout_batch, dout_head)
+    key = head_base(key, head, n_heads, k_batch, k_head)
+    value = head_base(value, head, n_heads, v_batch, v_head)
+    lse += head.to(tl.int64) * n_queries
+    delta += head.to(tl.int64) * n_queries
+    q = load_tile(query, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True)
+    do = load_tile(dout, first_query, n_queries, dout_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True)
+    row_lse = load_rows(lse, first_query, n_queries, BLOCK_Q, True) * LOG2E
+    row_delta = load_rows(delta, first_query, n_queries, BLOCK_Q, True)
+    dq = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
+
+    for start in tl.range(first_key, full_end, BLOCK_K, num_stages=STAGES):
+        dq = _add_keys(
+            dq, q, do, key, value, row_lse, row_delta, first_query, start, n_keys, k_row, v_row,
+            scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False, PRECISION,
+        )  # fmt: skip
+    for start in tl.range(full_end, last_key, BLOCK_K, num_stages=STAGES):
+        dq = _add_keys(
+            dq, q, do, key, value, row_lse, row_delta, first_query, start, n_keys, k_row, v_row,
+            scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True, PRECISION,
+        )  # fmt: skip
+
+    dquery = head_base(dquery + split.to(tl.int64) * dq_split, head, n_heads, dq_batch, dq_head)
+    store_tile(dquery, first_query, n_queries, dq_row, dq * scale, HEAD_DIM, BLOCK_Q, BLOCK_D)

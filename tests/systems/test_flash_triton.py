@@ -1,0 +1,551 @@
+"""FlashAttention-2 in Triton against float64: kernels interpreted, compiled for sm_90, on a GPU.
+
+Right is within twice the error of torch's SDPA in the same dtype on the same input, and beyond that
+of the largest value
+
+    4 roundoffs of the dtype: tensor cores take P and dS in it, torch on a CPU keeps float32
+    as many roundoffs of float32 as the largest score has units: its rounding, in the exponent
+
+Tests named `interpreted` run the kernels on a CPU; Triton decides that at import, so they run in a
+process of their own, or by `TRITON_INTERPRET=1 pytest tests/systems/test_flash_triton.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from systems.kernels.flash_attention import attention_reference, launch
+from systems.kernels.flash_attention.autograd import FlashAttentionTriton
+from systems.kernels.flash_attention.configurations import (
+    MAX_BLOCK,
+    TABLE,
+    Configuration,
+    Tile,
+    block_d,
+    configuration,
+    heads_in_l2,
+    splits,
+)
+from systems.kernels.flash_attention.launch import flash_backward, flash_forward
+from tests.triton_interpreter import exact_bfloat16
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+# (queries, keys): one tile and many, ragged and not, more queries than keys and fewer
+LENGTHS = [(1, 1), (17, 3), (64, 33), (33, 64), (64, 64), (113, 203)]
+# Tiles wider than high and higher than wide: the diagonal crosses several of either
+WIDE, HIGH = Tile(16, 32, 4, 2), Tile(32, 16, 4, 2)
+TILES = {
+    "wide": Configuration(WIDE, WIDE, WIDE),
+    "high": Configuration(HIGH, HIGH, HIGH),
+    "table": None,
+}
+
+pytestmark = pytest.mark.filterwarnings(
+    # of Triton's interpreter, where a loop has a runtime bound
+    "ignore:Conversion of an array with ndim > 0:DeprecationWarning",
+    # where a score past the end overflows, and is masked
+    "ignore:overflow encountered in exp2:RuntimeWarning",
+    "ignore:invalid value encountered:RuntimeWarning",
+)
+
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process with TRITON_INTERPRET=1"
+)
+compiled = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter has no compiler"
+)
+
+
+@pytest.fixture(autouse=True)
+def outputs_hold_nan(monkeypatch):
+    """What is not written shows."""
+    empty, empty_like = torch.empty, torch.empty_like
+    for name, function in (("empty", empty), ("empty_like", empty_like)):
+
+        def filled(*args, function=function, **kwargs):
+            made = function(*args, **kwargs)
+            return made.fill_(math.nan) if made.is_floating_point() else made
+
+        monkeypatch.setattr(launch.torch, name, filled)
+
+
+@pytest.fixture(autouse=True)
+def bfloat16_as_a_gpu_has_it(monkeypatch):
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        exact_bfloat16(monkeypatch)
+
+
+def _inputs(
+    lengths: tuple[int, int], head_dim: int, dtype: torch.dtype, leading=(2,), device="cpu", seed=0
+) -> list[Tensor]:
+    """q, k, v, dout of unit variance."""
+    generator = torch.Generator(device).manual_seed(seed)
+    n_queries, n_keys = lengths
+    return [
+        torch.randn((*leading, n, head_dim), generator=generator, device=device).to(dtype)
+        for n in (n_queries, n_keys, n_keys, n_queries)
+    ]
+
+
+def _by_sdpa(q, k, v, dout, is_causal, scale):
+    """out, dq, dk, dv of torch, in the inputs' dtype."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+    out.backward(dout)
+    return out.detach(), q.grad, k.grad, v.grad
+
+
+def _by_triton(q, k, v, dout, is_causal, scale=None, *, tiles=None, n_splits=None, **options):
+    """out, lse, dq, dk, dv of the kernels."""
+    out, lse = flash_forward(q, k, v, is_causal, scale, tiles=tiles, n_splits=n_splits, **options)
+    gradients = flash_backward(
+        q, k, v, out, lse, dout, is_causal, scale, tiles=tiles, n_splits_dkdv=n_splits,
+        n_splits_dq=n_splits, **options,
+    )  # fmt: skip
+    return out, lse, *gradients
+
+
+def _check(q, k, v, dout, is_causal, scale=None, **options) -> None:
+    exact = attention_reference(q, k, v, dout, is_causal, scale)
+    others = _by_sdpa(q, k, v, dout, is_causal, scale)
+    out, lse, dq, dk, dv = _by_triton(q, k, v, dout, is_causal, scale, **options)
+    factor = abs(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    largest_score = factor * (q.float() @ k.float().transpose(-1, -2)).abs().max().item()
+    allowance = 4 * torch.finfo(q.dtype).eps / 2 + largest_score * torch.finfo(F32).eps / 2
+    assert lse.dtype == F32 and lse.shape == q.shape[:-1] and lse.is_contiguous()
+    # A score is a sum of head_dim products in float32, and exp2 and log2 are good to 2 units
+    assert (lse - exact.lse).abs().max().item() <= 16 * 2**-24 * max(1.0, largest_score)
+    for name, given_, other in zip(
+        ("out", "dq", "dk", "dv"), (out, dq, dk, dv), others, strict=True
+    ):
+        known = getattr(exact, name)
+        assert given_.dtype == q.dtype and given_.shape == known.shape
+        largest = known.abs().max().item()
+        if largest < 1e-9:  # of one visible key dq and dk are zero, and what is left is rounding
+            largest = dout.abs().max().item()
+        limit = 2 * (other - known).abs().max().item() + allowance * largest
+        error = (given_ - known).abs().max().item()
+        assert error <= limit, f"{name}: {error:.2e} is more than {limit:.2e}"
+
+
+# ---- what is chosen from shapes ------------------------------------------------------------------
+
+
+def test_splits_worked_by_hand():
+    assert splits(264, 1000, 132) == 1  # two programs a multiprocessor: enough
+    assert splits(263, 1000, 132) == 3  # 4 * 132 programs wanted, 2.01 times as many
+    assert splits(132, 1000, 132) == 4
+    assert splits(132, 8, 132) == 2  # parts of four tiles
+    assert splits(132, 3, 132) == 1
+    assert splits(1, 10_000, 132) == 32
+    assert splits(0, 10, 132) == 1
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 200))
+def test_splits_leave_no_part_too_short(n_programs, n_tiles, multiprocessors):
+    found = splits(n_programs, n_tiles, multiprocessors)
+    assert 1 <= found <= 32
+    assert found == 1 or n_tiles // found >= 4
+    assert found == 1 or n_programs * found < (4 + 2) * multiprocessors
+
+
+@given(st.integers(0, 500), st.integers(1, 64), st.integers(1, 40))
+def test_ranges_hold_every_row_once_and_none_is_empty(length, n_splits, tiles):
+    length = max(1, length)
+    device = torch.device("cpu")
+    for wanted in (n_splits, None):
+        count, size = launch._ranges(length, 16, tiles, device, wanted)
+        assert size % 16 == 0
+        assert (count - 1) * size < length <= count * size
+        assert wanted is None or count <= wanted
+
+
+def test_groups_of_heads_worked_by_hand():
+    # keys and values of 16384 rows of 64 bfloat16 take 4 MiB
+    assert heads_in_l2(16384, 64, 2, 100) == 8
+    assert heads_in_l2(16384, 64, 2, 3) == 3
+    assert heads_in_l2(1 << 20, 128, 4, 3) == 1
+
+
+def test_the_table_has_every_head_dim_and_dtype():
+    assert [block_d(d) for d in (1, 16, 17, 24, 64, 80, 128)] == [16, 16, 32, 32, 64, 128, 128]
+    for head_dim in range(1, 129):
+        for dtype in (F32, BF16, F16):
+            for tile in configuration(head_dim, dtype):
+                assert tile.block_q in (16, 32, 64, 128) and tile.block_k in (16, 32, 64, 128)
+                assert max(tile[:2]) <= MAX_BLOCK and tile.num_warps in (4, 8)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def test_all_that_does_not_fit_is_named_at_once():
+    q, k, v = torch.ones(2, 5, 129), torch.ones(3, 5, 129), torch.ones(3, 5, 129).double()
+    with pytest.raises(ValueError) as told:
+        flash_forward(q, k, v, precision="fp8")
+    for part in ("leading dim", "head_dim must be 1 to 128, got 129", "torch.float64", "'fp8'"):
+        assert part in str(told.value)
+    with pytest.raises(ValueError, match=r"\(\.\.\., rows, head_dim\), got q \(4,\)"):
+        flash_forward(*[torch.ones(4)] * 3)
+
+
+@compiled
+def test_without_a_gpu_the_error_says_so():
+    x = torch.ones(2, 4, 16)
+    with pytest.raises(RuntimeError, match="need a GPU, got tensors on cpu; TRITON_INTERPRET=1"):
+        FlashAttentionTriton.apply(x, x, x)
+
+
+@compiled
+def test_importing_it_does_not_import_triton():
+    code = (
+        "import torch, sys; before = set(sys.modules); "
+        "import systems.kernels.flash_attention.autograd; "
+        "print([m for m in set(sys.modules) - before if m.startswith('triton')])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+# ---- the kernels, interpreted --------------------------------------------------------------------
+
+
+@compiled
+def test_the_kernels_in_the_interpreter():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(
+        [*command, "-k", "interpreted"],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=pathlib.Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    last = done.stdout.splitlines()[-1]
+    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout
+
+
+@interpreted
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(("tiles", "n_splits"), [("wide", 1), ("high", 3), ("table", None)])
+def test_interpreted_against_float64(lengths, is_causal, tiles, n_splits):
+    _check(*_inputs(lengths, 16, F32, (1,)), is_causal, tiles=TILES[tiles], n_splits=n_splits)
+
+
+@interpreted
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("lengths", [(33, 64), (70, 50)])
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_interpreted_16_bits(dtype, lengths, is_causal):
+    for tiles, n_splits in (("wide", 2), ("table", 1)):
+        _check(*_inputs(lengths, 32, dtype, (1,)), is_causal, tiles=TILES[tiles], n_splits=n_splits)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("head_dim", [1, 8, 24, 64, 80, 128])
+def test_interpreted_head_dims(head_dim, dtype):
+    _check(*_inputs((40, 37), head_dim, dtype, (1,)), True, n_splits=2, tiles=TILES["wide"])
+
+
+@interpreted
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 2)])
+def test_interpreted_leading_dimensions_in_groups_of_two_heads(leading, monkeypatch):
+    monkeypatch.setattr(launch, "heads_in_l2", lambda *_: 2)  # 3 heads: the last group has one
+    _check(*_inputs((18, 17), 16, F32, leading), True, tiles=TILES["wide"])
+
+
+@interpreted
+@pytest.mark.parametrize("layout", ["rows", "columns", "slices", "shared", "five"])
+@pytest.mark.parametrize("n_splits", [1, 2])
+def test_interpreted_strides(layout, n_splits):
+    made = _inputs((18, 17), 16, F32, (2, 3))
+    if layout == "rows":  # (batch, rows, heads, head_dim), as projections give them
+        made = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in made]
+    elif layout == "columns":
+        made = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in made]
+    elif layout == "slices":
+        made = [torch.cat([x, x], -1)[..., 3:19] for x in made]
+    elif layout == "shared":  # one head of keys and values for all, one number for dout
+        q, k, v, dout = made
+        k, v = (x[:, :1].expand(2, 3, -1, -1) for x in (k, v))
+        made = [q, k, v, torch.full((), 0.5).expand(dout.shape)]
+    else:  # leading dimensions that no view makes two of
+        made = [x.view(1, 2, 3, *x.shape[2:]).expand(2, -1, -1, -1, -1) for x in made]
+        made = [x.permute(2, 1, 0, 3, 4) for x in made]
+    _check(*made, True, tiles=TILES["wide"], n_splits=n_splits)
+
+
+@interpreted
+def test_interpreted_outputs_have_the_layout_of_the_inputs():
+    q, k, v, dout = (x.transpose(1, 2) for x in torch.randn(4, 2, 20, 3, 16))
+    out, lse = flash_forward(q, k, v)
+    gradients = flash_backward(q, k, v, out, lse, dout)
+    assert all(x.stride() == q.stride() for x in (out, *gradients))
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_interpreted_large_magnitudes(dtype, is_causal):
+    q, k, v, dout = _inputs((50, 60), 32, F32, (1,))
+    made = [x.to(dtype) for x in (5 * q, 3 * k, 3 * v, dout)]
+    _check(*made, is_causal, tiles=TILES["wide"], n_splits=2)
+
+
+@interpreted
+@pytest.mark.parametrize("scale", [0.3, 0.0, -0.7])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_interpreted_scales(scale, is_causal):
+    _check(*_inputs((33, 40), 16, F32, (1,)), is_causal, scale, tiles=TILES["high"])
+
+
+@interpreted
+def test_interpreted_scores_that_are_all_far_below_zero():
+    q, k, v, dout = _inputs((20, 40), 16, F32, (1,))
+    q, k = q.abs() * 10, -k.abs() * 10  # exp(-lse) of what lies past the end overflows
+    _check(q, k, v, dout, False, tiles=TILES["high"])
+    _check(q, k, v, dout, True, tiles=TILES["wide"])
+
+
+@interpreted
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_interpreted_without_keys_out_is_zero_and_lse_minus_infinity(is_causal):
+    out, lse, dq, dk, dv = _by_triton(*_inputs((5, 0), 16, F32), is_causal)
+    assert torch.equal(out, torch.zeros(2, 5, 16)) and torch.equal(dq, out)
+    assert torch.equal(lse, torch.full((2, 5), -math.inf))
+    assert dk.shape == dv.shape == (2, 0, 16)
+
+
+@interpreted
+@pytest.mark.parametrize(("leading", "lengths"), [((2,), (0, 5)), ((0,), (4, 5)), ((2, 0), (4, 5))])
+def test_interpreted_without_queries_or_heads(leading, lengths):
+    out, lse, dq, dk, dv = _by_triton(*_inputs(lengths, 16, F32, leading), True)
+    assert out.shape == dq.shape == (*leading, lengths[0], 16) and lse.shape == out.shape[:-1]
+    assert torch.equal(dk, torch.zeros(*leading, 5, 16)) and torch.equal(dv, dk)
+
+
+@interpreted
+def test_interpreted_a_part_without_a_visible_key_weighs_nothing():
+    """The first queries see no key of the second range: its part is 0 with -inf."""
+    q, k, v, dout = _inputs((48, 96), 16, F32, (1,))
+    _check(q, k, v, dout, True, tiles=TILES["wide"], n_splits=3)
+
+
+@interpreted
+@settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(
+    lengths=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    head_dim=st.integers(1, 33),
+    is_causal=st.booleans(),
+    n_splits=st.integers(1, 4),
+    tiles=st.sampled_from(["wide", "high"]),
+    seed=st.integers(0, 100),
+)
+def test_interpreted_any_shape(lengths, head_dim, is_causal, n_splits, tiles, seed):
+    inputs = _inputs(lengths, head_dim, F32, (1,), seed=seed)
+    _check(*inputs, is_causal, tiles=TILES[tiles], n_splits=n_splits)
+
+
+@interpreted
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
+def test_interpreted_autograd(leading):
+    q, k, v, dout = _inputs((20, 20), 16, F32, leading)
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    for is_causal in (False, True):
+        out = FlashAttentionTriton.apply(q, k, v, is_causal)
+        saved = [x for x in out.grad_fn.saved_tensors if x.shape == q.shape[:-1]]
+        assert len(saved) == 1 and saved[0].dtype == F32
+        exact = attention_reference(q, k, v, dout, is_causal)
+        torch.testing.assert_close(saved[0].double(), exact.lse, rtol=1e-6, atol=1e-6)
+        gradients = torch.autograd.grad(out, (q, k, v), dout)
+        for found, known in zip(gradients, exact[2:], strict=True):
+            torch.testing.assert_close(found.double(), known, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(FlashAttentionTriton.apply(q, k, v), out * 0 + _full(q, k, v))
+    FlashAttentionTriton.apply(q, k, v).sum().backward()  # the gradient of a sum has no strides
+    assert torch.isfinite(q.grad).all()
+
+
+def _full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attention_reference(q, k, v, q * 0).out.float()
+
+
+@interpreted
+@pytest.mark.parametrize("wanted", ["q", "k", "v"])
+def test_interpreted_computes_the_gradients_that_are_needed(wanted, monkeypatch):
+    made = []
+    backward = flash_backward
+
+    def watched(*args, **kwargs):
+        made.append([gradient is not None for gradient in backward(*args, **kwargs)])
+        return backward(*args, **kwargs)
+
+    monkeypatch.setattr("systems.kernels.flash_attention.autograd.flash_backward", watched)
+    tensors = dict(zip("qkv", _inputs((9, 9), 16, F32)[:3], strict=True))
+    tensors[wanted].requires_grad_()
+    FlashAttentionTriton.apply(*tensors.values()).sum().backward()
+    assert made == [[True, False, False] if wanted == "q" else [False, True, True]]
+    assert tensors[wanted].grad is not None
+
+
+@interpreted
+def test_interpreted_a_second_derivative_is_refused():
+    q, dout = torch.randn(2, 4, 16).requires_grad_().unbind()
+    out = FlashAttentionTriton.apply(q, q, q)
+    (gradient,) = torch.autograd.grad(out, q, dout, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+# ---- the kernels, compiled for a GPU that need not be here ---------------------------------------
+
+
+@compiled
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", ["forward", "dkdv", "dq"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_compiled_for_hopper_nothing_spills(head_dim, name, is_causal):
+    """bfloat16; `make compile-check` has all of the table."""
+    pytest.importorskip("triton")
+    from scripts.compile_check import SHARED_LIMIT, compile_pass
+
+    tile = getattr(configuration(head_dim, BF16), name)
+    made = compile_pass(name, head_dim, BF16, is_causal, tile)
+    assert made.spilled == 0
+    assert made.shared <= SHARED_LIMIT
+    assert "wgmma.mma_async" in made.ptx and "mma.sync" not in made.ptx
+    # Tiles of the inner loop come by 16 bytes a copy, past the registers
+    assert "cp.async.cg.shared.global" in made.ptx
+    # One order of additions, equal bits
+    assert not re.search(r"^\s*(@\S+\s+)?(atom|red)\.", made.ptx, re.MULTILINE)
+
+
+@compiled
+@pytest.mark.parametrize("name", ["delta", "combine", "sum"])
+def test_compiled_for_hopper_movers_spill_nothing(name):
+    pytest.importorskip("triton")
+    from scripts.compile_check import compile_mover
+
+    made = compile_mover(name, 64, BF16)
+    assert made.spilled == 0
+    assert "ld.global.v4.b32" in made.ptx
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+GPU_LENGTHS = [*LENGTHS, (239, 1), (799, 3), (128, 217), (640, 128), (1023, 1024), (1024, 1023)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("lengths", [*GPU_LENGTHS, (4224, 4224)])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gpu_against_float64(lengths, head_dim, dtype, is_causal):
+    for n_splits in (None, 1, 3):
+        _check(*_inputs(lengths, head_dim, dtype, (2, 2), "cuda"), is_causal, n_splits=n_splits)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+@pytest.mark.parametrize("head_dim", [1, 8, 16, 24, 32, 80, 96, 127])
+def test_gpu_head_dims(head_dim, dtype, is_causal):
+    for lengths in ((113, 203), (1024, 1023)):
+        _check(*_inputs(lengths, head_dim, dtype, (3,), "cuda"), is_causal)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_gpu_large_magnitudes(dtype, is_causal):
+    q, k, v, dout = _inputs((1023, 1024), 64, F32, (2, 2), "cuda")
+    _check(*[x.to(dtype) for x in (5 * q, 3 * k, 3 * v, dout)], is_causal)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["rows", "columns", "sum"])
+def test_gpu_strides(layout):
+    made = _inputs((300, 257), 64, BF16, (2, 3), "cuda")
+    if layout == "rows":
+        made = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in made]
+    elif layout == "columns":
+        made = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in made]
+    else:
+        made[3] = torch.ones((), dtype=BF16, device="cuda").expand(made[3].shape)
+    _check(*made, True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("itemsize", "columns"), TABLE)
+def test_gpu_fifty_repeats_of_every_configuration_are_bit_equal(itemsize, columns, is_causal):
+    """A compiler's race may show in one run of many; the first of them is held to float64."""
+    dtype = F32 if itemsize == 4 else BF16
+    inputs = _inputs((1024, 1024), columns, dtype, (2, 4), "cuda")
+    _check(*inputs, is_causal)
+    for n_splits in (1, 4):
+        first = _by_triton(*inputs, is_causal, n_splits=n_splits)
+        for _ in range(50):
+            again = _by_triton(*inputs, is_causal, n_splits=n_splits)
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.gpu
+def test_gpu_one_product_of_tf32():
+    inputs = _inputs((1024, 1024), 64, F32, (2,), "cuda")
+    exact = attention_reference(*inputs, True)
+    out, _, *gradients = _by_triton(*inputs, True, precision="tf32")
+    known = (exact.out, *exact[2:])
+    for found, right in zip((out, *gradients), known, strict=True):
+        error = (found - right).norm() / right.norm()
+        assert 1e-6 < error < 3e-3  # tf32 rounds to 2^-11
+
+
+@pytest.mark.gpu
+def test_gpu_heads_past_two_to_the_31_elements():
+    heads = (1 << 31) // (128 * 64) + 2
+    if torch.cuda.mem_get_info()[0] < 10 * heads * 128 * 64 * 2:
+        pytest.skip("needs 43 GB of GPU memory")
+    q, k, v, dout = torch.empty(4, heads, 128, 64, dtype=BF16, device="cuda").normal_()
+    found = _by_triton(q, k, v, dout, True)
+    last = slice(heads - 2, None)
+    exact = attention_reference(q[last], k[last], v[last], dout[last], True)
+    for given_, known in zip(found, exact, strict=True):
+        assert (given_[last] - known).norm() <= 1e-2 * known.norm()
+
+
+@pytest.mark.gpu
+def test_gpu_rows_past_two_to_the_31_elements():
+    stride = 1 << 19
+    rows = (1 << 31) // stride + 100
+    if torch.cuda.mem_get_info()[0] < 3 * rows * stride * 2:
+        pytest.skip("needs 14 GB of GPU memory")
+    base = torch.empty(rows, stride, dtype=BF16, device="cuda")
+    q, k, v, dout = (base[:, 64 * i : 64 * i + 64].normal_() for i in range(4))
+    _check(q, k, v, dout, True)
+
+
+@pytest.mark.gpu
+def test_gpu_compiled_by_torch_gives_the_same():
+    q, k, v, dout = _inputs((512, 512), 64, BF16, (1, 4), "cuda")
+    results = []
+    for function in (FlashAttentionTriton.apply, torch.compile(FlashAttentionTriton.apply)):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = function(*leaves, True)
+        out.backward(dout)
+        results.append([out.detach(), *(x.grad for x in leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
