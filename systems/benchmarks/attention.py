@@ -31,6 +31,7 @@ class Params(BenchmarkParams):
         "naive",
         "naive_compiled",
         "flash_pytorch",
+        "flash_triton",
         "sdpa_flash",
         "sdpa_cudnn",
         "sdpa_efficient",

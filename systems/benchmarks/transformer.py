@@ -47,6 +47,7 @@ class TransformerParams(BenchmarkParams):
     attention: Literal[
         "naive",
         "flash_pytorch",
+        "flash_triton",
         "sdpa",
         "sdpa_flash",
         "sdpa_cudnn",
