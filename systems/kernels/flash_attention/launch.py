@@ -261,11 +261,22 @@ def _ranges(
     return -(-n_tiles // tiles_a_split), tiles_a_split * block
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, precision: str) -> None:
+def why_not_triton(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why `flash_forward` does not take these inputs here, or None if it does."""
+    errors = _errors(q, k, v)
+    if not errors and not runs_kernels(q.device):
+        errors.append(
+            f"the Triton kernels need a GPU, got tensors on {q.device}; TRITON_INTERPRET=1 in the "
+            "environment interprets them on a CPU"
+        )
+    return "; ".join(errors) or None
+
+
+def _errors(q: Tensor, k: Tensor, v: Tensor) -> list[str]:
+    """All that is not as `flash_forward` says."""
     errors = []
-    tensors = {"q": q, "k": k, "v": v}
-    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
-    if any(x.dim() < 2 for x in tensors.values()):
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if min(q.dim(), k.dim(), v.dim()) < 2:
         errors.append(f"q, k and v are (..., rows, head_dim), got {shapes}")
     else:
         if k.shape != v.shape or q.shape[:-2] != k.shape[:-2] or q.shape[-1] != k.shape[-1]:
@@ -281,21 +292,24 @@ def _check(q: Tensor, k: Tensor, v: Tensor, precision: str) -> None:
         )
     if not q.device == k.device == v.device:
         errors.append(f"q, k and v must be on one device, got {[str(x.device) for x in (q, k, v)]}")
+    return errors
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, precision: str) -> None:
+    errors = _errors(q, k, v)
     if precision not in PRECISIONS:
         errors.append(f"precision must be one of {PRECISIONS}, got {precision!r}")
     if errors:
         raise ValueError("; ".join(errors))
     if not runs_kernels(q.device):
-        raise RuntimeError(
-            f"the Triton kernels need a GPU, got tensors on {q.device}; TRITON_INTERPRET=1 in the "
-            "environment interprets them on a CPU"
-        )
+        raise RuntimeError(why_not_triton(q, k, v))
 
 
 def _positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
     """The kernels take the scale out of a maximum, which a negative one would make a minimum."""
     if scale is None:
         return q, 1 / math.sqrt(q.shape[-1])
+    scale = float(scale)  # an integer would be compiled for its value
     return (-q, -scale) if scale < 0 else (q, scale)
 
 
