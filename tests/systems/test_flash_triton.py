@@ -199,7 +199,6 @@ def test_all_that_does_not_fit_is_named_at_once():
         assert part in str(told.value)
     with pytest.raises(ValueError, match=r"\(\.\.\., rows, head_dim\), got q \(4,\)"):
         flash_forward(*[torch.ones(4)] * 3)
-    assert "got 129" in str(launch.why_not_triton(q, k, v))
 
 
 @compiled
@@ -207,7 +206,6 @@ def test_without_a_gpu_the_error_says_so():
     x = torch.ones(2, 4, 16)
     with pytest.raises(RuntimeError, match="need a GPU, got tensors on cpu; TRITON_INTERPRET=1"):
         FlashAttentionTriton.apply(x, x, x)
-    assert "need a GPU" in str(launch.why_not_triton(x, x, x))
 
 
 @compiled

@@ -261,19 +261,7 @@ def _ranges(
     return -(-n_tiles // tiles_a_split), tiles_a_split * block
 
 
-def why_not_triton(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Why `flash_forward` does not take these inputs here, or None if it does."""
-    errors = _errors(q, k, v)
-    if not errors and not runs_kernels(q.device):
-        errors.append(
-            f"the Triton kernels need a GPU, got tensors on {q.device}; TRITON_INTERPRET=1 in the "
-            "environment interprets them on a CPU"
-        )
-    return "; ".join(errors) or None
-
-
-def _errors(q: Tensor, k: Tensor, v: Tensor) -> list[str]:
-    """All that is not as `flash_forward` says."""
+def _check(q: Tensor, k: Tensor, v: Tensor, precision: str) -> None:
     errors = []
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if min(q.dim(), k.dim(), v.dim()) < 2:
@@ -292,17 +280,15 @@ def _errors(q: Tensor, k: Tensor, v: Tensor) -> list[str]:
         )
     if not q.device == k.device == v.device:
         errors.append(f"q, k and v must be on one device, got {[str(x.device) for x in (q, k, v)]}")
-    return errors
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, precision: str) -> None:
-    errors = _errors(q, k, v)
     if precision not in PRECISIONS:
         errors.append(f"precision must be one of {PRECISIONS}, got {precision!r}")
     if errors:
         raise ValueError("; ".join(errors))
     if not runs_kernels(q.device):
-        raise RuntimeError(why_not_triton(q, k, v))
+        raise RuntimeError(
+            f"the Triton kernels need a GPU, got tensors on {q.device}; TRITON_INTERPRET=1 in the "
+            "environment interprets them on a CPU"
+        )
 
 
 def _positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
