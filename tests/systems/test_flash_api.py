@@ -141,22 +141,6 @@ def test_what_this_machine_cannot_do_is_told_with_what_it_can(name):
         flash_attention(q, k, v, implementation=name)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("dtype", "head_dim", "auto"),
-    [
-        (torch.bfloat16, 8, "flash_triton"),
-        (torch.float64, 8, "sdpa"),
-        (torch.bfloat16, 256, "sdpa"),
-    ],
-)
-def test_gpu_auto_is_triton_where_it_applies(dtype, head_dim, auto):
-    q, k, v = (torch.randn(2, 3, 17, head_dim, dtype=dtype, device="cuda") for _ in range(3))
-    known = flash_attention(q, k, v, True, implementation=auto)
-    assert torch.equal(flash_attention(q, k, v, True), known)
-    assert (why_not(q, k, v, True, "flash_triton") is None) == (auto == "flash_triton")
-
-
 # ---- on a GPU ------------------------------------------------------------------------------------
 
 

@@ -34,11 +34,10 @@ def flash_attention(
         is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation:
-            auto            flash_triton on a GPU where it takes these inputs, else torch's choice,
-                            which is fused on a CPU too; flash_pytorch is slower, and there to be
-                            read
+            auto            sdpa, which is fused on a GPU and on a CPU: flash_triton has not been
+                            measured against it yet
             naive           materialises the scores, in the inputs' dtype
-            flash_pytorch   FlashAttention-2 in plain torch, in float32
+            flash_pytorch   FlashAttention-2 in plain torch, in float32; there to be read
             flash_triton    the same in Triton; on a CPU with TRITON_INTERPRET=1
             sdpa            torch's scaled_dot_product_attention, the backend that it chooses
             sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math
@@ -58,7 +57,7 @@ def flash_attention(
     # The form that torch's fused kernels take; what has another goes to its materialising one.
     q, k, v = (_four_dimensional(x) for x in (q, k, v))
     if implementation == "auto":
-        implementation = _best(q, k, v, is_causal)
+        implementation = "sdpa"
     else:
         reason = why_not(q, k, v, is_causal, implementation)
         if reason:
@@ -66,12 +65,6 @@ def flash_attention(
             raise RuntimeError(f"{reason}; these are taken by auto, {', '.join(others)}")
     out = ATTENTIONS[implementation](q, k, v, is_causal=is_causal, scale=scale)
     return out.reshape(*leading, *out.shape[-2:])
-
-
-def _best(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> str:
-    """What auto stands for."""
-    takes = q.is_cuda and why_not(q, k, v, is_causal, "flash_triton") is None
-    return "flash_triton" if takes else "sdpa"
 
 
 def _four_dimensional(x: Tensor) -> Tensor:
