@@ -84,7 +84,8 @@ def _why_term() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "cancelled"
     told = dict(re.findall(r"(\w+)=(\S+)", done.stdout))
-    running = told.get("JobState") == "RUNNING"
+    # SIGNALING is what a running job is called while Slurm delivers this very signal.
+    running = told.get("JobState") in ("RUNNING", "SIGNALING")
     if told.get("PreemptTime", "None") != "None":
         return "grace" if running else "preempted"
     if int(told.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0)):
