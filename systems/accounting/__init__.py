@@ -13,6 +13,9 @@ from systems.accounting.communication import all_reduce_bus_bytes
 from systems.accounting.hardware import DTYPE_BYTES, peak_flops
 from systems.accounting.transformer import (
     MODEL_SIZES,
+    Attention,
+    Phase,
+    Precision,
     TransformerSize,
     activation_bytes,
     best_checkpoint_interval,
@@ -25,11 +28,15 @@ from systems.accounting.transformer import (
     residual_stream_bytes,
     transformer_flops,
     transformer_parameters,
+    weight_copy_bytes,
 )
 
 __all__ = [
     "DTYPE_BYTES",
     "MODEL_SIZES",
+    "Attention",
+    "Phase",
+    "Precision",
     "TransformerSize",
     "activation_bytes",
     "all_reduce_bus_bytes",
@@ -48,4 +55,5 @@ __all__ = [
     "softmax_over_matmul_flops",
     "transformer_flops",
     "transformer_parameters",
+    "weight_copy_bytes",
 ]

@@ -52,6 +52,16 @@ def transformer_parameters(size: TransformerSize) -> int:
     return size.num_layers * block + 2 * size.vocab_size * size.d_model + size.d_model
 
 
+def multiplied_weights(size: TransformerSize) -> int:
+    """Weights of all matrix products: no gains of norms, and no embedding, which is looked up."""
+    return size.num_layers * _block_matrices(size) + size.vocab_size * size.d_model
+
+
+def _block_matrices(size: TransformerSize) -> int:
+    parts = block_parameters(size)
+    return parts["attention"] + parts["feed_forward"]
+
+
 def transformer_flops(
     phase: str, size: TransformerSize, batch_size: int, context_length: int
 ) -> int:
@@ -66,11 +76,8 @@ def transformer_flops(
             matrices).
     """
     tokens = batch_size * context_length
-    block = block_parameters(size)
-    weights = size.num_layers * (block["attention"] + block["feed_forward"])
-    weights += size.vocab_size * size.d_model  # the output head; looking up an embedding is free
     attention = size.num_layers * 4 * tokens * context_length * size.d_model
-    forward = 2 * weights * tokens + attention
+    forward = 2 * multiplied_weights(size) * tokens + attention
     factor = {"forward": 1, "backward": 2, "forward_backward": 3, "train_step": 3}[phase]
     return factor * forward
 
@@ -116,9 +123,13 @@ def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, 
 
 def block_gradient_bytes(size: TransformerSize, precision: Precision) -> int:
     """Bytes of the gradients of one block's parameters."""
-    parts = block_parameters(size)
-    matrices = parts["attention"] + parts["feed_forward"]
-    return _state_bytes(matrices, parts["norms"], precision)["gradients"]
+    gains = block_parameters(size)["norms"]
+    return _state_bytes(_block_matrices(size), gains, precision)["gradients"]
+
+
+def weight_copy_bytes(size: TransformerSize, precision: Precision) -> int:
+    """Bytes of the 16-bit copies of weights that autocast makes and keeps for backward."""
+    return 2 * multiplied_weights(size) if _WIDTHS[precision].cast else 0
 
 
 def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
@@ -218,7 +229,7 @@ def _moments(
     w, n = _WIDTHS[precision], size.num_layers
     tokens = batch_size * context_length
     block = sum(block_saved_bytes(size, batch_size, context_length, precision, attention).values())
-    block += 2 * (4 * size.d_model**2 + 3 * size.d_model * size.d_ff) if w.cast else 0
+    block += 2 * _block_matrices(size) if w.cast else 0
     residual = residual_stream_bytes(size, batch_size, context_length, precision)
     end = tokens * (2 * size.d_model * 4 + 4 + size.d_model * w.matmul)  # the final norm
     end += 2 * size.d_model * size.vocab_size if w.cast else 0

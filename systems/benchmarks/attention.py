@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from systems import accounting
-from systems.benchmarks.base import BenchmarkParams, Unsupported, WrongOutput
+from systems.benchmarks.base import AttentionName, BenchmarkParams, Unsupported, WrongOutput
 
 # 1: the peak memory of forward held the graph of another call. 2: backward kept its graph, and so
 # the probabilities, to be called again.
@@ -27,16 +27,7 @@ TOLERANCE = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 5e-5}
 class Params(BenchmarkParams):
     """Self-attention of (batch_size, num_heads, seq_len, head_dim) q, k, v of unit variance."""
 
-    implementation: Literal[
-        "naive",
-        "naive_compiled",
-        "flash_pytorch",
-        "flash_triton",
-        "sdpa_flash",
-        "sdpa_cudnn",
-        "sdpa_efficient",
-        "sdpa_math",
-    ]
+    implementation: Literal[AttentionName, "naive_compiled"]
     seq_len: Positive
     head_dim: Positive
     batch_size: Positive = 1

@@ -11,8 +11,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+# The names in `systems.kernels.flash_attention.ATTENTIONS`, which needs torch: a test holds the two
+# to be equal.
+AttentionName = Literal[
+    "naive", "flash_pytorch", "flash_triton",
+    "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math",
+]  # fmt: skip
 
 ARTIFACTS = "RUN_ARTIFACTS"  # the environment variable by which the launcher names the folder
 
@@ -28,7 +36,7 @@ class Unsupported(Exception):
 
 
 class WrongOutput(Exception):
-    """The output differs from the reference by more than the tolerance; so nothing was timed."""
+    """The output differs from the reference by more than the tolerance: no time of it counts."""
 
 
 def artifacts_folder() -> Path:

@@ -13,7 +13,7 @@ import contextlib
 import gc
 import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
@@ -25,6 +25,7 @@ from systems.benchmarks.transformer import TransformerParams
 if TYPE_CHECKING:
     import torch
 
+    from systems.benchmarks.step_timing import Phases
     from systems.benchmarks.training import Training
 
 VERSION = 1
@@ -74,11 +75,7 @@ def predict(params: Params) -> dict[str, Any]:
         "block_gradients_bytes": accounting.block_gradient_bytes(size, precision) + residual,
     }
     if params.checkpointing == "none":
-        # Autocast copies what is multiplied with: neither norms nor the embedding.
-        parts = accounting.block_parameters(size)
-        weights = size.num_layers * (parts["attention"] + parts["feed_forward"])
-        weights += size.d_model * size.vocab_size
-        predicted["weight_copies_bytes"] = 2 * weights if precision in ("bf16", "fp16") else 0
+        predicted["weight_copies_bytes"] = accounting.weight_copy_bytes(size, precision)
         predicted["activations_bytes"] = accounting.activation_bytes(size, *point, precision, kind)
     if params.checkpointing in ("none", "every_k"):
         every = params.checkpoint_every if params.checkpointing == "every_k" else 0
@@ -106,17 +103,18 @@ def run(params: Params) -> dict[str, Any]:
     import torch
 
     from systems.benchmarks.memory_timeline import recording
+    from systems.benchmarks.step_timing import phases_of
     from systems.benchmarks.training import make_training
     from systems.benchmarks.training_check import check_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if params.snapshot and device.type != "cuda":
         raise Unsupported("snapshot: true keeps what CUDA's allocator records; this is a CPU")
-    phases = ["forward", "backward", "optimizer"] if params.passes == "train_step" else ["forward"]
     # From the start: weights, too, know the line that made them.
     with recording() if device.type == "cuda" else contextlib.nullcontext():
         training = make_training(params, device)
         _warm_up(training, params)
+        phases = phases_of(training, params.passes)
         if device.type == "cuda":
             peaks, facts = _step_on_gpu(training, params, phases)
         else:
@@ -142,30 +140,20 @@ def _warm_up(training: Training, params: Params) -> None:
 
 
 def _let_go(training: Training) -> None:
-    """Drop gradients, and the graph that the loss holds."""
+    """Drop gradients, the graph that the loss holds, and what cycles keep of them."""
     training.zero_grad()
-    training.loss = training.loss.detach()
     gc.collect()
 
 
-def _run_phase(training: Training, phase: str) -> None:
-    fns: dict[str, Callable[[], None]] = {
-        "forward": training.forward,
-        "backward": training.backward,
-        "optimizer": training.optimizer_step,
-    }
-    fns[phase]()
-
-
-def _step_on_cpu(training: Training, phases: Sequence[str]) -> dict[str, Any]:
+def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
     """What can be told without an allocator that counts."""
-    for phase in phases:
-        _run_phase(training, phase)
+    for run_phase in phases.values():
+        run_phase()
     return _state_bytes(training)
 
 
 def _step_on_gpu(
-    training: Training, params: Params, phases: Sequence[str]
+    training: Training, params: Params, phases: Phases
 ) -> tuple[dict[str, int], dict[str, Any]]:
     """Peaks by phase and facts of one step, with its timeline drawn."""
     import torch
@@ -177,10 +165,10 @@ def _step_on_gpu(
     requested_peak = 0
     owned = {"weights": _weights(training), "optimizer state": _optimizer_state(training)}
     before = _requested("current")
-    for phase in phases:
+    for phase, run_phase in phases.items():
         mark_phase()
         torch.cuda.reset_peak_memory_stats()
-        _run_phase(training, phase)
+        run_phase()
         torch.cuda.synchronize()
         peaks[phase] = torch.cuda.max_memory_allocated()
         requested[phase] = _requested("current")
@@ -194,7 +182,7 @@ def _step_on_gpu(
     }
     if "optimizer" in peaks:
         peaks["train_step"] = max(peaks.values())
-    return peaks, facts | _timeline(params, phases, owned)
+    return peaks, facts | _timeline(params, list(phases), owned)
 
 
 def _requested(which: str) -> int:

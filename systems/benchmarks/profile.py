@@ -100,12 +100,9 @@ def run(params: Params) -> dict[str, Any]:
         gc.collect()
         torch.cuda.empty_cache()
         facts = run_under_nsys(params, artifacts_folder())
-    size, point = params.model_size, (params.batch_size, params.context_length)
-    counted = [phase for phase in samples if phase != "optimizer"]
     return {
         "samples_ms": samples,
-        "flops": {p: accounting.transformer_flops(p, size, *point) for p in counted},
-        "tokens": dict.fromkeys(samples, params.batch_size * params.context_length),
+        **params.counts(samples),
         "facts": {**facts, **_over_clock(facts, samples), "relative_error": errors},
     }
 

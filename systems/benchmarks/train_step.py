@@ -118,16 +118,12 @@ def _measure(params: Params) -> dict[str, Any]:
     peaks = _peaks(phases, training, device)
     measured = time.perf_counter() - started
     errors = check_training(training)
-    size, point = params.model_size, (params.batch_size, params.context_length)
-    counted = [phase for phase in samples if phase != "optimizer"]
+    moved = accounting.optimizer_step_bytes(params.model_size, params.precision)
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
-        "flops": {p: accounting.transformer_flops(p, size, *point) for p in counted},
-        "bytes": {"optimizer": accounting.optimizer_step_bytes(size, params.precision)}
-        if "optimizer" in samples
-        else {},
-        "tokens": dict.fromkeys(samples, params.batch_size * params.context_length),
+        **params.counts(samples),
+        "bytes": {"optimizer": moved} if "optimizer" in samples else {},
         "compiling_seconds": _once_seconds(training, params.warmup_steps, first_step, samples),
         "facts": {
             "parameters": sum(p.numel() for p in training.model.parameters()),

@@ -61,7 +61,9 @@ class Training:
         dtype = _AUTOCAST.get(self.params.precision)
         if dtype is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype)
+        # A cast that the cache took from outside of a capture would not be replayed.
+        cached = not self.params.cuda_graph
+        return torch.autocast(self.device.type, dtype, cache_enabled=cached)
 
     def forward(self) -> None:
         """Compute the loss, and what backward needs."""
@@ -124,9 +126,8 @@ class GraphedTraining(Training):
                 super().backward()
                 if self.params.optimizer == "torch":
                     self._create_state()
+                # With the loss's graph go the nodes that accumulate gradients, and this stream.
                 super().zero_grad()
-            # Its graph would keep the nodes that accumulate gradients, and they this stream.
-            self.loss = self.loss.detach()
         torch.cuda.current_stream().wait_stream(stream)
         self.scaler.load_state_dict(scale)  # in place: the graphs read its tensors
         torch.cuda.synchronize()
@@ -142,13 +143,6 @@ class GraphedTraining(Training):
         for state in self.optimizer.state.values():
             for tensor in state.values():
                 tensor.zero_()
-
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        dtype = _AUTOCAST.get(self.params.precision)
-        if dtype is None:
-            return contextlib.nullcontext()
-        # A cast that the cache took from outside the capture would not be replayed.
-        return torch.autocast(self.device.type, dtype, cache_enabled=False)
 
     def forward(self) -> None:
         self._graphs[0].replay()

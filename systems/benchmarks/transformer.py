@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from systems import accounting
 from systems.accounting import MODEL_SIZES, TransformerSize
-from systems.accounting.transformer import Attention
-from systems.benchmarks.base import BenchmarkParams
+from systems.benchmarks.base import AttentionName, BenchmarkParams
 
 Positive = Annotated[int, Field(ge=1)]
-Size = Literal["tiny", "small", "medium", "large", "xl", "2.7b", "10b"]
-Passes = Literal["forward", "forward_backward", "train_step"]
+Size = Literal[*MODEL_SIZES]  # type: ignore[valid-type]
+Passes = accounting.Phase
 
 
 class TransformerParams(BenchmarkParams):
@@ -41,19 +42,10 @@ class TransformerParams(BenchmarkParams):
     d_ff: Positive | None = None
     num_layers: Positive | None = None
     num_heads: Positive | None = None
-    precision: Literal["fp32", "tf32", "bf16", "fp16", "bf16_pure", "bf16_master"] = "fp32"
+    precision: accounting.Precision = "fp32"
     mode: Literal["eager", "compiled", "compiled_blocks"] = "eager"
     cuda_graph: bool = False
-    attention: Literal[
-        "naive",
-        "flash_pytorch",
-        "flash_triton",
-        "sdpa",
-        "sdpa_flash",
-        "sdpa_cudnn",
-        "sdpa_efficient",
-        "sdpa_math",
-    ] = "naive"
+    attention: AttentionName = "naive"
     optimizer: Literal["torch", "fused"] = "torch"
     lr: Annotated[float, Field(gt=0)] = 1e-4
     checkpointing: Literal["none", "every_k", "nested", "selective"] = "none"
@@ -105,8 +97,20 @@ class TransformerParams(BenchmarkParams):
         return replace(MODEL_SIZES[self.size], **own)
 
     @property
-    def attention_kind(self) -> Attention:
+    def attention_kind(self) -> accounting.Attention:
         """What accounting needs to know of the attention: whether and how the scores are kept.
         `sdpa` is what torch chooses, a fused one."""
-        kinds: dict[str, Attention] = {"naive": "materialised", "sdpa_math": "math"}
+        kinds: dict[str, accounting.Attention] = {"naive": "materialised", "sdpa_math": "math"}
         return kinds.get(self.attention, "fused")
+
+    def counts(self, phases: Iterable[str]) -> dict[str, dict[str, int]]:
+        """`flops` and `tokens` of phases, as a record has them. An optimizer multiplies nothing."""
+        point = (self.model_size, self.batch_size, self.context_length)
+        return {
+            "flops": {
+                phase: accounting.transformer_flops(phase, *point)
+                for phase in phases
+                if phase != "optimizer"
+            },
+            "tokens": dict.fromkeys(phases, self.batch_size * self.context_length),
+        }

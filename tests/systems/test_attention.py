@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import math
+from typing import get_args
 
 import pytest
 import torch
 
 from systems.benchmarks.attention import TOLERANCE, Params, run
-from systems.benchmarks.base import Unsupported, WrongOutput
-from systems.kernels.flash_attention import attention_reference, naive, sdpa
+from systems.benchmarks.base import AttentionName, Unsupported, WrongOutput
+from systems.kernels.flash_attention import ATTENTIONS, attention_reference, naive, sdpa
 from systems.kernels.flash_attention import reference as reference_module
 
 # (queries, keys): equal, longer, shorter, one, and no power of two
@@ -55,6 +56,10 @@ def test_naive_is_within_its_tolerance(lengths, causal, dtype):
     exact = attention_reference(q, k, v, dout, is_causal=causal).out
     assert out.dtype == types[dtype]
     assert (out.double() - exact).norm() <= TOLERANCE[dtype] * exact.norm()
+
+
+def test_a_benchmark_can_name_every_attention():
+    assert set(get_args(AttentionName)) == set(ATTENTIONS)
 
 
 def test_naive_takes_a_scale():

@@ -22,6 +22,7 @@ from systems.benchmarks.base import Unsupported
 from systems.benchmarks.memory import Params, predict, run
 from systems.benchmarks.memory_timeline import Owner, kinds, read_timeline
 from systems.benchmarks.saved_tensors import block_report, saved_tensors, storage_bytes
+from systems.benchmarks.step_timing import phases_of
 from systems.benchmarks.training import make_training
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -227,7 +228,7 @@ def test_timeline_of_a_step(passes, monkeypatch, artifacts):
     with stand_in(monkeypatch):
         training = make_training(point, torch.device("cpu"))
         memory._warm_up(training, point)
-        peaks, facts = memory._step_on_gpu(training, point, phases)
+        peaks, facts = memory._step_on_gpu(training, point, phases_of(training, passes))
     predicted = predict(point)
     assert set(peaks) == {*phases, *(["train_step"] if passes == "train_step" else [])}
     assert facts["timeline_peak_bytes"] == facts["requested_peak_bytes"] == max(peaks.values())
