@@ -1,16 +1,56 @@
-"""bfloat16 in Triton 3.6's interpreter as a GPU has it.
+"""Tests of Triton kernels on a CPU, in Triton's interpreter.
 
-The interpreter keeps bfloat16 as uint16, multiplies those as integers in tl.dot, and cuts float32
-off where a GPU rounds to nearest. `exact_bfloat16` mends both for the length of a test.
+Triton decides at import whether it interprets. So tests that need it to are marked `interpreted`
+and have that word in their names, those that need it not to are marked `compiled`, and one test of
+each file runs the former in a process of their own (`assert_interpreted_tests_pass`).
+
+Triton 3.6's interpreter keeps bfloat16 as uint16, multiplies those as integers in tl.dot, and cuts
+float32 off where a GPU rounds to nearest. `exact_bfloat16` mends both for the length of a test.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process with TRITON_INTERPRET=1"
+)
+compiled = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter has no compiler"
+)
+
+
+def assert_interpreted_tests_pass(file: str) -> None:
+    """Every test of the file with `interpreted` in its name runs and passes, none is skipped."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+    done = subprocess.run(
+        [*command, "-k", "interpreted"],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+    )
+    last = done.stdout.splitlines()[-1]
+    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout
+
+
+def assert_import_leaves_triton_alone(module: str) -> None:
+    """In a fresh process, importing the module after torch imports nothing of Triton."""
+    code = (
+        f"import torch, sys; before = set(sys.modules); import {module}; "
+        "print([m for m in set(sys.modules) - before if m.startswith('triton')])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]", told.stdout
 
 
 def _widened(bits: np.ndarray) -> np.ndarray:

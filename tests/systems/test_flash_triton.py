@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -39,7 +38,12 @@ from systems.kernels.flash_attention.configurations import (
     splits,
 )
 from systems.kernels.flash_attention.launch import flash_backward, flash_forward
-from tests.triton_interpreter import exact_bfloat16
+from tests.triton_interpreter import (
+    assert_interpreted_tests_pass,
+    compiled,
+    exact_bfloat16,
+    interpreted,
+)
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # (queries, keys): one tile and many, ragged and not, more queries than keys and fewer
@@ -58,13 +62,6 @@ pytestmark = pytest.mark.filterwarnings(
     # where a score past the end overflows, and is masked
     "ignore:overflow encountered in exp2:RuntimeWarning",
     "ignore:invalid value encountered:RuntimeWarning",
-)
-
-interpreted = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process with TRITON_INTERPRET=1"
-)
-compiled = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter has no compiler"
 )
 
 
@@ -224,17 +221,7 @@ def test_importing_it_does_not_import_triton():
 
 @compiled
 def test_the_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(
-        [*command, "-k", "interpreted"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=pathlib.Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    last = done.stdout.splitlines()[-1]
-    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout
+    assert_interpreted_tests_pass(__file__)
 
 
 @interpreted

@@ -1,17 +1,13 @@
 """The weighted sum of each row: reference and kernel against float64, and what is compiled of it.
 
-Tests named `interpreted` run the kernel on a CPU; Triton decides that at import, so they run in a
-process of their own, or by
+Tests named `interpreted` run the kernel on a CPU, in a process of their own, or by
 `TRITON_INTERPRET=1 pytest tests/systems/test_weighted_sum.py -k interpreted`.
 """
 
 from __future__ import annotations
 
 import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,6 +16,12 @@ from systems.kernels.weighted_sum import WeightedSum, weighted_sum, weighted_sum
 from systems.kernels.weighted_sum import autograd as autograd_module
 from systems.kernels.weighted_sum.autograd import MAX_COLUMNS, tile
 from tests.hopper import compile_for_hopper, resources
+from tests.triton_interpreter import (
+    assert_import_leaves_triton_alone,
+    assert_interpreted_tests_pass,
+    compiled,
+    interpreted,
+)
 
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
 # One row, one column, around a tile's edge, none at all, and leading dimensions of any number
@@ -30,13 +32,6 @@ LAYOUTS = ["contiguous", "transposed", "sliced", "permuted", "expanded"]
 # Relative to the sum of the magnitudes of what is summed: the unit roundoff of the result, and
 # float32's roundings on the way. The interpreter cuts bfloat16 off instead of rounding it.
 ROUNDING = {F32: 2**-21, BF16: 2**-8 + 2**-20, F16: 2**-11 + 2**-20}
-
-interpreted = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process with TRITON_INTERPRET=1"
-)
-compiled = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter has no compiler"
-)
 
 
 def _randn(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -56,7 +51,7 @@ def _x(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str) -> 
     return _randn(shape, 0, dtype, device)
 
 
-def _check(shape, dtype, layout="contiguous", device="cpu", strided=False) -> None:
+def _assert_against_float64(shape, dtype, layout="contiguous", device="cpu", strided=False) -> None:
     """y, dx and dw against float64, an element at a time."""
     x = _x(shape, layout, dtype, device).requires_grad_()
     w = _randn((2 * shape[-1],), 1, dtype, device)[::2] if strided else None
@@ -87,12 +82,12 @@ def _check(shape, dtype, layout="contiguous", device="cpu", strided=False) -> No
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_against_float64(shape, dtype):
-    _check(shape, dtype)
+    _assert_against_float64(shape, dtype)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_strides(layout):
-    _check((3, 4, 33), F32, layout, strided=True)
+    _assert_against_float64((3, 4, 33), F32, layout, strided=True)
 
 
 @pytest.mark.parametrize("function", [weighted_sum, weighted_sum_reference])
@@ -130,12 +125,7 @@ def test_a_second_derivative_is_refused():
 
 
 def test_importing_the_package_leaves_triton_alone():
-    code = (
-        "import torch, sys; before = set(sys.modules); import systems.kernels.weighted_sum; "
-        "print([m for m in set(sys.modules) - before if m.startswith('triton')])"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    assert_import_leaves_triton_alone("systems.kernels.weighted_sum")
 
 
 @pytest.mark.parametrize("d", [1, 15, 16, 17, 255, 256, 10_000])
@@ -145,35 +135,22 @@ def test_tiles_are_powers_of_two_and_hardly_wider_than_a_row(d):
     assert columns <= MAX_COLUMNS and (columns < 2 * d or columns == 16)
 
 
-# ---- the kernel, interpreted ---------------------------------------------------------------------
-
-
 @compiled
 def test_the_kernel_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(
-        [*command, "-k", "interpreted"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=pathlib.Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    last = done.stdout.splitlines()[-1]
-    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout
+    assert_interpreted_tests_pass(__file__)
 
 
 @interpreted
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_interpreted_against_float64(shape, dtype):
-    _check(shape, dtype)
+    _assert_against_float64(shape, dtype)
 
 
 @interpreted
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_interpreted_any_strides(layout):
-    _check((3, 4, 33), F32, layout, strided=True)
+    _assert_against_float64((3, 4, 33), F32, layout, strided=True)
 
 
 @interpreted
@@ -181,7 +158,7 @@ def test_interpreted_many_tiles_a_program(monkeypatch):
     monkeypatch.setattr(autograd_module, "TILE", 64)
     monkeypatch.setattr(autograd_module, "MAX_COLUMNS", 16)
     monkeypatch.setattr(autograd_module, "MAX_PROGRAMS", 3)
-    _check((50, 41), F32)  # 13 tiles of rows over 3 programs, 3 tiles of columns
+    _assert_against_float64((50, 41), F32)  # 13 tiles of rows over 3 programs, 3 tiles of columns
 
 
 @interpreted
@@ -196,8 +173,6 @@ def test_interpreted_what_needs_no_gradient_gets_none(only):
     else:
         torch.testing.assert_close(w.grad, x.sum(0))
 
-
-# ---- the kernel, compiled for a GPU that need not be here ----------------------------------------
 
 _TYPES = {F32: "*fp32", BF16: "*bf16", F16: "*fp16"}
 
@@ -236,20 +211,17 @@ def test_compiled_for_hopper_it_reads_16_bytes_and_spills_nothing(which, dtype, 
         assert "atom" not in made.asm["ptx"]
 
 
-# ---- on a GPU ------------------------------------------------------------------------------------
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("shape", [*SHAPES, (5000, 777), (3, 100_003)])
 def test_gpu_against_float64(shape, dtype):
-    _check(shape, dtype, device="cuda")
+    _assert_against_float64(shape, dtype, device="cuda")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gpu_any_strides(layout):
-    _check((3, 4, 33), BF16, layout, device="cuda", strided=True)
+    _assert_against_float64((3, 4, 33), BF16, layout, device="cuda", strided=True)
 
 
 @pytest.mark.gpu
