@@ -9,6 +9,8 @@ import pytest
 
 from tests.slurm_cluster import SlurmCluster, why_not
 
+pytest.register_assert_rewrite("tests.adamw_cases")
+
 
 @pytest.fixture(scope="session")
 def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:

@@ -1,4 +1,4 @@
-"""AdamW of many tensors in Triton: what `fused.py` launches. The arithmetic is `reference.py`'s.
+"""AdamW of many tensors in Triton: what `launch.py` launches. The arithmetic is `reference.py`'s.
 
 A step is two launches, however many the tensors:
 

@@ -34,229 +34,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from systems.kernels.adamw.group import errors_of, hyper_values, is_stochastic, state_dtypes
+from systems.kernels.adamw.launch import BLOCK_SIZE, Parts, Tables, difference, layout_of
 from systems.kernels.adamw.reference import adamw_reference, stream
-from systems.kernels.device import on, runs_kernels
+from systems.kernels.device import runs_kernels
 
 Owner = TypeVar("Owner", bound=Tensor)  # Mapping is invariant in its keys: Parameters go too
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-STATE_DTYPES = (torch.float32, torch.bfloat16)
-BLOCK_SIZE = 1024  # elements a program; a power of two from 32 on
-# A thread takes 16 bytes of the widest dtype, so a warp 512: why, see kernel.py.
-WARP_BYTES = 512
-MAX_WARPS = 32
 PREPARE = (
     "call FusedAdamW.prepare() before the capture, once gradients exist, and keep them where they "
     "are: zero_grad(set_to_none=False)"
 )
-
-
-class _Parts(NamedTuple):
-    """All that one parameter's step touches."""
-
-    param: Tensor
-    grad: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    master: Tensor | None
-    step: Tensor
-    hyper: Tensor  # float64 (5,) on param's device: lr, beta1, beta2, eps, weight_decay
-    stream: int
-    stochastic: bool
-
-
-class _Variant(NamedTuple):
-    """What a launch is compiled for."""
-
-    param: torch.dtype
-    grad: torch.dtype
-    state: torch.dtype
-    master: bool
-    stochastic: bool
-    aligned: bool
-
-
-class _Layout(NamedTuple):
-    """What the tables hold: equal layouts, equal tables."""
-
-    rows: list[tuple[int, ...]]
-    variants: list[_Variant]
-    block_size: int
-
-
-def _layout(parts: list[_Parts], block_size: int) -> _Layout:
-    rows: list[tuple[int, ...]] = []
-    variants: list[_Variant] = []
-    for part in parts:
-        addresses = (
-            part.param.data_ptr(),
-            part.grad.data_ptr(),
-            part.exp_avg.data_ptr(),
-            part.exp_avg_sq.data_ptr(),
-            0 if part.master is None else part.master.data_ptr(),
-        )
-        param, grad, exp_avg, exp_avg_sq, master = addresses
-        aligned = (param | grad | exp_avg | exp_avg_sq | master) % 16 == 0
-        variants.append(
-            _Variant(
-                part.param.dtype, part.grad.dtype, part.exp_avg.dtype,
-                part.master is not None, part.stochastic, aligned,
-            )
-        )  # fmt: skip
-        # In the order of the columns in kernel.py.
-        step, hyper = part.step.data_ptr(), part.hyper.data_ptr()
-        rows.append((*addresses, step, hyper, part.param.numel(), part.stream))
-    return _Layout(rows, variants, block_size)
-
-
-class _Tables:
-    """A layout on the device, ready to be launched.
-
-    A graph that was captured goes on reading them, so they are never written again.
-    """
-
-    def __init__(self, layout: _Layout, device: torch.device, like: _Tables | None = None) -> None:
-        """
-        Args:
-            like: tables of the same device; where only addresses differ, the rest is shared.
-        """
-        from systems.kernels.adamw import kernel
-
-        self.layout, self.device = layout, device
-        rows = len(layout.rows)
-        self.table = _upload(torch.tensor(layout.rows, dtype=torch.int64), device)
-        shapes = [row[kernel.NUMEL.value] for row in layout.rows]
-        self._shapes = (shapes, layout.variants, layout.block_size)
-        self.scalars: Tensor  # float32 (rows, SCALARS)
-        self.keys: Tensor  # uint32 (rows,)
-        self.blocks: dict[_Variant, Tensor] = {}  # int32 (programs, 2)
-        if like is not None and like._shapes == self._shapes:
-            self.scalars, self.keys, self.blocks = like.scalars, like.keys, like.blocks
-            return
-        self.scalars = torch.empty(rows, kernel.SCALARS.value, device=device)
-        self.keys = torch.empty(rows, dtype=torch.uint32, device=device)
-        numel = torch.tensor(shapes, dtype=torch.int64)
-        for variant in dict.fromkeys(layout.variants):
-            mine = torch.tensor([v == variant for v in layout.variants])
-            count = torch.where(mine, (numel + layout.block_size - 1) // layout.block_size, 0)
-            row = torch.repeat_interleave(torch.arange(rows), count)
-            block = torch.arange(len(row)) - torch.repeat_interleave(count.cumsum(0) - count, count)
-            if len(row):  # none if all of its tensors are empty
-                pairs = torch.stack([row, block], dim=1).to(torch.int32)
-                self.blocks[variant] = _upload(pairs, device)
-
-    def launch(self) -> None:
-        """One step of every row."""
-        with on(self.device):
-            self._advance(len(self.layout.rows))
-            for variant, blocks in self.blocks.items():
-                self._update(variant, blocks)
-
-    def compile(self) -> None:
-        """Compile and load the kernels, which a capture may not, by launches that do nothing."""
-        with on(self.device):
-            self._advance(0)
-            for variant in self.blocks:
-                past_the_end = torch.tensor([[0, 2**31 - 1]], dtype=torch.int32)
-                self._update(variant, past_the_end.to(self.device))
-
-    def _advance(self, rows: int) -> None:
-        from systems.kernels.adamw import kernel
-
-        grid = (max(1, -(-rows // kernel.ROWS)),)
-        kernel.advance_kernel[grid](
-            self.table, self.scalars, self.keys, rows, ROWS=kernel.ROWS, enable_fp_fusion=False
-        )
-
-    def _update(self, variant: _Variant, blocks: Tensor) -> None:
-        from systems.kernels.adamw import kernel
-
-        kernel.adamw_kernel[(len(blocks),)](
-            self.table, self.scalars, self.keys, blocks,
-            **constants(*variant, block_size=self.layout.block_size),
-            num_warps=num_warps(variant.param, variant.grad, variant.state,
-                                variant.master, self.layout.block_size),
-            enable_fp_fusion=False,
-        )  # fmt: skip
-
-
-def constants(
-    param: torch.dtype, grad: torch.dtype, state: torch.dtype,
-    master: bool, stochastic: bool, aligned: bool, *, block_size: int = BLOCK_SIZE,
-) -> dict[str, Any]:  # fmt: skip
-    """The compile-time arguments of `kernel.adamw_kernel`."""
-    import triton.language as tl
-
-    types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-    return {
-        "PARAM_DTYPE": types[param],
-        "GRAD_DTYPE": types[grad],
-        "STATE_DTYPE": types[state],
-        "HAS_MASTER": master,
-        "STOCHASTIC": stochastic,
-        "ALIGNED": aligned,
-        "BLOCK": block_size,
-    }
-
-
-def num_warps(
-    param: torch.dtype, grad: torch.dtype, state: torch.dtype, master: bool, block_size: int
-) -> int:
-    """Warps of a program that give each thread 16 bytes of the widest dtype."""
-    widest = max(4 if master else 0, *(dtype.itemsize for dtype in (param, grad, state)))
-    return min(MAX_WARPS, max(1, block_size * widest // WARP_BYTES))
-
-
-def _upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device without waiting for it. The pinned copy goes back to torch's host allocator,
-    which hands it out again only once the device has read it."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
 
 _stream = functools.cache(stream)
 
 
 def _capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-@torch.no_grad()
-def fused_adamw(
-    param: Tensor,
-    grad: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    master: Tensor | None,
-    step: Tensor,
-    *,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    stochastic_rounding: bool,
-    seed: int = 0,
-    index: int = 0,
-) -> None:
-    """`adamw_reference` by the kernel: one step of one tensor, in place, the same arguments.
-
-    With float32 state the results are the reference's bit for bit. With bfloat16 state the update
-    is within 3 units in the last place of float32, and a parameter one unit of bfloat16 away where
-    that makes the difference.
-
-    All tensors are on one GPU, or on the CPU under TRITON_INTERPRET=1.
-    """
-    hyper = torch.tensor([lr, *betas, eps, weight_decay], dtype=torch.float64, device=param.device)
-    parts = _Parts(
-        param, grad, exp_avg, exp_avg_sq, master, step, hyper, stream(seed, index),
-        stochastic_rounding,
-    )  # fmt: skip
-    _Tables(_layout([parts], BLOCK_SIZE), param.device).launch()
 
 
 class FusedAdamW(Optimizer):
@@ -283,8 +83,8 @@ class FusedAdamW(Optimizer):
 
     block_size: int = BLOCK_SIZE  # elements a program; set it on an optimizer to tune
 
-    _tables: dict[torch.device, _Tables]  # the last ones
-    _captured: list[_Tables]  # those that a graph reads
+    _tables: dict[torch.device, Tables]  # the last ones
+    _captured: list[Tables]  # those that a graph reads
     # By place of the group and device: float64 (5,) on the device, and what it holds
     _hyper: dict[tuple[int, torch.device], tuple[Tensor, list[float]]]
     _dense_grads: dict[Tensor, Tensor]  # contiguous copy of a strided gradient, by parameter
@@ -335,12 +135,10 @@ class FusedAdamW(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; raises ValueError that names every option or parameter that is not valid."""
         super().add_param_group(param_group)
-        errors = _errors(self.param_groups[-1])
+        errors = errors_of(self.param_groups[-1])
         if errors:
             self.param_groups.pop()
             raise ValueError("; ".join(errors))
-
-    # ---- the step --------------------------------------------------------------------------------
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -401,10 +199,10 @@ class FusedAdamW(Optimizer):
 
     def _parts_by_device(
         self, capturing: bool
-    ) -> dict[torch.device, list[tuple[int, dict[str, Any], _Parts]]]:
+    ) -> dict[torch.device, list[tuple[int, dict[str, Any], Parts]]]:
         """Place, group and parts of every parameter that has a gradient."""
         self._update_hyperparameters(capturing)
-        found: dict[torch.device, list[tuple[int, dict[str, Any], _Parts]]] = {}
+        found: dict[torch.device, list[tuple[int, dict[str, Any], Parts]]] = {}
         index = -1
         for place, group in enumerate(self.param_groups):
             for param in group["params"]:
@@ -418,17 +216,17 @@ class FusedAdamW(Optimizer):
                         f"device yet; {PREPARE}"
                     )
                 state = self._state(param, group)
-                part = _Parts(
+                part = Parts(
                     param, self._dense_grad(index, param), state["exp_avg"], state["exp_avg_sq"],
                     state.get("master"), state["step"], self._hyper_of(place, device),
-                    _stream(group["seed"], index), _stochastic(param, group, "master" in state),
+                    _stream(group["seed"], index), is_stochastic(param, group, "master" in state),
                 )  # fmt: skip
                 found.setdefault(device, []).append((index, group, part))
         return found
 
     def _update_hyperparameters(self, capturing: bool) -> None:
         for (place, _), (buffer, known) in self._hyper.items():
-            values = _hyper_values(self.param_groups[place])
+            values = hyper_values(self.param_groups[place])
             if values == known:
                 continue
             if capturing:
@@ -443,7 +241,7 @@ class FusedAdamW(Optimizer):
 
     def _hyper_of(self, place: int, device: torch.device) -> Tensor:
         if (place, device) not in self._hyper:
-            values = _hyper_values(self.param_groups[place])
+            values = hyper_values(self.param_groups[place])
             buffer = torch.tensor(values, dtype=torch.float64, device=device)
             self._hyper[place, device] = (buffer, values)
         return self._hyper[place, device][0]
@@ -467,26 +265,22 @@ class FusedAdamW(Optimizer):
             self._dense_grads[param] = torch.empty_like(grad, memory_format=torch.contiguous_format)
         return self._dense_grads[param].copy_(grad)
 
-    def _tables_for(
-        self, device: torch.device, parts: list[_Parts], capturing: bool
-    ) -> _Tables:  # fmt: skip
-        layout = _layout(parts, self.block_size)
-        tables: _Tables | None = self._tables.get(device)
+    def _tables_for(self, device: torch.device, parts: list[Parts], capturing: bool) -> Tables:
+        layout = layout_of(parts, self.block_size)
+        tables: Tables | None = self._tables.get(device)
         if tables is None or tables.layout != layout:
             if capturing:
-                raise RuntimeError(_difference(layout, tables))
-            tables = self._tables[device] = _Tables(layout, device, like=tables)
+                raise RuntimeError(f"{difference(layout, tables)}; {PREPARE}")
+            tables = self._tables[device] = Tables(layout, device, like=tables)
         if capturing and all(tables is not other for other in self._captured):
             self._captured.append(tables)
         return tables
-
-    # ---- state -----------------------------------------------------------------------------------
 
     def _state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[param]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.int64, device=param.device)
-            for name, dtype in _kept(param, group).items():
+            for name, dtype in state_dtypes(param, group).items():
                 state[name] = torch.zeros(param.shape, dtype=dtype, device=param.device)
             if "master" in state:
                 state["master"].copy_(param)
@@ -510,7 +304,7 @@ class FusedAdamW(Optimizer):
             name = f"{param.dtype} tensor of shape {tuple(param.shape)}"
             if param not in groups:
                 errors.append(f"a {name} is no parameter of this optimizer")
-            elif "master" not in _kept(param, groups[param]):
+            elif "master" not in state_dtypes(param, groups[param]):
                 errors.append(f"a {name} has no master weights with these options")
             elif value.shape != param.shape or value.dtype != torch.float32:
                 errors.append(
@@ -550,14 +344,14 @@ class FusedAdamW(Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        errors = [error for group in self.param_groups for error in _errors(group)]
+        errors = [error for group in self.param_groups for error in errors_of(group)]
         owners = [(param, group) for group in self.param_groups for param in group["params"]]
         loaded = []
         for saved_id, (param, group) in zip(ids, owners, strict=True):
             if not saved.get(saved_id):
                 continue
             given = saved[saved_id]
-            for name in _kept(param, group):
+            for name in state_dtypes(param, group):
                 value = given.get(name, param if name == "master" else None)
                 if value is None or value.shape != param.shape:
                     shape = "none" if value is None else f"shape {tuple(value.shape)}"
@@ -580,81 +374,10 @@ class FusedAdamW(Optimizer):
         old: dict[str, Tensor],
     ) -> None:
         new: dict[str, Tensor] = {}
-        for name, dtype in {"step": torch.int64, **_kept(param, group)}.items():
+        for name, dtype in {"step": torch.int64, **state_dtypes(param, group)}.items():
             value = torch.as_tensor(given.get(name, param))
             tensor = old.get(name)
             if tensor is None or tensor.dtype != dtype:
                 tensor = torch.empty(value.shape, dtype=dtype, device=param.device)
             new[name] = tensor.copy_(value)
         self.state[param] = new
-
-
-def _hyper_values(group: dict[str, Any]) -> list[float]:
-    """In the order of kernel.HYPER."""
-    values = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
-    return [float(value) for value in values]
-
-
-def _kept(param: Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
-    """State tensors of param's shape, by name, with their dtypes."""
-    state_dtype = group["state_dtype"]
-    kept = {"exp_avg": state_dtype, "exp_avg_sq": state_dtype}
-    wanted = group["master_weights"]
-    if param.dtype != torch.float32 and (
-        state_dtype == torch.float32 if wanted is None else wanted
-    ):
-        kept["master"] = torch.float32
-    return kept
-
-
-def _stochastic(param: Tensor, group: dict[str, Any], has_master: bool) -> bool:
-    """Whether a tensor that holds the only copy is bfloat16, and is to be rounded so."""
-    if group["stochastic_rounding"] is False:
-        return False
-    only_copy = not has_master and param.dtype == torch.bfloat16
-    return only_copy or group["state_dtype"] == torch.bfloat16
-
-
-def _errors(group: dict[str, Any]) -> list[str]:
-    """What is not valid in a group of parameters: all of it."""
-    errors = []
-    for name in ("lr", "eps", "weight_decay"):
-        value = group[name]
-        if not isinstance(value, int | float) or not value >= 0:
-            errors.append(f"{name} must be a number of 0 or more, got {value!r}")
-    betas = group["betas"]
-    if len(betas) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in betas):
-        errors.append(f"betas must be two numbers in [0, 1), got {betas!r}")
-    if group["state_dtype"] not in STATE_DTYPES:
-        errors.append(f"state_dtype must be one of {STATE_DTYPES}, got {group['state_dtype']!r}")
-    if not isinstance(group["seed"], int) or not 0 <= group["seed"] < 2**32:
-        errors.append(f"seed must be an integer in [0, 2^32), got {group['seed']!r}")
-    # Options of torch.optim.AdamW that may come with its state_dict
-    errors += [f"{name} is not supported" for name in ("amsgrad", "maximize") if group.get(name)]
-    for i, param in enumerate(group["params"]):
-        if param.dtype not in DTYPES:
-            errors.append(f"parameter {i} of the group must be one of {DTYPES}, got {param.dtype}")
-        elif param.layout != torch.strided or not param.is_contiguous():
-            errors.append(
-                f"parameter {i} of the group must be dense and contiguous, got {param.layout} of "
-                f"shape {tuple(param.shape)}"
-            )
-    return errors
-
-
-def _difference(layout: _Layout, tables: _Tables | None) -> str:
-    """Why a step under capture cannot use the tables that `prepare` made."""
-    if tables is None:
-        return f"no tables on the device; {PREPARE}"
-    before, now = tables.layout.rows, layout.rows
-    if len(before) != len(now):
-        return f"{len(now)} parameters have gradients, there were {len(before)}; {PREPARE}"
-    names = ("parameter", "gradient", "exp_avg", "exp_avg_sq", "master", "step")
-    moved = [
-        f"{name} of parameter {i}"
-        for i, (old, new) in enumerate(zip(before, now, strict=True))
-        for name, old_address, new_address in zip(names, old, new, strict=False)
-        if old_address != new_address
-    ]
-    what = ", ".join(moved[:3]) + (f" and {len(moved) - 3} more" if len(moved) > 3 else "")
-    return f"moved since FusedAdamW.prepare(): {what or 'dtypes or sizes'}; {PREPARE}"

@@ -1,0 +1,229 @@
+"""The launches of one step: a table of addresses on the device, a block of elements a program."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from systems.kernels.adamw.reference import stream
+from systems.kernels.device import on
+
+BLOCK_SIZE = 1024  # elements a program; a power of two from 32 on
+# A thread takes 16 bytes of the widest dtype, so a warp 512: why, see kernel.py.
+WARP_BYTES = 512
+MAX_WARPS = 32
+
+
+class Parts(NamedTuple):
+    """All that one parameter's step touches."""
+
+    param: Tensor
+    grad: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    master: Tensor | None
+    step: Tensor
+    hyper: Tensor  # float64 (5,) on param's device: lr, beta1, beta2, eps, weight_decay
+    stream: int
+    stochastic: bool
+
+
+class _Variant(NamedTuple):
+    """What a launch is compiled for."""
+
+    param: torch.dtype
+    grad: torch.dtype
+    state: torch.dtype
+    master: bool
+    stochastic: bool
+    aligned: bool
+
+
+class Layout(NamedTuple):
+    """What the tables hold: equal layouts, equal tables."""
+
+    rows: list[tuple[int, ...]]
+    variants: list[_Variant]
+    block_size: int
+
+
+def layout_of(parts: list[Parts], block_size: int) -> Layout:
+    rows: list[tuple[int, ...]] = []
+    variants: list[_Variant] = []
+    for part in parts:
+        addresses = (
+            part.param.data_ptr(),
+            part.grad.data_ptr(),
+            part.exp_avg.data_ptr(),
+            part.exp_avg_sq.data_ptr(),
+            0 if part.master is None else part.master.data_ptr(),
+        )
+        param, grad, exp_avg, exp_avg_sq, master = addresses
+        aligned = (param | grad | exp_avg | exp_avg_sq | master) % 16 == 0
+        variants.append(
+            _Variant(
+                part.param.dtype, part.grad.dtype, part.exp_avg.dtype,
+                part.master is not None, part.stochastic, aligned,
+            )
+        )  # fmt: skip
+        # In the order of the columns in kernel.py.
+        step, hyper = part.step.data_ptr(), part.hyper.data_ptr()
+        rows.append((*addresses, step, hyper, part.param.numel(), part.stream))
+    return Layout(rows, variants, block_size)
+
+
+class Tables:
+    """A layout on the device, ready to be launched.
+
+    A graph that was captured goes on reading them, so they are never written again.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, like: Tables | None = None) -> None:
+        """
+        Args:
+            like: tables of the same device; where only addresses differ, the rest is shared.
+        """
+        from systems.kernels.adamw import kernel
+
+        self.layout, self.device = layout, device
+        rows = len(layout.rows)
+        self.table = _upload(torch.tensor(layout.rows, dtype=torch.int64), device)
+        shapes = [row[kernel.NUMEL.value] for row in layout.rows]
+        self._shapes = (shapes, layout.variants, layout.block_size)
+        self.scalars: Tensor  # float32 (rows, SCALARS)
+        self.keys: Tensor  # uint32 (rows,)
+        self.blocks: dict[_Variant, Tensor] = {}  # int32 (programs, 2)
+        if like is not None and like._shapes == self._shapes:
+            self.scalars, self.keys, self.blocks = like.scalars, like.keys, like.blocks
+            return
+        self.scalars = torch.empty(rows, kernel.SCALARS.value, device=device)
+        self.keys = torch.empty(rows, dtype=torch.uint32, device=device)
+        numel = torch.tensor(shapes, dtype=torch.int64)
+        for variant in dict.fromkeys(layout.variants):
+            mine = torch.tensor([v == variant for v in layout.variants])
+            count = torch.where(mine, (numel + layout.block_size - 1) // layout.block_size, 0)
+            row = torch.repeat_interleave(torch.arange(rows), count)
+            block = torch.arange(len(row)) - torch.repeat_interleave(count.cumsum(0) - count, count)
+            if len(row):  # none if all of its tensors are empty
+                pairs = torch.stack([row, block], dim=1).to(torch.int32)
+                self.blocks[variant] = _upload(pairs, device)
+
+    def launch(self) -> None:
+        """One step of every row."""
+        with on(self.device):
+            self._advance(len(self.layout.rows))
+            for variant, blocks in self.blocks.items():
+                self._update(variant, blocks)
+
+    def compile(self) -> None:
+        """Compile and load the kernels, which a capture may not, by launches that do nothing."""
+        with on(self.device):
+            self._advance(0)
+            for variant in self.blocks:
+                past_the_end = torch.tensor([[0, 2**31 - 1]], dtype=torch.int32)
+                self._update(variant, past_the_end.to(self.device))
+
+    def _advance(self, rows: int) -> None:
+        from systems.kernels.adamw import kernel
+
+        grid = (max(1, -(-rows // kernel.ROWS)),)
+        kernel.advance_kernel[grid](
+            self.table, self.scalars, self.keys, rows, ROWS=kernel.ROWS, enable_fp_fusion=False
+        )
+
+    def _update(self, variant: _Variant, blocks: Tensor) -> None:
+        from systems.kernels.adamw import kernel
+
+        kernel.adamw_kernel[(len(blocks),)](
+            self.table, self.scalars, self.keys, blocks,
+            **constants(*variant, block_size=self.layout.block_size),
+            num_warps=num_warps(variant.param, variant.grad, variant.state,
+                                variant.master, self.layout.block_size),
+            enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def difference(layout: Layout, tables: Tables | None) -> str:
+    """Why a step under capture cannot use the tables that `prepare` made."""
+    if tables is None:
+        return "no tables on the device"
+    before, now = tables.layout.rows, layout.rows
+    if len(before) != len(now):
+        return f"{len(now)} parameters have gradients, there were {len(before)}"
+    names = ("parameter", "gradient", "exp_avg", "exp_avg_sq", "master", "step")
+    moved = [
+        f"{name} of parameter {i}"
+        for i, (old, new) in enumerate(zip(before, now, strict=True))
+        for name, old_address, new_address in zip(names, old, new, strict=False)
+        if old_address != new_address
+    ]
+    what = ", ".join(moved[:3]) + (f" and {len(moved) - 3} more" if len(moved) > 3 else "")
+    return f"moved since FusedAdamW.prepare(): {what or 'dtypes or sizes'}"
+
+
+def constants(
+    param: torch.dtype, grad: torch.dtype, state: torch.dtype,
+    master: bool, stochastic: bool, aligned: bool, *, block_size: int = BLOCK_SIZE,
+) -> dict[str, Any]:  # fmt: skip
+    """The compile-time arguments of `kernel.adamw_kernel`."""
+    import triton.language as tl
+
+    types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+    return {
+        "PARAM_DTYPE": types[param],
+        "GRAD_DTYPE": types[grad],
+        "STATE_DTYPE": types[state],
+        "HAS_MASTER": master,
+        "STOCHASTIC": stochastic,
+        "ALIGNED": aligned,
+        "BLOCK": block_size,
+    }
+
+
+def num_warps(
+    param: torch.dtype, grad: torch.dtype, state: torch.dtype, master: bool, block_size: int
+) -> int:
+    """Warps of a program that give each thread 16 bytes of the widest dtype."""
+    widest = max(4 if master else 0, *(dtype.itemsize for dtype in (param, grad, state)))
+    return min(MAX_WARPS, max(1, block_size * widest // WARP_BYTES))
+
+
+def _upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device without waiting for it. The pinned copy goes back to torch's host allocator,
+    which hands it out again only once the device has read it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+@torch.no_grad()
+def fused_adamw(
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    master: Tensor | None,
+    step: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    stochastic_rounding: bool,
+    seed: int = 0,
+    index: int = 0,
+) -> None:
+    """`adamw_reference` by the kernel: one step of one tensor, in place, the same arguments.
+
+    With float32 state the results are the reference's bit for bit. With bfloat16 state the update
+    is within 3 units in the last place of float32, and a parameter one unit of bfloat16 away where
+    that makes the difference.
+
+    All tensors are on one GPU, or on the CPU under TRITON_INTERPRET=1.
+    """
+    hyper = torch.tensor([lr, *betas, eps, weight_decay], dtype=torch.float64, device=param.device)
+    parts = Parts(
+        param, grad, exp_avg, exp_avg_sq, master, step, hyper, stream(seed, index),
+        stochastic_rounding,
+    )  # fmt: skip
+    Tables(layout_of([parts], BLOCK_SIZE), param.device).launch()

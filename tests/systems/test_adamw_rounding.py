@@ -1,0 +1,112 @@
+"""Stochastic rounding in FusedAdamW: unbiased, reproducible, and what it is for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from systems.kernels.adamw import FusedAdamW
+from systems.kernels.adamw.reference import key, random_bits, round_stochastically
+from tests.adamw_cases import (
+    BF16,
+    F32,
+    bf16_run,
+)
+
+
+def _neighbours(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bfloat16 next to each value towards zero, and the one past it, in float32."""
+    low = value.view(torch.int32) >> 16 << 16
+    return low.view(F32), (low + (1 << 16)).view(F32)
+
+
+@pytest.mark.parametrize("value", [1.0 + 2**-10, -3.14159, 1e-3, -1e-40, 6.5e4])
+def test_rounding_is_unbiased_and_within_one_unit(value):
+    n = 1 << 18
+    x = torch.full((n,), value)
+    low, high = _neighbours(x)
+    for bits in random_bits(n, key(1, 2, 3)):
+        rounded = round_stochastically(x, bits).float()
+        assert ((rounded == low) | (rounded == high)).all()
+        # The standard error of a mean of two values is at most half their distance over root n
+        standard_error = (high - low).abs()[0].item() / 2 / n**0.5
+        assert abs(rounded.double().mean().item() - x[0].item()) <= 5 * standard_error
+
+
+def test_rounding_over_seeds_is_unbiased_too():
+    x = torch.tensor([1.0 + 2**-9 / 3])
+    bits = torch.stack([torch.stack(random_bits(1, key(s, 0, 1))) for s in range(3000)])
+    for one in bits.unbind(1):
+        mean = round_stochastically(x.expand(3000), one).double().mean().item()
+        assert abs(mean - x.item()) <= 5 * 2**-8 / 3000**0.5
+
+
+def test_representable_values_infinities_and_nan_stay():
+    words = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
+    x = words.view(BF16)  # all that there are
+    most = torch.full((len(x),), 0xFFFF, dtype=torch.int32)
+    rounded = round_stochastically(x.float(), most)
+    assert torch.equal(rounded.isnan(), x.isnan())
+    assert torch.equal(rounded[~x.isnan()].view(torch.int16), words[~x.isnan()])
+    nan = torch.tensor([0x7FFFFFFF, -1, 0x7F800001], dtype=torch.int32).view(F32)
+    assert round_stochastically(nan, most[:3]).isnan().all()
+
+
+def test_random_bits_are_uniform_independent_and_counted():
+    n = 1 << 17
+    drawn = random_bits(n, 7)
+    for bits in drawn:
+        assert bits.min() >= 0 and bits.max() < 1 << 16
+        counts = torch.bincount(bits >> 8, minlength=256).double()
+        chi2 = ((counts - n / 256) ** 2 / (n / 256)).sum().item()
+        assert 150 < chi2 < 380  # 255 degrees of freedom, about five standard deviations
+    unit = [b.double() / (1 << 16) - 0.5 for b in (*drawn, *random_bits(n, 8))]
+    for i, a in enumerate(unit):
+        assert abs((a[1:] * a[:-1]).mean().item() * 12) < 5 / n**0.5
+        for b in unit[:i]:
+            assert abs((a * b).mean().item() * 12) < 5 / n**0.5
+    whole = random_bits(100, 7, start=(1 << 32) - 50)
+    part = random_bits(50, 7, start=1 << 32)
+    for a, b, first in zip(whole, part, drawn, strict=True):
+        assert torch.equal(a[50:], b)  # whatever the start
+        assert not torch.equal(b, first[:50])  # past 2^32 they are others
+
+
+def test_a_seed_gives_the_same_bits_and_another_seed_others():
+    one, two, other = (
+        torch.cat([p.detach() for p in bf16_run(seed).param_groups[0]["params"]])
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("stochastic", [True, False])
+def test_updates_below_half_a_unit_move_the_parameter_on_average(stochastic):
+    n, steps, lr, ulp = 1 << 14, 50, 2.0**-12, 2.0**-7  # of bfloat16 between 1 and 2
+    p = torch.nn.Parameter(torch.full((n,), 1.5, dtype=BF16))
+    optimizer = FusedAdamW(
+        [p], lr=lr, betas=(0.0, 0.0), weight_decay=0.0, state_dtype=BF16,
+        stochastic_rounding=stochastic,
+    )  # fmt: skip
+    p.grad = torch.ones_like(p)  # with betas of 0 each update is lr
+    for _ in range(steps):
+        optimizer.step()
+    moved = 1.5 - p.double().mean().item()
+    if stochastic:
+        # A step moves one in ulp / lr by ulp: the deviation of so many rare events is their root
+        assert moved == pytest.approx(steps * lr, rel=5 * (ulp / lr / steps / n) ** 0.5)
+    else:
+        assert moved == 0
+
+
+def test_exp_avg_sq_decays_in_bfloat16():
+    p = torch.nn.Parameter(torch.ones(1 << 14, dtype=BF16))
+    optimizer = FusedAdamW([p], lr=0.0, state_dtype=BF16)
+    p.grad = torch.zeros_like(p)
+    optimizer.step()
+    optimizer.state[p]["exp_avg_sq"].fill_(1.0)
+    for _ in range(100):
+        optimizer.step()
+    mean = optimizer.state[p]["exp_avg_sq"].double().mean().item()
+    assert mean == pytest.approx(0.999**100, rel=1e-3)
