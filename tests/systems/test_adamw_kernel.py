@@ -337,12 +337,15 @@ def test_gpu_eager_steps_never_wait_for_the_device():
     optimizer.step()
     torch.cuda.set_sync_debug_mode("error")
     try:
+        with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+            optimizer.state[parameters[0]]["step"].item()  # so a step that waited would raise, too
         for p in parameters:
             p.grad = p.grad.clone()
         optimizer.param_groups[0]["lr"] = 0.5
         optimizer.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert all(int(optimizer.state[p]["step"]) == 2 for p in parameters)
 
 
 @pytest.mark.gpu
