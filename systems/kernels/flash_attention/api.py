@@ -56,7 +56,9 @@ def flash_attention(
     leading = q.shape[:-2]
     # The form that torch's fused kernels take; what has another goes to its materialising one.
     q, k, v = (_four_dimensional(x) for x in (q, k, v))
-    if implementation == "auto":
+    if q.numel() == 0 or k.numel() == 0:
+        implementation = "naive"  # torch 2.11's fused kernels divide by zero and end the process
+    elif implementation == "auto":
         implementation = "sdpa"
     else:
         reason = why_not(q, k, v, is_causal, implementation)
