@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.results_folder import ResultsFolder
 from tests.slurm_cluster import SlurmCluster, why_not
 
 pytest.register_assert_rewrite("tests.adamw_cases")
@@ -25,3 +27,27 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClu
         pytest.skip(reason)
     with SlurmCluster(tmp_path_factory.mktemp("slurm"), max_array_size=10) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ResultsFolder:
+    """A results folder to which nothing was submitted yet."""
+    return ResultsFolder(tmp_path / "out")
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which a benchmark that is run here leaves its files."""
+    monkeypatch.setenv("RUN_ARTIFACTS", str(tmp_path / "artifacts"))
+    return tmp_path / "artifacts"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For tiny matrices: threads that wait for one another would take most of the time."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

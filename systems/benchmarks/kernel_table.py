@@ -14,24 +14,20 @@ of the operators that it calls.
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
+
+from systems.benchmarks.kernel_names import kernel_class, short_name
 
 PHASES = ("forward", "backward", "optimizer")
 STEP = "train_step"  # all three together
 ATTENTION_RANGES = ("attention_scores", "attention_softmax", "attention_output")
 _BACKWARD = "_backward"
 LIMIT = 10  # rows of a table: the rest is a few percent
-NAME_LENGTH = 120
 
-KernelClass = Literal[
-    "matmul", "softmax", "attention", "elementwise", "reduction", "copy", "optimizer", "other"
-]
 Event = dict[str, Any]
 T = TypeVar("T")
 
@@ -341,64 +337,3 @@ def _softmax_facts(ranges: dict[str, list[Work]], steps: int) -> dict[str, Any]:
             phase: round(softmax[phase] / ms, 6) for phase, ms in matmul.items() if ms
         },
     }
-
-
-# ---- names of kernels ----------------------------------------------------------------------------
-
-# The first that is found in a name decides: a fused attention's name may hold gemm, a softmax's
-# reduce, a copy's elementwise; and Inductor's hold every operator that was fused.
-_CLASSES: tuple[tuple[KernelClass, str], ...] = (
-    ("matmul", r"^triton_(tem|mm)_"),
-    ("elementwise", r"^triton_(poi|for)_"),
-    ("softmax", r"^triton_(red|per)_.*softmax"),
-    ("reduction", r"^triton_(red|per)_"),
-    # CatArrayBatchedCopy is torch.cat and torch.stack.
-    ("copy", r"^mem(cpy|set)|copy_kernel|CatArray|"
-             r"^aten::(copy_|_to_copy|to|clone|cat|stack|contiguous)$"),
-    ("optimizer", r"multi_tensor_apply|adam|^aten::_foreach"),
-    ("attention", r"flash|fmha|sdpa|attention"),
-    ("softmax", r"softmax"),
-    # nvjet and xmma are cuBLAS's own; splitKreduce adds up the parts of one product.
-    ("matmul", r"gemm|gemv|cutlass|xmma|nvjet|cublas|splitk|"
-               r"^aten::(mm|bmm|addmm|baddbmm|matmul|linear|mv|dot)$"),
-    ("reduction", r"reduce|^aten::(sum|mean|amax|max|argmax|norm)$"),
-    ("elementwise", r"elementwise|vectorized|unrolled|triu|tril|"
-                    r"^aten::(add|sub|mul|div|neg|pow|square|rsqrt|sqrt|exp|silu|sigmoid|fill|"
-                    r"zero|masked_fill|where|silu_backward)_?$"),
-)  # fmt: skip
-
-
-_NAMESPACES = (
-    "at::native::", "binary_internal::", "(anonymous namespace)::", "<unnamed>::", "std::", "c10::",
-)  # fmt: skip
-
-
-@cache
-def kernel_class(name: str) -> KernelClass:
-    """What a kernel does, or on a CPU an operator, as its name tells."""
-    return next((kind for kind, pattern in _CLASSES if re.search(pattern, name, re.I)), "other")
-
-
-def short_name(name: str) -> str:
-    """A kernel's name without its return type, arguments and namespaces, at most NAME_LENGTH long:
-    both ends are kept, since what an elementwise kernel does is said late."""
-    name = _without_arguments(name.removeprefix("void "))
-    for namespace in _NAMESPACES:
-        name = name.replace(namespace, "")
-    name = " ".join(name.replace(" >", ">").split())
-    if len(name) <= NAME_LENGTH:
-        return name
-    half = (NAME_LENGTH - 3) // 2
-    return f"{name[: NAME_LENGTH - 3 - half]}...{name[-half:]}"
-
-
-def _without_arguments(name: str) -> str:
-    """What stands before the parenthesis that the last one closes."""
-    if not name.endswith(")"):
-        return name
-    depth = 0
-    for i in range(len(name) - 1, 0, -1):
-        depth += (name[i] == ")") - (name[i] == "(")
-        if not depth:
-            return name[:i].rstrip()
-    return name

@@ -24,15 +24,10 @@ from systems.benchmarks.memory_timeline import Owner, kinds, read_timeline
 from systems.benchmarks.saved_tensors import block_report, saved_tensors, storage_bytes
 from systems.benchmarks.step_timing import phases_of
 from systems.benchmarks.training import make_training
+from tests.tiny_training import no_gpu
 
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+pytestmark = pytest.mark.usefixtures("artifacts")
 TINY: dict[str, Any] = {"size": "tiny", "context_length": 24, "batch_size": 3, "vocab_size": 50}
-
-
-@pytest.fixture(autouse=True)
-def artifacts(tmp_path, monkeypatch):
-    monkeypatch.setenv("RUN_ARTIFACTS", str(tmp_path / "artifacts"))
-    return tmp_path / "artifacts"
 
 
 def params(**given: Any) -> Params:

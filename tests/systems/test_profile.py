@@ -1,5 +1,4 @@
-"""The profile study: which range a kernel belongs to, on a trace written by hand, and what kernels
-do by their names; on a processor, and on a GPU, real profiles of a small training."""
+"""The profile study: real profiles of a small training, on a processor and on a GPU."""
 
 from __future__ import annotations
 
@@ -17,300 +16,22 @@ from pydantic import ValidationError
 
 from systems.accounting import softmax_over_matmul_flops
 from systems.benchmarks.base import Unsupported
-from systems.benchmarks.kernel_table import (
-    ATTENTION_RANGES,
-    NAME_LENGTH,
-    PHASES,
-    kernel_class,
-    kernel_facts,
-    profile_of,
-    short_name,
-)
+from systems.benchmarks.kernel_table import ATTENTION_RANGES, PHASES
 from systems.benchmarks.profile import PROFILED_STEPS, Params, predict, run
 from systems.benchmarks.ranges import annotated_naive, has_attention_ranges
 from systems.benchmarks.under_nsys import run_under_nsys
 from systems.kernels.flash_attention import naive
+from tests.tiny_training import no_gpu
 
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+pytestmark = pytest.mark.usefixtures("artifacts")
 TINY: dict[str, Any] = {
     "size": "tiny", "context_length": 24, "batch_size": 2, "vocab_size": 50,
     "warmup_steps": 1, "measure_steps": 2,
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def artifacts(tmp_path, monkeypatch):
-    monkeypatch.setenv("RUN_ARTIFACTS", str(tmp_path / "artifacts"))
-    return tmp_path / "artifacts"
-
-
 def params(**given: Any) -> Params:
     return Params.model_validate(TINY | given)
-
-
-# ---- names ---------------------------------------------------------------------------------------
-
-ELEMENTWISE = (
-    "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, "
-    "float, at::native::binary_internal::MulFunctor<float> >, std::array<char*, 3ul> >(int, "
-    "at::native::BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float>"
-    " >, std::array<char*, 3ul>)"
-)
-COPY = (
-    "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::"
-    "direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda()"
-    "#7}::operator()() const::{lambda(float)#1}>(at::TensorIteratorBase&, at::native::"
-    "direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda()"
-    "#7}::operator()() const::{lambda(float)#1} const&)::{lambda(int)#1}>(int, at::native::"
-    "gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()"
-    "#3}::operator()() const::{lambda()#7}::operator()() const::{lambda(float)#1}>(at::"
-    "TensorIteratorBase&, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3"
-    "}::operator()() const::{lambda()#7}::operator()() const::{lambda(float)#1} const&)::{lambda("
-    "int)#1})"
-)
-REDUCE = (
-    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, "
-    "float, float, float>, unsigned int, float, 4, 4> >(at::native::ReduceOp<float, at::native::"
-    "MeanOps<float, float, float, float>, unsigned int, float, 4, 4>)"
-)
-ADAM = (
-    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
-    "namespace)::FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::"
-    "FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)1, false>, float const*>(int)"
-)
-NAMES = {
-    "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_tn_align1>(T1::Params)": "matmul",
-    "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma": "matmul",
-    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1": "matmul",
-    "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT": "matmul",
-    "ampere_sgemm_128x64_tn": "matmul",
-    "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 4, 4, true>(int)": "matmul",
-    "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4>(int)": "matmul",
-    "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float>(int)": "matmul",
-    "triton_tem_fused_mm_3": "matmul",
-    "void (anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>(int)":
-        "softmax",
-    "void at::native::(anonymous namespace)::cunn_SoftMaxForwardSmem<4, float, float>(int)":
-        "softmax",
-    "void at::native::(anonymous namespace)::cunn_SoftMaxBackward<4, float, float>(int)":
-        "softmax",
-    "triton_per_fused__softmax__to_copy_mul_2": "softmax",
-    "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64>>(int)":
-        "attention",
-    "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::Params)": "attention",
-    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3f_64x64x64": "attention",
-    ELEMENTWISE: "elementwise",
-    "void at::native::unrolled_elementwise_kernel<at::native::FillFunctor<float>>(int)":
-        "elementwise",
-    "void at::native::triu_tril_kernel<bool, int, true, 1, false>(int)": "elementwise",
-    "triton_poi_fused__scaled_dot_product_cudnn_attention_transpose_3": "elementwise",
-    REDUCE: "reduction",
-    "triton_red_fused__to_copy_mean_mul_pow_rsqrt_1": "reduction",
-    COPY: "copy",
-    "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 4>(float*)":
-        "copy",
-    "Memcpy DtoD (Device -> Device)": "copy",
-    "Memset (Device)": "copy",
-    ADAM: "optimizer",
-    "adamw_kernel": "optimizer",
-    "void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>(int)": "other",
-    "aten::bmm": "matmul",
-    "aten::_softmax_backward_data": "softmax",
-    "aten::_fused_adamw_": "optimizer",
-    "aten::copy_": "copy",
-    "aten::mul": "elementwise",
-    "aten::sum": "reduction",
-    "aten::empty": "other",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_a_kernel_does_is_told_by_its_name(name):
-    assert kernel_class(name) == NAMES[name]
-
-
-def test_a_name_is_shown_without_arguments_and_namespaces():
-    assert short_name(next(iter(NAMES))) == (
-        "cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_tn_align1>"
-    )
-    assert short_name(ELEMENTWISE) == (
-        "vectorized_elementwise_kernel<4, BinaryFunctor<float, float, float, "
-        "MulFunctor<float>>, array<char*, 3ul>>"
-    )
-    assert short_name("Memcpy DtoD (Device -> Device)") == "Memcpy DtoD"
-    assert short_name("ampere_sgemm_128x64_tn") == "ampere_sgemm_128x64_tn"
-
-
-def test_a_long_name_keeps_both_ends():
-    short = short_name(COPY)
-    assert len(short) == NAME_LENGTH and "..." in short
-    assert short.startswith("elementwise_kernel<128, 2, ") and short.endswith("::{lambda(int)#1}>")
-
-
-# ---- a trace by hand -----------------------------------------------------------------------------
-
-MAIN, AUTOGRAD, STREAM = 1, 2, 7
-
-
-def event(cat: str, name: str, ts: float, dur: float, tid: int = MAIN, **args: Any) -> dict:
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
-
-
-class Trace:
-    """Events of steps on a GPU, as torch.profiler exports them."""
-
-    def __init__(self) -> None:
-        self.events: list[dict] = []
-
-    def range(self, name: str, start: float, end: float) -> None:
-        self.events.append(event("user_annotation", name, start, end - start))
-
-    def operator(self, name: str, start: float, end: float, tid: int = MAIN, **args: Any) -> None:
-        self.events.append(event("cpu_op", name, start, end - start, tid, **args))
-
-    def launch(
-        self, at: float, name: str, start: float, end: float, tid: int = MAIN, cat: str = "kernel"
-    ) -> None:
-        number = len(self.events)
-        runtime = event("cuda_runtime", "cudaLaunchKernel", at, 1, tid, correlation=number)
-        work = event(cat, name, start, end - start, STREAM, correlation=number)
-        self.events += [work, runtime]  # in the file kernels may come first
-
-
-def step(trace: Trace, at: float) -> None:
-    """1000 us: forward 300, backward 500, optimizer 100. Kernels run after they were launched, and
-    after the range that launched them, but for the phases."""
-    number = int(at)  # autograd counts on
-    trace.range("forward", at, at + 300)
-    trace.range("attention_scores", at + 10, at + 30)
-    trace.range("attention_softmax", at + 30, at + 50)
-    trace.range("attention_output", at + 50, at + 70)
-    # aten::matmul shows the number of the node that aten::bmm makes; aten::ones makes none, and
-    # shows the softmax's while still in the range of the scores.
-    trace.operator("aten::matmul", at + 11, at + 20, **{"Sequence number": number})
-    trace.operator("aten::bmm", at + 12, at + 19, **{"Sequence number": number})
-    trace.operator("aten::ones", at + 21, at + 22, **{"Sequence number": number + 1})
-    trace.operator("aten::softmax", at + 31, at + 40, **{"Sequence number": number + 1})
-    trace.operator("aten::bmm", at + 51, at + 60, **{"Sequence number": number + 2})
-    trace.operator("aten::mm", at + 80, at + 90, **{"Sequence number": number + 3})
-    trace.launch(at + 13, "sgemm_scores", at + 20, at + 60)  # 40
-    trace.launch(at + 32, "softmax_warp_forward", at + 60, at + 80)  # 20
-    trace.launch(at + 52, "sgemm_output", at + 80, at + 120)  # 40
-    trace.launch(at + 82, "sgemm_mlp", at + 150, at + 250)  # 100
-    trace.range("backward", at + 300, at + 800)
-    node = "autograd::engine::evaluate_function: "
-    for i, name in enumerate(("MmBackward0", "BmmBackward0", "SoftmaxBackward0", "BmmBackward0")):
-        trace.operator(
-            node + name, at + 310 + 10 * i, at + 319 + 10 * i, AUTOGRAD,
-            **{"Sequence number": number + 3 - i, "Fwd thread id": 1},
-        )  # fmt: skip
-    trace.launch(at + 311, "sgemm_mlp", at + 320, at + 520, AUTOGRAD)  # 200
-    trace.launch(at + 321, "sgemm_output", at + 520, at + 600, AUTOGRAD)  # 80
-    trace.launch(at + 331, "softmax_warp_backward", at + 600, at + 630, AUTOGRAD)  # 30
-    trace.launch(at + 341, "sgemm_scores", at + 630, at + 700, AUTOGRAD)  # 70
-    trace.launch(at + 342, "Memset (Device)", at + 700, at + 720, AUTOGRAD, "gpu_memset")  # 20
-    trace.range("optimizer", at + 800, at + 900)
-    trace.range("Optimizer.step#AdamW.step", at + 801, at + 890)
-    trace.launch(at + 810, "multi_tensor_apply_kernel", at + 820, at + 880)  # 60
-    trace.launch(at + 950, "sgemm_between_steps", at + 955, at + 960)
-
-
-@pytest.fixture
-def facts() -> dict[str, Any]:
-    trace = Trace()
-    step(trace, 1000)
-    step(trace, 2000)
-    return kernel_facts(profile_of(trace.events))
-
-
-def test_each_kernel_belongs_to_the_range_that_launched_it(facts):
-    kernels = {
-        name: {row["kernel"]: row["time_ms"] for row in rows}
-        for name, rows in facts["kernels"].items()
-    }
-    assert kernels == {
-        "forward": {
-            "sgemm_mlp": 0.1, "sgemm_output": 0.04, "sgemm_scores": 0.04,
-            "softmax_warp_forward": 0.02,
-        },
-        "backward": {
-            "sgemm_mlp": 0.2, "sgemm_output": 0.08, "sgemm_scores": 0.07,
-            "softmax_warp_backward": 0.03, "Memset": 0.02,
-        },
-        "optimizer": {"multi_tensor_apply_kernel": 0.06},
-        "train_step": {
-            "sgemm_mlp": 0.3, "sgemm_output": 0.12, "sgemm_scores": 0.11,
-            "multi_tensor_apply_kernel": 0.06, "softmax_warp_backward": 0.03,
-            "softmax_warp_forward": 0.02, "Memset": 0.02,
-        },
-        "attention_scores": {"sgemm_scores": 0.04},
-        "attention_softmax": {"softmax_warp_forward": 0.02},
-        "attention_output": {"sgemm_output": 0.04},
-        "attention_scores_backward": {"sgemm_scores": 0.07, "Memset": 0.02},
-        "attention_softmax_backward": {"softmax_warp_backward": 0.03},
-        "attention_output_backward": {"sgemm_output": 0.08},
-    }  # fmt: skip
-    assert facts["counted"] == "GPU kernels" and facts["profiled_steps"] == 2
-
-
-def test_shares_and_sums_by_hand(facts):
-    assert facts["kernel_ms"]["forward"] == 0.2
-    assert facts["kernel_ms"]["train_step"] == 0.66
-    assert facts["matmul_share"]["forward"] == 0.9
-    assert facts["matmul_share"]["optimizer"] == 0
-    assert facts["matmul_share"]["train_step"] == pytest.approx(0.53 / 0.66, abs=1e-6)
-    assert facts["top_kernel"]["train_step"] == "sgemm_mlp"
-    assert facts["top_kernel_share"]["train_step"] == pytest.approx(0.3 / 0.66, abs=1e-6)
-    assert facts["range_ms"] == {
-        "forward": 0.3, "backward": 0.5, "optimizer": 0.1, "train_step": 0.9,
-    }  # fmt: skip
-    assert facts["busy_share"]["forward"] == pytest.approx(200 / 300, abs=1e-6)
-    assert facts["busy_share"]["train_step"] == pytest.approx(660 / 900, abs=1e-6)
-    row = facts["kernels"]["train_step"][0]
-    assert row["class"] == "matmul" and row["calls"] == 2
-
-
-def test_softmax_against_the_products_of_attention_alone(facts):
-    assert facts["softmax_ms"] == {"forward": 0.02, "backward": 0.03}
-    assert facts["attention_matmul_ms"] == {"forward": 0.08, "backward": 0.15}
-    assert facts["softmax_over_matmul_time"] == {"forward": 0.25, "backward": 0.2}
-
-
-def test_kernels_at_once_are_busy_once():
-    trace = Trace()
-    for name, start in (("forward", 0), ("backward", 100), ("optimizer", 200)):
-        trace.range(name, start, start + 100)
-        trace.launch(start + 1, "sgemm", start + 10, start + 60)
-        trace.launch(start + 2, "sgemm", start + 20, start + 40)
-    facts = kernel_facts(profile_of(trace.events))
-    assert facts["kernel_ms"]["forward"] == 0.07
-    assert facts["busy_share"] == dict.fromkeys((*PHASES, "train_step"), 0.5)
-
-
-def test_a_kernel_whose_launch_was_lost_belongs_to_the_phase_in_which_it_ran():
-    trace = Trace()
-    step(trace, 1000)
-    lost = event("kernel", "sgemm_lost", 1900 - 50, 10, STREAM, correlation=-1)
-    facts = kernel_facts(profile_of([*trace.events, lost]))
-    assert "sgemm_lost" in {row["kernel"] for row in facts["kernels"]["optimizer"]}
-
-
-def test_an_operator_has_its_own_time_only():
-    trace = Trace()
-    for name, start in (("forward", 0), ("backward", 100), ("optimizer", 200)):
-        trace.range(name, start, start + 100)
-    trace.operator("aten::linear", 10, 60)
-    trace.operator("aten::t", 11, 14)
-    trace.operator("aten::mm", 20, 55)
-    trace.operator("aten::resize_", 20, 22)  # as early as its caller
-    trace.operator("aten::mul", 60, 70)  # begins as the one before ends
-    facts = kernel_facts(profile_of(trace.events))
-    assert {row["kernel"]: row["time_ms"] for row in facts["kernels"]["forward"]} == {
-        "aten::mm": 0.033, "aten::linear": 0.012, "aten::mul": 0.01, "aten::t": 0.003,
-        "aten::resize_": 0.002,
-    }  # fmt: skip
-    assert facts["counted"].startswith("CPU operators")
-    assert facts["busy_share"]["forward"] == 0.6
 
 
 def test_operations_of_softmax_by_hand():
@@ -318,9 +39,6 @@ def test_operations_of_softmax_by_hand():
     assert softmax_over_matmul_flops("forward", 64) == 5 / 256
     assert softmax_over_matmul_flops("backward", 64) == 4 / 512
     assert predict(params())["softmax_over_matmul_flops"]["forward"] == 5 / 64  # heads of 16
-
-
-# ---- real profiles -------------------------------------------------------------------------------
 
 
 def test_annotated_attention_is_naive_attention():
