@@ -13,11 +13,18 @@ import pytest
 from jobs.expand import Run, expand
 from jobs.manifest import Manifest, write_manifest
 from jobs.record import Failure, Measurements, Record, RecordWriter
+from jobs.schema import Table
+from jobs.status import observe
 from jobs.strict_yaml import InputError
 from jobs.submission import Options, prepare
 from jobs.sweep import LoadedSweep, load_sweep
+from jobs.tables import fill, frame
 
 CPU = "cpu: Test Processor"
+H200 = "NVIDIA H200"
+GIB = 2**30
+TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"  # a sweep file begins so
+GRID = "grid: {size: [1, 2], mode: [fast, exact]}\n"  # and may go on so
 Outcome = dict[str, Any] | None  # what a record says of its run; None: it left none
 
 
@@ -114,3 +121,9 @@ def record(
         failure=Failure.model_validate(failure) if failure else None,
         artifacts=told.get("artifacts"),
     )
+
+
+def table(folder: ResultsFolder, **view: Any) -> list[dict[str, str]]:
+    """A table's rows, as a reader sees them."""
+    shown = frame(fill(observe(folder.path), Table(name="t", **view)))
+    return [{str(k): v for k, v in row.items()} for row in shown.to_dict("records")]

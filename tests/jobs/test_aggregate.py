@@ -18,16 +18,9 @@ from jobs.entries import entries
 from jobs.schema import Plot
 from jobs.status import observe
 from jobs.tables import fill
-from tests.results_folder import CPU, ResultsFolder, load, ok
+from tests.results_folder import CPU, GRID, TOY, ResultsFolder, load, ok
 
 ROOT = Path(__file__).parents[2]
-TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"
-GRID = "grid: {size: [1, 2], mode: [fast, exact]}\n"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> ResultsFolder:
-    return ResultsFolder(tmp_path / "out")
 
 
 SPECIAL = """\

@@ -19,10 +19,9 @@ from jobs.compare import MIN_SAMPLES, bootstrap_ratio, compare, verdict
 from jobs.local_queue import process_handle
 from jobs.manifest import write_handles
 from jobs.status import observe
-from tests.results_folder import CPU, Outcome, ResultsFolder, failed, load, ok
+from tests.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
 
 ROOT = Path(__file__).parents[2]
-TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"
 Fate = Callable[[dict[str, Any], int], Outcome]
 
 

@@ -11,15 +11,9 @@ from jobs.entries import entries
 from jobs.schema import Table
 from jobs.sheets import Sheet, make_sheet
 from jobs.status import observe
-from tests.results_folder import CPU, Outcome, ResultsFolder, failed, load, ok
+from tests.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
 
-TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"
 MIB = 2**20
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> ResultsFolder:
-    return ResultsFolder(tmp_path / "out")
 
 
 def sheet(folder: ResultsFolder, **view: Any) -> Sheet:

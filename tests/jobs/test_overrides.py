@@ -9,10 +9,7 @@ import pytest
 from jobs.expand import expand
 from jobs.strict_yaml import InputError
 from jobs.sweep import load_sweep
-from tests.results_folder import errors, load, params_of, write
-
-TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"
-
+from tests.results_folder import TOY, errors, load, params_of, write
 
 # ---- base ----------------------------------------------------------------------------------------
 

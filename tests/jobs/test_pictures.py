@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from tests.jobs.test_aggregate import cli
-from tests.results_folder import Outcome, ResultsFolder, failed, load, ok
+from tests.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
 
 ROOT = Path(__file__).parents[2]
-TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"
 PNG = b"\x89PNG of "
 
 

@@ -14,9 +14,8 @@ from jobs.manifest import Job
 from jobs.plan import Task, pack, split_done, tasks_of, worst_case_gpu_hours
 from jobs.record import FAILED, RERUN, Record
 from jobs.submission import Options, prepare
-from tests.results_folder import CPU, ResultsFolder, failed, load, ok, record
+from tests.results_folder import CPU, TOY, ResultsFolder, failed, load, ok, record
 
-TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"
 RUN = Run("0123456789abcdef", "toy", 1, {"size": 1}, Shape(), 60.0)
 
 

@@ -14,9 +14,8 @@ from jobs.schema import TableError
 from jobs.sheets import Sheet, make_sheet
 from jobs.status import observe
 from tests.benchmarks import toy
-from tests.results_folder import ResultsFolder, errors, load, ok, write
+from tests.results_folder import TOY, ResultsFolder, errors, load, ok, write
 
-TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"
 H800 = "report-b, NVIDIA H800 PCIe"
 
 
@@ -32,11 +31,6 @@ def model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toy, "Params", Params)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> ResultsFolder:
-    return ResultsFolder(tmp_path / "out")
-
-
 def made(tmp_path: Path, folder: ResultsFolder, text: str, **measurements: Any) -> Sheet:
     """The sheet of a sweep's first table."""
     loaded = load(tmp_path, TOY + text)
@@ -45,6 +39,11 @@ def made(tmp_path: Path, folder: ResultsFolder, text: str, **measurements: Any) 
     sheet = make_sheet(seen, seen.manifests[-1].sweep.tables[0], entries(seen))
     assert sheet is not None
     return sheet
+
+
+def beside(rows: str, source: str) -> str:
+    """A table with these rows, and published figures beside them."""
+    return f"tables:\n- name: t\n  rows: [{rows}]\n  published:\n    - {{{source}}}\n"
 
 
 TRANSFORMER = """\
@@ -70,31 +69,19 @@ def test_a_figure_stands_beside_the_row_that_it_is_of(
     sheet = made(tmp_path, folder, TRANSFORMER)
     assert list(sheet.data.columns) == ["model", "context_length", "time", f"forward ({H800})"]
     assert sheet.data[f"forward ({H800})"].tolist() == [
-        "21.57",
-        "27.24",
-        "119.78",
-        "490.07",
-        "",
-        "",
-    ]
+        "21.57", "27.24", "119.78", "490.07", "", "",
+    ]  # fmt: skip
     assert "docs/published/README.md" in sheet.notes[-1]
 
 
 def test_every_source_and_gpu_has_its_own_column(tmp_path: Path, folder: ResultsFolder) -> None:
     """One source writes 2.7b, the other 2.7B; what one has not stays blank."""
-    text = """\
-fixed: {size: 1}
-grid: {model: [xl, 2.7b]}
-tables:
-  - name: t
-    rows: [model]
-    published:
-      - file: transformer.csv
-        value: forward_ms
-        on: {model: model}
-        where: {warmup_steps: 2, gpu: [unstated, nvidia geforce rtx 5090]}
-"""
-    sheet = made(tmp_path, folder, text)
+    text = "fixed: {size: 1}\ngrid: {model: [xl, 2.7b]}\n"
+    source = (
+        "file: transformer.csv, value: forward_ms, on: {model: model}, "
+        "where: {warmup_steps: 2, gpu: [unstated, nvidia geforce rtx 5090]}"
+    )
+    sheet = made(tmp_path, folder, text + beside("model", source))
     assert sheet.data.drop(columns=["model", "time"]).to_dict("list") == {
         "forward_ms (report-a, GPU unstated)": ["226.728", "334.898"],
         "forward_ms (report-b, NVIDIA GeForce RTX 5090)": ["65.76", "81.58"],
@@ -112,19 +99,12 @@ def test_a_figure_of_one_precision_is_not_shown_in_the_row_of_another(
 
 
 def test_dtypes_are_the_same_by_either_name(tmp_path: Path, folder: ResultsFolder) -> None:
-    text = """\
-grid: {size: [128], precision: [bf16, fp32]}
-tables:
-  - name: t
-    rows: [size, precision]
-    published:
-      - file: flash.csv
-        value: forward_ms
-        on: {size: seq_len, precision: dtype}
-        where: {implementation: naive, head_dim: 16.0}
-        label: naive
-"""
-    sheet = made(tmp_path, folder, text)
+    text = "grid: {size: [128], precision: [bf16, fp32]}\n"
+    source = (
+        "file: flash.csv, value: forward_ms, on: {size: seq_len, precision: dtype}, "
+        "where: {implementation: naive, head_dim: 16.0}, label: naive"
+    )
+    sheet = made(tmp_path, folder, text + beside("size, precision", source))
     assert sheet.data["naive (report-c, GPU unstated)"].tolist() == ["0.034", "0.042"]
 
 
@@ -137,15 +117,9 @@ def test_where_no_figure_fits_the_note_says_so(tmp_path: Path, folder: ResultsFo
 def test_in_a_tables_of_a_list_a_run_has_its_figure_once(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
-    text = """\
-fixed: {size: 1}
-grid: {model: [large, 2.7b]}
-tables:
-  - name: t
-    rows: [model]
-    list: kernels
-    published: [{file: top_kernel.csv, value: share_percent, on: {model: model}}]
-"""
+    text = "fixed: {size: 1}\ngrid: {model: [large, 2.7b]}\n"
+    source = "file: top_kernel.csv, value: share_percent, on: {model: model}"
+    text += beside("model", source) + "  list: kernels\n"
     sheet = made(tmp_path, folder, text, facts={"kernels": [{"name": "a"}, {"name": "b"}]})
     header = "share_percent (report-b, GPU unstated)"
     assert sheet.data[header].tolist() == ["52.6", "", "90.2", ""]
@@ -154,13 +128,8 @@ tables:
 def test_of_several_figures_none_is_taken() -> None:
     words = r"2 rows of gpu=.*, which differ in warmup_steps \(1, 2\)$"
     with pytest.raises(TableError, match=words):
-        figure(
-            "transformer.csv",
-            "forward_ms",
-            gpu="NVIDIA GeForce RTX 5090",
-            model="xl",
-            warmup_steps=[1, 2],
-        )
+        gpu = "NVIDIA GeForce RTX 5090"
+        figure("transformer.csv", "forward_ms", gpu=gpu, model="xl", warmup_steps=[1, 2])
 
 
 def test_a_figure_that_is_not_there_is_none() -> None:
@@ -193,9 +162,7 @@ def test_a_figure_that_is_not_there_is_none() -> None:
 def test_what_is_wrong_is_told_before_anything_runs(
     tmp_path: Path, source: str, place: str, words: str
 ) -> None:
-    text = "fixed: {size: 1}\ntables:\n- name: t\n  rows: [size]\n  published:\n    - {SOURCE}\n"
-    text = text.replace("SOURCE", source)
-    told = errors(write(tmp_path, TOY + text))
+    told = errors(write(tmp_path, TOY + "fixed: {size: 1}\n" + beside("size", source)))
     assert any(line.startswith(f"sweep.yaml:{place}: ") and words in line for line in told), told
 
 

@@ -12,11 +12,9 @@ from jobs.expand import expand
 from jobs.schema import Table, TableError
 from jobs.sheets import Sheet, make_sheet
 from jobs.status import observe
-from tests.results_folder import Outcome, ResultsFolder, errors, failed, load, ok, write
+from tests.results_folder import GIB, TOY, Outcome, ResultsFolder, errors, failed, load, ok, write
 
-TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"
 GRID = "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n"
-GIB = 2**30
 
 
 def outcome(params: dict[str, Any], repeat: int) -> Outcome:
@@ -36,8 +34,7 @@ def outcome(params: dict[str, Any], repeat: int) -> Outcome:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> ResultsFolder:
-    folder = ResultsFolder(tmp_path / "out")
+def folder(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
     folder.submit(load(tmp_path, TOY + GRID), outcome)
     return folder
 
