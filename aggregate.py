@@ -13,7 +13,7 @@ from collections import Counter
 from enum import StrEnum
 from html import escape
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 from urllib.parse import quote
 
 import pandas as pd
@@ -25,12 +25,14 @@ from jobs.entries import Entry, entries
 from jobs.expand import varying
 from jobs.manifest import BrokenManifest
 from jobs.pictures import Picture, copy_pictures, draw_plots
-from jobs.schema import Sweep, Table, TableError
+from jobs.schema import Plot, Sweep, Table, TableError
 from jobs.sheets import Sheet, make_sheet
 from jobs.status import Observation, observe
 from jobs.strict_yaml import InputError
 from jobs.sweep import load_sweep
 from jobs.values import shown
+
+View = TypeVar("View", Table, Plot)
 
 
 class Format(StrEnum):
@@ -70,7 +72,7 @@ def tables(
     """Print a folder's tables: every run of its sweeps has a cell."""
     seen = _observe(folder)
     sweep = seen.manifests[-1].sweep if sweep_file is None else _read(sweep_file)
-    views = list(sweep.tables) or _default_views(sweep)
+    views = [_own(view, sweep) for view in sweep.tables] or _default_views(sweep)
     if table is not None:
         views = [view for view in views if view.name == table]
         if not views:
@@ -83,7 +85,9 @@ def tables(
         except TableError as error:
             _fail(f"sweep {sweep.name}, table {view.name}: {error}")
         if sheet is None:
-            print(f"table {view.name}: no runs (where: {view.where})", file=sys.stderr)
+            here = short_name(str(view.benchmark)) in {entry.run.benchmark for entry in chosen}
+            which = f"(where: {view.where})" if here else f"of benchmark {view.benchmark!r}"
+            print(f"table {view.name}: no runs {which}", file=sys.stderr)
             continue
         for warning in sheet.warnings:
             print(f"note: table {view.name}: {warning}", file=sys.stderr)
@@ -96,6 +100,11 @@ def tables(
             print("\n\n".join(_link(picture, plot) for picture in pictures))
 
 
+def _own(view: View, sweep: Sweep) -> View:
+    """A view with its benchmark: its sweep's, which need not be that of the folder."""
+    return view.model_copy(update={"benchmark": view.benchmark or sweep.benchmark})
+
+
 def _read(path: Path) -> Sweep:
     try:
         return load_sweep(path).sweep
@@ -106,11 +115,13 @@ def _read(path: Path) -> Sweep:
 def _pictures(seen: Observation, sweep: Sweep, folder: Path, chosen: list[Entry]) -> list[Picture]:
     """Draw the sweep's plots, copy the pictures that runs left, and say on stderr which."""
     try:
-        drawn = draw_plots(seen, sweep.plots, folder, chosen)
+        drawn = draw_plots(seen, [_own(view, sweep) for view in sweep.plots], folder, chosen)
+        declared = [f"{plot.name}.png" for plot in sweep.plots]
+        pictures = drawn + copy_pictures(seen, chosen, folder, declared)
     except TableError as error:
         _fail(f"sweep {sweep.name}, plots: {error}")
-    declared = [f"{plot.name}.png" for plot in sweep.plots]
-    pictures = drawn + copy_pictures(seen, chosen, folder, declared)
+    except OSError as error:
+        _fail(f"--plot {folder}: {error.strerror}: {error.filename}")
     for name in declared:
         if name not in [picture.path.name for picture in drawn]:
             print(f"plot {name.removesuffix('.png')}: nothing measured", file=sys.stderr)

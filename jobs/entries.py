@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jobs.benchmarks import NoBenchmark, load_benchmark, short_name
-from jobs.conditions import Condition
+from jobs.conditions import Condition, ConditionError, nearest
 from jobs.expand import Run, varying
 from jobs.record import Record
 from jobs.schema import PSEUDO, Plot, Table, TableError
@@ -49,22 +49,21 @@ def entries(observation: Observation) -> list[Entry]:
         mine = by_run.get(task.run.id, set())
         kinds = [d for d in measured if d in mine or _alike(d, task)]
         if not kinds:
-            device = task.record.device if task.record else ""
-            result.append(
-                Entry(task.run, task.repeat, device, task.state, task.record, task.detail)
-            )
-            continue
+            result.append(_observed(task, task.record.device if task.record else ""))
         for device in kinds:
             here = best.get((task.run.id, task.repeat, device))
             if here is not None:
                 result.append(Entry(task.run, task.repeat, device, here.status, here))
             elif len(kinds) == 1 or task.record is None:
-                result.append(
-                    Entry(task.run, task.repeat, device, task.state, task.record, task.detail)
-                )
+                result.append(_observed(task, device))
             else:
                 result.append(Entry(task.run, task.repeat, device, "missing", None))
     return result
+
+
+def _observed(task: TaskState, device: str) -> Entry:
+    """A task as its folder has it, whatever the device."""
+    return Entry(task.run, task.repeat, device, task.state, task.record, task.detail)
 
 
 def _alike(device: str, task: TaskState) -> bool:
@@ -76,25 +75,49 @@ def _alike(device: str, task: TaskState) -> bool:
 def selected(
     observation: Observation, view: Table | Plot, chosen: list[Entry] | None = None
 ) -> list[Entry]:
-    """The runs that a view shows."""
+    """The runs that a view shows: those of its benchmark for which its `where` holds.
+
+    Raises:
+        TableError: the view names a parameter that no run has, or cannot be compared so.
+    """
     chosen = entries(observation) if chosen is None else chosen
-    chosen = _of_one_benchmark(chosen, view.benchmark or observation.manifests[-1].sweep.benchmark)
+    benchmark = view.benchmark or observation.manifests[-1].sweep.benchmark
+    chosen = [entry for entry in chosen if entry.run.benchmark == short_name(benchmark)]
+    if not chosen:
+        return []
+    dims = [name for name in dimensions(view) if name not in PSEUDO]
+    chosen = _with_defaults(chosen, benchmark, dims)
+    known = sorted(chosen[0].run.params)
+    for name in dims:
+        if name not in known:
+            raise TableError(f"no run has a parameter {name!r}{nearest(name, known)}")
     if view.where:
-        keep = Condition(view.where, sorted({k for entry in chosen for k in entry.run.params}))
-        chosen = [entry for entry in chosen if keep(entry.run.params)]
+        try:
+            keep = Condition(view.where, known)
+            chosen = [entry for entry in chosen if keep(entry.run.params)]
+        except ConditionError as error:
+            raise TableError(f"where: {error}") from error
     return chosen
 
 
-def _of_one_benchmark(chosen: list[Entry], name: str) -> list[Entry]:
-    """The runs of a benchmark. A parameter that is younger than a run had its default there."""
-    chosen = [entry for entry in chosen if entry.run.benchmark == short_name(name)]
+def dimensions(view: Table | Plot) -> list[str]:
+    """What a view says that its rows and columns, or its axes and lines, are of."""
+    if isinstance(view, Plot):
+        return [*view.facet, view.x, *view.series]
+    return [*view.rows, *view.columns]
+
+
+def _with_defaults(chosen: list[Entry], benchmark: str, dims: list[str]) -> list[Entry]:
+    """The runs of a benchmark, all with the same parameters: one that is younger than a run had its
+    default there."""
     names = dict.fromkeys(name for entry in chosen for name in entry.run.params)
-    if all(len(entry.run.params) == len(names) for entry in chosen):
+    if names.keys() >= set(dims) and all(len(e.run.params) == len(names) for e in chosen):
         return chosen
     try:
-        defaults = load_benchmark(name).json_defaults
+        defaults = load_benchmark(benchmark).json_defaults
     except NoBenchmark as error:
         raise TableError(str(error)) from error
+    names |= dict.fromkeys(name for name in dims if name in defaults)
     return [
         replace(
             entry,
@@ -133,7 +156,7 @@ def in_order(keys: set[Key], dims: list[str], order: Order) -> list[Key]:
     return sorted(keys, key=rank)
 
 
-def part(entry: Entry, name: str, phase: str = "", value: str = "") -> Any:
+def coordinate(entry: Entry, name: str, phase: str = "", value: str = "") -> Any:
     """What a run has in one dimension of a table."""
     if name in PSEUDO:
         own = {"phase": phase, "value": value, "device": entry.device, "repeat": entry.repeat}
@@ -149,7 +172,7 @@ def not_told_apart(chosen: list[Entry], dims: list[str]) -> list[str]:
     groups: dict[Key, dict[str, Run]] = {}
     for entry in chosen:
         known = [name for name in (*dims, *needed) if name not in ("phase", "value")]
-        key = tuple(part(entry, name) for name in known)
+        key = tuple(coordinate(entry, name) for name in known)
         groups.setdefault(key, {})[entry.run.id] = entry.run
     for runs in groups.values():
         if len(runs) > 1:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from jobs.entries import Entry, Key, declared, in_order, not_told_apart, part, selected
+from jobs.entries import Entry, Key, coordinate, declared, in_order, not_told_apart, selected
 from jobs.expand import varying
 from jobs.schema import Table, measured_in, plain, units_of_measure
 from jobs.status import Observation
-from jobs.tables import describe, unique
+from jobs.tables import describe, unique_header
 from jobs.values import convert, fact_of, fact_value, shown, shown_failure
 
 LIMIT = 10  # rows a run, where the table does not say
@@ -33,13 +33,13 @@ class Listed:
         """The rows as text. What became of a run stands in its first column."""
         data: dict[str, list[str]] = {}
         for i, dim in enumerate(self.dims):
-            data[unique(dim, data)] = [plain(key[i]) for key in self.keys]
+            data[unique_header(dim, data)] = [plain(key[i]) for key in self.keys]
         found = [item for item in self.items if isinstance(item, dict)]
         names = list(dict.fromkeys(name for item in found for name in item))
         for i, name in enumerate(names or [_last_part(self.view)]):
             header, show = _column(name, [item.get(name) for item in found], self.view.unit)
             instead = [item if isinstance(item, str) and i == 0 else "" for item in self.items]
-            data[unique(header, data)] = [
+            data[unique_header(header, data)] = [
                 show(item.get(name)) if isinstance(item, dict) else text
                 for item, text in zip(self.items, instead, strict=True)
             ]
@@ -55,7 +55,7 @@ def listed(observation: Observation, view: Table, chosen: list[Entry]) -> Listed
         dims.append("repeat")
     by_key: dict[Key, list[dict[str, Any]] | str] = {}
     for entry in chosen:
-        by_key[tuple(part(entry, name) for name in dims)] = _items(entry, view)
+        by_key[tuple(coordinate(entry, name) for name in dims)] = _items(entry, view)
     limit = view.limit or LIMIT
     keys: list[Key] = []
     items: list[dict[str, Any] | str] = []

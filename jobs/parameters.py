@@ -16,7 +16,7 @@ from jobs.conditions import Check, Condition, ConditionError, UnknownParameter, 
 from jobs.schema import AXES, Scalar, Sweep
 from jobs.strict_yaml import Document, Problem
 from jobs.strict_yaml import Path as DataPath
-from jobs.validate import benchmark_of, entries, literal_check, measured, value_check
+from jobs.validate import benchmark_of, literal_check, run_blocks, valid_entries, value_check
 
 ByBenchmark = dict[str, Condition]  # a comparison, as each benchmark that it is for reads it
 
@@ -87,7 +87,7 @@ class _Checks:
     def __init__(self, document: Document, benchmarks: Benchmarks):
         self.document = document
         self.benchmarks = benchmarks
-        self.measured = measured(document, benchmarks)
+        self.run_blocks = run_blocks(document, benchmarks)
         self.checks: dict[str, Check] = {b.name: value_check(b) for b in benchmarks}
         self.problems: list[Problem] = []
 
@@ -112,8 +112,8 @@ class _Checks:
         at the top of the file, unless every case that has one replaces it."""
         if prefix:
             return [benchmark_of(block, self.benchmarks)]
-        inherit = {b.name: b for case, b in self.measured if case is block or not replaced(case)}
-        every = {b.name: b for _, b in self.measured}
+        inherit = {b.name: b for case, b in self.run_blocks if case is block or not replaced(case)}
+        every = {b.name: b for _, b in self.run_blocks}
         return list((inherit or every).values())
 
     def parameters(self) -> None:
@@ -148,7 +148,7 @@ class _Checks:
         having = [benchmark for benchmark in given if name in benchmark.fields]
         if having or prefix:
             return having
-        return [benchmark for _, benchmark in self.measured if name in benchmark.fields][:1]
+        return [benchmark for _, benchmark in self.run_blocks if name in benchmark.fields][:1]
 
     def unknown(self, path: DataPath, name: str, prefix: DataPath, block: dict[str, Any]) -> None:
         given = self.benchmarks_of(prefix, block, lambda case: False)
@@ -172,7 +172,8 @@ class _Checks:
 
     def conditions(self) -> None:
         """Each `exclude` and the filter: parameters that exist, values that these can have."""
-        for path, item in entries(self.document, "exclude", dict[str, Scalar | list[Scalar]] | str):
+        kind = dict[str, Scalar | list[Scalar]] | str
+        for path, item in valid_entries(self.document, "exclude", kind):
             if not item:
                 self.at(path, "exclude: an empty entry would exclude every run")
             elif isinstance(item, str):

@@ -57,11 +57,10 @@ def read(file: str) -> Figures:
     Raises:
         TableError: there is none of this name; naming those that there are.
     """
-    path = FOLDER / file
-    if not path.is_file():
-        known = sorted(path.name for path in FOLDER.glob("*.csv"))
+    known = sorted(path.name for path in FOLDER.glob("*.csv"))
+    if file not in known:
         raise TableError(f"no published figures {file!r}{nearest(file, known)}")
-    with path.open(encoding="utf-8", newline="") as lines:
+    with (FOLDER / file).open(encoding="utf-8", newline="") as lines:
         reader = csv.DictReader(lines)
         return Figures(file, list(reader.fieldnames or []), list(reader))
 
@@ -78,7 +77,7 @@ def _same(value: Any, text: str) -> bool:
         return False
 
 
-def problems(published: Published) -> list[tuple[tuple[str | int, ...], str]]:
+def entry_problems(published: Published) -> list[tuple[tuple[str | int, ...], str]]:
     """What is wrong with a table's `published` entry by itself: its place in it, and why."""
     try:
         figures = read(published.file)
@@ -169,13 +168,15 @@ def _ambiguous(figures: Figures, what: str, rows: list[dict[str, str]]) -> str:
 
 
 def figure(file: str, column: str, **where: Any) -> str | None:
-    """The one figure of a file for which these columns hold; None where there is none.
+    """The one figure in a column of a file, as printed, of the row with these values (of a list,
+    any); None where there is none.
 
     Raises:
         TableError: a file or column that is not there; several figures.
     """
     figures = read(file)
-    rows = [row for row in figures.where(where) if row[figures.column(column)]]
+    figures.column(column)
+    rows = [row for row in figures.where(where) if row[column]]
     if len(rows) > 1:
         what = ", ".join(f"{name}={value}" for name, value in where.items()) or "any kind"
         raise TableError(_ambiguous(figures, what, rows))

@@ -14,7 +14,7 @@ from jobs.lists import listed
 from jobs.published import SEE, published_columns
 from jobs.schema import Table
 from jobs.status import Observation
-from jobs.tables import fill, frame, unique
+from jobs.tables import fill, frame, unique_header
 from jobs.texts import render_text
 
 
@@ -27,8 +27,8 @@ class Sheet:
     keys: list[Key]  # of each row, their values
     data: pd.DataFrame
     notes: list[str]
-    text: str = ""  # of the sweep, with its numbers
     warnings: list[str] = field(default_factory=list)  # for who makes the report
+    text: str = ""  # of the sweep, with its numbers
 
 
 def make_sheet(observation: Observation, view: Table, chosen: list[Entry]) -> Sheet | None:
@@ -37,7 +37,7 @@ def make_sheet(observation: Observation, view: Table, chosen: list[Entry]) -> Sh
     Raises:
         TableError: what the table asks for is not known.
     """
-    heading = view.title or view.name
+    heading = " ".join((view.title or "").split()) or view.name  # one line in every format
     if view.list is not None:
         items = listed(observation, view, chosen)
         sheet = Sheet(heading, items.dims, items.keys, items.frame(), items.notes)
@@ -46,26 +46,27 @@ def make_sheet(observation: Observation, view: Table, chosen: list[Entry]) -> Sh
         if len(filled.values) == 1:  # else each column, or row, says its own
             heading += f": {filled.values[0].header}"
         sheet = Sheet(heading, filled.rows, filled.row_keys, frame(filled), filled.notes)
+        sheet = replace(sheet, warnings=filled.warnings)
     if not sheet.keys:
         return None
     sheet = _with_published(sheet, view)
     if view.text is None:
         return sheet
-    warnings: list[str] = []
+    warnings = list(sheet.warnings)
     text = render_text(observation, view, chosen, warnings.append)
     return replace(sheet, text=text, warnings=warnings)
 
 
 def _with_published(sheet: Sheet, view: Table) -> Sheet:
     """The sheet with the columns of published figures, and where to read of their sources."""
-    data, files = sheet.data, []
+    data, absent = sheet.data, []
     for source in view.published:
         columns = published_columns(source, sheet.dims, sheet.keys)
         for header, cells in columns.items():
-            data = data.assign(**{unique(header, data.columns): cells})
+            data = data.assign(**{unique_header(header, data.columns): cells})
         if not columns:
-            files.append(source.file)
-    notes = [f"{', '.join(dict.fromkeys(files))}: no figure of these rows"] if files else []
+            absent.append(source.file)
+    notes = [f"{', '.join(dict.fromkeys(absent))}: no figure of these rows"] if absent else []
     if view.published:
         notes.append(f"Published figures are of other machines and settings: see {SEE}")
     return replace(sheet, data=data, notes=[*sheet.notes, *notes])

@@ -10,21 +10,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from jobs.conditions import nearest
 from jobs.entries import (
     Entry,
     Key,
+    coordinate,
     declared,
     in_order,
     not_told_apart,
-    part,
     selected,
 )
 from jobs.expand import varying
 from jobs.predictions import predicted
+from jobs.record import Measurements
 from jobs.schema import PREDICTED, Plot, Table, plain
 from jobs.status import Observation
 from jobs.values import (
     Value,
+    measured_phases,
     phases,
     samples_of,
     shown,
@@ -46,7 +49,25 @@ class Cell:
     texts: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
+    def add(self, entry: Entry, phase: str) -> None:
+        """Put in one run's value, or what became of the run."""
+        samples: np.ndarray | str | None
+        if self.value.name.startswith(PREDICTED):
+            samples = predicted(entry.run, self.value)
+        elif entry.state != "ok" or entry.record is None:
+            self.failures.append(shown_failure(entry.record, entry.state))
+            return
+        else:
+            samples = samples_of(entry.record, self.value, phase)
+        if samples is None:
+            self.texts.append("–")
+        elif isinstance(samples, str):
+            self.texts.append(samples)
+        else:
+            self.samples.append(samples)
+
     def number(self, name: str) -> float | None:
+        """This statistic of all samples; None where there are none."""
         return statistic(np.concatenate(self.samples), name) if self.samples else None
 
     def text(self, name: str) -> str:
@@ -74,11 +95,16 @@ class Filled:
     row_keys: list[Key]
     column_keys: list[Key]
     cells: dict[tuple[Key, Key], Cell]
-    notes: list[str]
+    notes: list[str]  # for who reads the table
+    warnings: list[str]  # for who makes it
 
 
 def fill(observation: Observation, view: Table | Plot, chosen: list[Entry] | None = None) -> Filled:
-    """Put every run of the folder in its place in a view."""
+    """Put every run that a view shows in its place.
+
+    Raises:
+        TableError: it names what no run has, or a prediction failed.
+    """
     chosen = selected(observation, view, chosen)
     values = values_of(view)
     rows, columns = _dims(view, chosen)
@@ -93,16 +119,17 @@ def fill(observation: Observation, view: Table | Plot, chosen: list[Entry] | Non
     for entry in chosen:
         for value in values:
             for phase in wanted[value.name]:
-                row = tuple(part(entry, name, phase, value.name) for name in rows)
-                column = tuple(part(entry, name, phase, value.name) for name in columns)
-                add(cells.setdefault((row, column), Cell(value)), entry, phase)
+                row = tuple(coordinate(entry, name, phase, value.name) for name in rows)
+                column = tuple(coordinate(entry, name, phase, value.name) for name in columns)
+                cells.setdefault((row, column), Cell(value)).add(entry, phase)
     order = declared(observation)
     order["phase"] = {phase: i for i, phase in enumerate(every)}
     order["value"] = {value.name: i for i, value in enumerate(values)}
     row_keys = in_order({row for row, _ in cells}, rows, order)
     column_keys = in_order({column for _, column in cells}, columns, order)
     notes = describe(chosen, _sampling(chosen, view, cells.values()))
-    return Filled(view, values, rows, columns, row_keys, column_keys, cells, notes)
+    warnings = _unknown_phases(chosen, view)
+    return Filled(view, values, rows, columns, row_keys, column_keys, cells, notes, warnings)
 
 
 def _dims(view: Table | Plot, chosen: list[Entry]) -> tuple[list[str], list[str]]:
@@ -116,29 +143,10 @@ def _dims(view: Table | Plot, chosen: list[Entry]) -> tuple[list[str], list[str]
     return [name for name in swept if name not in columns], columns
 
 
-def add(cell: Cell, entry: Entry, phase: str) -> None:
-    """Put one run's value into its cell, or what became of the run."""
-    samples: np.ndarray | str | None
-    if cell.value.name.startswith(PREDICTED):
-        samples = predicted(entry.run, cell.value)
-    elif entry.state != "ok" or entry.record is None:
-        cell.failures.append(shown_failure(entry.record, entry.state))
-        return
-    else:
-        samples = samples_of(entry.record, cell.value, phase)
-    if samples is None:
-        cell.texts.append("–")
-    elif isinstance(samples, str):
-        cell.texts.append(samples)
-    else:
-        cell.samples.append(samples)
-
-
 def _phases(chosen: list[Entry], view: Table | Plot, in_rows: bool) -> dict[str, list[str]]:
     """By value, the phases to show: as the view says, else all that were measured. What has no
     phase of its own stands in the row of every phase, but in one column."""
-    given = [view.phase] if isinstance(view.phase, str) else list(view.phase or [])
-    measured = [e.record.measurements for e in chosen if e.record and e.record.measurements]
+    given, measured = _given_phases(view), _measurements(chosen)
     seen: dict[str, list[str]] = {}
     for value in values_of(view):
         found = dict.fromkeys(phase for m in measured for phase in phases(m, value.name))
@@ -148,9 +156,24 @@ def _phases(chosen: list[Entry], view: Table | Plot, in_rows: bool) -> dict[str,
     return {name: found or instead for name, found in seen.items()}
 
 
+def _given_phases(view: Table | Plot) -> list[str]:
+    return [view.phase] if isinstance(view.phase, str) else list(view.phase or [])
+
+
+def _measurements(chosen: list[Entry]) -> list[Measurements]:
+    return [e.record.measurements for e in chosen if e.record and e.record.measurements]
+
+
+def _unknown_phases(chosen: list[Entry], view: Table | Plot) -> list[str]:
+    """Phases that a view names and that none of its runs measured, though some were measured."""
+    has = list(dict.fromkeys(p for m in _measurements(chosen) for p in measured_phases(m)))
+    unknown = [phase for phase in _given_phases(view) if has and phase not in has]
+    return [f"no run has phase {phase!r}{nearest(phase, has)}" for phase in unknown]
+
+
 def describe(chosen: list[Entry], sampled: str = "") -> list[str]:
-    """Where the numbers come from, and why there is no record where a worker left none: it says
-    nothing, its job's state does."""
+    """The notes under a table: on which devices, how `sampled`, and of runs without a record what
+    their jobs' states say of why."""
     devices = ", ".join(dict.fromkeys(entry.device for entry in chosen if entry.device))
     first = "; ".join(text for text in (devices, sampled) if text)
     told = Counter(
@@ -196,19 +219,19 @@ def frame(filled: Filled) -> pd.DataFrame:
     name = view.statistic
     data: dict[str, list[str]] = {}
     for i, dim in enumerate(filled.rows):
-        data[unique(dim, data)] = [_told(filled, dim, key[i]) for key in filled.row_keys]
+        data[unique_header(dim, data)] = [_told(filled, dim, key[i]) for key in filled.row_keys]
     baseline = view.baseline if isinstance(view, Table) else None
     for column in filled.column_keys:
         header = _header(filled, column)
         cells = [filled.cells.get((row, column)) for row in filled.row_keys]
-        data[unique(header, data)] = [cell.text(name) if cell else "" for cell in cells]
+        data[unique_header(header, data)] = [cell.text(name) if cell else "" for cell in cells]
         if baseline:
             base = tuple(
                 baseline.get(dim, own) for dim, own in zip(filled.columns, column, strict=True)
             )
             if base != column:
                 against = " ".join(plain(value) for value in baseline.values())
-                data[unique(f"{header} vs {against}", data)] = [
+                data[unique_header(f"{header} vs {against}", data)] = [
                     _speedup(filled, row, column, base) for row in filled.row_keys
                 ]
     return pd.DataFrame(data)
@@ -227,7 +250,7 @@ def _told(filled: Filled, dim: str, own: Any) -> str:
     return plain(own)
 
 
-def unique(header: str, data: Iterable[str]) -> str:
+def unique_header(header: str, data: Iterable[str]) -> str:
     """A header that no column has yet."""
     taken = set(data)
     while header in taken:
@@ -237,7 +260,7 @@ def unique(header: str, data: Iterable[str]) -> str:
 
 def _speedup(filled: Filled, row: Key, column: Key, base: Key) -> str:
     """How many times better than the baseline; what became of either where there is no number."""
-    name = {"mean_std": "mean"}.get(filled.view.statistic, filled.view.statistic)
+    name = filled.view.statistic
     cell, reference = filled.cells.get((row, column)), filled.cells.get((row, base))
     if cell is None:
         return ""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from jobs.benchmarks import Benchmark, Benchmarks, adapter, short_name
 from jobs.conditions import Check, Condition, ConditionError, nearest
-from jobs.published import problems
+from jobs.published import entry_problems
 from jobs.schema import (
     NAMED,
     PREDICTED,
@@ -150,7 +150,7 @@ def literal_check(benchmark: Benchmark) -> Check:
     return checked
 
 
-def entries(document: Document, key: str, kind: Any) -> Iterator[tuple[DataPath, Any]]:
+def valid_entries(document: Document, key: str, kind: Any) -> Iterator[tuple[DataPath, Any]]:
     """The entries of a list that are as the schema wants them; of the others the schema tells."""
     items = document.data.get(key)
     is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
@@ -162,7 +162,9 @@ def entries(document: Document, key: str, kind: Any) -> Iterator[tuple[DataPath,
             continue
 
 
-def measured(document: Document, benchmarks: Benchmarks) -> list[tuple[dict[str, Any], Benchmark]]:
+def run_blocks(
+    document: Document, benchmarks: Benchmarks
+) -> list[tuple[dict[str, Any], Benchmark]]:
     """The blocks that give runs, each with its benchmark: the cases, or else the sweep itself."""
     cases = document.data.get("cases")
     blocks = [case for case in cases if isinstance(case, dict)] if isinstance(cases, list) else []
@@ -176,11 +178,11 @@ def benchmark_of(block: dict[str, Any], benchmarks: Benchmarks) -> Benchmark:
 
 def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
     """What is wrong with a sweep's tables and plots: each is of one benchmark."""
-    used = {benchmark.name: benchmark for _, benchmark in measured(document, benchmarks)}
+    used = {benchmark.name: benchmark for _, benchmark in run_blocks(document, benchmarks)}
     problems: list[Problem] = []
     for key, kind in (("tables", Table), ("plots", Plot)):
         names: set[str] = set()
-        for path, view in entries(document, key, kind):
+        for path, view in valid_entries(document, key, kind):
             if view.name in names:
                 what = f"{key}: two are named {view.name!r}"
                 problems.append(Problem(document.at((*path, "name")), what))
@@ -193,6 +195,14 @@ def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
                 where = document.at((*path, "benchmark"))
                 problems.append(Problem(where, what + nearest(wanted, list(used))))
     return problems
+
+
+def unknown_value(name: str) -> str | None:
+    """That no value has this name, and which do; None where one has."""
+    if name in VALUES or (name.startswith(NAMED) and name not in NAMED):
+        return None
+    hint = nearest(name, [*VALUES, *(f"{prefix}<name>" for prefix in NAMED)])
+    return f"{name!r} is not known{hint}"
 
 
 class _View:
@@ -233,7 +243,7 @@ class _View:
                     listed = ", ".join(table.rows) or "there are none"
                     what = f"on: {name!r} is none of the table's rows ({listed})"
                     self.at_key((*path, "published", i, "on", name), what)
-            for place, what in problems(source):
+            for place, what in entry_problems(source):
                 self.at((*path, "published", i, *place), what)
         if table.text is not None:
             from jobs.texts import text_problems  # with what reads records: only where needed
@@ -252,14 +262,18 @@ class _View:
         self.baseline(path, table)
 
     def value_and_unit(self, path: DataPath, view: Table | Plot) -> None:
+        phases = [view.phase] if isinstance(view.phase, str) else view.phase or []
+        for i, phase in enumerate(phases):
+            if phase in phases[:i]:  # its samples would count twice
+                self.at((*path, "phase", i), f"phase: {phase!r} stands there twice")
         values = [view.value] if isinstance(view.value, str) else view.value
         for i, value in enumerate(values):
             place = (*path, "value", i)  # that of the value itself where it is no list
             if value in values[:i]:
                 self.at(place, f"value: {value!r} stands there twice")
-            if value not in VALUES and (not value.startswith(NAMED) or value in NAMED):
-                hint = nearest(value, [*VALUES, *(f"{prefix}<name>" for prefix in NAMED)])
-                self.at(place, f"value: {value!r} is not known{hint}")
+            unknown = unknown_value(value)
+            if unknown:
+                self.at(place, f"value: {unknown}")
                 return
             if value.startswith(PREDICTED) and not self.benchmark.predicts:
                 what = f"value: benchmark {self.benchmark.name!r} has no predict(params)"

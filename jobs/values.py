@@ -100,6 +100,11 @@ def by_rank(measurements: Measurements, phase: str) -> list[np.ndarray]:
     return [np.asarray(rank, dtype=float) for rank in ranks]
 
 
+def measured_phases(measurements: Measurements) -> list[str]:
+    """The phases of which anything was measured."""
+    return list(dict.fromkeys([*measurements.samples_ms, *measurements.peak_memory_bytes]))
+
+
 def phases(measurements: Measurements, value: str) -> list[str]:
     """The phases for which a value can be shown."""
     m = measurements
@@ -167,7 +172,8 @@ def fact_of(facts: Any, path: list[str]) -> Any:
 
 
 def number_of(facts: Any, value: Value) -> np.ndarray | str | None:
-    """A fact, or a prediction, that is a number or text. Its name says what it is measured in."""
+    """A fact, or a prediction, of this name: one number in the value's unit, or text; None where
+    there is none. Its name says what it was measured in."""
     fact = fact_of(facts, value.name.split(".")[1:])
     if isinstance(fact, str):
         return fact

@@ -18,7 +18,8 @@ from jobs.entries import entries
 from jobs.schema import Plot
 from jobs.status import observe
 from jobs.tables import fill
-from tests.results_folder import CPU, GRID, TOY, ResultsFolder, load, ok
+from tests.benchmarks import toy
+from tests.results_folder import CPU, GRID, TOY, ResultsFolder, load, ok, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -237,3 +238,69 @@ def test_views_of_a_sweep_file_that_is_wrong(tmp_path: Path, special: ResultsFol
     wrong.write_text(SPECIAL.replace("rows: [size],", "rows: [sise],"))
     code, _, err = cli(special.path, "--views", wrong)
     assert code == 2 and "wrong.yaml:6" in err and "did you mean 'size'" in err
+
+
+def test_views_of_another_benchmark_show_none_of_the_folders_runs(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: ok(1.0))
+    views = """\
+        name: other
+        benchmark: attention
+        fixed: {implementation: naive, seq_len: 1, head_dim: 8}
+        tables: [{name: t, rows: [seq_len], where: head_dim > 1}]
+        plots: [{name: p, x: seq_len}]
+        """
+    path = write(tmp_path, views, "other.yaml")
+    code, out, err = cli(folder.path, "--views", path, "--plot", tmp_path / "plots")
+    assert (code, out) == (0, "")
+    assert "table t: no runs of benchmark 'attention'\nplot p: nothing measured\n" in err
+
+
+def test_views_may_name_parameters_that_are_younger_than_all_runs(
+    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: ok(2.0))
+
+    class Params(toy.Params):
+        depth: int = 4
+        width: int
+
+    monkeypatch.setattr(toy, "Params", Params)
+    views = TOY + "fixed: {size: 1, width: 2}\ntables: [{name: t, rows: [NAME]}]\n"
+    path = write(tmp_path, views.replace("NAME", "depth"), "younger.yaml")
+    code, out, _ = cli(folder.path, "--views", path, "--format", "csv")
+    assert code == 0 and "depth,time\n4,2.000\n" in out
+    write(tmp_path, views.replace("NAME", "width"), "younger.yaml")
+    code, _, err = cli(folder.path, "--views", path)
+    assert code == 2
+    assert err.startswith("sweep toy, table t: no run has a parameter 'width' (valid: causal, ")
+    write(tmp_path, views.replace("rows: [NAME]", "where: width > 1"), "younger.yaml")
+    code, _, err = cli(folder.path, "--views", path)
+    assert code == 2 and "table t: where: 'width > 1': 'width' is not a parameter" in err
+
+
+def test_a_phase_that_nothing_measured_is_told(tmp_path: Path, folder: ResultsFolder) -> None:
+    text = TOY + "fixed: {size: 1}\ntables: [{name: t, phase: [forwrd, forward]}]\n"
+    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    code, _, err = cli(folder.path)
+    assert code == 0
+    assert "note: table t: no run has phase 'forwrd'; did you mean 'forward'?" in err
+
+
+def test_a_heading_is_one_line_in_every_format(tmp_path: Path, folder: ResultsFolder) -> None:
+    text = (
+        TOY
+        + 'fixed: {size: 1}\ntables: [{name: t, title: "first\\nsecond"}, {name: u, title: " "}]\n'
+    )
+    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    _, out, _ = cli(folder.path, "--format", "csv")
+    headings = [line for line in out.splitlines() if "time" in line and line.startswith("#")]
+    assert headings == ["# first second: time (ms)", "# u: time (ms)"]
+
+
+def test_a_folder_for_plots_that_cannot_be_made(special: ResultsFolder, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, _, err = cli(special.path, "--plot", tmp_path / "file")
+    assert code == 2
+    assert err.endswith(f"--plot {tmp_path}/file: File exists: {tmp_path}/file\n")

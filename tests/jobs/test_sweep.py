@@ -167,6 +167,11 @@ def test_one_error_with_its_place(tmp_path: Path, text: str, place: str, words: 
     assert words in told
 
 
+def test_a_phase_that_stands_twice_would_count_its_samples_twice(tmp_path: Path) -> None:
+    told = toy_errors(tmp_path, ONE + "tables: [{name: t, phase: [forward, backward, forward]}]\n")
+    assert told == ["sweep.yaml:4:47: phase: 'forward' stands there twice"]
+
+
 def test_a_wrong_key_among_several_forms(tmp_path: Path) -> None:
     told = toy_errors(tmp_path, "fixed: {size: 1}\norder: {shufle: 1}\n")
     assert any("4:9: unknown key 'shufle'; did you mean 'shuffle'" in line for line in told)

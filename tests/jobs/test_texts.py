@@ -155,6 +155,12 @@ def test_a_run_that_no_sweep_has_is_told_to_who_makes_the_report(folder: Results
         ('{{ published("flsh.csv", "forward_ms") }}', "did you mean 'flash.csv'"),
         ('{{ published("flash.csv", "forward_ms", seq_len=128) }}', "which differ in head_dim"),
         ('{{ published("flash.csv", "forward_ms", seq_len=7) }}', "no forward_ms of seq_len=7"),
+        ('{{ published("../../README.md", "a") }}', "no published figures '../../README.md'"),
+        ('{{ published("README.md", "a") }}', "no published figures 'README.md' (valid: "),
+        ('{% set u = "GiB" %}{{ value("time", unit=u) }}', "'time' cannot be shown in 'GiB'"),
+        ('{{ "{x}".format(1) }}', "line 1: 'x'"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth"),
+        ("{{ 10 ** (10 ** 5) }}", "Exceeds the limit"),
     ],
 )  # fmt: skip
 def test_a_wrong_text_is_an_error(folder: ResultsFolder, text: str, words: str) -> None:
@@ -183,6 +189,52 @@ def test_what_can_be_told_without_records_is_told_before_anything_runs(
     (told,) = errors(write(tmp_path, sweep))
     assert told.startswith("sweep.yaml:6:11: ")
     assert words in told
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{{ value() }}", "line 1: value(): missing a required argument: 'name'"),
+        ("{{ state('fast') }}", "line 1: state(): too many positional arguments"),
+        ("{{ value('time', 'forward', 'avg') }}", "line 1: no statistic 'avg'"),
+        ("{{ value('time', unit='GiB') }}", "'time' cannot be shown in 'GiB' (valid: us, ms, s)"),
+        ("{{ value(none) }}", "value 'None' is not known"),
+        ("{{ value('mfu', unit='s') }}", "'mfu' cannot be shown in 's' (valid: none but its own)"),
+        ("{{ state(size=-1) }}", "size: given -1, expected greater than or equal to 1"),
+        ("{{ published('flsh.csv', 'gpu') }}", "did you mean 'flash.csv'"),
+        ("{{ published('flash.csv', 'ms', seq_len=1) }}", "flash.csv has no column 'ms'"),
+        ("{{ published('flash.csv', 'gpu', seq_len=1) }}", "flash.csv has no gpu of seq_len=1"),
+        ("{% include 'a' %}", "line 1: a text cannot take in another"),
+        ("{{ " + 300 * "(" + "1" + 300 * ")" + " }}", "text: nested too deeply"),
+        ("{{ 10 ** (10 ** 5) }}", "text: Exceeds the limit"),
+    ],
+)
+def test_a_call_that_cannot_be_right_is_told_before_anything_runs(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    (told,) = errors(
+        write(tmp_path, TOY + f'fixed: {{size: 1}}\ntables: [{{name: t, text: "{text}"}}]\n')
+    )
+    assert told.startswith("sweep.yaml:4:26: text: ")
+    assert words in told
+
+
+def test_what_a_call_takes_from_elsewhere_is_not_judged_before_it_is_there(tmp_path: Path) -> None:
+    text = (
+        "{% set u = 's' %}{{ value('time', 'forward', unit=u, **{'size': 1}) }}"
+        "{{ value(*['time']) }}{{ published('flash.csv', u, seq_len=1) }}"
+    )
+    sweep = TOY + f'fixed: {{size: 1}}\ntables: [{{name: t, text: "{text}"}}]\n'
+    assert expand(load(tmp_path, sweep)).runs
+
+
+def test_a_phase_that_nothing_measured_is_told_to_who_makes_the_report(
+    folder: ResultsFolder,
+) -> None:
+    made = sheet(folder, '{{ value("time", "forwrd", size=1, mode="fast") }}')
+    assert made.text == "not measured"
+    (warning,) = made.warnings
+    assert warning.startswith("text: value('time'): no phase 'forwrd'; did you mean 'forward'?")
 
 
 def test_a_text_that_fits_several_runs_is_told_before_anything_runs(tmp_path: Path) -> None:
