@@ -46,7 +46,7 @@ def sole_queue(folder: Path, force: bool = False) -> Iterator[None]:
                     "--force measures everything beside it"
                 ) from None
         except OSError:
-            pass
+            pass  # this file system has no locks
         else:
             _sign(handle)
         yield

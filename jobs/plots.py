@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.entries import Entry
-from jobs.schema import Plot
+from jobs.schema import Plot, plain
 from jobs.status import Observation
 from jobs.tables import Filled, fill
 
@@ -48,7 +48,7 @@ def draw(
         heights: list[float] = []
         xs: list[Any] = []
         for column, (x, y) in lines[facet].items():
-            label = " ".join(str(part) for part in column) or value.label
+            label = " ".join(map(plain, column)) or value.label
             panel.plot(x, y, marker="o", markersize=3, color=colours[column], label=label)
             heights += y
             xs += x
@@ -60,7 +60,9 @@ def draw(
         else:
             panel.set_ylim(bottom=0)
         panel.set_title(
-            ", ".join(f"{n} {v}" for n, v in zip(names, facet, strict=True)), fontsize=9
+            ", ".join(f"{n} {plain(v)}" for n, v in zip(names, facet, strict=True)),
+            fontsize=9,
+            parse_math=False,
         )
         panel.grid(alpha=0.3)
         panel.set_xlabel(plot.x)
@@ -71,11 +73,13 @@ def draw(
         for panel in panels.flat
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
+    legend = figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     device = ", ".join(
         {record.device: None for record in observation.records if record.status == "ok"}
     )
-    figure.suptitle(f"{plot.title or plot.name}\n{device}", fontsize=10)
+    figure.suptitle(f"{plot.title or plot.name}\n{device}", fontsize=10, parse_math=False)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{plot.name}.png"
     figure.savefig(path, dpi=110)
@@ -90,6 +94,9 @@ def _without(key: tuple[Any, ...], index: int) -> tuple[Any, ...]:
 def _lines(
     filled: Filled, facet: tuple[Any, ...], x_at: int
 ) -> dict[Any, tuple[list[Any], list[float]]]:
+    """By column, the positions and heights of its line in one panel: numbers in their order, others
+    as text, in the sweep's."""
+    numeric = all(_is_number(row[x_at]) for row in filled.row_keys)
     result = {}
     for column in filled.column_keys:
         points = []
@@ -97,16 +104,22 @@ def _lines(
             cell = filled.cells.get((row, column))
             number = cell.number(filled.view.statistic) if cell else None
             if _without(row, x_at) == facet and number is not None:
-                points.append((row[x_at], number))
+                x = row[x_at] if numeric else plain(row[x_at]).replace("$", r"\$")  # no formula
+                points.append((x, number))
         if points:
-            points.sort()
+            if numeric:
+                points.sort()
             result[column] = ([x for x, _ in points], [y for _, y in points])
     return result
 
 
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
 def _log_base(xs: list[Any]) -> int | None:
     """2 or 10 where the positions are powers of it, else None."""
-    if len(xs) < 3 or not all(isinstance(x, (int, float)) and x > 0 for x in xs):
+    if len(xs) < 3 or not all(_is_number(x) and x > 0 for x in xs):
         return None
     if all(isinstance(x, int) and x & (x - 1) == 0 for x in xs):
         return 2

@@ -179,7 +179,10 @@ def describe(chosen: list[Entry], sampled: str = "") -> list[str]:
     told = Counter(
         f"{entry.state}: {entry.detail}" for entry in chosen if not entry.record and entry.detail
     )
-    reasons = [f"{reason} ({count} runs)" for reason, count in told.most_common(MAX_REASONS)]
+    reasons = [
+        f"{reason} ({count} run{'s' if count > 1 else ''})"
+        for reason, count in told.most_common(MAX_REASONS)
+    ]
     if len(told) > MAX_REASONS:
         reasons.append(f"and {len(told) - MAX_REASONS} more reasons (python -m jobs status)")
     return [*([first] if first else []), *reasons]

@@ -304,3 +304,22 @@ def test_a_folder_for_plots_that_cannot_be_made(special: ResultsFolder, tmp_path
     code, _, err = cli(special.path, "--plot", tmp_path / "file")
     assert code == 2
     assert err.endswith(f"--plot {tmp_path}/file: File exists: {tmp_path}/file\n")
+
+
+def test_a_plot_of_any_words_and_of_no_numbers_is_drawn(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    """What looks like a formula is none; of null and 2, which is less, nobody knows."""
+    text = """\
+        name: toy
+        benchmark: tests.benchmarks.toy
+        grid: {size: [2, 3], label: ["$x_{$", _], window: [null, 2], causal: [true, false]}
+        plots:
+          - {name: p, title: "$y_{$", x: window, series: [label], facet: [size, causal]}
+          - {name: q, x: label, series: [window], facet: [causal]}
+          - {name: r, x: causal, series: [label], facet: [window]}
+        """
+    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    code, _, err = cli(folder.path, "--plot", tmp_path / "plots")
+    assert code == 0
+    assert err.splitlines() == [f"{tmp_path}/plots/{name}.png" for name in "pqr"]
