@@ -1,6 +1,8 @@
 """The arithmetic behind the tables: FLOPs, bytes, memory, communication, hardware peaks. No torch.
 
 Every function is pure; what is not known (a GPU that is not listed) is None, never a guess.
+`python -m systems.accounting` works through what parallel training communicates and keeps, with
+`feed_forward` and `xxl`, which are not handed on here.
 """
 
 from systems.accounting.attention import (
@@ -9,8 +11,24 @@ from systems.accounting.attention import (
     materialised_attention_bytes,
     softmax_over_matmul_flops,
 )
-from systems.accounting.communication import all_reduce_bus_bytes
-from systems.accounting.hardware import DTYPE_BYTES, peak_flops
+from systems.accounting.collectives import (
+    all_gather_seconds,
+    all_reduce_bus_bytes,
+    all_reduce_seconds,
+    predicted_all_reduce_seconds,
+    reduce_scatter_seconds,
+    ring_bytes,
+    whole_tensor_all_reduce_seconds,
+)
+from systems.accounting.data_parallel import (
+    best_bucket_bytes,
+    best_bucket_count,
+    ddp_overhead_seconds,
+    predicted_ddp_overhead_seconds,
+    rank_state_bytes,
+    step_sent_bytes,
+)
+from systems.accounting.hardware import DTYPE_BYTES, link_bandwidth, memory_bytes, peak_flops
 from systems.accounting.transformer import (
     MODEL_SIZES,
     Attention,
@@ -39,21 +57,35 @@ __all__ = [
     "Precision",
     "TransformerSize",
     "activation_bytes",
+    "all_gather_seconds",
     "all_reduce_bus_bytes",
+    "all_reduce_seconds",
     "attention_bytes",
     "attention_flops",
+    "best_bucket_bytes",
+    "best_bucket_count",
     "best_checkpoint_interval",
     "block_gradient_bytes",
     "block_parameters",
     "block_saved_bytes",
+    "ddp_overhead_seconds",
+    "link_bandwidth",
     "materialised_attention_bytes",
+    "memory_bytes",
     "model_state_bytes",
     "optimizer_step_bytes",
     "peak_flops",
     "peak_memory_bytes",
+    "predicted_all_reduce_seconds",
+    "predicted_ddp_overhead_seconds",
+    "rank_state_bytes",
+    "reduce_scatter_seconds",
     "residual_stream_bytes",
+    "ring_bytes",
     "softmax_over_matmul_flops",
+    "step_sent_bytes",
     "transformer_flops",
     "transformer_parameters",
     "weight_copy_bytes",
+    "whole_tensor_all_reduce_seconds",
 ]
