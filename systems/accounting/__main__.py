@@ -1,0 +1,67 @@
+"""Communication and memory of parallel training, worked out: each answer with its formula, the
+numbers put in and what comes out.
+
+python -m systems.accounting
+python -m systems.accounting --model 2.7b --world-size 2 --tokens 131072
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from systems.accounting.feed_forward import FeedForward
+from systems.accounting.transformer import MODEL_SIZES
+from systems.accounting.worked_data_parallel import (
+    show_buckets,
+    show_hardware,
+    show_ring,
+    show_states,
+)
+from systems.accounting.worked_feed_forward import show_feed_forward, show_xxl
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m systems.accounting",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    number = _at_least(1)
+    parser.add_argument("--model", choices=MODEL_SIZES, default="xl", help="whose state (xl)")
+    parser.add_argument("--world-size", type=_at_least(2), default=8, help="ranks, n (8)")
+    parser.add_argument(
+        "--call-us",
+        type=number,
+        default=20,
+        help="microseconds of a call beside its bytes, o (20: supposed, not measured)",
+    )
+    # The model of the assignment's 2026 leaderboard, and its batch of 2 x 32,768.
+    parser.add_argument(
+        "--d-model", type=number, default=4096, help="of the feed-forward, D (4096)"
+    )
+    parser.add_argument("--d-ff", type=number, default=11008, help="of the feed-forward, F (11008)")
+    parser.add_argument("--tokens", type=number, default=65536, help="a batch, B (65536)")
+    options = parser.parse_args()
+
+    show_hardware()
+    show_ring(options.model, options.world_size)
+    show_buckets(options.model, options.world_size, options.call_us * 1e-6)
+    show_states(options.model, options.world_size)
+    layer = FeedForward(options.d_model, options.d_ff)
+    show_feed_forward(layer, options.tokens, options.world_size)
+    show_xxl(options.tokens)
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            message = f"given {text!r}, expected a whole number, at least {least}"
+            raise argparse.ArgumentTypeError(message)
+        return int(text)
+
+    return whole_number
+
+
+if __name__ == "__main__":
+    main()
