@@ -32,7 +32,7 @@ def show_hardware() -> None:
     table(rows)
     say(
         "W of a GPU is all its NVLinks, one direction; it holds within one NVLink domain. W of v5p "
-        "is one axis of the torus, both ways round. Times are the least that these allow; what NCCL "
+        "is one axis of the torus, both ways round. Times are the least these allow; what NCCL "
         "reaches is in docs/results/all_reduce.md."
     )
 
