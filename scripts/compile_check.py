@@ -21,18 +21,39 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the systems of this checkout
 from systems.kernels.flash_attention.backward_kernel import delta_kernel, dkdv_kernel, dq_kernel
 from systems.kernels.flash_attention.combine_kernel import combine_kernel, sum_kernel
-from systems.kernels.flash_attention.configurations import Tile, block_d, configuration
+from systems.kernels.flash_attention.configurations import (
+    Configuration,
+    Tile,
+    block_d,
+    configuration,
+)
 from systems.kernels.flash_attention.forward_kernel import forward_kernel
 from systems.kernels.flash_attention.launch import MOVED
+from systems.kernels.flash_attention.parts_kernel import parts_kernel
 from tests.hopper import compile_for_hopper, resources
 
 SHARED_LIMIT = 227 << 10  # bytes a program may have on sm_90
 HEAD_DIMS = (16, 32, 64, 80, 128)
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-PASSES = {"forward": forward_kernel, "dkdv": dkdv_kernel, "dq": dq_kernel}
-MOVERS = {"delta": delta_kernel, "combine": combine_kernel, "sum": sum_kernel}
-FLOAT32 = {"lse", "delta", "parts", "part_lse"}  # pointers
-OF_INPUTS = {"query", "key", "value", "out", "dout", "dkey", "dvalue", "dquery"}
+KINDS = {
+    "bf16": (torch.bfloat16, "bf16x6"), "fp16": (torch.float16, "bf16x6"),
+    "fp32": (torch.float32, "bf16x6"), "tf32": (torch.float32, "tf32"),
+}  # fmt: skip
+# Bytes of a thread: float32 in parts of 128 columns does not fit, and all else tried was slower.
+ALLOWED_SPILLS = {("fp32", 128, "dk"): 24, ("fp32", 128, "dq"): 56}
+PASSES = {
+    "forward": forward_kernel, "dkdv": dkdv_kernel, "dk": dkdv_kernel, "dv": dkdv_kernel,
+    "dq": dq_kernel,
+}  # fmt: skip
+MOVERS = {
+    "delta": delta_kernel, "combine": combine_kernel, "sum": sum_kernel, "parts": parts_kernel
+}  # fmt: skip
+# Pointers by what they point to
+FLOAT32 = {"lse", "delta", "parts", "part_lse"} | {
+    f"{which}_whole" for which in ("first", "second", "third", "fourth")
+}
+MULTIPLIED = {"query", "key", "value", "dout"}
+WRITTEN = {"out", "other", "dkey", "dvalue", "dquery"}
 
 
 class Resources(NamedTuple):
@@ -41,47 +62,77 @@ class Resources(NamedTuple):
     registers: int
     spilled: int
     shared: int
+    warps: int
     ptx: str
+
+    @property
+    def resident(self) -> int:
+        """Programs that a multiprocessor has room for: 65,536 registers, 228 KiB, 64 warps."""
+        registers = -(-self.registers // 8) * 8 * 32 * self.warps
+        return min(65_536 // registers, (228 << 10) // (self.shared + 1024), 64 // self.warps)
+
+
+def passes(tiles: Configuration) -> dict[str, Tile]:
+    """The passes that a configuration launches."""
+    if tiles.dv is None:
+        return {"forward": tiles.forward, "dkdv": tiles.dkdv, "dq": tiles.dq}
+    return {"forward": tiles.forward, "dk": tiles.dkdv, "dv": tiles.dv, "dq": tiles.dq}
 
 
 def compile_pass(
-    name: str, head_dim: int, dtype: torch.dtype, is_causal: bool, tile: Tile
+    name: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    is_causal: bool,
+    tile: Tile,
+    precision: str = "bf16x6",
 ) -> Resources:
     """A kernel of PASSES for contiguous, aligned inputs."""
+    sums = {"dkdv": {"DK": True, "DV": True}, "dk": {"DK": True, "DV": False}}
+    sums["dv"] = {"DK": False, "DV": True}
+    in_parts = dtype == torch.float32 and precision == "bf16x6"
     constants = {
         "HEAD_DIM": head_dim, "BLOCK_D": block_d(head_dim), "BLOCK_Q": tile.block_q,
-        "BLOCK_K": tile.block_k, "IS_CAUSAL": is_causal, "PRECISION": "tf32x3",
-        "STAGES": tile.num_stages,
+        "BLOCK_K": tile.block_k, "IS_CAUSAL": is_causal, "PARTS": 3 if in_parts else 1,
+        "PRECISION": "tf32" if precision == "tf32" else "ieee", "STAGES": tile.num_stages,
+        **sums.get(name, {}),
     }  # fmt: skip
-    return _compile(PASSES[name], constants, head_dim, dtype, tile.num_warps)
+    multiplied = torch.bfloat16 if in_parts else dtype
+    return _compile(PASSES[name], constants, head_dim, multiplied, dtype, tile.num_warps)
 
 
 def compile_mover(name: str, head_dim: int, dtype: torch.dtype) -> Resources:
     """A kernel of MOVERS for contiguous, aligned inputs."""
     columns = block_d(head_dim)
     constants = {"HEAD_DIM": head_dim, "ROWS": MOVED // columns, "COLUMNS": columns}
-    return _compile(MOVERS[name], constants, head_dim, dtype, 4)
+    return _compile(MOVERS[name], constants, head_dim, dtype, dtype, 4)
 
 
 def _compile(
-    kernel: Any, constants: dict[str, Any], head_dim: int, dtype: torch.dtype, warps: int
+    kernel: Any,
+    constants: dict[str, Any],
+    head_dim: int,
+    multiplied: torch.dtype,
+    written: torch.dtype,
+    warps: int,
 ) -> Resources:
-    def kind(argument: str) -> str:
-        if argument in FLOAT32:
-            return "*fp32"
-        if argument in OF_INPUTS:
-            return f"*{NAMES[dtype]}"
-        return "fp32" if argument in ("scale", "scale_log2e") else "i32"
+    kinds = {
+        **dict.fromkeys(FLOAT32, "*fp32"),
+        **dict.fromkeys(MULTIPLIED, f"*{NAMES[multiplied]}"),
+        **dict.fromkeys(WRITTEN, f"*{NAMES[written]}"),
+        "scale": "fp32",
+        "scale_log2e": "fp32",
+    }
 
     def is_aligned(argument: str) -> bool:
-        if argument in FLOAT32 | OF_INPUTS:
+        if kinds.get(argument, "").startswith("*"):
             return True
         return head_dim % 16 == 0 and argument.endswith(("_split", "_batch", "_head", "_row"))
 
     names = kernel.arg_names
     made = compile_for_hopper(
         kernel,
-        {name: kind(name) for name in names if name not in constants},
+        {name: kinds.get(name, "i32") for name in names if name not in constants},
         constants,
         warps,
         divisible_by_16=[name for name in names if is_aligned(name)],
@@ -89,27 +140,32 @@ def _compile(
     with tempfile.TemporaryDirectory() as folder:
         used = resources(made, Path(folder))
     spilled = used["STACK"] + used["LOCAL"]
-    return Resources(used["REG"], spilled, made.metadata.shared, made.asm["ptx"])
+    return Resources(used["REG"], spilled, made.metadata.shared, warps, made.asm["ptx"])
 
 
 def main() -> int:
     rows: list[list[object]] = []
     bad = 0
-    for dtype, head_dim in product(NAMES, HEAD_DIMS):
-        made: list[tuple[list[object], Resources]] = []
-        for name, is_causal in product(PASSES, (True, False)):
-            tile: Tile = getattr(configuration(head_dim, dtype), name)
-            found = compile_pass(name, head_dim, dtype, is_causal, tile)
-            made.append(([name, "causal" if is_causal else "full", *tile], found))
+    for (label, (dtype, precision)), head_dim in product(KINDS.items(), HEAD_DIMS):
+        tiles = configuration(head_dim, dtype, precision)
+        for (name, tile), is_causal in product(passes(tiles).items(), (True, False)):
+            found = compile_pass(name, head_dim, dtype, is_causal, tile, precision)
+            wrong = "" if found.shared <= SHARED_LIMIT else "TOO MUCH SHARED MEMORY"
+            if found.spilled > ALLOWED_SPILLS.get((label, head_dim, name), 0):
+                wrong = "SPILLS"
+            elif is_causal and found.resident != tile.resident:
+                wrong = f"{found.resident} RESIDENT"
+            bad += bool(wrong)
+            mask = "causal" if is_causal else "full"
+            row = [label, head_dim, name, mask, *tile, *found[:2], found.shared / 1024, wrong]
+            rows.append(row)
         for name in MOVERS:
-            made.append(([name, *[""] * 5], compile_mover(name, head_dim, dtype)))
-        for labels, found in made:
-            wrong = found.spilled > 0 or found.shared > SHARED_LIMIT
-            bad += wrong
-            row = [NAMES[dtype], head_dim, *labels, *found[:2], found.shared / 1024]
-            rows.append([*row, "WRONG" if wrong else ""])
+            found = compile_mover(name, head_dim, dtype)
+            bad += bool(found.spilled)
+            row = [label, head_dim, name, *[""] * 6, *found[:2], found.shared / 1024]
+            rows.append([*row, "SPILLS" if found.spilled else ""])
     headers = [
-        "dtype", "head_dim", "pass", "mask", "block_q", "block_k", "warps", "stages",
+        "dtype", "head_dim", "pass", "mask", "block_q", "block_k", "warps", "stages", "resident",
         "registers", "spilled bytes", "shared KiB", "",
     ]  # fmt: skip
     print(tabulate(rows, headers))

@@ -81,6 +81,23 @@ def host_ms(
     return round(statistics.median(samples[2:]), 6)
 
 
+def wall_ms(
+    fn: Thunk, device: torch.device, *, before: Thunk | None = None, calls: int = 50
+) -> float:
+    """Milliseconds from Python's call of `fn` until the GPU has done it, median of `calls` after
+    ten that warm up: what somebody pays who waits for each call."""
+    samples = []
+    for _ in range(calls + 10):
+        if before is not None:
+            before()
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        fn()
+        torch.cuda.synchronize(device)
+        samples.append((time.perf_counter() - start) * 1e3)
+    return round(statistics.median(samples[10:]), 6)
+
+
 def _cuda_sampler(
     fn: Thunk, before: Thunk | None, device: torch.device, launch_ms: float
 ) -> Callable[[int], list[float]]:

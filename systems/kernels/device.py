@@ -24,4 +24,6 @@ def runs_kernels(device: torch.device) -> bool:
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Make `device` the current one: Triton launches there, wherever the tensors are."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)

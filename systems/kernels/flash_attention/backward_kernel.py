@@ -4,6 +4,7 @@
     dkdv_kernel    a program a block of keys, over the queries that see it:
                        P^T = exp(scale k q^T - L)      dV += P^T dO
                        dS^T = P^T * (v dO^T - D)       dK += dS^T q
+                   or a launch for each of the two sums, where registers do not hold both
     dq_kernel      a program a block of queries, over the keys that it sees:
                        P = exp(scale q k^T - L)    dS = P * (dO v^T - D)    dQ += dS k
 
@@ -29,11 +30,16 @@ import triton
 import triton.language as tl
 
 from systems.kernels.flash_attention.tiles import (
+    add_product,
     head_base,
+    load_parts,
     load_rows,
     load_tile,
+    product,
     schedule,
+    split,
     store_tile,
+    transposed,
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -65,30 +71,38 @@ def delta_kernel(
 
 @triton.jit
 def _add_queries(
-    dk, dv, k, v, query, dout, lse, delta, first_key, first_query, n_queries,
+    dk, dv, k, v, query, dout, lse, delta, first_key, first_query, n_queries, part_stride,
     q_row, dout_row, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
     """Lines 11 to 16 of algorithm 2 but for dQ, with S and dP transposed.
 
     Queries past the end have zero rows in q and dO and zeros in lse and delta, so P^T dO and
     dS^T q get nothing from them. Keys past the end make rows that are not stored.
     """
-    q = load_tile(query, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, MASKED)
-    do = load_tile(dout, first_query, n_queries, dout_row, HEAD_DIM, BLOCK_Q, BLOCK_D, MASKED)
+    q = load_parts(
+        query, part_stride, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, MASKED, PARTS
+    )
     row_lse = load_rows(lse, first_query, n_queries, BLOCK_Q, MASKED) * LOG2E
-    row_delta = load_rows(delta, first_query, n_queries, BLOCK_Q, MASKED)
-    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_K, BLOCK_Q)
+    scores = product(k, transposed(q, PARTS), PARTS, PRECISION)
+    do = load_parts(
+        dout, part_stride, first_query, n_queries, dout_row, HEAD_DIM, BLOCK_Q, BLOCK_D, MASKED,
+        PARTS,
+    )  # fmt: skip
     p = tl.exp2(scores * scale_log2e - row_lse[None, :])
     if MASKED and IS_CAUSAL:
         keys = first_key + tl.arange(0, BLOCK_K)
         queries = first_query + tl.arange(0, BLOCK_Q)
         p = tl.where(keys[:, None] <= queries[None, :], p, 0.0)
-    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-    dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-    ds = p * (dp - row_delta[None, :])
-    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    if DV:
+        dv = add_product(dv, split(p, dout.dtype.element_ty, PARTS), do, PARTS, PRECISION)
+    if DK:
+        row_delta = load_rows(delta, first_query, n_queries, BLOCK_Q, MASKED)
+        dp = product(v, transposed(do, PARTS), PARTS, PRECISION)
+        ds = p * (dp - row_delta[None, :])
+        dk = add_product(dk, split(ds, query.dtype.element_ty, PARTS), q, PARTS, PRECISION)
     return dk, dv
 
 
@@ -100,18 +114,20 @@ def dkdv_kernel(
     dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
     n_programs, n_heads, n_queries, n_keys, queries_a_split, group, scale, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values. Grid: (blocks of keys * batch * heads, splits).
 
     Args:
-        query, dout: (batch, heads, n_queries, HEAD_DIM).
-        key, value: (batch, heads, n_keys, HEAD_DIM).
+        query, dout: (PARTS, batch, heads, n_queries, HEAD_DIM).
+        key, value: (PARTS, batch, heads, n_keys, HEAD_DIM).
         lse, delta: float32 (batch, heads, n_queries), contiguous; natural logarithms.
         dkey, dvalue: (splits, batch, heads, n_keys, HEAD_DIM), written: from the queries of each
             split. Of the inputs' dtype, or float32 where there are several splits.
         queries_a_split: a multiple of BLOCK_Q.
         scale: of the scores. scale_log2e: that times log2(e).
+        DK, DV: which of the two is computed.
         The rest as for `forward_kernel`.
     """
     # The first block of keys is seen by the most queries.
@@ -137,41 +153,55 @@ def dkdv_kernel(
     value = head_base(value, head, n_heads, v_batch, v_head)
     lse += head.to(tl.int64) * n_queries
     delta += head.to(tl.int64) * n_queries
-    k = load_tile(key, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, True)
-    v = load_tile(value, first_key, n_keys, v_row, HEAD_DIM, BLOCK_K, BLOCK_D, True)
+    part_stride = tl.cast(n_programs, tl.int64) * n_keys * HEAD_DIM
+    k = load_parts(
+        key, part_stride, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, True, PARTS
+    )
+    v = load_parts(
+        value, part_stride, first_key, n_keys, v_row, HEAD_DIM, BLOCK_K, BLOCK_D, True, PARTS
+    )
+    part_stride = tl.cast(n_programs, tl.int64) * n_queries * HEAD_DIM
     dk = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
 
     for masked in tl.range(0, n_masked, num_stages=STAGES):
         start = tl.where(masked < n_diagonal, first_query + masked * BLOCK_Q, full_end)
         dk, dv = _add_queries(
-            dk, dv, k, v, query, dout, lse, delta, first_key, start, n_queries, q_row, dout_row,
-            scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True, PRECISION,
+            dk, dv, k, v, query, dout, lse, delta, first_key, start, n_queries, part_stride, q_row,
+            dout_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True, PARTS,
+            PRECISION, DK, DV,
         )  # fmt: skip
     for start in tl.range(full_start, full_end, BLOCK_Q, num_stages=STAGES):
         dk, dv = _add_queries(
-            dk, dv, k, v, query, dout, lse, delta, first_key, start, n_queries, q_row, dout_row,
-            scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False, PRECISION,
+            dk, dv, k, v, query, dout, lse, delta, first_key, start, n_queries, part_stride, q_row,
+            dout_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False, PARTS,
+            PRECISION, DK, DV,
         )  # fmt: skip
 
     split = split.to(tl.int64)
     dkey = head_base(dkey + split * dk_split, head, n_heads, dk_batch, dk_head)
     dvalue = head_base(dvalue + split * dv_split, head, n_heads, dv_batch, dv_head)
-    store_tile(dkey, first_key, n_keys, dk_row, dk * scale, HEAD_DIM, BLOCK_K, BLOCK_D)
-    store_tile(dvalue, first_key, n_keys, dv_row, dv, HEAD_DIM, BLOCK_K, BLOCK_D)
+    if DK:
+        store_tile(dkey, first_key, n_keys, dk_row, dk * scale, HEAD_DIM, BLOCK_K, BLOCK_D)
+    if DV:
+        store_tile(dvalue, first_key, n_keys, dv_row, dv, HEAD_DIM, BLOCK_K, BLOCK_D)
 
 
 @triton.jit
 def _add_keys(
-    dq, q, do, key, value, row_lse, row_delta, first_query, first_key, n_keys,
+    dq, q, do, key, value, row_lse, row_delta, first_query, first_key, n_keys, part_stride,
     k_row, v_row, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Lines 11 to 15 of algorithm 2, for dQ alone. row_lse is in base 2."""
-    k = load_tile(key, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED)
-    v = load_tile(value, first_key, n_keys, v_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    k = load_parts(
+        key, part_stride, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED, PARTS
+    )
+    v = load_parts(
+        value, part_stride, first_key, n_keys, v_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED, PARTS
+    )
+    scores = product(q, transposed(k, PARTS), PARTS, PRECISION)
     p = tl.exp2(scores * scale_log2e - row_lse[:, None])
     if MASKED:
         # Past the end too: there scores are 0, and exp2(-lse) may be inf, which times 0 is NaN.
@@ -181,9 +211,9 @@ def _add_keys(
             queries = first_query + tl.arange(0, BLOCK_Q)
             visible = visible & (keys[None, :] <= queries[:, None])
         p = tl.where(visible, p, 0.0)
-    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+    dp = product(do, transposed(v, PARTS), PARTS, PRECISION)
     ds = p * (dp - row_delta[:, None])
-    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return add_product(dq, split(ds, key.dtype.element_ty, PARTS), k, PARTS, PRECISION)
 
 
 @triton.jit(do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "group"])
@@ -193,7 +223,7 @@ def dq_kernel(
     dout_batch, dout_head, dout_row, dq_split, dq_batch, dq_head, dq_row,
     n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradient of queries. Grid: (blocks of queries * batch * heads, splits).
 
@@ -222,21 +252,29 @@ def dq_kernel(
     value = head_base(value, head, n_heads, v_batch, v_head)
     lse += head.to(tl.int64) * n_queries
     delta += head.to(tl.int64) * n_queries
-    q = load_tile(query, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True)
-    do = load_tile(dout, first_query, n_queries, dout_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True)
+    part_stride = tl.cast(n_programs, tl.int64) * n_queries * HEAD_DIM
+    q = load_parts(
+        query, part_stride, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True, PARTS
+    )
+    do = load_parts(
+        dout, part_stride, first_query, n_queries, dout_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True, PARTS
+    )
+    part_stride = tl.cast(n_programs, tl.int64) * n_keys * HEAD_DIM
     row_lse = load_rows(lse, first_query, n_queries, BLOCK_Q, True) * LOG2E
     row_delta = load_rows(delta, first_query, n_queries, BLOCK_Q, True)
     dq = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
 
     for start in tl.range(first_key, full_end, BLOCK_K, num_stages=STAGES):
         dq = _add_keys(
-            dq, q, do, key, value, row_lse, row_delta, first_query, start, n_keys, k_row, v_row,
-            scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False, PRECISION,
+            dq, q, do, key, value, row_lse, row_delta, first_query, start, n_keys, part_stride,
+            k_row, v_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False, PARTS,
+            PRECISION,
         )  # fmt: skip
     for start in tl.range(full_end, last_key, BLOCK_K, num_stages=STAGES):
         dq = _add_keys(
-            dq, q, do, key, value, row_lse, row_delta, first_query, start, n_keys, k_row, v_row,
-            scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True, PRECISION,
+            dq, q, do, key, value, row_lse, row_delta, first_query, start, n_keys, part_stride,
+            k_row, v_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True, PARTS,
+            PRECISION,
         )  # fmt: skip
 
     dquery = head_base(dquery + split.to(tl.int64) * dq_split, head, n_heads, dq_batch, dq_head)

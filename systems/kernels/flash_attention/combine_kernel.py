@@ -67,26 +67,31 @@ def combine_kernel(
 
 @triton.jit(do_not_specialize=["n_programs", "n_heads", "n_rows", "splits"])
 def sum_kernel(
-    parts, out, out_batch, out_head, out_row, n_programs, n_heads, n_rows, splits,
+    parts, out, other, out_batch, out_head, out_row, other_batch, other_head, other_row,
+    n_programs, n_heads, n_rows, splits,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out = sum_s parts_s, added in float32 from the first to the last.
+    """out = sum_s parts_s, added in float32 from the first to the last; another in the same way.
 
-    Grid: (blocks of ROWS rows * batch * heads,).
+    Grid: (blocks of ROWS rows * batch * heads, 1 or 2 for `other` too).
 
     Args:
-        parts: float32 (splits, batch, heads, n_rows, HEAD_DIM), contiguous.
-        out: (batch, heads, n_rows, HEAD_DIM), written.
+        parts: float32 (1 or 2, splits, batch, heads, n_rows, HEAD_DIM), contiguous.
+        out, other: (batch, heads, n_rows, HEAD_DIM), written.
     """
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks
     first = tl.program_id(0) % n_blocks * ROWS
     step = tl.cast(n_programs, tl.int64) * n_rows * HEAD_DIM
-    parts += head.to(tl.int64) * n_rows * HEAD_DIM
-    accumulator = tl.zeros((ROWS, COLUMNS), tl.float32)
+    parts += head.to(tl.int64) * n_rows * HEAD_DIM + tl.program_id(1) * splits * step
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for split in tl.range(0, splits):
-        accumulator += load_tile(
+        total += load_tile(
             parts + split * step, first, n_rows, HEAD_DIM, HEAD_DIM, ROWS, COLUMNS, True
         )
-    out = head_base(out, head, n_heads, out_batch, out_head)
-    store_tile(out, first, n_rows, out_row, accumulator, HEAD_DIM, ROWS, COLUMNS)
+    if tl.program_id(1) == 0:
+        out = head_base(out, head, n_heads, out_batch, out_head)
+        store_tile(out, first, n_rows, out_row, total, HEAD_DIM, ROWS, COLUMNS)
+    else:
+        other = head_base(other, head, n_heads, other_batch, other_head)
+        store_tile(other, first, n_rows, other_row, total, HEAD_DIM, ROWS, COLUMNS)

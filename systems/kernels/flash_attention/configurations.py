@@ -15,7 +15,7 @@ MAX_BLOCK = 128  # rows of a tile
 # Offsets within a tile are 32 bits wide, and 128 * 2^24 is the first that they do not hold.
 MAX_ROW_STRIDE = (1 << 31) // MAX_BLOCK
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PRECISIONS = ("tf32x3", "tf32", "ieee")  # of products of float32; 16-bit products are exact
+PRECISIONS = ("bf16x6", "tf32")  # of products of float32; 16-bit products are exact
 
 
 class Tile(NamedTuple):
@@ -24,35 +24,71 @@ class Tile(NamedTuple):
     block_q, block_k: rows of queries and of keys; powers of two, 16 to 128.
     num_warps: 4, or 8 for the two warpgroups of 64 rows each.
     num_stages: tiles of the inner loop on their way to shared memory at once.
+    resident: programs that a multiprocessor of an H100 or H200 has room for at a time, by registers
+        and shared memory; `make compile-check` compares.
     """
 
     block_q: int
     block_k: int
     num_warps: int
     num_stages: int
+    resident: int = 1
 
 
 class Configuration(NamedTuple):
-    """A tile for each pass."""
+    """A tile for each pass.
+
+    dv: where dK and dV are launches of their own, for which registers do not hold both sums: the
+        tile of dV's, its blocks those of dkdv, which is then dK's.
+    """
 
     forward: Tile
     dkdv: Tile
     dq: Tile
+    dv: Tile | None = None
 
 
-# By bytes of an element and block_d, the padded head dimension. Chosen from what the compiler makes
-# of them for sm_90, not measured yet: `make compile-check` prints registers, spills, shared memory.
-TABLE: dict[tuple[int, int], Configuration] = {
-    (2, 16): Configuration(Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
-    (2, 32): Configuration(Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
-    (2, 64): Configuration(Tile(128, 64, 8, 3), Tile(64, 128, 8, 3), Tile(128, 64, 8, 3)),
-    (2, 128): Configuration(Tile(128, 128, 8, 2), Tile(32, 128, 8, 3), Tile(128, 64, 8, 2)),
-    (4, 16): Configuration(Tile(64, 64, 4, 2), Tile(32, 64, 4, 2), Tile(64, 64, 4, 2)),
-    (4, 32): Configuration(Tile(64, 64, 4, 2), Tile(32, 64, 4, 2), Tile(128, 32, 8, 2)),
-    (4, 64): Configuration(Tile(128, 64, 8, 2), Tile(32, 128, 8, 2), Tile(128, 32, 8, 2)),
-    # The three products of tf32 keep both halves of every operand in registers: larger tiles spill.
-    (4, 128): Configuration(Tile(16, 32, 4, 2), Tile(16, 16, 4, 2), Tile(16, 32, 4, 2)),
-}
+# By what is multiplied (16-bit tensors, or float32 ones in a precision) and block_d, the padded
+# head dimension. Measured on an H200; `make compile-check` prints registers, spills, shared memory.
+TABLE: dict[tuple[str, int], Configuration] = {
+    ("16-bit", 16): Configuration(
+        Tile(128, 64, 8, 3, 2), Tile(64, 64, 4, 3, 3), Tile(128, 64, 8, 3, 2)
+    ),
+    ("16-bit", 32): Configuration(
+        Tile(128, 64, 8, 3, 2), Tile(64, 64, 4, 3, 2), Tile(128, 64, 8, 3, 2)
+    ),
+    ("16-bit", 64): Configuration(
+        Tile(128, 64, 8, 3, 2), Tile(64, 64, 4, 3, 2), Tile(128, 64, 8, 3, 2)
+    ),
+    ("16-bit", 128): Configuration(
+        Tile(128, 128, 8, 3, 1), Tile(32, 64, 4, 3, 2), Tile(128, 64, 8, 3, 1)
+    ),
+    ("bf16x6", 16): Configuration(
+        Tile(64, 64, 4, 2, 3), Tile(64, 64, 4, 2, 2), Tile(64, 64, 4, 2, 2)
+    ),
+    ("bf16x6", 32): Configuration(
+        Tile(64, 64, 4, 2, 3), Tile(32, 64, 4, 2, 2), Tile(64, 64, 4, 2, 2)
+    ),
+    ("bf16x6", 64): Configuration(
+        Tile(128, 64, 8, 3, 1), Tile(32, 128, 8, 3, 1), Tile(128, 64, 8, 2, 1)
+    ),
+    ("bf16x6", 128): Configuration(
+        Tile(128, 32, 8, 2, 1), Tile(16, 128, 8, 1, 1), Tile(128, 16, 8, 1, 1),
+        dv=Tile(16, 128, 8, 2, 1),
+    ),
+    ("tf32", 16): Configuration(
+        Tile(64, 64, 4, 2, 4), Tile(32, 64, 4, 2, 4), Tile(64, 64, 4, 2, 4)
+    ),
+    ("tf32", 32): Configuration(
+        Tile(64, 64, 4, 2, 3), Tile(32, 64, 4, 2, 3), Tile(64, 32, 4, 2, 4)
+    ),
+    ("tf32", 64): Configuration(
+        Tile(128, 64, 8, 2, 1), Tile(32, 64, 4, 2, 2), Tile(128, 32, 8, 2, 1)
+    ),
+    ("tf32", 128): Configuration(
+        Tile(128, 32, 8, 2, 1), Tile(16, 128, 8, 2, 1), Tile(128, 32, 8, 2, 1)
+    ),
+}  # fmt: skip
 
 
 def block_d(head_dim: int) -> int:
@@ -60,33 +96,50 @@ def block_d(head_dim: int) -> int:
     return max(MIN_BLOCK_D, 1 << (head_dim - 1).bit_length())
 
 
-def configuration(head_dim: int, dtype: torch.dtype) -> Configuration:
+def configuration(head_dim: int, dtype: torch.dtype, precision: str = "bf16x6") -> Configuration:
     """What the table has for head_dim in 1 to MAX_HEAD_DIM and a dtype of DTYPES."""
-    return TABLE[dtype.itemsize, block_d(head_dim)]
+    kind = precision if dtype == torch.float32 else "16-bit"
+    return TABLE[kind, block_d(head_dim)]
 
 
-# Programs that a multiprocessor should get, so that the last of them leave few idle
-WAVES = 4
+# Programs for every place on a multiprocessor: the last of them leave few places idle
+WAVES = 2
 # A part shorter than this many tiles costs more in writing and adding it than it saves
 MIN_TILES = 4
 MAX_SPLITS = 32
 
 
-def splits(n_programs: int, n_tiles: int, multiprocessors: int) -> int:
+def splits(n_programs: int, n_tiles: int, slots: int) -> int:
     """Over how many programs each program's inner loop is to be spread.
 
-    1 where the programs fill the multiprocessors twice as it is; else as many as give each
-    multiprocessor WAVES programs, or fewer so that a part keeps MIN_TILES tiles.
+    As many as fill all places WAVES times, or fewer so that a part keeps MIN_TILES tiles.
 
     Args:
         n_programs: without a split.
         n_tiles: that the longest of them passes over.
-        multiprocessors: of the GPU; an H200 has 132.
+        slots: programs that the GPU has room for at a time: `Tile.resident` on each of its
+            multiprocessors, of which an H200 has 132.
     """
-    if n_programs == 0 or n_programs >= 2 * multiprocessors:
+    if n_programs == 0:
         return 1
-    wanted = -(-WAVES * multiprocessors // n_programs)
+    wanted = round(WAVES * slots / n_programs)
     return max(1, min(wanted, n_tiles // MIN_TILES, MAX_SPLITS))
+
+
+def ranges(
+    length: int, block: int, n_programs: int, slots: int, n_splits: int | None = None
+) -> tuple[int, int]:
+    """How many ranges an inner loop over `length` rows is cut into, and rows of each.
+
+    A range is whole tiles of `block` rows, so there may be fewer than n_splits, by default
+    `splits`. The last has no end but that of its rows: what a causal pass does not see adds
+    nothing.
+    """
+    n_tiles = -(-length // block)
+    if n_splits is None:
+        n_splits = splits(n_programs, n_tiles, slots)
+    tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
+    return -(-n_tiles // tiles_a_split), tiles_a_split * block
 
 
 # Of an H200's 50 MiB of L2: the rest is for what the programs read once and write.

@@ -27,7 +27,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from systems.kernels.flash_attention.tiles import head_base, load_tile, schedule, store_tile
+from systems.kernels.flash_attention.tiles import (
+    add_product,
+    head_base,
+    load_parts,
+    product,
+    schedule,
+    split,
+    store_tile,
+    transposed,
+)
 
 LN2 = tl.constexpr(0.6931471805599453)
 # Where a row's maximum starts: finite, so that a tile without a visible key gives exp2(-inf) = 0
@@ -37,14 +46,25 @@ FLOOR = tl.constexpr(-3.0e38)
 
 @triton.jit
 def _add_tile(
-    accumulator, maximum, total, q, key, value, first_query, first_key, n_keys,
+    accumulator, maximum, total, q, key, value, first_query, first_key, n_keys, part_stride,
     key_row_stride, value_row_stride, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Lines 7 to 10 of algorithm 1: the running sums with one more tile of keys."""
-    k = load_tile(key, first_key, n_keys, key_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    k = load_parts(
+        key,
+        part_stride,
+        first_key,
+        n_keys,
+        key_row_stride,
+        HEAD_DIM,
+        BLOCK_K,
+        BLOCK_D,
+        MASKED,
+        PARTS,
+    )
+    scores = product(q, transposed(k, PARTS), PARTS, PRECISION)
     if MASKED:
         keys = first_key + tl.arange(0, BLOCK_K)
         visible = (keys < n_keys)[None, :]
@@ -62,8 +82,12 @@ def _add_tile(
     correction = tl.exp2(maximum - new_maximum)
     total = total * correction + tl.sum(p, 1)
     accumulator = accumulator * correction[:, None]
-    v = load_tile(value, first_key, n_keys, value_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED)
-    accumulator = tl.dot(p.to(v.dtype), v, accumulator, input_precision=PRECISION)
+    v = load_parts(
+        value, part_stride, first_key, n_keys, value_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED,
+        PARTS,
+    )  # fmt: skip
+    p = split(p, value.dtype.element_ty, PARTS)
+    accumulator = add_product(accumulator, p, v, PARTS, PRECISION)
     return accumulator, new_maximum, total
 
 
@@ -74,12 +98,13 @@ def forward_kernel(
     out_split, out_batch, out_head, out_row,
     n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of queries * batch * heads, splits).
 
     Args:
-        query: (batch, heads, n_queries, HEAD_DIM); key, value: (batch, heads, n_keys, HEAD_DIM).
+        query: (PARTS, batch, heads, n_queries, HEAD_DIM); key, value: (PARTS, batch, heads, n_keys,
+            HEAD_DIM); contiguous where there are several parts.
         out: (splits, batch, heads, n_queries, HEAD_DIM), written: softmax over the keys of each
             split. Of the inputs' dtype, or float32 where there are several splits.
         lse: float32 (splits, batch, heads, n_queries), contiguous, written; -inf without a key.
@@ -89,7 +114,7 @@ def forward_kernel(
         group: heads that share the L2 cache, see `schedule`.
         scale_log2e: what the scores are multiplied by, times log2(e); not negative.
         HEAD_DIM: any; BLOCK_D is the next power of two from 16 on.
-        PRECISION: of products of float32: "tf32x3", "tf32" or "ieee".
+        PARTS: 3 of bfloat16 for float32, else 1. PRECISION: "tf32", of products of float32 tiles.
         STAGES: tiles of keys and values on their way at once.
     """
     n_blocks = tl.cdiv(n_queries, BLOCK_Q)
@@ -109,20 +134,26 @@ def forward_kernel(
     query = head_base(query, head, n_heads, q_batch, q_head)
     key = head_base(key, head, n_heads, k_batch, k_head)
     value = head_base(value, head, n_heads, v_batch, v_head)
-    q = load_tile(query, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True)
+    part_stride = tl.cast(n_programs, tl.int64) * n_queries * HEAD_DIM
+    q = load_parts(
+        query, part_stride, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True, PARTS
+    )
+    part_stride = tl.cast(n_programs, tl.int64) * n_keys * HEAD_DIM
     accumulator = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
     maximum = tl.full((BLOCK_Q,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_Q,), tl.float32)
 
     for start in tl.range(first_key, full_end, BLOCK_K, num_stages=STAGES):
         accumulator, maximum, total = _add_tile(
-            accumulator, maximum, total, q, key, value, first_query, start, n_keys, k_row, v_row,
-            scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False, PRECISION,
+            accumulator, maximum, total, q, key, value, first_query, start, n_keys, part_stride,
+            k_row, v_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False, PARTS,
+            PRECISION,
         )  # fmt: skip
     for start in tl.range(full_end, last_key, BLOCK_K, num_stages=STAGES):
         accumulator, maximum, total = _add_tile(
-            accumulator, maximum, total, q, key, value, first_query, start, n_keys, k_row, v_row,
-            scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True, PRECISION,
+            accumulator, maximum, total, q, key, value, first_query, start, n_keys, part_stride,
+            k_row, v_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True, PARTS,
+            PRECISION,
         )  # fmt: skip
 
     # A row that has seen no key has the total 0: it gives 0 and -inf.

@@ -1,7 +1,11 @@
 """FlashAttention-2 in Triton, launched: `flash_forward` and `flash_backward` of any tensors.
 
 Forward is one launch, two where it is split over keys; backward is three, and one more for each of
-its two passes that is split. No atomics: equal inputs give equal bits, backward too.
+its two passes that is split. No atomics: equal inputs give equal bits, backward too. Tensors in
+float32 are cut into parts first, a launch each.
+
+What a call needs besides the tensors follows from their shapes, strides and dtypes, and is kept
+from the first call with them on: a `_Forward` or a `_Backward`.
 
 On a CPU the kernels run in Triton's interpreter if TRITON_INTERPRET=1 was in the environment.
 """
@@ -10,26 +14,31 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from systems.kernels.device import on, runs_kernels
+from systems.kernels.flash_attention.autotune import tuned
 from systems.kernels.flash_attention.configurations import (
     DTYPES,
     MAX_HEAD_DIM,
-    MAX_ROW_STRIDE,
     PRECISIONS,
     Configuration,
+    Tile,
     block_d,
-    configuration,
     heads_in_l2,
-    splits,
+    ranges,
 )
+from systems.kernels.flash_attention.layout import Layout, layout, strides_like
+from systems.kernels.launcher import Launch
 
 LOG2E = math.log2(math.e)
 # Elements to a program of the kernels that only move memory
 MOVED = 4096
+PLANS = 4096  # kept at most, of each pass
 
 
 def flash_forward(
@@ -39,7 +48,7 @@ def flash_forward(
     is_causal: bool = False,
     scale: float | None = None,
     *,
-    precision: str = "tf32x3",
+    precision: str = "bf16x6",
     tiles: Configuration | None = None,
     n_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -51,8 +60,9 @@ def flash_forward(
         k, v: (..., n_keys, head_dim), of q's dtype, device and leading dimensions.
         is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
-        precision: of products of float32 on tensor cores: "tf32x3" (as exact as float32, three
-            products of tf32), "tf32" or "ieee" (not on tensor cores).
+        precision: of products of float32: "bf16x6", as exact as float32 (six products of bfloat16,
+            and 6 bytes of memory an element while it runs), or "tf32", whose 11 bits give errors
+            near 1e-3.
         tiles: by default those of `configurations.TABLE`.
         n_splits: ranges of keys, each of them a program's; by default `configurations.splits`.
 
@@ -66,44 +76,10 @@ def flash_forward(
         ValueError: names all that does not fit.
         RuntimeError: no GPU, and no interpreter.
     """
-    _check(q, k, v, precision)
-    out = _empty_like(q)
-    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    if out.numel() == 0:
-        return out, lse
-    if k.shape[-2] == 0:
-        return out.zero_(), lse.fill_(-math.inf)
-    from systems.kernels.flash_attention.forward_kernel import forward_kernel
-
-    q, scale = _positive_scale(q, scale)
-    q, k, v, rows = _heads(q), _heads(k), _heads(v), _heads(out)
-    batch, heads, n_queries, head_dim = q.shape
-    n_keys = k.shape[2]
-    tile = (tiles or configuration(head_dim, q.dtype)).forward
-    n_programs = batch * heads
-    n_blocks = -(-n_queries // tile.block_q)
-    n_seen = min(n_queries, n_keys) if is_causal else n_keys
-    n_splits, keys_a_split = _ranges(
-        n_seen, tile.block_k, n_programs * n_blocks, q.device, n_splits
-    )
-    target, target_lse = rows, lse
-    if n_splits > 1:
-        target = _parts(n_splits, rows)
-        target_lse = torch.empty((n_splits, *lse.shape), dtype=torch.float32, device=q.device)
-    with on(q.device):
-        forward_kernel[n_programs * n_blocks, n_splits](
-            q, k, v, target, target_lse,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-            0 if n_splits == 1 else target.stride(0), *target.stride()[-4:-1],
-            n_programs, heads, n_queries, n_keys, keys_a_split,
-            heads_in_l2(n_keys, head_dim, k.itemsize, n_programs), scale * LOG2E,
-            HEAD_DIM=head_dim, BLOCK_Q=tile.block_q, BLOCK_K=tile.block_k,
-            BLOCK_D=block_d(head_dim), IS_CAUSAL=is_causal, PRECISION=precision,
-            STAGES=tile.num_stages, num_warps=tile.num_warps,
-        )  # fmt: skip
-        if n_splits > 1:
-            _combine(target, target_lse, rows, lse)
-    return out, lse
+    if scale is not None and scale < 0:
+        q, scale = -q, -scale  # the kernels take the scale out of a maximum, so it is not negative
+    plan = _forward(*_described(q, k, v), is_causal, scale, precision, tiles, n_splits)
+    return plan(q, k, v)
 
 
 def flash_backward(
@@ -116,7 +92,7 @@ def flash_backward(
     is_causal: bool = False,
     scale: float | None = None,
     *,
-    precision: str = "tf32x3",
+    precision: str = "bf16x6",
     tiles: Configuration | None = None,
     n_splits_dkdv: int | None = None,
     n_splits_dq: int | None = None,
@@ -137,191 +113,357 @@ def flash_backward(
     Returns:
         dq, dk, dv: of the shapes and dtype of q, k and v, or None.
     """
-    _check(q, k, v, precision)
-    dq = _empty_like(q) if needs_dq else None
-    dk, dv = (_empty_like(k), _empty_like(v)) if needs_dkdv else (None, None)
-    if q.numel() == 0 or k.numel() == 0:
-        for gradient in (dq, dk, dv):
-            if gradient is not None:
-                gradient.zero_()
-        return dq, dk, dv
-    from systems.kernels.flash_attention.backward_kernel import (
-        delta_kernel,
-        dkdv_kernel,
-        dq_kernel,
+    if scale is not None and scale < 0:
+        dq, dk, dv = flash_backward(
+            -q, k, v, out, lse, dout, is_causal, -scale, precision=precision, tiles=tiles,
+            n_splits_dkdv=n_splits_dkdv, n_splits_dq=n_splits_dq, needs_dq=needs_dq,
+            needs_dkdv=needs_dkdv,
+        )  # fmt: skip
+        return None if dq is None else dq.neg_(), dk, dv
+    plan = _backward(
+        *_described(q, k, v), is_causal, scale, precision, tiles,
+        out_strides=out.stride(), dout_strides=dout.stride(), n_splits_dkdv=n_splits_dkdv,
+        n_splits_dq=n_splits_dq, needs_dq=needs_dq, needs_dkdv=needs_dkdv,
+    )  # fmt: skip
+    return plan(q, k, v, out, lse, dout)
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def _described(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any, Any]:
+    """Shapes, strides, dtypes and devices: by these a plan is found again."""
+    return (
+        (q.shape, k.shape, v.shape),
+        (q.stride(), k.stride(), v.stride()),
+        (q.dtype, k.dtype, v.dtype),
+        (q.device, k.device, v.device),
     )
 
-    is_negated = scale is not None and scale < 0
-    q, scale = _positive_scale(q, scale)
-    q, k, v, out, dout = (_heads(x) for x in (q, k, v, out, dout))
-    batch, heads, n_queries, head_dim = q.shape
-    n_keys = k.shape[2]
-    n_programs = batch * heads
-    tiles = tiles or configuration(head_dim, q.dtype)
-    columns = block_d(head_dim)
-    delta = torch.empty_like(lse)
-    inputs = (q, k, v, dout, lse, delta)
-    strides = [s for x in (q, k, v, dout) for s in x.stride()[:3]]
-    common = {
-        "HEAD_DIM": head_dim, "BLOCK_D": columns, "IS_CAUSAL": is_causal, "PRECISION": precision,
-    }  # fmt: skip
-    with on(q.device):
-        delta_kernel[-(-n_queries // (MOVED // columns)) * n_programs,](
-            out, dout, delta, *out.stride()[:3], *dout.stride()[:3], heads, n_queries,
-            HEAD_DIM=head_dim, ROWS=MOVED // columns, COLUMNS=columns,
+
+class _Inputs:
+    """What both passes find out of q, k and v, and how their kernels are told of it."""
+
+    def __init__(
+        self,
+        shapes: Shapes,
+        strides: Shapes,
+        dtypes: tuple[torch.dtype, ...],
+        devices: tuple[torch.device, ...],
+        is_causal: bool,
+        scale: float | None,
+        precision: str,
+        tiles: Configuration | None,
+    ):
+        _check(shapes, dtypes, devices, precision)
+        self.shapes, self.dtype, self.device = shapes, dtypes[0], devices[0]
+        # Outputs are laid out as inputs are: out and dq as q, dk as k, dv as v.
+        self.strides_like = [strides_like(*both) for both in zip(shapes, strides, strict=True)]
+        self.q, self.k, self.v = map(layout, shapes, strides)
+        self.like_q, self.like_k, self.like_v = map(layout, shapes, self.strides_like)
+        self.is_empty = math.prod(shapes[0]) == 0 or math.prod(shapes[1]) == 0
+        self.is_causal = is_causal
+        # An integer would be compiled for its value.
+        self.scale = 1 / math.sqrt(self.q.head_dim) if scale is None else float(scale)
+        self.parts = 3 if self.dtype == torch.float32 and precision == "bf16x6" else 1
+        self.tiles = tiles or tuned(
+            self.q.head_dim, self.dtype, precision, is_causal, self.q.rows, self.k.rows,
+            self.q.n_heads, self.device,
         )  # fmt: skip
-        if dk is not None and dv is not None:
-            tile = tiles.dkdv
-            n_blocks = -(-n_keys // tile.block_k)
-            n_splits, queries_a_split = _ranges(
-                n_queries, tile.block_q, n_programs * n_blocks, q.device, n_splits_dkdv
-            )
-            dk_rows, dv_rows = _heads(dk), _heads(dv)
-            dk_target, dv_target = dk_rows, dv_rows
-            if n_splits > 1:
-                dk_target, dv_target = _parts(n_splits, dk_rows), _parts(n_splits, dv_rows)
-            dkdv_kernel[n_programs * n_blocks, n_splits](
-                *inputs, dk_target, dv_target, *strides,
-                0 if n_splits == 1 else dk_target.stride(0), *dk_target.stride()[-4:-1],
-                0 if n_splits == 1 else dv_target.stride(0), *dv_target.stride()[-4:-1],
-                n_programs, heads, n_queries, n_keys, queries_a_split,
-                heads_in_l2(n_queries, head_dim, q.itemsize, n_programs), scale, scale * LOG2E,
-                BLOCK_Q=tile.block_q, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
-                num_warps=tile.num_warps, **common,
-            )  # fmt: skip
-            if n_splits > 1:
-                _sum(dk_target, dk_rows)
-                _sum(dv_target, dv_rows)
-        if dq is not None:
-            tile = tiles.dq
-            n_blocks = -(-n_queries // tile.block_q)
-            n_seen = min(n_queries, n_keys) if is_causal else n_keys
-            n_splits, keys_a_split = _ranges(
-                n_seen, tile.block_k, n_programs * n_blocks, q.device, n_splits_dq
-            )
-            dq_rows = _heads(dq)
-            dq_target = _parts(n_splits, dq_rows) if n_splits > 1 else dq_rows
-            dq_kernel[n_programs * n_blocks, n_splits](
-                *inputs, dq_target, *strides,
-                0 if n_splits == 1 else dq_target.stride(0), *dq_target.stride()[-4:-1],
-                n_programs, heads, n_queries, n_keys, keys_a_split,
-                heads_in_l2(n_keys, head_dim, k.itemsize, n_programs), scale, scale * LOG2E,
-                BLOCK_Q=tile.block_q, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
-                num_warps=tile.num_warps, **common,
-            )  # fmt: skip
-            if n_splits > 1:
-                _sum(dq_target, dq_rows)
-            if is_negated:  # the gradient so far is that of -q
-                dq.neg_()
-    return dq, dk, dv
+        columns = block_d(self.q.head_dim)
+        # In the order of the kernels
+        self.constants = {
+            "IS_CAUSAL": is_causal, "PARTS": self.parts,
+            "PRECISION": "tf32" if precision == "tf32" else "ieee",
+        }  # fmt: skip
+        self.moved = {"HEAD_DIM": self.q.head_dim, "ROWS": MOVED // columns, "COLUMNS": columns}
+
+    def empty(self, index: int) -> Tensor:
+        """An output like q, k or v."""
+        return torch.empty_strided(
+            self.shapes[index], self.strides_like[index], dtype=self.dtype, device=self.device
+        )
+
+    def float32(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
+
+    def addressed(self, of: Layout) -> tuple[int, int, int]:
+        """Strides of what `given` makes of a tensor."""
+        return of.strides if self.parts == 1 else of.dense_strides
+
+    def given(self, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> Sequence[Tensor]:
+        """As the kernels that multiply take them: addressable, and float32 in parts."""
+        addressable = [
+            x.contiguous() if of.is_copy else x for x, of in zip(tensors, layouts, strict=True)
+        ]
+        if self.parts == 1:
+            return addressable
+        if len(set(layouts)) == 1:  # one launch for all
+            return self.cut(addressable, layouts[0]).unbind()
+        return [self.cut([x], of)[0] for x, of in zip(addressable, layouts, strict=True)]
+
+    def cut(self, tensors: Sequence[Tensor], of: Layout) -> Tensor:
+        """(tensors, parts, batch, heads, rows, head_dim) of up to four float32 tensors."""
+        shape = (len(tensors), self.parts, *of.shape)
+        parts = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+        self.cutting(of, len(tensors))(*tensors, *[tensors[0]] * (4 - len(tensors)), parts)
+        return parts
+
+    @functools.cache  # noqa: B019  # lives as long as its plan
+    def cutting(self, of: Layout, count: int) -> Launch:
+        from systems.kernels.flash_attention.parts_kernel import parts_kernel
+
+        numbers = (*of.strides, of.n_heads, of.heads, of.rows)
+        return Launch(parts_kernel, (self.n_moving(of), count), numbers, self.moved)
+
+    def n_moving(self, of: Layout) -> int:
+        """Programs of a kernel that only moves memory."""
+        return -(-of.rows // self.moved["ROWS"]) * of.n_heads
+
+    def in_l2(self, of: Layout) -> int:
+        """Heads of two such tensors that the L2 cache holds."""
+        itemsize = 2 * self.parts if self.parts > 1 else self.dtype.itemsize
+        return heads_in_l2(of.rows, of.head_dim, itemsize, of.n_heads)
+
+    def n_keys_seen(self) -> int:
+        return min(self.q.rows, self.k.rows) if self.is_causal else self.k.rows
+
+    def launch(
+        self,
+        kernel: Any,
+        tile: Tile,
+        of: Layout,
+        n_splits: int,
+        numbers: tuple[float, ...],
+        **constants: bool,
+    ) -> Launch:
+        """Of a kernel whose programs are the blocks of rows of `of`."""
+        block = tile.block_k if of is self.k else tile.block_q
+        every = {
+            "HEAD_DIM": self.moved["HEAD_DIM"], "BLOCK_Q": tile.block_q, "BLOCK_K": tile.block_k,
+            "BLOCK_D": self.moved["COLUMNS"], **self.constants, "STAGES": tile.num_stages,
+            **constants,
+        }  # fmt: skip
+        grid = (-(-of.rows // block) * of.n_heads, n_splits)
+        return Launch(kernel, grid, numbers, every, num_warps=tile.num_warps)
+
+    def ranges(self, tile: Tile, of: Layout, n_splits: int | None) -> tuple[int, int]:
+        """How many ranges the other axis is cut into for programs of `of`, and rows of each."""
+        if of is self.k:
+            length, block, programs = self.q.rows, tile.block_q, -(-of.rows // tile.block_k)
+        else:
+            length, block, programs = self.n_keys_seen(), tile.block_k, -(-of.rows // tile.block_q)
+        slots = tile.resident * _multiprocessors(self.device)
+        return ranges(length, block, programs * of.n_heads, slots, n_splits)
 
 
-def _combine(parts: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor) -> None:
-    """`combine_kernel` on parts (splits, batch, heads, rows, head_dim)."""
-    from systems.kernels.flash_attention.combine_kernel import combine_kernel
+class _Forward(_Inputs):
+    """`flash_forward` of tensors of one shape, stride and dtype."""
 
-    n_splits, batch, heads, n_rows, head_dim = parts.shape
-    columns = block_d(head_dim)
-    rows = MOVED // columns
-    combine_kernel[-(-n_rows // rows) * batch * heads,](
-        parts, part_lse, out, lse, *out.stride()[:3], batch * heads, heads, n_rows, n_splits,
-        HEAD_DIM=head_dim, ROWS=rows, COLUMNS=columns,
+    def __init__(self, *inputs: Any, n_splits: int | None):
+        super().__init__(*inputs)
+        if self.is_empty:
+            return
+        from systems.kernels.flash_attention.combine_kernel import combine_kernel
+        from systems.kernels.flash_attention.forward_kernel import forward_kernel
+
+        q, k, tile = self.q, self.k, self.tiles.forward
+        self.n_splits, keys_a_split = self.ranges(tile, q, n_splits)
+        part = (math.prod(q.shape), *q.dense_strides)
+        numbers = (
+            *self.addressed(q), *self.addressed(k), *self.addressed(self.v),
+            *(part if self.n_splits > 1 else (0, *self.like_q.strides)),
+            q.n_heads, q.heads, q.rows, k.rows, keys_a_split, self.in_l2(k), self.scale * LOG2E,
+        )  # fmt: skip
+        self.attend = self.launch(forward_kernel, tile, q, self.n_splits, numbers)
+        self.combine = Launch(
+            combine_kernel, (self.n_moving(q),),
+            (*self.like_q.strides, q.n_heads, q.heads, q.rows, self.n_splits), self.moved,
+        )  # fmt: skip
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = self.empty(0), self.float32(*self.shapes[0][:-1])
+        if self.is_empty:
+            return out.zero_(), lse.fill_(-math.inf)
+        with on(self.device):
+            q, k, v = self.given((q, k, v), (self.q, self.k, self.v))
+            if self.n_splits == 1:
+                self.attend(q, k, v, out, lse)
+            else:
+                parts = self.float32(self.n_splits, *self.q.shape)
+                part_lse = self.float32(self.n_splits, *self.q.shape[:-1])
+                self.attend(q, k, v, parts, part_lse)
+                self.combine(parts, part_lse, out, lse)
+        return out, lse
+
+
+class _Backward(_Inputs):
+    """`flash_backward` of tensors of one shape, stride and dtype."""
+
+    def __init__(
+        self,
+        *inputs: Any,
+        out_strides: tuple[int, ...],
+        dout_strides: tuple[int, ...],
+        n_splits_dkdv: int | None,
+        n_splits_dq: int | None,
+        needs_dq: bool,
+        needs_dkdv: bool,
+    ):
+        super().__init__(*inputs)
+        self.needs_dq, self.needs_dkdv = needs_dq, needs_dkdv
+        if self.is_empty:
+            return
+        from systems.kernels.flash_attention.backward_kernel import (
+            delta_kernel,
+            dkdv_kernel,
+            dq_kernel,
+        )
+
+        q, k = self.q, self.k
+        self.out, self.dout = (layout(self.shapes[0], s) for s in (out_strides, dout_strides))
+        self.delta = Launch(
+            delta_kernel, (self.n_moving(q),),
+            (*self.out.strides, *self.dout.strides, q.heads, q.rows), self.moved,
+        )  # fmt: skip
+        inputs = tuple(stride for x in (q, k, self.v, self.dout) for stride in self.addressed(x))
+        lengths = (q.n_heads, q.heads, q.rows, k.rows)
+        scales = (self.scale, self.scale * LOG2E)
+
+        tile = self.tiles.dkdv
+        self.n_splits_dkdv, a_split = self.ranges(tile, k, n_splits_dkdv)
+        targets = [0, *self.like_k.strides, 0, *self.like_v.strides]
+        if self.n_splits_dkdv > 1:
+            targets = 2 * [math.prod(k.shape), *k.dense_strides]
+        numbers = (*inputs, *targets, *lengths, a_split, self.in_l2(q), *scales)
+        dv = self.tiles.dv
+        sums = [(tile, True, dv is None)] + ([] if dv is None else [(dv, False, True)])
+        self.dkdv = [
+            self.launch(dkdv_kernel, tile, k, self.n_splits_dkdv, numbers, DK=has_dk, DV=has_dv)
+            for tile, has_dk, has_dv in sums
+        ]
+        self.sum_dkdv = self.summing(self.n_splits_dkdv, self.like_k, self.like_v)
+
+        tile = self.tiles.dq
+        self.n_splits_dq, a_split = self.ranges(tile, q, n_splits_dq)
+        targets = [0, *self.like_q.strides]
+        if self.n_splits_dq > 1:
+            targets = [math.prod(q.shape), *q.dense_strides]
+        numbers = (*inputs, *targets, *lengths, a_split, self.in_l2(k), *scales)
+        self.dq = self.launch(dq_kernel, tile, q, self.n_splits_dq, numbers)
+        self.sum_dq = self.summing(self.n_splits_dq, self.like_q)
+
+    def summing(self, n_splits: int, of: Layout, other: Layout | None = None) -> Launch:
+        from systems.kernels.flash_attention.combine_kernel import sum_kernel
+
+        numbers = (*of.strides, *(other or of).strides, of.n_heads, of.heads, of.rows, n_splits)
+        grid = (self.n_moving(of), 1 if other is None else 2)
+        return Launch(sum_kernel, grid, numbers, self.moved)
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        dq = self.empty(0) if self.needs_dq else None
+        dk, dv = (self.empty(1), self.empty(2)) if self.needs_dkdv else (None, None)
+        if self.is_empty:
+            for gradient in (dq, dk, dv):
+                if gradient is not None:
+                    gradient.zero_()
+            return dq, dk, dv
+        with on(self.device):
+            # float32 in parts is for products; delta is a sum.
+            whole = dout.contiguous() if self.dout.is_copy else dout
+            delta = torch.empty_like(lse)
+            self.delta(out.contiguous() if self.out.is_copy else out, whole, delta)
+            q, k, v, dout = self.given((q, k, v, dout), (self.q, self.k, self.v, self.dout))
+            if dk is not None and dv is not None:
+                targets: tuple[Tensor, ...] = dk, dv
+                parts = None
+                if self.n_splits_dkdv > 1:
+                    parts = self.float32(2, self.n_splits_dkdv, *self.k.shape)
+                    targets = parts.unbind()
+                for launch in self.dkdv:
+                    launch(q, k, v, dout, lse, delta, *targets)
+                if parts is not None:
+                    self.sum_dkdv(parts, dk, dv)
+            if dq is not None:
+                if self.n_splits_dq == 1:
+                    self.dq(q, k, v, dout, lse, delta, dq)
+                else:
+                    parts = self.float32(self.n_splits_dq, *self.q.shape)
+                    self.dq(q, k, v, dout, lse, delta, parts)
+                    self.sum_dq(parts, dq, dq)
+        return dq, dk, dv
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _forward(
+    shapes: Shapes, strides: Shapes, dtypes: Any, devices: Any, is_causal: bool,
+    scale: float | None, precision: str, tiles: Configuration | None, n_splits: int | None,
+) -> _Forward:  # fmt: skip
+    return _Forward(
+        shapes, strides, dtypes, devices, is_causal, scale, precision, tiles, n_splits=n_splits
+    )
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _backward(*inputs: Any, **options: Any) -> _Backward:
+    return _Backward(*inputs, **options)
+
+
+def plans(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    precision: str,
+    tiles: Configuration,
+    *,
+    needs_dq: bool = True,
+    needs_dkdv: bool = True,
+) -> tuple[_Forward, _Backward]:
+    """What `flash_forward` and `flash_backward` call for such tensors, with the tiles given."""
+    inputs = (*_described(q, k, v), is_causal, None, precision, tiles)
+    forward = _Forward(*inputs, n_splits=None)
+    return forward, _Backward(
+        *inputs, out_strides=forward.strides_like[0], dout_strides=dout.stride(),
+        n_splits_dkdv=None, n_splits_dq=None, needs_dq=needs_dq, needs_dkdv=needs_dkdv,
     )  # fmt: skip
 
 
-def _sum(parts: Tensor, out: Tensor) -> None:
-    """`sum_kernel` on parts (splits, batch, heads, rows, head_dim)."""
-    from systems.kernels.flash_attention.combine_kernel import sum_kernel
-
-    n_splits, batch, heads, n_rows, head_dim = parts.shape
-    columns = block_d(head_dim)
-    rows = MOVED // columns
-    sum_kernel[-(-n_rows // rows) * batch * heads,](
-        parts, out, *out.stride()[:3], batch * heads, heads, n_rows, n_splits,
-        HEAD_DIM=head_dim, ROWS=rows, COLUMNS=columns,
-    )  # fmt: skip
-
-
-def _parts(n_splits: int, like: Tensor) -> Tensor:
-    return torch.empty((n_splits, *like.shape), dtype=torch.float32, device=like.device)
-
-
-def _ranges(
-    length: int, block: int, n_programs: int, device: torch.device, n_splits: int | None
-) -> tuple[int, int]:
-    """How many ranges an inner loop over `length` rows is cut into, and rows of each.
-
-    A range is whole tiles, so there may be fewer ranges than were asked for. The last has no end
-    but that of its rows: what a causal pass does not see adds nothing.
-    """
-    n_tiles = -(-length // block)
-    if n_splits is None:
-        n_splits = splits(n_programs, n_tiles, _multiprocessors(device))
-    tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
-    return -(-n_tiles // tiles_a_split), tiles_a_split * block
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, precision: str) -> None:
+def _check(
+    shapes: Shapes,
+    dtypes: tuple[torch.dtype, ...],
+    devices: tuple[torch.device, ...],
+    precision: str,
+) -> None:
     errors = []
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if min(q.dim(), k.dim(), v.dim()) < 2:
-        errors.append(f"q, k and v are (..., rows, head_dim), got {shapes}")
+    q, k, v = shapes
+    told = f"q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
+    if min(len(q), len(k), len(v)) < 2:
+        errors.append(f"q, k and v are (..., rows, head_dim), got {told}")
     else:
-        if k.shape != v.shape or q.shape[:-2] != k.shape[:-2] or q.shape[-1] != k.shape[-1]:
+        if k != v or q[:-2] != k[:-2] or q[-1] != k[-1]:
             errors.append(
                 "q must be (..., n_queries, head_dim) and k and v (..., n_keys, head_dim) with the "
-                f"same leading dimensions, got {shapes}"
+                f"same leading dimensions, got {told}"
             )
-        if not 1 <= q.shape[-1] <= MAX_HEAD_DIM:
-            errors.append(f"head_dim must be 1 to {MAX_HEAD_DIM}, got {q.shape[-1]}")
-    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
-        errors.append(
-            f"q, k and v must have one dtype of {DTYPES}, got {[q.dtype, k.dtype, v.dtype]}"
-        )
-    if not q.device == k.device == v.device:
-        errors.append(f"q, k and v must be on one device, got {[str(x.device) for x in (q, k, v)]}")
+        if not 1 <= q[-1] <= MAX_HEAD_DIM:
+            errors.append(f"head_dim must be 1 to {MAX_HEAD_DIM}, got {q[-1]}")
+    if dtypes[0] not in DTYPES or len(set(dtypes)) > 1:
+        errors.append(f"q, k and v must have one dtype of {DTYPES}, got {list(dtypes)}")
+    if len(set(devices)) > 1:
+        errors.append(f"q, k and v must be on one device, got {[str(x) for x in devices]}")
     if precision not in PRECISIONS:
         errors.append(f"precision must be one of {PRECISIONS}, got {precision!r}")
     if errors:
         raise ValueError("; ".join(errors))
-    if not runs_kernels(q.device):
+    if not runs_kernels(devices[0]):
         raise RuntimeError(
-            f"the Triton kernels need a GPU, got tensors on {q.device}; TRITON_INTERPRET=1 in the "
-            "environment interprets them on a CPU"
+            f"the Triton kernels need a GPU, got tensors on {devices[0]}; TRITON_INTERPRET=1 in "
+            "the environment interprets them on a CPU"
         )
-
-
-def _positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
-    """The kernels take the scale out of a maximum, which a negative one would make a minimum."""
-    if scale is None:
-        return q, 1 / math.sqrt(q.shape[-1])
-    scale = float(scale)  # an integer would be compiled for its value
-    return (-q, -scale) if scale < 0 else (q, scale)
-
-
-def _heads(x: Tensor) -> Tensor:
-    """(batch, heads, rows, head_dim) of (..., rows, head_dim): a view unless the kernels could not
-    address it, or its leading dimensions have strides of their own each.
-
-    A copy costs far less than reading rows element by element, what a last stride that is not 1
-    would come to.
-    """
-    if (x.stride(-1) != 1 and x.shape[-1] > 1) or x.stride(-2) >= MAX_ROW_STRIDE:
-        x = x.contiguous()
-    if x.dim() == 4:
-        return x
-    *leading, rows, head_dim = x.shape
-    heads = leading[-1] if leading else 1
-    return x.reshape(math.prod(leading[:-1]), heads, rows, head_dim)
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    """Of x's layout where `_heads` makes a view of that, else contiguous."""
-    if x.dim() <= 4 and x.stride(-1) == 1:
-        like = torch.empty_like(x)
-        if like.stride(-1) == 1 and like.stride(-2) < MAX_ROW_STRIDE:
-            return like
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def _multiprocessors(device: torch.device) -> int:

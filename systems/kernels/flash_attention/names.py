@@ -16,6 +16,15 @@ from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, why_not_sd
 from systems.kernels.flash_attention.tiled import FlashAttentionPyTorch
 
 
+def flex(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """`flex.flex`, imported when it is called: it brings torch's compiler."""
+    from systems.kernels.flash_attention.flex import flex
+
+    return flex(q, k, v, is_causal, scale)
+
+
 def flash_pytorch(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
@@ -37,6 +46,7 @@ ATTENTIONS: dict[str, Callable[..., Tensor]] = {
     "flash_pytorch": flash_pytorch,
     "flash_triton": flash_triton,
     "sdpa": scaled_dot_product_attention,  # the backend that torch chooses
+    "flex": flex,
     **{name: partial(sdpa, implementation=name) for name in SDPA_BACKENDS},
 }
 
@@ -45,6 +55,10 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: st
     """Why an implementation of ATTENTIONS does not take these inputs here, or None if it does."""
     if implementation in SDPA_BACKENDS:
         return why_not_sdpa(q, k, v, is_causal, implementation)
+    if implementation == "flex":
+        from systems.kernels.flash_attention.flex import why_not_flex
+
+        return why_not_flex(q)
     return _why_not_triton(q) if implementation == "flash_triton" else None
 
 

@@ -3,9 +3,16 @@
 A tensor of any leading dimensions comes as (batch, heads, rows, head_dim) with the strides of its
 first three; elements of a row lie side by side. Offsets of a tile are 64 bits wide, those within
 one 32: the launcher sees to it that a row's stride is below `configurations.MAX_ROW_STRIDE`.
+
+float32 comes as three bfloat16 tensors of the same shape, PARTS = 3, that add up to it: tensor
+cores multiply 16-bit numbers exactly, and six of the nine products of the parts hold all that
+float32 can (Henry, Tang and Heinecke 2019, "Leveraging the bfloat16 artificial intelligence
+datatype for higher-precision computations"). A tile is a tuple of its parts, of one where
+PARTS = 1.
 """
 
-# Arguments of a kernel are Triton's, which has no types.
+# Arguments of a kernel are Triton's, which has no types, and its tuples have any length.
+# mypy: disable-error-code="assignment"
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
@@ -44,6 +51,76 @@ def load_tile(
     else:
         values = tl.load(pointers)
     return values
+
+
+@triton.jit
+def load_parts(
+    base, part_stride, first, n_rows, row_stride,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RAGGED: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """`load_tile` of every part; part_stride elements from one to the next."""
+    high = load_tile(base, first, n_rows, row_stride, HEAD_DIM, ROWS, COLUMNS, RAGGED)
+    if PARTS == 1:
+        parts = (high,)
+    else:
+        base += part_stride
+        middle = load_tile(base, first, n_rows, row_stride, HEAD_DIM, ROWS, COLUMNS, RAGGED)
+        base += part_stride
+        low = load_tile(base, first, n_rows, row_stride, HEAD_DIM, ROWS, COLUMNS, RAGGED)
+        parts = (high, middle, low)
+    return parts
+
+
+@triton.jit
+def split(x, DTYPE: tl.constexpr, PARTS: tl.constexpr):
+    """A float32 tile as its parts in bfloat16, or rounded to DTYPE where PARTS = 1."""
+    if PARTS == 1:
+        parts = (x.to(DTYPE),)
+    else:
+        high = x.to(tl.bfloat16)
+        rest = x - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        parts = (high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16))
+    return parts
+
+
+@triton.jit
+def transposed(x, PARTS: tl.constexpr):
+    if PARTS == 1:
+        parts = (tl.trans(x[0]),)
+    else:
+        parts = (tl.trans(x[0]), tl.trans(x[1]), tl.trans(x[2]))
+    return parts
+
+
+@triton.jit
+def product(a, b, PARTS: tl.constexpr, PRECISION: tl.constexpr):
+    """a b in float32, the smallest products first; PRECISION is that of float32 tiles."""
+    if PARTS == 3:
+        total = tl.dot(a[2], b[0])
+        total = tl.dot(a[0], b[2], total)
+        total = tl.dot(a[1], b[1], total)
+        total = tl.dot(a[1], b[0], total)
+        total = tl.dot(a[0], b[1], total)
+        total = tl.dot(a[0], b[0], total)
+    else:
+        total = tl.dot(a[0], b[0], input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def add_product(total, a, b, PARTS: tl.constexpr, PRECISION: tl.constexpr):
+    """total + a b in float32.
+
+    A tensor core cuts off what does not fit each time that it adds, always towards zero: in a long
+    sum such errors do not cancel. So products of parts are added up outside of it, rounded.
+    """
+    if PARTS == 3:
+        total += product(a, b, PARTS, PRECISION)
+    else:
+        total = tl.dot(a[0], b[0], total, input_precision=PRECISION)
+    return total
 
 
 @triton.jit

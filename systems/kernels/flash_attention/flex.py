@@ -1,0 +1,51 @@
+"""torch's FlexAttention, compiled: a mask in Python, of which torch makes a Triton kernel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+
+def flex(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """`flex_attention` under torch.compile, with a causal block mask or none.
+
+    Args:
+        q, k, v: (batch, heads, seq_len, head_dim).
+        is_causal: query i sees keys 0 to i.
+        scale: multiplies the scores; 1/sqrt(head_dim) by default.
+
+    Raises:
+        RuntimeError: torch has no kernel for these inputs.
+    """
+    mask = _causal_mask(q.shape[-2], k.shape[-2], q.device) if is_causal else None
+    out = _compiled()(q, k, v, block_mask=mask, scale=scale)
+    assert isinstance(out, Tensor)
+    return out
+
+
+@functools.cache
+def _compiled() -> Callable[..., object]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _causal_mask(n_queries: int, n_keys: int, device: torch.device) -> BlockMask:
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query >= key
+
+    return create_block_mask(sees, None, None, n_queries, n_keys, device=str(device))
+
+
+def why_not_flex(q: Tensor) -> str | None:
+    """Why it does not take q here, or None if it does."""
+    if not q.is_cuda:
+        return "flex needs a CUDA GPU"
+    if q.shape[-1] < 16 or q.shape[-1] & (q.shape[-1] - 1):
+        return f"flex takes head dimensions that are powers of two from 16 on, not {q.shape[-1]}"
+    return None

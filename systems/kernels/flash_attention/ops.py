@@ -1,0 +1,74 @@
+"""flash_triton's two passes as torch.library ops, without autograd.
+
+torch.compile keeps an op whole where it would look into a launch, and a mode that watches what is
+called (selective activation checkpointing, a FLOP counter) sees it and may keep its results.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from systems.kernels.flash_attention.launch import flash_backward, flash_forward
+from systems.kernels.flash_attention.layout import strides_like
+
+
+@torch.library.custom_op("cluster_sweeps::flash_forward", mutates_args=())
+def flash_forward_op(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, precision: str
+) -> tuple[Tensor, Tensor]:
+    """`launch.flash_forward`: (out, lse)."""
+    return flash_forward(q, k, v, is_causal, scale, precision=precision)
+
+
+@flash_forward_op.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, precision: str
+) -> tuple[Tensor, Tensor]:
+    return _like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("cluster_sweeps::flash_backward", mutates_args=())
+def flash_backward_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    precision: str,
+    needs_dq: bool,
+    needs_dkdv: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`launch.flash_backward`: (dq, dk, dv), without elements where they are not needed."""
+    gradients = flash_backward(
+        q, k, v, out, lse, dout, is_causal, scale, precision=precision, needs_dq=needs_dq,
+        needs_dkdv=needs_dkdv,
+    )  # fmt: skip
+    dq, dk, dv = (q.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    return dq, dk, dv
+
+
+@flash_backward_op.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    precision: str,
+    needs_dq: bool,
+    needs_dkdv: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq = _like(q) if needs_dq else q.new_empty(0)
+    dk, dv = (_like(k), _like(v)) if needs_dkdv else (q.new_empty(0), q.new_empty(0))
+    return dq, dk, dv
+
+
+def _like(x: Tensor) -> Tensor:
+    return x.new_empty_strided(x.shape, strides_like(x.shape, x.stride()))
