@@ -3,7 +3,7 @@
 Right is within twice the error of torch's SDPA in the same dtype on the same input, and beyond that
 of the largest value
 
-    4 roundoffs of the dtype: tensor cores take P and dS in it, torch on a CPU keeps float32
+    a roundoff of the dtype; 4 on a CPU, where torch keeps P and dS in float32
     as many roundoffs of float32 as the largest score has units: its rounding, in the exponent
 
 Tests named `interpreted` run the kernels on a CPU; Triton decides that at import, so they run in a
@@ -128,7 +128,8 @@ def _check(q, k, v, dout, is_causal, scale=None, **options) -> None:
     out, lse, dq, dk, dv = _by_triton(q, k, v, dout, is_causal, scale, **options)
     factor = abs(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     largest_score = factor * (q.float() @ k.float().transpose(-1, -2)).abs().max().item()
-    allowance = 4 * torch.finfo(q.dtype).eps / 2 + largest_score * torch.finfo(F32).eps / 2
+    roundoffs = 1 if q.is_cuda else 4
+    allowance = roundoffs * torch.finfo(q.dtype).eps / 2 + largest_score * torch.finfo(F32).eps / 2
     assert lse.dtype == F32 and lse.shape == q.shape[:-1] and lse.is_contiguous()
     # A score is a sum of head_dim products in float32, and exp2 and log2 are good to 2 units
     assert (lse - exact.lse).abs().max().item() <= 16 * 2**-24 * max(1.0, largest_score)
@@ -138,8 +139,10 @@ def _check(q, k, v, dout, is_causal, scale=None, **options) -> None:
         known = getattr(exact, name)
         assert given_.dtype == q.dtype and given_.shape == known.shape
         largest = known.abs().max().item()
-        if largest < 1e-9:  # of one visible key dq and dk are zero, and what is left is rounding
-            largest = dout.abs().max().item()
+        if largest < 1e-9:
+            # Of one visible key dq and dk are zero: what is left is the rounding of dO v^T - D
+            cancelled = (dout.float() @ v.float().transpose(-1, -2)).abs().max().item()
+            largest = factor * cancelled * (k if name == "dq" else q).abs().max().item()
         limit = 2 * (other - known).abs().max().item() + allowance * largest
         error = (given_ - known).abs().max().item()
         assert error <= limit, f"{name}: {error:.2e} is more than {limit:.2e}"
