@@ -1,4 +1,40 @@
-"""draft"""
+"""FlashAttention's forward pass for Hopper in Gluon: warps with roles (FlashAttention-3, Shah et al.
+2024, sections 3.1 and 3.2), of the algorithm that `forward_kernel` has.
+
+A program has CONSUMERS * 64 queries of one head at a time, and these warps:
+
+    producer     1 warp, few registers: has the copy engine (TMA) bring tiles to shared memory
+    consumer c   4 warps, 64 queries: scores, softmax, output. Consumer 0 is the default partition
+
+Every tile in shared memory has two barriers. `full`: the engine arrives when all bytes are there.
+`empty`: whoever reads it arrives when done, and the producer may have it overwritten. A barrier's
+phase is 0 until everyone has arrived, then 1, then 0: the i-th filling of a slot is awaited with
+phase i & 1, and the emptying before it with the other, which a barrier that nobody has used yet
+passes. Tiles of keys and values go round a ring of STAGES slots; n counts them over all of a
+program's work. Queries go round a ring of two, so that the next are there when the last are done.
+
+A consumer in its loop, with S_j = q k_j^T and P_j its exponentials:
+
+    issue S_j = q k_j^T             asynchronous, tensor cores
+    issue O += P_(j-1) v_(j-1)      asynchronous, behind it
+    await S_j, its slot is empty
+    softmax: P_j, correction        while O += P v is under way
+    await O, its slot is empty, O *= correction
+
+so the exponentials run under a product of the same consumer, and under those of the others.
+
+What the compiler must not get wrong:
+- Registers that a product reads stay as they are until it is awaited: P is named in that wait.
+- ptxas moves a wait up over arithmetic, which would undo the overlap. The wait for v_j stands
+  between softmax and the wait for O: it is a branch, and arithmetic stays before it.
+- P goes from turn to turn packed, two a register; as halves they cost a permutation each or spill.
+- A wait for a product is one warp's. Between it and the arrival at `empty` there has to be a
+  barrier of the four warps; Gluon's `arrive` has it (triton-lang/triton #11047 is of 8 warps).
+"""
+
+# Arguments of a kernel are Triton's, which has no types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
 
 from __future__ import annotations
 
@@ -13,13 +49,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 LN2 = gl.constexpr(0.6931471805599453)
-FLOOR = gl.constexpr(-3.0e38)
-ROWS = gl.constexpr(64)
+FLOOR = gl.constexpr(-3.0e38)  # as in `forward_kernel`
+ROWS = gl.constexpr(64)  # of a consumer: the height of a warpgroup's product
 
 
 @gluon.jit
-def _place(turn, n_tiles, SNAKE: gl.constexpr):
-    """Which tile is this program's at its turn."""
+def _tile_at(turn, SNAKE: gl.constexpr):
+    """What a program takes at its turn: to and fro where the first are the longest."""
     programs = gl.num_programs(0)
     program = gl.program_id(0)
     if SNAKE:
@@ -30,25 +66,122 @@ def _place(turn, n_tiles, SNAKE: gl.constexpr):
 @gluon.jit
 def _work(
     tile, n_programs, n_queries, n_keys, keys_a_split, group,
-    BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr,
-):
+    BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    """head, split, first query, first key, end of the keys and number of their tiles, 1 or more.
+
+    The order is that of `tiles.schedule`, the splits one after the other.
+    """
     n_blocks = gl.cdiv(n_queries, BLOCK_Q)
-    split = tile // (n_blocks * n_programs)
-    within = tile % (n_blocks * n_programs)
-    first = within // (group * n_blocks) * group
-    within = within % (group * n_blocks)
-    size = gl.minimum(group, n_programs - first)
+    split = 0
+    if SPLIT:
+        split = tile // (n_blocks * n_programs)
+        tile = tile % (n_blocks * n_programs)
+    first = tile // (group * n_blocks) * group
+    within = tile % (group * n_blocks)
+    size = gl.minimum(group, n_programs - first)  # the last group may be smaller
     block = within // size
     if IS_CAUSAL:
         block = n_blocks - 1 - block
-    head = first + within % size
     first_query = block * BLOCK_Q
-    first_key = split * keys_a_split
-    last_key = gl.minimum(n_keys, first_key + keys_a_split)
+    first_key = 0
+    last_key = n_keys
+    if SPLIT:
+        first_key = split * keys_a_split
+        last_key = gl.minimum(last_key, first_key + keys_a_split)
     if IS_CAUSAL:
-        last_key = gl.minimum(last_key, first_query + BLOCK_Q)
+        last_key = gl.minimum(last_key, gl.minimum(first_query + BLOCK_Q, n_queries))
     n_tiles = gl.maximum(1, gl.cdiv(last_key - first_key, BLOCK_K))
-    return head, split, first_query, first_key, last_key, n_tiles
+    return first + within % size, split, first_query, first_key, last_key, n_tiles
+
+
+@gluon.jit
+def _producer(
+    tensors, scalars, barriers,
+    CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    """Has queries, then keys and values from the last tile to the first brought, tile by tile."""
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem = tensors
+    n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group = scalars
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
+    turn = 0
+    n = 0
+    tile = _tile_at(turn, IS_CAUSAL)
+    while tile < n_work:
+        head, _, first_query, first_key, _, n_tiles = _work(
+            tile, n_programs, n_queries, n_keys, keys_a_split, group,
+            BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
+        )  # fmt: skip
+        batch = head // n_heads
+        head = head % n_heads
+        for c in gl.static_range(CONSUMERS):
+            slot = turn % 2 * CONSUMERS + c
+            mbarrier.wait(q_empty.index(slot), (turn // 2 & 1) ^ 1)
+            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                q_desc, [batch, head, first_query + c * ROWS, 0], q_full.index(slot),
+                q_smem.index(slot),
+            )  # fmt: skip
+        start = first_key + (n_tiles - 1) * BLOCK_K
+        for _ in range(n_tiles):
+            slot = n % STAGES
+            phase = (n // STAGES & 1) ^ 1
+            mbarrier.wait(k_empty.index(slot), phase)
+            mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                k_desc, [batch, head, start, 0], k_full.index(slot), k_smem.index(slot)
+            )
+            mbarrier.wait(v_empty.index(slot), phase)
+            mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                v_desc, [batch, head, start, 0], v_full.index(slot), v_smem.index(slot)
+            )
+            start -= BLOCK_K
+            n += 1
+        turn += 1
+        tile = _tile_at(turn, IS_CAUSAL)
+
+
+@gluon.jit
+def _row_maximum(s, layout: gl.constexpr):
+    """Maximum of each row. In steps, or a thread's would be one chain of dependent instructions."""
+    rows: gl.constexpr = s.shape[0]
+    s = gl.max(s.reshape([rows, s.shape[1] // 32, 32]), 1)
+    s = gl.max(s.reshape([rows, 4, 8]), 1)
+    return gl.convert_layout(gl.max(s, 1), layout, assert_trivial=True)
+
+
+@gluon.jit
+def _column_sums(p):
+    """(rows, 8): sums that each thread has alone. The threads of a row add theirs at the end."""
+    return gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 8]), 1)
+
+
+@gluon.jit
+def _scale_rows(x, factor):
+    layout: gl.constexpr = gl.SliceLayout(1, x.type.layout)
+    return x * gl.convert_layout(factor, layout, assert_trivial=True)[:, None]
+
+
+@gluon.jit
+def _pack(p, dtype: gl.constexpr):
+    """(rows, n) float32 -> (rows, n / 2) of two values each, rounded to dtype, as int32."""
+    low, high = gl.split(p.reshape([p.shape[0], p.shape[1] // 2, 2]))
+    pair: gl.constexpr = "cvt.rn.bf16x2.f32" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32"
+    return gl.inline_asm_elementwise(
+        pair + " $0, $2, $1;", "=r,r,r", [low, high], gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
+    """Inverse of `_pack`, in registers: no instruction."""
+    low = packed.to(gl.int16).to(dtype, bitcast=True)
+    high = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
+    p = gl.join(low, high).reshape([packed.shape[0], packed.shape[1] * 2])
+    return gl.convert_layout(p, layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -62,179 +195,138 @@ def _pass_turn(turns, WHICH: gl.constexpr, CONSUMERS: gl.constexpr):
 
 
 @gluon.jit
-def _producer(
-    common,
-    CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
-        q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group,
-    ) = common
-    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
-    turn = 0
-    n = 0
-    tile = _place(turn, n_work, IS_CAUSAL)
-    while tile < n_work:
-        head, split, first_query, first_key, last_key, n_tiles = _work(
-            tile, n_programs, n_queries, n_keys, keys_a_split, group, BLOCK_Q, BLOCK_K, IS_CAUSAL
-        )
-        b, h = head // n_heads, head % n_heads
-        for c in gl.static_range(CONSUMERS):
-            mbarrier.wait(q_empty.index(c), (turn & 1) ^ 1)
-            mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                q_desc, [b, h, first_query + c * ROWS, 0], q_full.index(c), q_smem.index(c)
-            )
-        start = first_key + (n_tiles - 1) * BLOCK_K
-        for i in range(n_tiles):
-            stage = n % STAGES
-            phase = (n // STAGES & 1) ^ 1
-            mbarrier.wait(k_empty.index(stage), phase)
-            mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                k_desc, [b, h, start, 0], k_full.index(stage), k_smem.index(stage)
-            )
-            mbarrier.wait(v_empty.index(stage), phase)
-            mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                v_desc, [b, h, start, 0], v_full.index(stage), v_smem.index(stage)
-            )
-            start -= BLOCK_K
-            n += 1
-        turn += 1
-        tile = _place(turn, n_work, IS_CAUSAL)
-
-
-@gluon.jit
 def _consumer(
-    common,
+    tensors, scalars, barriers, scale_log2e,
     WHICH: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr,
-    PING_PONG: gl.constexpr, SPLIT: gl.constexpr,
-):
-    (
-        out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem,
-        q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
-        n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale_log2e,
-    ) = common
+    IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    PING_PONG: gl.constexpr,
+):  # fmt: skip
+    """Output and log-sum-exp of the queries WHICH * 64 to WHICH * 64 + 63 of each tile."""
+    out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem = tensors
+    n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group = scalars
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = barriers
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_K, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
-    out_row_layout: gl.constexpr = gl.SliceLayout(1, o_layout)
-
-    q = q_smem.index(WHICH).reshape([ROWS, HEAD_DIM])
     o_stage = o_smem.index(WHICH)
+    nothing = gl.zeros([ROWS, BLOCK_K], gl.float32, s_layout)
     turn = 0
     n = 0
-    tile = _place(turn, n_work, IS_CAUSAL)
+    tile = _tile_at(turn, IS_CAUSAL)
     while tile < n_work:
         head, split, first_query, first_key, last_key, n_tiles = _work(
-            tile, n_programs, n_queries, n_keys, keys_a_split, group, BLOCK_Q, BLOCK_K, IS_CAUSAL
-        )
+            tile, n_programs, n_queries, n_keys, keys_a_split, group,
+            BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
+        )  # fmt: skip
         first_query += WHICH * ROWS
-        mine = n_tiles
+        # The last tiles may lie past the diagonal of these queries, or these past the last query.
+        n_mine = n_tiles
         if IS_CAUSAL:
-            own_last = gl.minimum(last_key, first_query + ROWS)
-            mine = gl.maximum(1, gl.cdiv(own_last - first_key, BLOCK_K))
-            for _ in range(n_tiles - mine):
-                stage = n % STAGES
-                phase = n // STAGES & 1
-                mbarrier.wait(k_full.index(stage), phase)
-                if PING_PONG:
-                    _take_turn(turns, n, WHICH)
-                    _pass_turn(turns, WHICH, CONSUMERS)
-                mbarrier.arrive(k_empty.index(stage), count=1)
-                mbarrier.wait(v_full.index(stage), phase)
-                mbarrier.arrive(v_empty.index(stage), count=1)
-                n += 1
+            end = gl.minimum(last_key, first_query + ROWS)
+            n_mine = gl.maximum(1, gl.cdiv(end - first_key, BLOCK_K))
+        n_mine = gl.where(first_query < n_queries, n_mine, 1)
+        for _ in range(n_tiles - n_mine):
+            slot = n % STAGES
+            phase = n // STAGES & 1
+            mbarrier.wait(k_full.index(slot), phase)
+            if PING_PONG:
+                _take_turn(turns, n, WHICH)
+                _pass_turn(turns, WHICH, CONSUMERS)
+            mbarrier.arrive(k_empty.index(slot), count=1)
+            mbarrier.wait(v_full.index(slot), phase)
+            mbarrier.arrive(v_empty.index(slot), count=1)
+            n += 1
 
-        mbarrier.wait(q_full.index(WHICH), turn & 1)
-        stage = n % STAGES
+        # The first tile has the diagonal and the ragged end, if there are any; the others have not.
+        q_slot = turn % 2 * CONSUMERS + WHICH
+        mbarrier.wait(q_full.index(q_slot), turn // 2 & 1)
+        q = q_smem.index(q_slot).reshape([ROWS, HEAD_DIM])
+        slot = n % STAGES
         phase = n // STAGES & 1
-        mbarrier.wait(k_full.index(stage), phase)
-        k = k_smem.index(stage).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
-        zero = gl.zeros([ROWS, BLOCK_K], gl.float32, s_layout)
+        mbarrier.wait(k_full.index(slot), phase)
+        k = k_smem.index(slot).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
         if PING_PONG:
             _take_turn(turns, n, WHICH)
-        s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
+        s = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
         if PING_PONG:
             _pass_turn(turns, WHICH, CONSUMERS)
         s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(k_empty.index(stage), count=1)
+        mbarrier.arrive(k_empty.index(slot), count=1)
         if MASKED:
-            keys = first_key + (mine - 1) * BLOCK_K + gl.arange(
-                0, BLOCK_K, gl.SliceLayout(0, s_layout)
-            )
+            columns = gl.arange(0, BLOCK_K, gl.SliceLayout(0, s_layout))
+            keys = first_key + (n_mine - 1) * BLOCK_K + columns
             visible = (keys < n_keys)[None, :]
             if IS_CAUSAL:
                 queries = first_query + gl.arange(0, ROWS, row_layout)
                 visible = visible & (keys[None, :] <= queries[:, None])
             # Scaled first: where the scale is zero, -inf * 0 would be NaN.
             s = gl.where(visible, s * scale_log2e, float("-inf"))
-            m = gl.maximum(gl.max(s, 1), FLOOR)
-            p32 = gl.exp2(s - m[:, None])
+            m = gl.maximum(_row_maximum(s, row_layout), FLOOR)
+            p = gl.exp2(s - m[:, None])
         else:
-            m = gl.max(s, 1) * scale_log2e
-            p32 = gl.exp2(s * scale_log2e - m[:, None])
-        total = gl.sum(p32, 1)
+            m = _row_maximum(s, row_layout) * scale_log2e
+            p = gl.exp2(s * scale_log2e - m[:, None])
+        total = _column_sums(p)
+        packed = _pack(p, dtype)
         o = gl.zeros([ROWS, HEAD_DIM], gl.float32, o_layout)
-        mbarrier.wait(v_full.index(stage), phase)
+        mbarrier.wait(v_full.index(slot), phase)
 
-        for _ in range(mine - 1):
-            p = gl.convert_layout(p32.to(dtype), p_layout, assert_trivial=True)
-            v_stage = stage
+        for _ in range(n_mine - 1):
+            p_operand = _unpack(packed, dtype, p_layout)
+            v = v_smem.index(slot).reshape([BLOCK_K, HEAD_DIM])
+            v_slot = slot
             n += 1
-            stage = n % STAGES
+            slot = n % STAGES
             phase = n // STAGES & 1
-            mbarrier.wait(k_full.index(stage), phase)
-            k = k_smem.index(stage).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
-            v = v_smem.index(v_stage).reshape([BLOCK_K, HEAD_DIM])
+            mbarrier.wait(k_full.index(slot), phase)
+            k = k_smem.index(slot).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
             if PING_PONG:
                 _take_turn(turns, n, WHICH)
-            s_token = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
-            o_token = warpgroup_mma(p, v, o, is_async=True)
+            s_token = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
+            o_token = warpgroup_mma(p_operand, v, o, is_async=True)
             if PING_PONG:
                 _pass_turn(turns, WHICH, CONSUMERS)
             s = warpgroup_mma_wait(1, deps=[s_token])
-            mbarrier.arrive(k_empty.index(stage), count=1)
-            m_new = gl.maximum(m, gl.max(s, 1) * scale_log2e)
-            p32 = gl.exp2(s * scale_log2e - m_new[:, None])
-            correction = gl.exp2(m - m_new)
-            total = total * correction + gl.sum(p32, 1)
-            m = m_new
-            mbarrier.wait(v_full.index(stage), phase)
-            o, p = warpgroup_mma_wait(0, deps=[o_token, p])
-            mbarrier.arrive(v_empty.index(v_stage), count=1)
-            o = o * gl.convert_layout(correction, out_row_layout, assert_trivial=True)[:, None]
+            mbarrier.arrive(k_empty.index(slot), count=1)
+            # The scale is not negative: out of the maximum with it, and into the subtraction.
+            new_m = gl.maximum(m, _row_maximum(s, row_layout) * scale_log2e)
+            p = gl.exp2(s * scale_log2e - new_m[:, None])
+            correction = gl.exp2(m - new_m)
+            total = _scale_rows(total, correction) + _column_sums(p)
+            m = new_m
+            mbarrier.wait(v_full.index(slot), phase)
+            o, p_operand = warpgroup_mma_wait(0, deps=[o_token, p_operand])
+            mbarrier.arrive(v_empty.index(v_slot), count=1)
+            o = _scale_rows(o, correction)
+            packed = _pack(p, dtype)
 
-        mbarrier.arrive(q_empty.index(WHICH), count=1)
-        p = gl.convert_layout(p32.to(dtype), p_layout, assert_trivial=True)
-        v = v_smem.index(stage).reshape([BLOCK_K, HEAD_DIM])
-        o = warpgroup_mma(p, v, o, is_async=True)
-        o, p = warpgroup_mma_wait(0, deps=[o, p])
-        mbarrier.arrive(v_empty.index(stage), count=1)
+        mbarrier.arrive(q_empty.index(q_slot), count=1)
+        p_operand = _unpack(packed, dtype, p_layout)
+        v = v_smem.index(slot).reshape([BLOCK_K, HEAD_DIM])
+        o_token = warpgroup_mma(p_operand, v, o, is_async=True)
+        o, p_operand = warpgroup_mma_wait(0, deps=[o_token, p_operand])
+        mbarrier.arrive(v_empty.index(slot), count=1)
         n += 1
 
-        seen = total != 0.0
-        total = gl.where(seen, total, 1.0)
-        inverse = gl.convert_layout(1.0 / total, out_row_layout, assert_trivial=True)
-        o = o * inverse[:, None]
-        row_lse = gl.where(seen, (m + gl.log2(total)) * LN2, float("-inf"))
+        # A row that has seen no key has the total 0: it gives 0 and -inf.
+        row_total = gl.convert_layout(gl.sum(total, 1), row_layout, assert_trivial=True)
+        seen = row_total != 0.0
+        row_total = gl.where(seen, row_total, 1.0)
+        o = _scale_rows(o, 1.0 / row_total)
+        row_lse = gl.where(seen, (m + gl.log2(row_total)) * LN2, float("-inf"))
         if SPLIT:
-            row = gl.arange(0, ROWS, out_row_layout)
+            row = gl.arange(0, ROWS, gl.SliceLayout(1, o_layout))
             column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
-            base = parts + ((split.to(gl.int64) * n_programs + head) * n_queries + first_query) * HEAD_DIM
+            rows_before = (split.to(gl.int64) * n_programs + head) * n_queries + first_query
             gl.store(
-                base + (row[:, None] * HEAD_DIM + column[None, :]), o,
-                mask=(row < n_queries - first_query)[:, None],
-            )
+                parts + rows_before * HEAD_DIM + (row[:, None] * HEAD_DIM + column[None, :]),
+                o, mask=(row < n_queries - first_query)[:, None],
+            )  # fmt: skip
         else:
-            tma.store_wait(0)
+            tma.store_wait(0)  # of the tile before
             gl.thread_barrier()
             o_stage.reshape([ROWS, HEAD_DIM]).store(o.to(dtype))
             fence_async_shared()
@@ -243,37 +335,60 @@ def _consumer(
                 out_desc, [head // n_heads, head % n_heads, first_query, 0], o_stage
             )
         queries = first_query + gl.arange(0, ROWS, row_layout)
-        rows = lse + (split.to(gl.int64) * n_programs + head) * n_queries
-        gl.store(rows + queries, row_lse, mask=queries < n_queries)
+        row_lse_pointers = lse + (gl.to_tensor(split).to(gl.int64) * n_programs + head) * n_queries
+        gl.store(row_lse_pointers + queries, row_lse, mask=queries < n_queries)
         turn += 1
-        tile = _place(turn, n_work, IS_CAUSAL)
+        tile = _tile_at(turn, IS_CAUSAL)
     if not SPLIT:
         tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["n_work", "n_programs", "n_heads", "n_queries", "n_keys", "keys_a_split", "group"])
+@gluon.jit(
+    do_not_specialize=[
+        "n_work", "n_programs", "n_heads", "n_queries", "n_keys", "keys_a_split", "group"
+    ]
+)  # fmt: skip
 def hopper_forward_kernel(
     q_desc, k_desc, v_desc, out_desc, parts, lse,
     n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale_log2e,
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr,
-    PING_PONG: gl.constexpr, SPLIT: gl.constexpr,
-    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
-):
+    IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    PING_PONG: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Grid: (programs,), any number; they share n_work tiles. num_warps=4, those of consumer 0.
+
+    Args:
+        q_desc, out_desc: descriptors of (batch, heads, n_queries, HEAD_DIM), blocks of 64 rows.
+        k_desc, v_desc: of (batch, heads, n_keys, HEAD_DIM), blocks of BLOCK_K rows.
+        parts: float32 (splits, batch, heads, n_queries, HEAD_DIM), contiguous, written in place of
+            out where SPLIT: softmax over the keys of each split.
+        lse: float32 (splits, batch, heads, n_queries), contiguous, written; -inf without a key.
+        n_work: blocks of CONSUMERS * 64 queries * batch * heads * splits.
+        n_programs: batch * heads. n_heads: heads.
+        keys_a_split: a multiple of BLOCK_K. group: see `tiles.schedule`.
+        scale_log2e: what the scores are multiplied by, times log2(e); not negative.
+        HEAD_DIM: 64 or 128.
+        MASKED: whether the last tile of keys has any that some query does not see.
+        STAGES: slots for tiles of keys, and of values.
+        REGISTERS, PRODUCER_REGISTERS: of a thread. With the producer's warp counted as four the
+            warps must not need more than 65536.
+    """
     dtype: gl.constexpr = q_desc.dtype
-    q_smem = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, ROWS, HEAD_DIM], q_desc.layout)
+    q_smem = gl.allocate_shared_memory(dtype, [2 * CONSUMERS, 1, 1, ROWS, HEAD_DIM], q_desc.layout)
     o_smem = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, ROWS, HEAD_DIM], out_desc.layout)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_K, HEAD_DIM], k_desc.layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_K, HEAD_DIM], v_desc.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [2 * CONSUMERS, 1], barrier)
+    q_empty = gl.allocate_shared_memory(gl.int64, [2 * CONSUMERS, 1], barrier)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], barrier)
     for i in gl.static_range(CONSUMERS):
         mbarrier.init(turns.index(i), count=1)
+    for i in gl.static_range(2 * CONSUMERS):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
     for i in gl.static_range(STAGES):
@@ -283,32 +398,39 @@ def hopper_forward_kernel(
         mbarrier.init(v_empty.index(i), count=CONSUMERS)
     fence_async_shared()
 
-    common = (
-        out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem,
-        q_full, q_empty, k_full, k_empty, v_full, v_empty, turns,
-        n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale_log2e,
-    )
-    producer = (
-        q_desc, k_desc, v_desc, q_smem, k_smem, v_smem,
-        q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group,
-    )
+    scalars = (n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turns)
+    brought = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem)
+    used = (out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem)
+    # Constants stand in the calls themselves: in a tuple with a name they would become tensors.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consumer, (common, gl.constexpr(0), CONSUMERS, BLOCK_K, HEAD_DIM, IS_CAUSAL, MASKED, STAGES, PING_PONG, SPLIT)),
-                (_consumer, (common, gl.constexpr(1), CONSUMERS, BLOCK_K, HEAD_DIM, IS_CAUSAL, MASKED, STAGES, PING_PONG, SPLIT)),
-                (_producer, (producer, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES)),
+                (_consumer, (
+                    used, scalars, barriers, scale_log2e, gl.constexpr(0), CONSUMERS, BLOCK_K,
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG)),
+                (_consumer, (
+                    used, scalars, barriers, scale_log2e, gl.constexpr(1), CONSUMERS, BLOCK_K,
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG)),
+                (_producer, (
+                    brought, scalars, barriers[:6], CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
             ],
             [4, 1], [REGISTERS, PRODUCER_REGISTERS],
-        )
+        )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (_consumer, (common, gl.constexpr(0), CONSUMERS, BLOCK_K, HEAD_DIM, IS_CAUSAL, MASKED, STAGES, PING_PONG, SPLIT)),
-                (_consumer, (common, gl.constexpr(1), CONSUMERS, BLOCK_K, HEAD_DIM, IS_CAUSAL, MASKED, STAGES, PING_PONG, SPLIT)),
-                (_consumer, (common, gl.constexpr(2), CONSUMERS, BLOCK_K, HEAD_DIM, IS_CAUSAL, MASKED, STAGES, PING_PONG, SPLIT)),
-                (_producer, (producer, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES)),
+                (_consumer, (
+                    used, scalars, barriers, scale_log2e, gl.constexpr(0), CONSUMERS, BLOCK_K,
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG)),
+                (_consumer, (
+                    used, scalars, barriers, scale_log2e, gl.constexpr(1), CONSUMERS, BLOCK_K,
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG)),
+                (_consumer, (
+                    used, scalars, barriers, scale_log2e, gl.constexpr(2), CONSUMERS, BLOCK_K,
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG)),
+                (_producer, (
+                    brought, scalars, barriers[:6], CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
-        )
+        )  # fmt: skip

@@ -33,6 +33,7 @@ class HopperTile(NamedTuple):
     producer_registers: int
     ping_pong: bool
     persistent: bool
+    group: int = 0
 
 
 TABLE = {
@@ -98,8 +99,8 @@ def flash_forward(
     arguments = (
         _describe(q, 64), _describe(k, t.block_k), _describe(v, t.block_k), _describe(rows, 64),
         parts, part_lse, n_work, n_programs, heads, n_queries, n_keys, tiles_a_split * t.block_k,
-        heads_in_l2(n_keys, head_dim, k.itemsize, n_programs), scale * LOG2E,
-        t.consumers, t.block_k, head_dim, is_causal, masked, t.stages, t.ping_pong, n_splits > 1,
+        min(t.group, n_programs) or heads_in_l2(n_keys, head_dim, k.itemsize, n_programs), scale * LOG2E,
+        t.consumers, t.block_k, head_dim, is_causal, masked, t.stages, t.ping_pong, n_splits > 1, True,
         t.registers, t.producer_registers,
     )
     key = (q.device, q.dtype, arguments[14:])
