@@ -44,6 +44,29 @@ def compile_for_hopper(
     return triton.compile(source, target=target, options={"num_warps": warps, **options})
 
 
+def compile_gluon_for_hopper(
+    kernel: Any, signature: Mapping[str, str], constexprs: Mapping[str, Any], warps: int
+) -> Any:
+    """`compile_for_hopper` of a kernel in Gluon; descriptors are "tensordesc<type[block],layout>"."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    names = kernel.arg_names
+    kinds = {**signature, **dict.fromkeys(constexprs, "constexpr")}
+    source = GluonASTSource(
+        kernel,
+        {name: kinds[name] for name in names},
+        {(names.index(name),): value for name, value in constexprs.items()},
+        {
+            (names.index(name),): [["tt.divisibility", 16]]
+            for name, kind in signature.items()
+            if kind.startswith("*")
+        },
+    )
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+
+
 def resources(made: Any, folder: Path) -> dict[str, int]:
     """REG, STACK and LOCAL of each thread: registers, and bytes that did not fit in them."""
     import triton

@@ -64,6 +64,26 @@ def _tile_at(turn, SNAKE: gl.constexpr):
 
 
 @gluon.jit
+def _next_tile(next_tile, full, empty, turn):
+    """What the producer has published for this turn; of all consumers' threads."""
+    slot = turn % 2
+    mbarrier.wait(full.index(slot), turn // 2 & 1)
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    tile = gl.max(next_tile.index(slot).load(one), 0)
+    mbarrier.arrive(empty.index(slot), count=1)
+    return tile
+
+
+@gluon.jit
+def _publish(tile, next_tile, full, empty, turn):
+    slot = turn % 2
+    mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    next_tile.index(slot).store(gl.full([1], 0, gl.int32, one) + tile)
+    mbarrier.arrive(full.index(slot), count=1)
+
+
+@gluon.jit
 def _work(
     tile, n_programs, n_queries, n_keys, keys_a_split, group,
     BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
@@ -99,17 +119,19 @@ def _work(
 def _producer(
     tensors, scalars, barriers,
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr,
-    STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    STAGES: gl.constexpr, SPLIT: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
     """Has queries, then keys and values from the last tile to the first brought, tile by tile."""
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem = tensors
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_tile, counters = tensors
     n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group = scalars
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty = barriers
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
     turn = 0
     n = 0
     tile = _tile_at(turn, IS_CAUSAL)
     while tile < n_work:
+        if DYNAMIC:
+            _publish(tile, next_tile, tile_full, tile_empty, turn)
         head, _, first_query, first_key, _, n_tiles = _work(
             tile, n_programs, n_queries, n_keys, keys_a_split, group,
             BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
@@ -141,7 +163,15 @@ def _producer(
             start -= BLOCK_K
             n += 1
         turn += 1
-        tile = _tile_at(turn, IS_CAUSAL)
+        if DYNAMIC:
+            tile = gl.num_programs(0) + gl.atomic_add(counters, 1)
+        else:
+            tile = _tile_at(turn, IS_CAUSAL)
+    if DYNAMIC:
+        _publish(tile, next_tile, tile_full, tile_empty, turn)
+        if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
+            gl.store(counters, 0)
+            gl.store(counters + 1, 0)
 
 
 @gluon.jit
@@ -199,12 +229,12 @@ def _consumer(
     tensors, scalars, barriers, scale_log2e,
     WHICH: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
     IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    PING_PONG: gl.constexpr,
+    PING_PONG: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
     """Output and log-sum-exp of the queries WHICH * 64 to WHICH * 64 + 63 of each tile."""
-    out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem = tensors
+    out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem, next_tile = tensors
     n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group = scalars
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty = barriers
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_K, 16])
@@ -215,7 +245,10 @@ def _consumer(
     nothing = gl.zeros([ROWS, BLOCK_K], gl.float32, s_layout)
     turn = 0
     n = 0
-    tile = _tile_at(turn, IS_CAUSAL)
+    if DYNAMIC:
+        tile = _next_tile(next_tile, tile_full, tile_empty, turn)
+    else:
+        tile = _tile_at(turn, IS_CAUSAL)
     while tile < n_work:
         head, split, first_query, first_key, last_key, n_tiles = _work(
             tile, n_programs, n_queries, n_keys, keys_a_split, group,
@@ -338,7 +371,10 @@ def _consumer(
         row_lse_pointers = lse + (gl.to_tensor(split).to(gl.int64) * n_programs + head) * n_queries
         gl.store(row_lse_pointers + queries, row_lse, mask=queries < n_queries)
         turn += 1
-        tile = _tile_at(turn, IS_CAUSAL)
+        if DYNAMIC:
+            tile = _next_tile(next_tile, tile_full, tile_empty, turn)
+        else:
+            tile = _tile_at(turn, IS_CAUSAL)
     if not SPLIT:
         tma.store_wait(0)
 
@@ -349,11 +385,11 @@ def _consumer(
     ]
 )  # fmt: skip
 def hopper_forward_kernel(
-    q_desc, k_desc, v_desc, out_desc, parts, lse,
+    q_desc, k_desc, v_desc, out_desc, parts, lse, counters,
     n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale_log2e,
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
     IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    PING_PONG: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    PING_PONG: gl.constexpr, DYNAMIC: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Grid: (programs,), any number; they share n_work tiles. num_warps=4, those of consumer 0.
 
@@ -386,6 +422,12 @@ def hopper_forward_kernel(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], barrier)
+    next_tile = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
+    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
+    for i in gl.static_range(2):
+        mbarrier.init(tile_full.index(i), count=1)
+        mbarrier.init(tile_empty.index(i), count=CONSUMERS)
     for i in gl.static_range(CONSUMERS):
         mbarrier.init(turns.index(i), count=1)
     for i in gl.static_range(2 * CONSUMERS):
@@ -399,21 +441,21 @@ def hopper_forward_kernel(
     fence_async_shared()
 
     scalars = (n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group)
-    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turns)
-    brought = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem)
-    used = (out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty)
+    brought = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_tile, counters)
+    used = (out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem, next_tile)
     # Constants stand in the calls themselves: in a tuple with a name they would become tensors.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (_consumer, (
                     used, scalars, barriers, scale_log2e, gl.constexpr(0), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG)),
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG, DYNAMIC)),
                 (_consumer, (
                     used, scalars, barriers, scale_log2e, gl.constexpr(1), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG)),
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG, DYNAMIC)),
                 (_producer, (
-                    brought, scalars, barriers[:6], CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
+                    brought, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT, DYNAMIC)),
             ],
             [4, 1], [REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
@@ -422,15 +464,15 @@ def hopper_forward_kernel(
             [
                 (_consumer, (
                     used, scalars, barriers, scale_log2e, gl.constexpr(0), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG)),
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG, DYNAMIC)),
                 (_consumer, (
                     used, scalars, barriers, scale_log2e, gl.constexpr(1), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG)),
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG, DYNAMIC)),
                 (_consumer, (
                     used, scalars, barriers, scale_log2e, gl.constexpr(2), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG)),
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG, DYNAMIC)),
                 (_producer, (
-                    brought, scalars, barriers[:6], CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
+                    brought, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT, DYNAMIC)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip

@@ -1,0 +1,169 @@
+"""The Hopper forward kernel: compiled for sm_90 here, against float64 on a Hopper GPU.
+
+Right is a relative L2 error at most 1.5 times that of torch's SDPA in the same dtype on the same
+input, and a log-sum-exp within 1e-3.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from systems.kernels.flash_attention import attention_reference
+from systems.kernels.flash_attention.hopper_launch import FORWARD, flash_forward, why_not
+from tests.hopper import compile_gluon_for_hopper, resources
+from tests.triton_interpreter import compiled
+
+BF16, F16 = torch.bfloat16, torch.float16
+# (batch, heads, queries, keys): whole tiles, ragged ones, more queries than keys and fewer
+SHAPES = [
+    (1, 2, 384, 384), (2, 3, 768, 768), (1, 2, 1000, 1000), (1, 1, 113, 203), (1, 2, 640, 128),
+    (2, 1, 300, 1111), (1, 1, 1, 1), (1, 1, 1, 500), (1, 2, 65, 129), (1, 2, 4224, 4224),
+]  # fmt: skip
+
+on_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a Hopper GPU",
+)
+
+
+@pytest.fixture
+def outputs_hold_nan(monkeypatch):
+    """What is not written shows."""
+    for name in ("empty", "empty_like"):
+
+        def filled(*args, function=getattr(torch, name), **kwargs):
+            made = function(*args, **kwargs)
+            return made.fill_(math.nan) if made.is_floating_point() else made
+
+        monkeypatch.setattr(torch, name, filled)
+
+
+@compiled
+@pytest.mark.parametrize("is_split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", FORWARD)
+def test_compiles_for_hopper_without_a_spill(head_dim, is_causal, is_split, tmp_path):
+    from triton.experimental.gluon import language as gl
+
+    from systems.kernels.flash_attention.hopper_forward import hopper_forward_kernel as kernel
+
+    tile = FORWARD[head_dim]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    constants = dict(
+        CONSUMERS=tile.consumers, BLOCK_K=tile.block_k, HEAD_DIM=head_dim, IS_CAUSAL=is_causal,
+        MASKED=is_causal, STAGES=tile.stages, SPLIT=is_split, REGISTERS=tile.registers,
+        PRODUCER_REGISTERS=tile.producer_registers,
+    )  # fmt: skip
+    rows = {"q_desc": 64, "k_desc": tile.block_k, "v_desc": tile.block_k, "out_desc": 64}
+    signature = {
+        **{n: f"tensordesc<bf16[1, 1, {r}, {head_dim}],{layout!r}>" for n, r in rows.items()},
+        "parts": "*fp32", "lse": "*fp32", "counters": "*i32", "scale_log2e": "fp32",
+    }  # fmt: skip
+    for name in kernel.arg_names:
+        if name not in constants:
+            signature.setdefault(name, "i32")
+    made = compile_gluon_for_hopper(kernel, signature, constants, warps=4)
+    used = resources(made, tmp_path)
+    assert used["STACK"] == 0 and used["LOCAL"] == 0
+    assert made.metadata.shared <= 232448  # bytes that a program may have on Hopper
+
+
+def inputs(batch, heads, n_queries, n_keys, head_dim, dtype, scale=1.0):
+    torch.manual_seed(n_queries + n_keys)
+    shapes = [(batch, heads, n, head_dim) for n in (n_queries, n_keys, n_keys)]
+    return [(torch.randn(s, device="cuda") * scale).to(dtype) for s in shapes]
+
+
+def check(q, k, v, is_causal, scale=None, **options):
+    out, lse = flash_forward(q, k, v, is_causal, scale, **options)
+    right = attention_reference(q, k, v, torch.zeros_like(q), is_causal, scale)
+    peer = scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+
+    def error(x):
+        return ((x.double() - right.out).norm() / right.out.norm()).item()
+
+    assert out.dtype == q.dtype and lse.dtype == torch.float32
+    assert error(out) <= 1.5 * error(peer) + 1e-5
+    assert (lse.double() - right.lse).abs().max().item() < 1e-3
+    return out, lse
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("head_dim", FORWARD)
+def test_gpu_against_float64(outputs_hold_nan, head_dim, dtype, is_causal):
+    for shape in SHAPES:
+        check(*inputs(*shape, head_dim, dtype), is_causal)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", FORWARD)
+def test_gpu_split_over_keys(outputs_hold_nan, head_dim, is_causal):
+    for shape in ((1, 1, 1000, 1000), (1, 2, 4224, 4224), (1, 1, 300, 1111), (1, 1, 1111, 300)):
+        for n_splits in (2, 3, 7):
+            check(*inputs(*shape, head_dim, BF16), is_causal, n_splits=n_splits)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", FORWARD)
+def test_gpu_layouts_and_scales(outputs_hold_nan, head_dim):
+    """Views that the copy engine reads, and those that it cannot: all give what copies give."""
+    q, k, v = inputs(2, 3, 200, 200, head_dim, BF16)
+    swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    packed = torch.stack((q, k, v), 3).unbind(3)  # rows of three, strides in use
+    odd = [torch.cat((x, x[..., :1]), -1)[..., :-1] for x in (q, k, v)]  # rows not of 16 bytes
+    shifted = [torch.cat((x.flatten(), x.flatten()[:1]))[1:].view_as(x) for x in (q, k, v)]
+    spread = [q, *(x[:, :1].expand(-1, 3, -1, -1) for x in (k, v))]
+    for views in (swapped, packed, odd, shifted, spread):
+        out, lse = check(*views, True)
+        copies = flash_forward(*(x.contiguous() for x in views), True)
+        assert torch.equal(out, copies[0]) and torch.equal(lse, copies[1])
+    for scale in (0.0, 0.3, -0.3):
+        check(q, k, v, True, scale)
+        check(q, k, v, False, scale)
+    check(q[0, 0], k[0, 0], v[0, 0], True)
+    check(q * 5, k * 3, v * 3, True)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", FORWARD)
+def test_gpu_thousand_launches_are_bit_equal(head_dim, is_causal):
+    q, k, v = inputs(2, 40, 900, 900, head_dim, BF16)
+    first = flash_forward(q, k, v, is_causal)
+    unequal = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        out, lse = flash_forward(q, k, v, is_causal)
+        unequal += (out != first[0]).any() | (lse != first[1]).any()
+    assert unequal.item() == 0
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_gpu_empty_and_in_a_graph(outputs_hold_nan):
+    q, k, v = inputs(1, 2, 300, 300, 64, BF16)
+    out, lse = flash_forward(q, k[..., :0, :], v[..., :0, :])
+    assert (out == 0).all() and (lse == -math.inf).all()
+    assert flash_forward(q[..., :0, :], k, v)[0].shape == (1, 2, 0, 64)
+    want = flash_forward(q, k, v, True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = flash_forward(q, k, v, True)
+    for _ in range(3):
+        got[0].fill_(math.nan)
+        graph.replay()
+        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
+def test_what_it_does_not_take_has_a_reason():
+    assert "Hopper GPU" in why_not(torch.zeros(1, 1, 4, 64, dtype=BF16))
