@@ -47,7 +47,7 @@ def compile_for_hopper(
 def compile_gluon_for_hopper(
     kernel: Any, signature: Mapping[str, str], constexprs: Mapping[str, Any], warps: int
 ) -> Any:
-    """`compile_for_hopper` of a kernel in Gluon; descriptors are "tensordesc<type[block],layout>"."""
+    """Compile a kernel in Gluon for sm_90. Descriptors are "tensordesc<type[block],layout>"."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource

@@ -13,7 +13,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from systems.kernels.flash_attention import attention_reference
-from systems.kernels.flash_attention.hopper_launch import FORWARD, flash_forward, why_not
+from systems.kernels.flash_attention.hopper_launch import (
+    FORWARD,
+    SHORT,
+    best_splits,
+    flash_forward,
+    why_not,
+)
 from tests.hopper import compile_gluon_for_hopper, resources
 from tests.triton_interpreter import compiled
 
@@ -43,33 +49,51 @@ def outputs_hold_nan(monkeypatch):
 
 
 @compiled
-@pytest.mark.parametrize("is_split", [False, True], ids=["whole", "split"])
-@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("head_dim", FORWARD)
-def test_compiles_for_hopper_without_a_spill(head_dim, is_causal, is_split, tmp_path):
+@pytest.mark.parametrize(
+    ("head_dim", "tile", "is_causal", "is_split"),
+    [
+        (64, FORWARD[64], False, False),
+        (64, FORWARD[64], True, False),
+        (64, FORWARD[64], True, True),
+        (64, SHORT, True, False),
+        (128, FORWARD[128], False, False),
+        (128, FORWARD[128], True, False),
+        (128, FORWARD[128], True, True),
+    ],
+)
+def test_compiled_for_hopper_nothing_spills(head_dim, tile, is_causal, is_split, tmp_path):
+    pytest.importorskip("triton")
     from triton.experimental.gluon import language as gl
 
     from systems.kernels.flash_attention.hopper_forward import hopper_forward_kernel as kernel
 
-    tile = FORWARD[head_dim]
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    constants = dict(
-        CONSUMERS=tile.consumers, BLOCK_K=tile.block_k, HEAD_DIM=head_dim, IS_CAUSAL=is_causal,
-        MASKED=is_causal, STAGES=tile.stages, SPLIT=is_split, REGISTERS=tile.registers,
-        PRODUCER_REGISTERS=tile.producer_registers,
-    )  # fmt: skip
     rows = {"q_desc": 64, "k_desc": tile.block_k, "v_desc": tile.block_k, "out_desc": 64}
     signature = {
+        **dict.fromkeys(kernel.arg_names, "i32"),
         **{n: f"tensordesc<bf16[1, 1, {r}, {head_dim}],{layout!r}>" for n, r in rows.items()},
         "parts": "*fp32", "lse": "*fp32", "counters": "*i32", "scale_log2e": "fp32",
     }  # fmt: skip
-    for name in kernel.arg_names:
-        if name not in constants:
-            signature.setdefault(name, "i32")
+    constants = {
+        "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "HEAD_DIM": head_dim,
+        "IS_CAUSAL": is_causal, "MASKED": is_causal, "STAGES": tile.stages, "SPLIT": is_split,
+        "REGISTERS": tile.registers, "PRODUCER_REGISTERS": tile.producer_registers,
+    }  # fmt: skip
     made = compile_gluon_for_hopper(kernel, signature, constants, warps=4)
     used = resources(made, tmp_path)
     assert used["STACK"] == 0 and used["LOCAL"] == 0
     assert made.metadata.shared <= 232448  # bytes that a program may have on Hopper
+    assert made.asm["ptx"].count("wgmma.mma_async") >= 2 * tile.consumers
+
+
+def test_few_heads_are_split_and_many_are_not():
+    def of(n, heads, is_causal=True, block_q=192):
+        return best_splits(heads, -(-n // block_q), n // 128, is_causal, heads * n * 256, 132)
+
+    assert of(16384, 16) == of(65536, 1) == of(128, 1) == 1
+    assert all(of(n, 1) > 1 for n in (4096, 8192, 16384))
+    # 128 blocks of equal length on 132 multiprocessors: a split would only add a second round
+    assert of(16384, 1, is_causal=False, block_q=128) == 1
 
 
 def inputs(batch, heads, n_queries, n_keys, head_dim, dtype, scale=1.0):

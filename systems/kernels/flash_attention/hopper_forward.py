@@ -1,35 +1,42 @@
-"""FlashAttention's forward pass for Hopper in Gluon: warps with roles (FlashAttention-3, Shah et al.
-2024, sections 3.1 and 3.2), of the algorithm that `forward_kernel` has.
+"""FlashAttention's forward pass for Hopper in Gluon: `forward_kernel`'s algorithm, by warps with
+roles (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2).
 
-A program has CONSUMERS * 64 queries of one head at a time, and these warps:
+A program works on CONSUMERS * 64 queries of one head at a time, and has these warps:
 
     producer     1 warp, few registers: has the copy engine (TMA) bring tiles to shared memory
     consumer c   4 warps, 64 queries: scores, softmax, output. Consumer 0 is the default partition
 
-Every tile in shared memory has two barriers. `full`: the engine arrives when all bytes are there.
-`empty`: whoever reads it arrives when done, and the producer may have it overwritten. A barrier's
-phase is 0 until everyone has arrived, then 1, then 0: the i-th filling of a slot is awaited with
-phase i & 1, and the emptying before it with the other, which a barrier that nobody has used yet
-passes. Tiles of keys and values go round a ring of STAGES slots; n counts them over all of a
-program's work. Queries go round a ring of two, so that the next are there when the last are done.
+There are as many programs as multiprocessors. A producer takes the next block of queries from a
+counter in global memory, the longest first, and publishes it to its consumers: they are still busy
+with one block when the queries, keys and values of the next arrive.
+
+Every slot in shared memory has two barriers. `full`: the copy engine (for a number, the producer)
+arrives when all is there. `empty`: who reads it arrives when done, and it may be overwritten. A
+barrier's phase is 0 until all have arrived, then 1, then 0: the i-th filling is awaited with i & 1,
+the emptying before it with the other, which a barrier that nobody has used yet lets pass. Tiles of
+keys and of values go round rings of STAGES slots, and n counts them over all of a program's work.
+Queries and the work's number go round rings of two, and turn counts those.
 
 A consumer in its loop, with S_j = q k_j^T and P_j its exponentials:
 
-    issue S_j = q k_j^T             asynchronous, tensor cores
-    issue O += P_(j-1) v_(j-1)      asynchronous, behind it
-    await S_j, its slot is empty
-    softmax: P_j, correction        while O += P v is under way
-    await O, its slot is empty, O *= correction
+    issue S_j = q k_j^T               on tensor cores, asynchronous
+    issue O += P_(j-1) v_(j-1)        behind it
+    await S_j                         k_j is read
+    softmax: P_j and the correction   while O += P v is under way
+    await O                           v_(j-1) is read
+    O *= correction
 
-so the exponentials run under a product of the same consumer, and under those of the others.
+so the exponentials run under a product of the same consumer and under those of the others. (That
+the consumers take turns at issuing, as in the paper, was 1% to 4% slower on an H200.)
 
 What the compiler must not get wrong:
 - Registers that a product reads stay as they are until it is awaited: P is named in that wait.
 - ptxas moves a wait up over arithmetic, which would undo the overlap. The wait for v_j stands
-  between softmax and the wait for O: it is a branch, and arithmetic stays before it.
-- P goes from turn to turn packed, two a register; as halves they cost a permutation each or spill.
-- A wait for a product is one warp's. Between it and the arrival at `empty` there has to be a
-  barrier of the four warps; Gluon's `arrive` has it (triton-lang/triton #11047 is of 8 warps).
+  between the softmax and the wait for O: it is a branch, and arithmetic stays before it.
+- P goes round the loop packed, two values a register. As 16-bit values it cost a permutation each
+  in one consumer or, carried in float32, spilled.
+- Each warp awaits a product for itself. Between that and the arrival at `empty` there has to be a
+  barrier of the four warps: Gluon's `arrive` has one, of its partition.
 """
 
 # Arguments of a kernel are Triton's, which has no types.
@@ -54,51 +61,39 @@ ROWS = gl.constexpr(64)  # of a consumer: the height of a warpgroup's product
 
 
 @gluon.jit
-def _tile_at(turn, SNAKE: gl.constexpr):
-    """What a program takes at its turn: to and fro where the first are the longest."""
-    programs = gl.num_programs(0)
-    program = gl.program_id(0)
-    if SNAKE:
-        program = gl.where(turn % 2 == 0, program, programs - 1 - program)
-    return turn * programs + program
-
-
-@gluon.jit
-def _next_tile(next_tile, full, empty, turn):
-    """What the producer has published for this turn; of all consumers' threads."""
+def _next_work(next_work, full, empty, turn):
+    """What the producer has published for this turn."""
     slot = turn % 2
     mbarrier.wait(full.index(slot), turn // 2 & 1)
     one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    tile = gl.max(next_tile.index(slot).load(one), 0)
+    work = gl.max(next_work.index(slot).load(one), 0)
     mbarrier.arrive(empty.index(slot), count=1)
-    return tile
+    return work
 
 
 @gluon.jit
-def _publish(tile, next_tile, full, empty, turn):
+def _publish(work, next_work, full, empty, turn):
     slot = turn % 2
     mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    next_tile.index(slot).store(gl.full([1], 0, gl.int32, one) + tile)
+    next_work.index(slot).store(gl.full([1], 0, gl.int32, one) + work)
     mbarrier.arrive(full.index(slot), count=1)
 
 
 @gluon.jit
-def _work(
-    tile, n_programs, n_queries, n_keys, keys_a_split, group,
+def _place_of(
+    work, n_programs, n_queries, n_keys, keys_a_split, group,
     BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """head, split, first query, first key, end of the keys and number of their tiles, 1 or more.
-
-    The order is that of `tiles.schedule`, the splits one after the other.
-    """
+    """Of a piece of work: head, split, first query, first key, end of the keys and number of their
+    tiles, 1 or more. The order is that of `tiles.schedule`, the splits one after the other."""
     n_blocks = gl.cdiv(n_queries, BLOCK_Q)
     split = 0
     if SPLIT:
-        split = tile // (n_blocks * n_programs)
-        tile = tile % (n_blocks * n_programs)
-    first = tile // (group * n_blocks) * group
-    within = tile % (group * n_blocks)
+        split = work // (n_blocks * n_programs)
+        work = work % (n_blocks * n_programs)
+    first = work // (group * n_blocks) * group
+    within = work % (group * n_blocks)
     size = gl.minimum(group, n_programs - first)  # the last group may be smaller
     block = within // size
     if IS_CAUSAL:
@@ -119,21 +114,20 @@ def _work(
 def _producer(
     tensors, scalars, barriers,
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr,
-    STAGES: gl.constexpr, SPLIT: gl.constexpr, DYNAMIC: gl.constexpr,
+    STAGES: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Has queries, then keys and values from the last tile to the first brought, tile by tile."""
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_tile, counters = tensors
+    """Has the queries of a block brought, then keys and values from the last tile to the first."""
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters = tensors
     n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group = scalars
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
     turn = 0
     n = 0
-    tile = _tile_at(turn, IS_CAUSAL)
-    while tile < n_work:
-        if DYNAMIC:
-            _publish(tile, next_tile, tile_full, tile_empty, turn)
-        head, _, first_query, first_key, _, n_tiles = _work(
-            tile, n_programs, n_queries, n_keys, keys_a_split, group,
+    work = gl.program_id(0)
+    while work < n_work:
+        _publish(work, next_work, work_full, work_empty, turn)
+        head, _, first_query, first_key, _, n_tiles = _place_of(
+            work, n_programs, n_queries, n_keys, keys_a_split, group,
             BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
         )  # fmt: skip
         batch = head // n_heads
@@ -163,15 +157,12 @@ def _producer(
             start -= BLOCK_K
             n += 1
         turn += 1
-        if DYNAMIC:
-            tile = gl.num_programs(0) + gl.atomic_add(counters, 1)
-        else:
-            tile = _tile_at(turn, IS_CAUSAL)
-    if DYNAMIC:
-        _publish(tile, next_tile, tile_full, tile_empty, turn)
-        if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
-            gl.store(counters, 0)
-            gl.store(counters + 1, 0)
+        work = gl.num_programs(0) + gl.atomic_add(counters, 1)
+    _publish(work, next_work, work_full, work_empty, turn)
+    # The last program to come here leaves the counters as it found them.
+    if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
+        gl.store(counters, 0)
+        gl.store(counters + 1, 0)
 
 
 @gluon.jit
@@ -215,26 +206,15 @@ def _unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _take_turn(turns, n, WHICH: gl.constexpr):
-    mbarrier.wait(turns.index(WHICH), (n & 1) ^ (1 if WHICH == 0 else 0))
-
-
-@gluon.jit
-def _pass_turn(turns, WHICH: gl.constexpr, CONSUMERS: gl.constexpr):
-    mbarrier.arrive(turns.index((WHICH + 1) % CONSUMERS), count=1)
-
-
-@gluon.jit
 def _consumer(
     tensors, scalars, barriers, scale_log2e,
     WHICH: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
     IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    PING_PONG: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
-    """Output and log-sum-exp of the queries WHICH * 64 to WHICH * 64 + 63 of each tile."""
-    out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem, next_tile = tensors
+    """Output and log-sum-exp of the queries WHICH * 64 to WHICH * 64 + 63 of each block."""
+    out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem, next_work = tensors
     n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group = scalars
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_K, 16])
@@ -245,13 +225,10 @@ def _consumer(
     nothing = gl.zeros([ROWS, BLOCK_K], gl.float32, s_layout)
     turn = 0
     n = 0
-    if DYNAMIC:
-        tile = _next_tile(next_tile, tile_full, tile_empty, turn)
-    else:
-        tile = _tile_at(turn, IS_CAUSAL)
-    while tile < n_work:
-        head, split, first_query, first_key, last_key, n_tiles = _work(
-            tile, n_programs, n_queries, n_keys, keys_a_split, group,
+    work = _next_work(next_work, work_full, work_empty, turn)
+    while work < n_work:
+        head, split, first_query, first_key, last_key, n_tiles = _place_of(
+            work, n_programs, n_queries, n_keys, keys_a_split, group,
             BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
         )  # fmt: skip
         first_query += WHICH * ROWS
@@ -265,9 +242,6 @@ def _consumer(
             slot = n % STAGES
             phase = n // STAGES & 1
             mbarrier.wait(k_full.index(slot), phase)
-            if PING_PONG:
-                _take_turn(turns, n, WHICH)
-                _pass_turn(turns, WHICH, CONSUMERS)
             mbarrier.arrive(k_empty.index(slot), count=1)
             mbarrier.wait(v_full.index(slot), phase)
             mbarrier.arrive(v_empty.index(slot), count=1)
@@ -281,11 +255,7 @@ def _consumer(
         phase = n // STAGES & 1
         mbarrier.wait(k_full.index(slot), phase)
         k = k_smem.index(slot).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
-        if PING_PONG:
-            _take_turn(turns, n, WHICH)
         s = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
-        if PING_PONG:
-            _pass_turn(turns, WHICH, CONSUMERS)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(slot), count=1)
         if MASKED:
@@ -316,12 +286,8 @@ def _consumer(
             phase = n // STAGES & 1
             mbarrier.wait(k_full.index(slot), phase)
             k = k_smem.index(slot).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
-            if PING_PONG:
-                _take_turn(turns, n, WHICH)
             s_token = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
             o_token = warpgroup_mma(p_operand, v, o, is_async=True)
-            if PING_PONG:
-                _pass_turn(turns, WHICH, CONSUMERS)
             s = warpgroup_mma_wait(1, deps=[s_token])
             mbarrier.arrive(k_empty.index(slot), count=1)
             # The scale is not negative: out of the maximum with it, and into the subtraction.
@@ -359,7 +325,7 @@ def _consumer(
                 o, mask=(row < n_queries - first_query)[:, None],
             )  # fmt: skip
         else:
-            tma.store_wait(0)  # of the tile before
+            tma.store_wait(0)  # the block before has left
             gl.thread_barrier()
             o_stage.reshape([ROWS, HEAD_DIM]).store(o.to(dtype))
             fence_async_shared()
@@ -371,10 +337,7 @@ def _consumer(
         row_lse_pointers = lse + (gl.to_tensor(split).to(gl.int64) * n_programs + head) * n_queries
         gl.store(row_lse_pointers + queries, row_lse, mask=queries < n_queries)
         turn += 1
-        if DYNAMIC:
-            tile = _next_tile(next_tile, tile_full, tile_empty, turn)
-        else:
-            tile = _tile_at(turn, IS_CAUSAL)
+        work = _next_work(next_work, work_full, work_empty, turn)
     if not SPLIT:
         tma.store_wait(0)
 
@@ -389,9 +352,9 @@ def hopper_forward_kernel(
     n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale_log2e,
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
     IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    PING_PONG: gl.constexpr, DYNAMIC: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Grid: (programs,), any number; they share n_work tiles. num_warps=4, those of consumer 0.
+    """Grid: (programs,), any number; they share the work. num_warps=4, those of consumer 0.
 
     Args:
         q_desc, out_desc: descriptors of (batch, heads, n_queries, HEAD_DIM), blocks of 64 rows.
@@ -399,6 +362,7 @@ def hopper_forward_kernel(
         parts: float32 (splits, batch, heads, n_queries, HEAD_DIM), contiguous, written in place of
             out where SPLIT: softmax over the keys of each split.
         lse: float32 (splits, batch, heads, n_queries), contiguous, written; -inf without a key.
+        counters: int32 (2,), zero, and zero again when all programs have ended.
         n_work: blocks of CONSUMERS * 64 queries * batch * heads * splits.
         n_programs: batch * heads. n_heads: heads.
         keys_a_split: a multiple of BLOCK_K. group: see `tiles.schedule`.
@@ -406,8 +370,7 @@ def hopper_forward_kernel(
         HEAD_DIM: 64 or 128.
         MASKED: whether the last tile of keys has any that some query does not see.
         STAGES: slots for tiles of keys, and of values.
-        REGISTERS, PRODUCER_REGISTERS: of a thread. With the producer's warp counted as four the
-            warps must not need more than 65536.
+        REGISTERS, PRODUCER_REGISTERS: see `hopper_launch.HopperTile`.
     """
     dtype: gl.constexpr = q_desc.dtype
     q_smem = gl.allocate_shared_memory(dtype, [2 * CONSUMERS, 1, 1, ROWS, HEAD_DIM], q_desc.layout)
@@ -421,15 +384,12 @@ def hopper_forward_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
-    turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], barrier)
-    next_tile = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
-    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
+    next_work = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    work_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
+    work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     for i in gl.static_range(2):
-        mbarrier.init(tile_full.index(i), count=1)
-        mbarrier.init(tile_empty.index(i), count=CONSUMERS)
-    for i in gl.static_range(CONSUMERS):
-        mbarrier.init(turns.index(i), count=1)
+        mbarrier.init(work_full.index(i), count=1)
+        mbarrier.init(work_empty.index(i), count=CONSUMERS)
     for i in gl.static_range(2 * CONSUMERS):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
@@ -441,21 +401,21 @@ def hopper_forward_kernel(
     fence_async_shared()
 
     scalars = (n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group)
-    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty)
-    brought = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_tile, counters)
-    used = (out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem, next_tile)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty)
+    brought = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters)
+    used = (out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem, next_work)
     # Constants stand in the calls themselves: in a tuple with a name they would become tensors.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (_consumer, (
                     used, scalars, barriers, scale_log2e, gl.constexpr(0), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG, DYNAMIC)),
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
                 (_consumer, (
                     used, scalars, barriers, scale_log2e, gl.constexpr(1), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG, DYNAMIC)),
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
                 (_producer, (
-                    brought, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT, DYNAMIC)),
+                    brought, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
             ],
             [4, 1], [REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
@@ -464,15 +424,15 @@ def hopper_forward_kernel(
             [
                 (_consumer, (
                     used, scalars, barriers, scale_log2e, gl.constexpr(0), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG, DYNAMIC)),
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
                 (_consumer, (
                     used, scalars, barriers, scale_log2e, gl.constexpr(1), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG, DYNAMIC)),
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
                 (_consumer, (
                     used, scalars, barriers, scale_log2e, gl.constexpr(2), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT, PING_PONG, DYNAMIC)),
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
                 (_producer, (
-                    brought, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT, DYNAMIC)),
+                    brought, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip

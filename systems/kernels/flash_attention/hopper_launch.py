@@ -1,13 +1,14 @@
-"""FlashAttention on Hopper, launched: `flash_forward` of tensors that `why_not` has nothing against.
+"""FlashAttention on Hopper, launched: `flash_forward` of what `why_not` has nothing against.
 
-What a launch needs beside the tensors' contents is kept between calls: descriptors for the copy
-engine by address and layout, the compiled kernel by what is constant in it. At short lengths the
-host decides how long a call takes.
+At short lengths the host decides how long a call takes. So what a launch needs beside the tensors'
+contents is kept between calls: descriptors for the copy engine by address and layout, the cut into
+programs by shape, the compiled kernel by what is constant in it.
 """
 
 from __future__ import annotations
 
 import functools
+import heapq
 import math
 from typing import Any, NamedTuple
 
@@ -15,14 +16,13 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import on
-from systems.kernels.flash_attention.configurations import heads_in_l2, splits
+from systems.kernels.flash_attention.configurations import block_d, heads_in_l2
 from systems.kernels.flash_attention.launch import (
     LOG2E,
-    _combine,
+    MOVED,
     _empty_like,
     _heads,
-    _multiprocessors,
-    _parts,
+    _multiprocessors_of,
     _positive_scale,
 )
 
@@ -36,8 +36,8 @@ class HopperTile(NamedTuple):
 
     consumers: 2 or 3 warpgroups of 64 queries each. block_k: keys of a tile, 64 or 128.
     stages: tiles of keys, and of values, in shared memory.
-    registers, producer_registers: of a thread. The four warps of consumer 0 get what is left of
-        512 for a warp of each group, the producer's counted as a whole group.
+    registers, producer_registers: of a thread. A multiprocessor has 512 for one warp of each group,
+        the producer's counted as a whole group; consumer 0 gets what the others leave.
     """
 
     consumers: int
@@ -45,13 +45,20 @@ class HopperTile(NamedTuple):
     stages: int
     registers: int
     producer_registers: int
-    mode: str = "dynamic"
-    ping_pong: bool = False
-    group: int = 0
 
 
-# By head_dim. Registers are full at head_dim 64, shared memory at 128.
+# By head_dim. Registers are full at 64, shared memory at 128.
 FORWARD = {64: HopperTile(3, 128, 3, 160, 32), 128: HopperTile(2, 128, 2, 240, 24)}
+# Blocks of 192 queries waste much of a short triangle: 3% on an H200 at 1024, while at 2048 they
+# are ahead by 9%.
+SHORT = HopperTile(2, 128, 3, 240, 24)
+SHORT_LENGTH = 1024
+
+
+def forward_tile(head_dim: int, n_queries: int, is_causal: bool) -> HopperTile:
+    """What is fastest, of head_dim 64 or 128."""
+    is_short = is_causal and n_queries <= SHORT_LENGTH and head_dim == 64
+    return SHORT if is_short else FORWARD[head_dim]
 
 
 def why_not(q: Tensor) -> str | None:
@@ -76,13 +83,13 @@ def flash_forward(
     tile: HopperTile | None = None,
     n_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`launch.flash_forward` on Hopper: the same arguments and results.
+    """`launch.flash_forward` on Hopper: the same arguments, which fit, and results.
 
     Args:
         q, k, v: bfloat16 or float16, head_dim 64 or 128. What the copy engine cannot read, for its
             address or strides, is copied first.
-        tile: by default that of FORWARD.
-        n_splits: ranges of keys; by default `configurations.splits`.
+        tile: by default `forward_tile`.
+        n_splits: ranges of keys; by default `best_splits`.
     """
     out = _empty_like(q)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
@@ -91,85 +98,185 @@ def flash_forward(
     if k.shape[-2] == 0:
         return out.zero_(), lse.fill_(-math.inf)
     q, scale = _positive_scale(q, scale)
-    q, k, v, rows = _readable(q), _readable(k), _readable(v), _heads(out)
-    batch, heads, n_queries, head_dim = q.shape
-    n_keys = k.shape[2]
-    tile = tile or FORWARD[head_dim]
-    n_programs = batch * heads
-    n_blocks = -(-n_queries // (ROWS * tile.consumers))
-    n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
-    multiprocessors = _multiprocessors(q.device)
-    if n_splits is None:
-        n_splits = splits(n_programs * n_blocks, n_tiles, multiprocessors)
-    tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
-    n_splits = -(-n_tiles // tiles_a_split)
+    tile = tile or forward_tile(q.shape[-1], q.shape[-2], is_causal)
+    device = q.device.index
+    plan = _plan(q.shape, k.shape[-2], is_causal, tile, n_splits, device)
     parts, part_lse = lse, lse
-    if n_splits > 1:
-        parts = _parts(n_splits, rows)
-        part_lse = torch.empty((n_splits, *lse.shape), dtype=torch.float32, device=q.device)
-    n_work = n_programs * n_blocks * n_splits
+    if plan.n_splits > 1:
+        lead = (plan.n_splits, *q.shape[:-1])
+        parts = torch.empty((*lead, q.shape[-1]), dtype=torch.float32, device=q.device)
+        part_lse = torch.empty(lead, dtype=torch.float32, device=q.device)
+    # Copies, if any, live until the launch: the memory of one must not become the next one's.
+    q, k, v, rows = _readable(q), _readable(k), _readable(v), out
+    if out.dim() > 4:
+        rows = _heads(out)
     arguments = (
         _descriptor(q, ROWS), _descriptor(k, tile.block_k), _descriptor(v, tile.block_k),
-        _descriptor(rows, ROWS), parts, part_lse, _counters(q.device),
-        n_work, n_programs, heads, n_queries, n_keys, tiles_a_split * tile.block_k,
-        min(tile.group, n_programs) or heads_in_l2(n_keys, head_dim, k.itemsize, n_programs), scale * LOG2E,
+        _descriptor(rows, ROWS), parts, part_lse,
     )  # fmt: skip
-    constants = (
-        tile.consumers, tile.block_k, head_dim, is_causal,
-        is_causal or n_keys % tile.block_k != 0, tile.stages, n_splits > 1, tile.ping_pong, tile.mode == "dynamic",
-        tile.registers, tile.producer_registers,
-    )  # fmt: skip
-    with on(q.device):
-        _launch(q, n_work if tile.mode == "plain" else min(n_work, multiprocessors), arguments, constants)
-        if n_splits > 1:
-            _combine(parts, part_lse, rows, lse)
+    if torch.cuda.current_device() == device:
+        _launch(device, q.dtype, plan, arguments, scale)
+    else:
+        with on(q.device):
+            _launch(device, q.dtype, plan, arguments, scale)
+    if plan.n_splits > 1:
+        _combine(parts, part_lse, _heads(out), lse, device)
     return out, lse
+
+
+class _Plan(NamedTuple):
+    """What of a launch depends on shapes alone."""
+
+    n_splits: int
+    programs: int
+    numbers: tuple[int, ...]  # of the kernel's arguments, from n_work to group
+    constants: tuple[int | bool, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    shape: tuple[int, ...],
+    n_keys: int,
+    is_causal: bool,
+    tile: HopperTile,
+    n_splits: int | None,
+    device: int,
+) -> _Plan:
+    *leading, n_queries, head_dim = shape
+    n_programs = math.prod(leading)
+    heads = leading[-1] if leading else 1
+    n_blocks = -(-n_queries // (ROWS * tile.consumers))
+    n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
+    multiprocessors = _multiprocessors_of(device)
+    if n_splits is None:
+        part_bytes = n_programs * n_queries * head_dim * 4
+        n_splits = best_splits(
+            n_programs, n_blocks, n_tiles, is_causal, part_bytes, multiprocessors
+        )
+    tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
+    n_splits = -(-n_tiles // tiles_a_split)
+    n_work = n_programs * n_blocks * n_splits
+    group = heads_in_l2(n_keys, head_dim, 2, n_programs)
+    return _Plan(
+        n_splits,
+        min(n_work, multiprocessors),
+        (n_work, n_programs, heads, n_queries, n_keys, tiles_a_split * tile.block_k, group),
+        (
+            tile.consumers, tile.block_k, head_dim, is_causal,
+            is_causal or n_keys % tile.block_k != 0, tile.stages, n_splits > 1,
+            tile.registers, tile.producer_registers,
+        ),
+    )  # fmt: skip
+
+
+# Measured on an H200 with one causal head of 16k, head_dim 64 and 128, for each of SPLITS: a tile
+# of keys; bytes of parts, written and read again by `combine_kernel`; that kernel without them.
+# Of the 12 times the estimate is off by 7% at most.
+TILE_SECONDS = 1.5e-6
+PART_BYTES_A_SECOND = 1.2e12
+COMBINE_SECONDS = 6e-6
+SPLITS = (1, 2, 3, 4, 6, 8)
+
+
+def best_splits(
+    n_programs: int,
+    n_blocks: int,
+    n_tiles: int,
+    is_causal: bool,
+    part_bytes: int,
+    multiprocessors: int,
+) -> int:
+    """Over how many programs each block of queries is spread, of SPLITS the fastest by estimate.
+
+    1 where the blocks fill the multiprocessors twice as it is. Else the programs' tiles are dealt
+    out as the kernel does it, each to the multiprocessor that is free first.
+
+    Args:
+        n_programs: batch * heads. n_blocks: of queries, a head. n_tiles: of keys, the most that a
+            block passes over; in a causal pass the others' numbers rise evenly up to it.
+        part_bytes: that one split writes.
+    """
+    if n_programs * n_blocks >= 2 * multiprocessors:
+        return 1
+    tiles = [n_tiles] * n_blocks
+    if is_causal:
+        tiles = [-(-(block + 1) * n_tiles // n_blocks) for block in range(n_blocks)]
+
+    def seconds(n_splits: int) -> float:
+        tiles_a_split = -(-n_tiles // n_splits)
+        free = [0] * multiprocessors
+        for split in range(n_splits):
+            for n in reversed(tiles):
+                mine = max(1, min(tiles_a_split, n - split * tiles_a_split))
+                for _ in range(n_programs):
+                    heapq.heapreplace(free, free[0] + mine)
+        passes = max(free) * TILE_SECONDS
+        if n_splits == 1:
+            return passes
+        return passes + COMBINE_SECONDS + n_splits * part_bytes / PART_BYTES_A_SECOND
+
+    return min((n for n in SPLITS if n <= n_tiles), key=seconds)
 
 
 _compiled: dict[Any, Any] = {}
 
 
-def _launch(q: Tensor, programs: int, arguments: tuple[Any, ...], constants: Any) -> None:
-    """The kernel as it was compiled for these constants, past the launcher's look at arguments.
+def _launch(
+    device: int, dtype: torch.dtype, plan: _Plan, arguments: tuple[Any, ...], scale: float
+) -> None:
+    from triton.runtime import driver
 
-    All that it would look at is the same for equal keys: numbers are not specialised, addresses
-    are aligned, descriptors differ in what is not compiled in.
-    """
-    key = (q.device.index, q.dtype, constants)
+    stream = driver.active.get_current_stream(device)
+    arguments = (
+        *arguments, _counters(device, stream), *plan.numbers, scale * LOG2E, *plan.constants
+    )  # fmt: skip
+    # The compiled kernel is launched past the look that Triton has at every argument: all that it
+    # finds out is in this key. Numbers are not specialised, addresses are aligned, descriptors
+    # differ in what is not compiled in.
+    key = (device, dtype, plan.constants)
     compiled = _compiled.get(key)
     if compiled is not None:
-        compiled[programs, 1, 1](*arguments, *constants)
+        compiled[plan.programs, 1, 1](*arguments, stream=stream)
         return
     from systems.kernels.flash_attention.hopper_forward import hopper_forward_kernel
 
-    _compiled[key] = hopper_forward_kernel[programs,](*arguments, *constants, num_warps=4)
+    _compiled[key] = hopper_forward_kernel[plan.programs,](*arguments, num_warps=4)
+
+
+def _combine(parts: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor, device: int) -> None:
+    """`combine_kernel` on parts (splits, ..., rows, head_dim) into out (batch, heads, rows,
+    head_dim), as `launch._combine` does it, compiled once as in `_launch`."""
+    batch, heads, n_rows, head_dim = out.shape
+    columns = block_d(head_dim)
+    rows = MOVED // columns
+    programs = -(-n_rows // rows) * batch * heads
+    numbers = (*out.stride()[:3], batch * heads, heads, n_rows, parts.shape[0])
+    constants = (head_dim, rows, columns)
+    # Strides are specialised, so they are in the key.
+    key = (device, out.dtype, *numbers[:3], head_dim)
+    with on(out.device):
+        compiled = _compiled.get(key)
+        if compiled is not None:
+            compiled[programs, 1, 1](parts, part_lse, out, lse, *numbers, *constants)
+            return
+        from systems.kernels.flash_attention.combine_kernel import combine_kernel
+
+        _compiled[key] = combine_kernel[programs,](parts, part_lse, out, lse, *numbers, *constants)
 
 
 _counters_of: dict[tuple[int, int], Tensor] = {}
 
 
-def _counters(device: torch.device) -> Tensor:
-    """int32 (2,), zero between launches: each launch leaves it so, and launches on one stream follow
-    one another. A graph may be replayed on any, so it gets its own, zeroed in it."""
-    stream = torch.cuda.current_stream(device).cuda_stream
+def _counters(device: int, stream: int) -> Tensor:
+    """int32 (2,), zero between launches: every launch leaves it so, and those on one stream follow
+    one another. A graph may be replayed on any stream: it has its own, which it zeroes."""
     if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(2, dtype=torch.int32, device=device)
-    made = _counters_of.get((device.index, stream))
+        return torch.zeros(2, dtype=torch.int32, device=torch.device("cuda", device))
+    made = _counters_of.get((device, stream))
     if made is None:
-        made = torch.zeros(2, dtype=torch.int32, device=device)
-        _counters_of[device.index, stream] = made
+        made = torch.zeros(2, dtype=torch.int32, device=torch.device("cuda", device))
+        _counters_of[device, stream] = made
     return made
-
-
-def _readable(x: Tensor) -> Tensor:
-    """(batch, heads, rows, head_dim) of (..., rows, head_dim), a copy where the engine needs one."""
-    x = _heads(x)
-    step = ALIGNMENT // x.itemsize
-    aligned = x.data_ptr() % ALIGNMENT == 0 and all(
-        length == 1 or (stride > 0 and stride % step == 0)
-        for length, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
-    )
-    return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 class _Address(NamedTuple):
@@ -182,8 +289,24 @@ class _Address(NamedTuple):
         return self.address
 
 
+def _readable(x: Tensor) -> Tensor:
+    """x as the copy engine can read it, of four dimensions or fewer; a copy if need be."""
+    if x.dim() > 4:
+        x = _heads(x)
+    if x.data_ptr() % ALIGNMENT == 0 and _has_readable_strides(x.shape, x.stride(), x.itemsize):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_readable_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    return strides[-1] == 1 and all(
+        n == 1 or (stride > 0 and stride * itemsize % ALIGNMENT == 0)
+        for n, stride in zip(shape[:-1], strides[:-1], strict=True)
+    )
+
+
 def _descriptor(x: Tensor, rows: int) -> Any:
-    """Of blocks (1, 1, rows, head_dim) of x, (batch, heads, n, head_dim)."""
     return _descriptor_of(x.data_ptr(), x.dtype, x.shape, x.stride(), rows)
 
 
@@ -191,11 +314,19 @@ def _descriptor(x: Tensor, rows: int) -> Any:
 def _descriptor_of(
     address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int
 ) -> Any:
+    """Of blocks (1, 1, rows, head_dim) of (batch, heads, n, head_dim), 1 for what is not there.
+
+    What of a block is past n is zeros when read and is not written, though another head's rows may
+    follow in memory.
+    """
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    # A dimension of one row has a stride that nobody uses, and that may be none to the engine.
-    used = [s if n > 1 else shape[-1] for n, s in zip(shape[:3], strides[:3], strict=True)]
+    missing = 4 - len(shape)
+    sizes = [1] * missing + list(shape)
+    # A dimension of one has a stride that nobody uses and that the engine may refuse.
+    steps = [0] * missing + list(strides)
+    steps = [shape[-1] if n == 1 else step for n, step in zip(sizes[:3], steps[:3], strict=True)]
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     base = _Address(address, dtype)
-    return TensorDescriptor(base, list(shape), [*used, 1], [1, 1, rows, shape[-1]], layout)
+    return TensorDescriptor(base, sizes, [*steps, 1], [1, 1, rows, shape[-1]], layout)
