@@ -55,6 +55,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from systems.kernels.flash_attention.hopper_registers import (
+    column_sums,
+    pack,
+    row_maximum,
+    scale_rows,
+    unpack,
+)
+
 LN2 = gl.constexpr(0.6931471805599453)
 FLOOR = gl.constexpr(-3.0e38)  # as in `forward_kernel`
 ROWS = gl.constexpr(64)  # of a consumer: the height of a warpgroup's product
@@ -166,46 +174,6 @@ def _producer(
 
 
 @gluon.jit
-def _row_maximum(s, layout: gl.constexpr):
-    """Maximum of each row. In steps, or a thread's would be one chain of dependent instructions."""
-    rows: gl.constexpr = s.shape[0]
-    s = gl.max(s.reshape([rows, s.shape[1] // 32, 32]), 1)
-    s = gl.max(s.reshape([rows, 4, 8]), 1)
-    return gl.convert_layout(gl.max(s, 1), layout, assert_trivial=True)
-
-
-@gluon.jit
-def _column_sums(p):
-    """(rows, 8): sums that each thread has alone. The threads of a row add theirs at the end."""
-    return gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 8]), 1)
-
-
-@gluon.jit
-def _scale_rows(x, factor):
-    layout: gl.constexpr = gl.SliceLayout(1, x.type.layout)
-    return x * gl.convert_layout(factor, layout, assert_trivial=True)[:, None]
-
-
-@gluon.jit
-def _pack(p, dtype: gl.constexpr):
-    """(rows, n) float32 -> (rows, n / 2) of two values each, rounded to dtype, as int32."""
-    low, high = gl.split(p.reshape([p.shape[0], p.shape[1] // 2, 2]))
-    pair: gl.constexpr = "cvt.rn.bf16x2.f32" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32"
-    return gl.inline_asm_elementwise(
-        pair + " $0, $2, $1;", "=r,r,r", [low, high], gl.int32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def _unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
-    """Inverse of `_pack`, in registers: no instruction."""
-    low = packed.to(gl.int16).to(dtype, bitcast=True)
-    high = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
-    p = gl.join(low, high).reshape([packed.shape[0], packed.shape[1] * 2])
-    return gl.convert_layout(p, layout, assert_trivial=True)
-
-
-@gluon.jit
 def _consumer(
     tensors, scalars, barriers, scale_log2e,
     WHICH: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
@@ -267,18 +235,18 @@ def _consumer(
                 visible = visible & (keys[None, :] <= queries[:, None])
             # Scaled first: where the scale is zero, -inf * 0 would be NaN.
             s = gl.where(visible, s * scale_log2e, float("-inf"))
-            m = gl.maximum(_row_maximum(s, row_layout), FLOOR)
+            m = gl.maximum(row_maximum(s, row_layout), FLOOR)
             p = gl.exp2(s - m[:, None])
         else:
-            m = _row_maximum(s, row_layout) * scale_log2e
+            m = row_maximum(s, row_layout) * scale_log2e
             p = gl.exp2(s * scale_log2e - m[:, None])
-        total = _column_sums(p)
-        packed = _pack(p, dtype)
+        total = column_sums(p)
+        packed = pack(p, dtype)
         o = gl.zeros([ROWS, HEAD_DIM], gl.float32, o_layout)
         mbarrier.wait(v_full.index(slot), phase)
 
         for _ in range(n_mine - 1):
-            p_operand = _unpack(packed, dtype, p_layout)
+            p_operand = unpack(packed, dtype, p_layout)
             v = v_smem.index(slot).reshape([BLOCK_K, HEAD_DIM])
             v_slot = slot
             n += 1
@@ -291,19 +259,19 @@ def _consumer(
             s = warpgroup_mma_wait(1, deps=[s_token])
             mbarrier.arrive(k_empty.index(slot), count=1)
             # The scale is not negative: out of the maximum with it, and into the subtraction.
-            new_m = gl.maximum(m, _row_maximum(s, row_layout) * scale_log2e)
+            new_m = gl.maximum(m, row_maximum(s, row_layout) * scale_log2e)
             p = gl.exp2(s * scale_log2e - new_m[:, None])
             correction = gl.exp2(m - new_m)
-            total = _scale_rows(total, correction) + _column_sums(p)
+            total = scale_rows(total, correction) + column_sums(p)
             m = new_m
             mbarrier.wait(v_full.index(slot), phase)
             o, p_operand = warpgroup_mma_wait(0, deps=[o_token, p_operand])
             mbarrier.arrive(v_empty.index(v_slot), count=1)
-            o = _scale_rows(o, correction)
-            packed = _pack(p, dtype)
+            o = scale_rows(o, correction)
+            packed = pack(p, dtype)
 
         mbarrier.arrive(q_empty.index(q_slot), count=1)
-        p_operand = _unpack(packed, dtype, p_layout)
+        p_operand = unpack(packed, dtype, p_layout)
         v = v_smem.index(slot).reshape([BLOCK_K, HEAD_DIM])
         o_token = warpgroup_mma(p_operand, v, o, is_async=True)
         o, p_operand = warpgroup_mma_wait(0, deps=[o_token, p_operand])
@@ -314,7 +282,7 @@ def _consumer(
         row_total = gl.convert_layout(gl.sum(total, 1), row_layout, assert_trivial=True)
         seen = row_total != 0.0
         row_total = gl.where(seen, row_total, 1.0)
-        o = _scale_rows(o, 1.0 / row_total)
+        o = scale_rows(o, 1.0 / row_total)
         row_lse = gl.where(seen, (m + gl.log2(row_total)) * LN2, float("-inf"))
         if SPLIT:
             row = gl.arange(0, ROWS, gl.SliceLayout(1, o_layout))

@@ -1,0 +1,54 @@
+"""What a warpgroup does with a product in its registers, in forms that ptxas makes fast code of.
+
+A product is (64, n) float32. A thread has two of its rows, and of those two of every eight values.
+"""
+
+# Arguments of a kernel are Triton's, which has no types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def row_maximum(s, layout: gl.constexpr):
+    """Maximum of each row. In steps, or a thread's would be one chain of dependent instructions."""
+    rows: gl.constexpr = s.shape[0]
+    s = gl.max(s.reshape([rows, s.shape[1] // 32, 32]), 1)
+    s = gl.max(s.reshape([rows, 4, 8]), 1)
+    return gl.convert_layout(gl.max(s, 1), layout, assert_trivial=True)
+
+
+@gluon.jit
+def column_sums(p):
+    """(rows, 8): each thread's own sums, so that the threads of a row need to meet but once."""
+    return gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 8]), 1)
+
+
+@gluon.jit
+def scale_rows(x, factor):
+    """x[i, j] * factor[i]; the layout of factor has each row where x has it."""
+    layout: gl.constexpr = gl.SliceLayout(1, x.type.layout)
+    return x * gl.convert_layout(factor, layout, assert_trivial=True)[:, None]
+
+
+@gluon.jit
+def pack(p, dtype: gl.constexpr):
+    """(rows, n) float32 -> (rows, n / 2) of two values each, rounded to dtype, as int32."""
+    low, high = gl.split(p.reshape([p.shape[0], p.shape[1] // 2, 2]))
+    pair: gl.constexpr = "cvt.rn.bf16x2.f32" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32"
+    return gl.inline_asm_elementwise(
+        pair + " $0, $2, $1;", "=r,r,r", [low, high], gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
+    """Inverse of `pack`, in registers: no instruction."""
+    low = packed.to(gl.int16).to(dtype, bitcast=True)
+    high = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
+    p = gl.join(low, high).reshape([packed.shape[0], packed.shape[1] * 2])
+    return gl.convert_layout(p, layout, assert_trivial=True)
