@@ -27,7 +27,7 @@ A consumer in its loop, with S_j = q k_j^T and P_j its exponentials:
     O *= correction
 
 so the exponentials run under a product of the same consumer and under those of the others. (That
-the consumers take turns at issuing, as in the paper, was 1% to 4% slower on an H200.)
+the consumers take turns at issuing, as in the paper, was 2% to 5% slower on an H200.)
 
 What the compiler must not get wrong:
 - Registers that a product reads stay as they are until it is awaited: P is named in that wait.
