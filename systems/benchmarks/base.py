@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 # The names in `systems.kernels.flash_attention.ATTENTIONS`, which needs torch: a test holds the two
 # to be equal.
 AttentionName = Literal[
-    "naive", "flash_pytorch", "flash_triton", "flex",
+    "naive", "flash_pytorch", "flash_triton", "flash_hopper", "flex",
     "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math",
 ]  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 
 import torch
@@ -27,3 +28,9 @@ def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(device)
+
+
+@functools.cache
+def multiprocessors(index: int) -> int:
+    """Of the GPU with this index; an H200 has 132."""
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)

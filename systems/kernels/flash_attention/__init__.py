@@ -1,7 +1,7 @@
 """Attention: softmax(QK^T / sqrt(D)) V, plain and fused, one signature for all."""
 
 from systems.kernels.flash_attention.api import flash_attention
-from systems.kernels.flash_attention.autograd import FlashAttentionTriton
+from systems.kernels.flash_attention.autograd import FlashAttentionHopper, FlashAttentionTriton
 from systems.kernels.flash_attention.naive import masked_scores, naive
 from systems.kernels.flash_attention.names import ATTENTIONS, why_not
 from systems.kernels.flash_attention.reference import AttentionReference, attention_reference
@@ -12,6 +12,7 @@ __all__ = [
     "ATTENTIONS",
     "SDPA_BACKENDS",
     "AttentionReference",
+    "FlashAttentionHopper",
     "FlashAttentionPyTorch",
     "FlashAttentionTriton",
     "attention_reference",

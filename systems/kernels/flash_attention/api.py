@@ -34,11 +34,13 @@ def flash_attention(
         is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation:
-            auto            flash_triton on an H100 or H200, where it has been measured; else sdpa,
-                            which is fused on a GPU and on a CPU
+            auto            on an H100 or H200, where they have been measured, flash_hopper where it
+                            takes the inputs and else flash_triton; elsewhere sdpa, which is fused
+                            on a GPU and on a CPU
             naive           materialises the scores, in the inputs' dtype
             flash_pytorch   FlashAttention-2 in plain torch, in float32; there to be read
             flash_triton    the same in Triton; on a CPU with TRITON_INTERPRET=1
+            flash_hopper    FlashAttention-3's way for an H100 or H200: 16 bits, head_dim 64 or 128
             flex            torch's FlexAttention, compiled
             sdpa            torch's scaled_dot_product_attention, the backend that it chooses
             sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math
@@ -72,8 +74,11 @@ def flash_attention(
 
 def _best(q: Tensor) -> str:
     """The implementation that measured fastest, where one was measured."""
-    measured = q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0)
-    return "flash_triton" if measured and not why_not(q, q, q, False, "flash_triton") else "sdpa"
+    if q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0):
+        for name in ("flash_hopper", "flash_triton"):
+            if why_not(q, q, q, False, name) is None:
+                return name
+    return "sdpa"
 
 
 def _four_dimensional(x: Tensor) -> Tensor:

@@ -15,16 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from systems.kernels.device import on
+from systems.kernels.device import multiprocessors, on
 from systems.kernels.flash_attention.configurations import block_d, heads_in_l2
-from systems.kernels.flash_attention.launch import (
-    LOG2E,
-    MOVED,
-    _empty_like,
-    _heads,
-    _multiprocessors_of,
-    _positive_scale,
-)
+from systems.kernels.flash_attention.launch import LOG2E, MOVED
+from systems.kernels.flash_attention.layout import empty_like, four_dimensional
 
 DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 64  # queries of a consumer
@@ -91,13 +85,15 @@ def flash_forward(
         tile: by default `forward_tile`.
         n_splits: ranges of keys; by default `best_splits`.
     """
-    out = _empty_like(q)
+    out = empty_like(q)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     if out.numel() == 0:
         return out, lse
     if k.shape[-2] == 0:
         return out.zero_(), lse.fill_(-math.inf)
-    q, scale = _positive_scale(q, scale)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if scale < 0:
+        q, scale = -q, -scale  # out of a maximum with it, so it is not negative
     tile = tile or forward_tile(q.shape[-1], q.shape[-2], is_causal)
     device = q.device.index
     plan = _plan(q.shape, k.shape[-2], is_causal, tile, n_splits, device)
@@ -109,7 +105,7 @@ def flash_forward(
     # Copies, if any, live until the launch: the memory of one must not become the next one's.
     q, k, v, rows = _readable(q), _readable(k), _readable(v), out
     if out.dim() > 4:
-        rows = _heads(out)
+        rows = four_dimensional(out)
     arguments = (
         _descriptor(q, ROWS), _descriptor(k, tile.block_k), _descriptor(v, tile.block_k),
         _descriptor(rows, ROWS), parts, part_lse,
@@ -120,7 +116,7 @@ def flash_forward(
         with on(q.device):
             _launch(device, q.dtype, plan, arguments, scale)
     if plan.n_splits > 1:
-        _combine(parts, part_lse, _heads(out), lse, device)
+        _combine(parts, part_lse, four_dimensional(out), lse, device)
     return out, lse
 
 
@@ -147,11 +143,11 @@ def _plan(
     heads = leading[-1] if leading else 1
     n_blocks = -(-n_queries // (ROWS * tile.consumers))
     n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
-    multiprocessors = _multiprocessors_of(device)
+    n_multiprocessors = multiprocessors(device)
     if n_splits is None:
         part_bytes = n_programs * n_queries * head_dim * 4
         n_splits = best_splits(
-            n_programs, n_blocks, n_tiles, is_causal, part_bytes, multiprocessors
+            n_programs, n_blocks, n_tiles, is_causal, part_bytes, n_multiprocessors
         )
     tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
     n_splits = -(-n_tiles // tiles_a_split)
@@ -159,7 +155,7 @@ def _plan(
     group = heads_in_l2(n_keys, head_dim, 2, n_programs)
     return _Plan(
         n_splits,
-        min(n_work, multiprocessors),
+        min(n_work, n_multiprocessors),
         (n_work, n_programs, heads, n_queries, n_keys, tiles_a_split * tile.block_k, group),
         (
             tile.consumers, tile.block_k, head_dim, is_causal,
@@ -292,7 +288,7 @@ class _Address(NamedTuple):
 def _readable(x: Tensor) -> Tensor:
     """x as the copy engine can read it, of four dimensions or fewer; a copy if need be."""
     if x.dim() > 4:
-        x = _heads(x)
+        x = four_dimensional(x)
     if x.data_ptr() % ALIGNMENT == 0 and _has_readable_strides(x.shape, x.stride(), x.itemsize):
         return x
     return x.clone(memory_format=torch.contiguous_format)

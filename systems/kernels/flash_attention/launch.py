@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.kernels.device import on, runs_kernels
+from systems.kernels.device import multiprocessors, on, runs_kernels
 from systems.kernels.flash_attention.autotune import tuned
 from systems.kernels.flash_attention.configurations import (
     DTYPES,
@@ -253,7 +253,9 @@ class _Inputs:
             length, block, programs = self.q.rows, tile.block_q, -(-of.rows // tile.block_k)
         else:
             length, block, programs = self.n_keys_seen(), tile.block_k, -(-of.rows // tile.block_q)
-        slots = tile.resident * _multiprocessors(self.device)
+        slots = tile.resident
+        if self.device.type == "cuda":
+            slots *= multiprocessors(self.device.index)
         return ranges(length, block, programs * of.n_heads, slots, n_splits)
 
 
@@ -464,12 +466,3 @@ def _check(
             f"the Triton kernels need a GPU, got tensors on {devices[0]}; TRITON_INTERPRET=1 in "
             "the environment interprets them on a CPU"
         )
-
-
-def _multiprocessors(device: torch.device) -> int:
-    return _multiprocessors_of(device.index) if device.type == "cuda" else 1
-
-
-@functools.cache
-def _multiprocessors_of(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).multi_processor_count)

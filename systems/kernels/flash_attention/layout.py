@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from systems.kernels.flash_attention.configurations import MAX_ROW_STRIDE
 
@@ -78,3 +80,21 @@ def strides_like(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
         if like[-1] == 1 and like[-2] < MAX_ROW_STRIDE:
             return like
     return torch.empty(shape, device="meta").stride()
+
+
+_kept_strides_like = functools.lru_cache(maxsize=4096)(strides_like)
+
+
+def empty_like(x: Tensor) -> Tensor:
+    """An output like the input x."""
+    return x.new_empty_strided(x.shape, _kept_strides_like(x.shape, x.stride()))
+
+
+def four_dimensional(x: Tensor) -> Tensor:
+    """(batch, heads, rows, head_dim) of (..., rows, head_dim): a view unless five or more
+    dimensions have strides of their own each."""
+    if x.dim() == 4:
+        return x
+    *leading, rows, head_dim = x.shape
+    heads = leading[-1] if leading else 1
+    return x.reshape(math.prod(leading[:-1]), heads, rows, head_dim)

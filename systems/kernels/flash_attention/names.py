@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from systems.kernels.device import runs_kernels
-from systems.kernels.flash_attention.autograd import FlashAttentionTriton
+from systems.kernels.flash_attention import hopper_launch
+from systems.kernels.flash_attention.autograd import FlashAttentionHopper, FlashAttentionTriton
 from systems.kernels.flash_attention.configurations import DTYPES, MAX_HEAD_DIM
 from systems.kernels.flash_attention.naive import naive
 from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, why_not_sdpa
@@ -39,12 +40,20 @@ def flash_triton(
     return FlashAttentionTriton.apply(q, k, v, is_causal, scale)
 
 
+def flash_hopper(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """`FlashAttentionHopper.apply`, its arguments by name."""
+    return FlashAttentionHopper.apply(q, k, v, is_causal, scale)
+
+
 # (q, k, v, is_causal=..., scale=...) -> out; q, k, v (batch, heads, seq_len, head_dim).
 # `api.flash_attention` takes other leading dimensions too, and checks what it is given.
 ATTENTIONS: dict[str, Callable[..., Tensor]] = {
     "naive": naive,
     "flash_pytorch": flash_pytorch,
     "flash_triton": flash_triton,
+    "flash_hopper": flash_hopper,
     "sdpa": scaled_dot_product_attention,  # the backend that torch chooses
     "flex": flex,
     **{name: partial(sdpa, implementation=name) for name in SDPA_BACKENDS},
@@ -59,6 +68,8 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: st
         from systems.kernels.flash_attention.flex import why_not_flex
 
         return why_not_flex(q)
+    if implementation == "flash_hopper":
+        return hopper_launch.why_not(q)
     return _why_not_triton(q) if implementation == "flash_triton" else None
 
 

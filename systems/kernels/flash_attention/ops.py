@@ -1,4 +1,4 @@
-"""flash_triton's two passes as torch.library ops, without autograd.
+"""The two passes as torch.library ops, without autograd.
 
 torch.compile keeps an op whole where it would look into a launch, and a mode that watches what is
 called (selective activation checkpointing, a FLOP counter) sees it and may keep its results.
@@ -9,21 +9,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention.launch import flash_backward, flash_forward
+from systems.kernels.flash_attention import passes
 from systems.kernels.flash_attention.layout import strides_like
 
 
 @torch.library.custom_op("cluster_sweeps::flash_forward", mutates_args=())
 def flash_forward_op(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, precision: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    precision: str,
+    kernels: str,
 ) -> tuple[Tensor, Tensor]:
-    """`launch.flash_forward`: (out, lse)."""
-    return flash_forward(q, k, v, is_causal, scale, precision=precision)
+    """`passes.forward`: (out, lse)."""
+    return passes.forward(q, k, v, is_causal, scale, precision, kernels)
 
 
 @flash_forward_op.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, precision: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    precision: str,
+    kernels: str,
 ) -> tuple[Tensor, Tensor]:
     return _like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
@@ -39,14 +51,14 @@ def flash_backward_op(
     is_causal: bool,
     scale: float | None,
     precision: str,
+    kernels: str,
     needs_dq: bool,
     needs_dkdv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`launch.flash_backward`: (dq, dk, dv), without elements where they are not needed."""
-    gradients = flash_backward(
-        q, k, v, out, lse, dout, is_causal, scale, precision=precision, needs_dq=needs_dq,
-        needs_dkdv=needs_dkdv,
-    )  # fmt: skip
+    """`passes.backward`: (dq, dk, dv), without elements where they are not needed."""
+    gradients = passes.backward(
+        q, k, v, out, lse, dout, is_causal, scale, precision, kernels, needs_dq, needs_dkdv
+    )
     dq, dk, dv = (q.new_empty(0) if gradient is None else gradient for gradient in gradients)
     return dq, dk, dv
 
@@ -62,6 +74,7 @@ def _(
     is_causal: bool,
     scale: float | None,
     precision: str,
+    kernels: str,
     needs_dq: bool,
     needs_dkdv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,46 @@
+"""Forward and backward by whose kernels: "triton" or "hopper"."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from systems.kernels.flash_attention import hopper_launch, launch
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    precision: str,
+    kernels: str,
+) -> tuple[Tensor, Tensor]:
+    """`launch.flash_forward`: (out, lse)."""
+    if kernels == "hopper":
+        return hopper_launch.flash_forward(q, k, v, is_causal, scale)
+    return launch.flash_forward(q, k, v, is_causal, scale, precision=precision)
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    precision: str,
+    kernels: str,
+    needs_dq: bool,
+    needs_dkdv: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """`launch.flash_backward`: (dq, dk, dv), None for what is not needed."""
+    if kernels == "hopper" and not torch.are_deterministic_algorithms_enabled():
+        return hopper_launch.flash_backward(q, k, v, out, lse, dout, is_causal, scale)
+    return launch.flash_backward(
+        q, k, v, out, lse, dout, is_causal, scale, precision=precision, needs_dq=needs_dq,
+        needs_dkdv=needs_dkdv,
+    )  # fmt: skip
