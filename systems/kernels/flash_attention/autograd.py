@@ -97,13 +97,14 @@ def _forward(
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     needs_dq, needs_dk, needs_dv = ctx.needs_input_grad[:3]
     needs = needs_dq, needs_dk or needs_dv
+    given = (*ctx.saved_tensors, dout, *ctx.options, *needs)
     gradients: tuple[Tensor | None, ...]
     if _is_watched():
         from systems.kernels.flash_attention.ops import flash_backward_op
 
-        gradients = flash_backward_op(*ctx.saved_tensors, dout, *ctx.options, *needs)
+        gradients = flash_backward_op(*given)
     else:
-        gradients = passes.backward(*ctx.saved_tensors, dout, *ctx.options, *needs)
+        gradients = passes.backward(*given)
     return tuple(
         gradient.to(dtype) if needed and gradient is not None else None
         for gradient, dtype, needed in zip(

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import multiprocessors, on
-from systems.kernels.flash_attention.configurations import block_d, heads_in_l2
-from systems.kernels.flash_attention.launch import LOG2E, MOVED
-from systems.kernels.flash_attention.layout import empty_like, four_dimensional
+from systems.kernels.flash_attention.configurations import heads_in_l2
+from systems.kernels.flash_attention.launch import LOG2E, check, combining, described
+from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
 
 DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 64  # queries of a consumer
@@ -84,7 +84,15 @@ def flash_forward(
             address or strides, is copied first.
         tile: by default `forward_tile`.
         n_splits: ranges of keys; by default `best_splits`.
+
+    Raises:
+        ValueError: names all that does not fit.
+        RuntimeError: `why_not`.
     """
+    check(*described(q, k, v))
+    reason = why_not(q)
+    if reason:
+        raise RuntimeError(reason)
     out = empty_like(q)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     if out.numel() == 0:
@@ -116,7 +124,10 @@ def flash_forward(
         with on(q.device):
             _launch(device, q.dtype, plan, arguments, scale)
     if plan.n_splits > 1:
-        _combine(parts, part_lse, four_dimensional(out), lse, device)
+        with on(q.device):
+            combining(q.device, plan.n_splits, layout(out.shape, out.stride()))(
+                parts, part_lse, out, lse
+            )
     return out, lse
 
 
@@ -237,27 +248,6 @@ def _launch(
     from systems.kernels.flash_attention.hopper_forward import hopper_forward_kernel
 
     _compiled[key] = hopper_forward_kernel[plan.programs,](*arguments, num_warps=4)
-
-
-def _combine(parts: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor, device: int) -> None:
-    """`combine_kernel` on parts (splits, ..., rows, head_dim) into out (batch, heads, rows,
-    head_dim), as `launch._combine` does it, compiled once as in `_launch`."""
-    batch, heads, n_rows, head_dim = out.shape
-    columns = block_d(head_dim)
-    rows = MOVED // columns
-    programs = -(-n_rows // rows) * batch * heads
-    numbers = (*out.stride()[:3], batch * heads, heads, n_rows, parts.shape[0])
-    constants = (head_dim, rows, columns)
-    # Strides are specialised, so they are in the key.
-    key = (device, out.dtype, *numbers[:3], head_dim)
-    with on(out.device):
-        compiled = _compiled.get(key)
-        if compiled is not None:
-            compiled[programs, 1, 1](parts, part_lse, out, lse, *numbers, *constants)
-            return
-        from systems.kernels.flash_attention.combine_kernel import combine_kernel
-
-        _compiled[key] = combine_kernel[programs,](parts, part_lse, out, lse, *numbers, *constants)
 
 
 _counters_of: dict[tuple[int, int], Tensor] = {}

@@ -78,7 +78,7 @@ def flash_forward(
     """
     if scale is not None and scale < 0:
         q, scale = -q, -scale  # the kernels take the scale out of a maximum, so it is not negative
-    plan = _forward(*_described(q, k, v), is_causal, scale, precision, tiles, n_splits)
+    plan = _forward(*described(q, k, v), is_causal, scale, precision, tiles, n_splits)
     return plan(q, k, v)
 
 
@@ -121,7 +121,7 @@ def flash_backward(
         )  # fmt: skip
         return None if dq is None else dq.neg_(), dk, dv
     plan = _backward(
-        *_described(q, k, v), is_causal, scale, precision, tiles,
+        *described(q, k, v), is_causal, scale, precision, tiles,
         out_strides=out.stride(), dout_strides=dout.stride(), n_splits_dkdv=n_splits_dkdv,
         n_splits_dq=n_splits_dq, needs_dq=needs_dq, needs_dkdv=needs_dkdv,
     )  # fmt: skip
@@ -131,7 +131,7 @@ def flash_backward(
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def _described(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any, Any]:
+def described(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any, Any]:
     """Shapes, strides, dtypes and devices: by these a plan is found again."""
     return (
         (q.shape, k.shape, v.shape),
@@ -155,7 +155,7 @@ class _Inputs:
         precision: str,
         tiles: Configuration | None,
     ):
-        _check(shapes, dtypes, devices, precision)
+        check(shapes, strides, dtypes, devices, precision)
         self.shapes, self.dtype, self.device = shapes, dtypes[0], devices[0]
         # Outputs are laid out as inputs are: out and dq as q, dk as k, dv as v.
         self.strides_like = [strides_like(*both) for both in zip(shapes, strides, strict=True)]
@@ -170,13 +170,12 @@ class _Inputs:
             self.q.head_dim, self.dtype, precision, is_causal, self.q.rows, self.k.rows,
             self.q.n_heads, self.device,
         )  # fmt: skip
-        columns = block_d(self.q.head_dim)
         # In the order of the kernels
         self.constants = {
             "IS_CAUSAL": is_causal, "PARTS": self.parts,
             "PRECISION": "tf32" if precision == "tf32" else "ieee",
         }  # fmt: skip
-        self.moved = {"HEAD_DIM": self.q.head_dim, "ROWS": MOVED // columns, "COLUMNS": columns}
+        self.moved = _moved(self.q)
 
     def empty(self, index: int) -> Tensor:
         """An output like q, k or v."""
@@ -214,11 +213,7 @@ class _Inputs:
         from systems.kernels.flash_attention.parts_kernel import parts_kernel
 
         numbers = (*of.strides, of.n_heads, of.heads, of.rows)
-        return Launch(parts_kernel, (self.n_moving(of), count), numbers, self.moved)
-
-    def n_moving(self, of: Layout) -> int:
-        """Programs of a kernel that only moves memory."""
-        return -(-of.rows // self.moved["ROWS"]) * of.n_heads
+        return Launch(parts_kernel, (_n_moving(of), count), numbers, self.moved)
 
     def in_l2(self, of: Layout) -> int:
         """Heads of two such tensors that the L2 cache holds."""
@@ -266,7 +261,6 @@ class _Forward(_Inputs):
         super().__init__(*inputs)
         if self.is_empty:
             return
-        from systems.kernels.flash_attention.combine_kernel import combine_kernel
         from systems.kernels.flash_attention.forward_kernel import forward_kernel
 
         q, k, tile = self.q, self.k, self.tiles.forward
@@ -278,10 +272,7 @@ class _Forward(_Inputs):
             q.n_heads, q.heads, q.rows, k.rows, keys_a_split, self.in_l2(k), self.scale * LOG2E,
         )  # fmt: skip
         self.attend = self.launch(forward_kernel, tile, q, self.n_splits, numbers)
-        self.combine = Launch(
-            combine_kernel, (self.n_moving(q),),
-            (*self.like_q.strides, q.n_heads, q.heads, q.rows, self.n_splits), self.moved,
-        )  # fmt: skip
+        self.combine = combining(self.device, self.n_splits, self.like_q)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = self.empty(0), self.float32(*self.shapes[0][:-1])
@@ -325,7 +316,7 @@ class _Backward(_Inputs):
         q, k = self.q, self.k
         self.out, self.dout = (layout(self.shapes[0], s) for s in (out_strides, dout_strides))
         self.delta = Launch(
-            delta_kernel, (self.n_moving(q),),
+            delta_kernel, (_n_moving(q),),
             (*self.out.strides, *self.dout.strides, q.heads, q.rows), self.moved,
         )  # fmt: skip
         inputs = tuple(stride for x in (q, k, self.v, self.dout) for stride in self.addressed(x))
@@ -344,7 +335,7 @@ class _Backward(_Inputs):
             self.launch(dkdv_kernel, tile, k, self.n_splits_dkdv, numbers, DK=has_dk, DV=has_dv)
             for tile, has_dk, has_dv in sums
         ]
-        self.sum_dkdv = self.summing(self.n_splits_dkdv, self.like_k, self.like_v)
+        self.sum_dkdv = summing(self.device, self.n_splits_dkdv, self.like_k, self.like_v)
 
         tile = self.tiles.dq
         self.n_splits_dq, a_split = self.ranges(tile, q, n_splits_dq)
@@ -353,14 +344,7 @@ class _Backward(_Inputs):
             targets = [math.prod(q.shape), *q.dense_strides]
         numbers = (*inputs, *targets, *lengths, a_split, self.in_l2(k), *scales)
         self.dq = self.launch(dq_kernel, tile, q, self.n_splits_dq, numbers)
-        self.sum_dq = self.summing(self.n_splits_dq, self.like_q)
-
-    def summing(self, n_splits: int, of: Layout, other: Layout | None = None) -> Launch:
-        from systems.kernels.flash_attention.combine_kernel import sum_kernel
-
-        numbers = (*of.strides, *(other or of).strides, of.n_heads, of.heads, of.rows, n_splits)
-        grid = (self.n_moving(of), 1 if other is None else 2)
-        return Launch(sum_kernel, grid, numbers, self.moved)
+        self.sum_dq = summing(self.device, self.n_splits_dq, self.like_q)
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor
@@ -413,6 +397,38 @@ def _backward(*inputs: Any, **options: Any) -> _Backward:
     return _Backward(*inputs, **options)
 
 
+@functools.lru_cache(maxsize=PLANS)
+def combining(device: torch.device, n_splits: int, out: Layout) -> Launch:
+    """Of `combine_kernel`: (parts, their log-sum-exps, out, lse). A `Launch` is one device's."""
+    from systems.kernels.flash_attention.combine_kernel import combine_kernel
+
+    numbers = (*out.strides, out.n_heads, out.heads, out.rows, n_splits)
+    return Launch(combine_kernel, (_n_moving(out),), numbers, _moved(out))
+
+
+@functools.lru_cache(maxsize=PLANS)
+def summing(
+    device: torch.device, n_splits: int, out: Layout, other: Layout | None = None
+) -> Launch:
+    """Of `sum_kernel`: (parts, out, other), other being out where there is none."""
+    from systems.kernels.flash_attention.combine_kernel import sum_kernel
+
+    numbers = (*out.strides, *(other or out).strides, out.n_heads, out.heads, out.rows, n_splits)
+    grid = (_n_moving(out), 1 if other is None else 2)
+    return Launch(sum_kernel, grid, numbers, _moved(out))
+
+
+def _moved(of: Layout) -> dict[str, int]:
+    """Constants of the kernels that only move memory."""
+    columns = block_d(of.head_dim)
+    return {"HEAD_DIM": of.head_dim, "ROWS": MOVED // columns, "COLUMNS": columns}
+
+
+def _n_moving(of: Layout) -> int:
+    """Programs of such a kernel."""
+    return -(-of.rows // (MOVED // block_d(of.head_dim))) * of.n_heads
+
+
 def plans(
     q: Tensor,
     k: Tensor,
@@ -426,7 +442,7 @@ def plans(
     needs_dkdv: bool = True,
 ) -> tuple[_Forward, _Backward]:
     """What `flash_forward` and `flash_backward` call for such tensors, with the tiles given."""
-    inputs = (*_described(q, k, v), is_causal, None, precision, tiles)
+    inputs = (*described(q, k, v), is_causal, None, precision, tiles)
     forward = _Forward(*inputs, n_splits=None)
     return forward, _Backward(
         *inputs, out_strides=forward.strides_like[0], dout_strides=dout.stride(),
@@ -434,12 +450,15 @@ def plans(
     )  # fmt: skip
 
 
-def _check(
+@functools.lru_cache(maxsize=PLANS)
+def check(
     shapes: Shapes,
+    strides: Shapes,
     dtypes: tuple[torch.dtype, ...],
     devices: tuple[torch.device, ...],
-    precision: str,
+    precision: str = "bf16x6",
 ) -> None:
+    """Raise what `flash_forward` raises of tensors so `described`."""
     errors = []
     q, k, v = shapes
     told = f"q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"

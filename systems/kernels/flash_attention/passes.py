@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention import hopper_launch, launch
+from systems.kernels.flash_attention import hopper_backward_launch, hopper_launch, launch
 
 
 def forward(
@@ -38,8 +38,9 @@ def backward(
     needs_dkdv: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """`launch.flash_backward`: (dq, dk, dv), None for what is not needed."""
-    if kernels == "hopper" and not torch.are_deterministic_algorithms_enabled():
-        return hopper_launch.flash_backward(q, k, v, out, lse, dout, is_causal, scale)
+    on_hopper = kernels == "hopper" and not torch.are_deterministic_algorithms_enabled()
+    if on_hopper and hopper_backward_launch.why_not(q, needs_dq, needs_dkdv) is None:
+        return hopper_backward_launch.flash_backward(q, k, v, out, lse, dout, is_causal, scale)
     return launch.flash_backward(
         q, k, v, out, lse, dout, is_causal, scale, precision=precision, needs_dq=needs_dq,
         needs_dkdv=needs_dkdv,

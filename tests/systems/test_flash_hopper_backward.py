@@ -1,0 +1,283 @@
+"""The Hopper backward kernels: compiled for sm_90 here, against float64 on a Hopper GPU.
+
+Right is a relative L2 error of each gradient at most 1.5 times that of torch's SDPA in the same
+dtype on the same input.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from systems.kernels.flash_attention import attention_reference
+from systems.kernels.flash_attention.hopper_backward_launch import (
+    best_splits,
+    flash_backward,
+    why_not,
+)
+from systems.kernels.flash_attention.hopper_launch import flash_forward
+from tests.hopper import compile_gluon_for_hopper, resources
+from tests.triton_interpreter import assert_interpreted_tests_pass, compiled, interpreted
+
+BF16, F16 = torch.bfloat16, torch.float16
+HEAD_DIMS = (64, 128)
+# (batch, heads, queries, keys): whole tiles, ragged ones, more queries than keys and fewer
+SHAPES = [
+    (1, 2, 384, 384), (2, 3, 768, 768), (1, 2, 1000, 1000), (1, 1, 113, 203), (1, 2, 640, 128),
+    (2, 1, 300, 1111), (1, 1, 1, 1), (1, 1, 1, 500), (1, 2, 65, 129), (1, 2, 4224, 4224),
+]  # fmt: skip
+
+on_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a Hopper GPU",
+)
+
+
+@pytest.fixture
+def outputs_hold_nan(monkeypatch):
+    """What is not written shows."""
+    for name in ("empty", "empty_like"):
+
+        def filled(*args, function=getattr(torch, name), **kwargs):
+            made = function(*args, **kwargs)
+            return made.fill_(math.nan) if made.is_floating_point() else made
+
+        monkeypatch.setattr(torch, name, filled)
+
+
+@compiled
+@pytest.mark.parametrize("form", ["full", "causal", "split"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_compiled_for_hopper(head_dim, form, tmp_path):
+    """64 spills nothing; 128 keeps a few constants of its loops outside of registers."""
+    triton = pytest.importorskip("triton")
+    from triton.experimental.gluon import language as gl
+
+    from systems.kernels.flash_attention.hopper_backward import backward_kernel
+    from systems.kernels.flash_attention.hopper_backward_wide import wide_backward_kernel
+
+    def descriptor(kind, block, dtype):
+        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+        return f"tensordesc<{kind}{block},{layout!r}>"
+
+    kernel = backward_kernel if head_dim == 64 else wide_backward_kernel
+    tiles = descriptor("bf16", [1, 1, 64, head_dim], gl.bfloat16)
+    gradient = "*fp32" if form == "split" else "*bf16"
+    signature = {
+        **dict.fromkeys(kernel.arg_names, "i32"),
+        **dict.fromkeys(("q_desc", "do_desc", "k_desc", "v_desc"), tiles),
+        **dict.fromkeys(("lse_desc", "delta_desc"), descriptor("fp32", [64], gl.float32)),
+        "dq_desc": descriptor("fp32", [64, 64], gl.float32),
+        "counter": "*i32", "dkey": gradient, "dvalue": gradient,
+        "scale": "fp32", "scale_log2e": "fp32",
+    }  # fmt: skip
+    made = compile_gluon_for_hopper(kernel, signature, {"IS_CAUSAL": form != "full"}, warps=4)
+    used = resources(made, tmp_path)
+    assert used["LOCAL"] == 0 and used["STACK"] <= (0 if head_dim == 64 else 192)
+    assert made.metadata.shared <= 232448  # bytes that a program may have on Hopper
+    assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add" in made.asm["ptx"]
+    # Registers are handed from warps to warps, and products wait for each other in groups only:
+    # where it cannot have that, the assembler tells nobody and makes a slow kernel.
+    dump = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(tmp_path / "kernel.cubin")]
+    sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
+    assert "USETMAXREG" in sass
+    assert 0 < sass.count("WARPGROUP.") < sass.count("HGMMA")
+
+
+def test_the_ends_in_the_interpreter():
+    assert_interpreted_tests_pass("tests/systems/test_flash_hopper_backward.py")
+
+
+@interpreted
+def test_interpreted_preparation_is_of_whole_tiles():
+    from systems.kernels.flash_attention.hopper_backward_parts import prepare_kernel
+
+    torch.manual_seed(0)
+    batch, heads, n, padded, d = 2, 3, 100, 128, 64
+    out, dout = (torch.randn(batch, n, heads, d).to(F16).transpose(1, 2) for _ in range(2))
+    lse = torch.randn(batch, heads, n)
+    log2_lse, delta = torch.full((2, batch, heads, padded), math.nan)
+    dq_sum = torch.full((batch * heads * padded * d,), math.nan)
+    counter = torch.full((1,), 7, dtype=torch.int32)
+    prepare_kernel[batch * heads * padded // 64,](
+        out, dout, lse, log2_lse, delta, dq_sum, counter,
+        *out.stride()[:3], *dout.stride()[:3], heads, n, padded, HEAD_DIM=d, ROWS=64,
+    )  # fmt: skip
+
+    def in_order(x: Tensor) -> Tensor:  # thread of four, pair of columns, column of the pair
+        return x.view(-1, 4, 8, 2).transpose(1, 2).reshape(batch, heads, padded)
+
+    assert torch.allclose(in_order(log2_lse)[..., :n], lse * math.log2(math.e), rtol=1e-6)
+    assert (in_order(log2_lse)[..., n:] == math.inf).all()
+    want = (out.float() * dout.float()).sum(-1)
+    assert torch.allclose(in_order(delta)[..., :n], want, atol=1e-4)
+    assert (in_order(delta)[..., n:] == 0).all()
+    assert (dq_sum == 0).all() and counter.item() == 0
+
+
+@interpreted
+def test_interpreted_conversion_turns_the_tiles():
+    from systems.kernels.flash_attention.hopper_backward_parts import convert_kernel
+
+    batch, heads, n, padded, d = 2, 3, 100, 128, 64
+    right = torch.randn(batch, heads, padded, d)
+    tiles = right.view(batch, heads, padded // 64, 64, d).mT.contiguous()
+    dq = torch.full((batch, n, heads, d), math.nan, dtype=F16).transpose(1, 2)
+    convert_kernel[batch * heads * padded // 64,](
+        tiles, dq, *dq.stride()[:3], heads, n, padded, 0.5, HEAD_DIM=d, ROWS=64
+    )
+    assert torch.equal(dq, (right[:, :, :n] * 0.5).to(F16))
+
+
+def test_few_heads_are_split_and_many_are_not():
+    def of(n, heads, is_causal=True, head_dim=64):
+        return best_splits(heads, -(-n // 128), -(-n // 64), is_causal, head_dim, 132)
+
+    assert of(16384, 16) == of(65536, 1) == of(128, 1) == 1
+    assert all(of(n, 1, head_dim=d) > 1 for n in (4096, 8192, 16384) for d in HEAD_DIMS)
+    # 128 items of equal length on 132 multiprocessors: a split would only add a second round
+    assert of(16384, 1, is_causal=False) == 1
+
+
+def test_what_it_does_not_take_has_a_reason():
+    q = torch.zeros(1, 1, 4, 64, dtype=BF16)
+    assert "Hopper GPU" in why_not(q)
+    assert "all gradients" in why_not(q, needs_dkdv=False)
+
+
+def inputs(batch, heads, n_queries, n_keys, head_dim, dtype):
+    torch.manual_seed(n_queries + n_keys)
+    shapes = [(batch, heads, n, head_dim) for n in (n_queries, n_keys, n_keys, n_queries)]
+    return [torch.randn(s, device="cuda").to(dtype) for s in shapes]
+
+
+def errors(gradients, right):
+    pairs = zip(gradients, (right.dq, right.dk, right.dv), strict=True)
+    return [((x.double() - y).norm() / y.norm().clamp_min(1e-9)).item() for x, y in pairs]
+
+
+def check(q, k, v, dout, is_causal, scale=None, **options):
+    out, lse = flash_forward(q, k, v, is_causal, scale)
+    got = flash_backward(q, k, v, out, lse, dout, is_causal, scale, **options)
+    right = attention_reference(q, k, v, dout, is_causal, scale)
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    peer = scaled_dot_product_attention(*leaves, is_causal=is_causal, scale=scale)
+    peers = errors(torch.autograd.grad(peer, leaves, dout), right)
+    for x, like, error, limit in zip(got, (q, k, v), errors(got, right), peers, strict=True):
+        assert x.dtype == like.dtype and x.shape == like.shape
+        assert error <= 1.5 * limit + 1e-5
+    return got
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_against_float64(outputs_hold_nan, head_dim, dtype, is_causal):
+    for shape in SHAPES:
+        # One key or one query that sees one: gradients are zero but for rounding
+        if shape[3] > 1 and not (is_causal and shape[2] == 1):
+            check(*inputs(*shape, head_dim, dtype), is_causal)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_a_query_that_sees_one_key(outputs_hold_nan, head_dim):
+    q, k, v, dout = inputs(1, 1, 1, 500, head_dim, BF16)
+    out, lse = flash_forward(q, k, v, True)
+    dq, dk, dv = flash_backward(q, k, v, out, lse, dout, True)
+    assert torch.equal(dv[..., :1, :], dout) and (dv[..., 1:, :] == 0).all()
+    assert dq.abs().max() < 1e-4 and dk.abs().max() < 1e-4
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_split_over_queries(outputs_hold_nan, head_dim, is_causal):
+    for shape in ((1, 1, 1000, 1000), (1, 2, 4224, 4224), (1, 1, 300, 1111), (1, 1, 1111, 300)):
+        for n_splits in (2, 3, 7):
+            check(*inputs(*shape, head_dim, BF16), is_causal, n_splits=n_splits)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_layouts_and_scales(outputs_hold_nan, head_dim):
+    """Views that the copy engine reads, and those that it cannot."""
+    q, k, v, dout = inputs(2, 3, 200, 200, head_dim, BF16)
+    everything = (q, k, v, dout)
+    swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in everything]
+    packed = torch.stack(everything, 3).unbind(3)  # rows of four, strides in use
+    odd = [torch.cat((x, x[..., :1]), -1)[..., :-1] for x in everything]  # rows not of 16 bytes
+    shifted = [torch.cat((x.flatten(), x.flatten()[:1]))[1:].view_as(x) for x in everything]
+    of_a_sum = [q, k, v, torch.ones((), device="cuda", dtype=BF16).expand_as(q)]
+    for views in (swapped, packed, odd, shifted, of_a_sum):
+        check(*views, True)
+    for scale in (0.3, -0.3):
+        check(*everything, True, scale)
+        check(*everything, False, scale)
+    check(*(x[0, 0] for x in everything), True)
+    check(q * 5, k * 3, v * 3, dout, True)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_scores_far_below_zero(outputs_hold_nan, head_dim):
+    """exp2(-lse) is infinite there: what keys past the end of a ragged block would add."""
+    q, k, v, dout = inputs(1, 2, 200, 200, head_dim, BF16)
+    q, k = q.abs() * 8, -k.abs() * 8
+    out, lse = flash_forward(q, k, v)
+    assert lse.max() < -128
+    assert all(x.isfinite().all() for x in flash_backward(q, k, v, out, lse, dout))
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_two_hundred_launches(head_dim, is_causal):
+    """dK and dV are bit-equal, dQ is within what another order of adding changes."""
+    q, k, v, dout = inputs(2, 40, 900, 900, head_dim, BF16)
+    first = check(q, k, v, dout, is_causal)
+    out, lse = flash_forward(q, k, v, is_causal)
+    unequal = torch.zeros((), dtype=torch.int64, device="cuda")
+    farthest = torch.zeros((), device="cuda")
+    for _ in range(200):
+        dq, dk, dv = flash_backward(q, k, v, out, lse, dout, is_causal)
+        unequal += (dk != first[1]).any() | (dv != first[2]).any()
+        far = (dq.float() - first[0].float()).norm() / first[0].float().norm()
+        farthest = torch.maximum(farthest, far)
+    assert unequal.item() == 0
+    assert farthest.item() < 1e-3
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_gpu_parts_empty_and_in_a_graph(outputs_hold_nan):
+    q, k, v, dout = inputs(1, 2, 300, 300, 64, BF16)
+    out, lse = flash_forward(q, k, v, True)
+    given = (q, k, v, out, lse, dout, True)
+    want = flash_backward(*given)
+    assert flash_backward(*given, needs_dq=False)[0] is None
+    assert flash_backward(*given, needs_dkdv=False)[1:] == (None, None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = flash_backward(*given)
+    for _ in range(3):
+        for x in got:
+            x.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(got[1], want[1]) and torch.equal(got[2], want[2])
+        assert torch.allclose(got[0], want[0], rtol=1e-2, atol=1e-3)
+    nothing = k[..., :0, :]
+    gradients = flash_backward(q, nothing, nothing, torch.zeros_like(q), lse, dout)
+    assert (gradients[0] == 0).all() and gradients[1].shape == nothing.shape
