@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,8 @@ from tests.results_folder import ResultsFolder
 from tests.slurm_cluster import SlurmCluster, why_not
 
 pytest.register_assert_rewrite("tests.adamw_cases")
+if TYPE_CHECKING:
+    from tests.ranks import Ranks
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +54,24 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param(("gloo", 2), id="2_ranks"),
+        pytest.param(("gloo", 4), id="4_ranks"),
+        pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu),
+    ],
+)
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """A process group; its processes serve all tests of the world size."""
+    import torch  # here: most tests have no use for it
+
+    from tests.ranks import world
+
+    backend, world_size = request.param
+    if backend == "nccl" and torch.cuda.device_count() < world_size:
+        pytest.skip(f"needs {world_size} GPUs, {torch.cuda.device_count()} visible")
+    with world(backend, world_size) as ranks:
+        yield ranks

@@ -1,5 +1,6 @@
 """Distributed training: collectives and, built on them, the data parallel wrappers."""
 
 from systems.parallel.collectives import process_group
+from systems.parallel.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
 
-__all__ = ["process_group"]
+__all__ = ["BucketedDDP", "FlatDDP", "NaiveDDP", "OverlappedDDP", "process_group"]

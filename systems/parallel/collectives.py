@@ -1,14 +1,17 @@
-"""A process group for the length of a `with`: torchrun's environment in, one device a rank out."""
+"""A process group for the length of a `with`, and the collectives that the wrappers share."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import AllreduceCoalescedOptions
 
 
 @contextmanager
@@ -48,3 +51,78 @@ def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.devi
     yield device
     # Not after an exception: to leave may mean to wait for ranks that wait for this one.
     dist.destroy_process_group()
+
+
+def group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """`group`, or the group of all ranks.
+
+    Raises:
+        RuntimeError: neither is there.
+    """
+    group = group or dist.group.WORLD
+    if group is None:
+        raise RuntimeError(
+            "no process group: call torch.distributed.init_process_group first, or stand inside "
+            "`with systems.parallel.process_group(...)`"
+        )
+    return group
+
+
+def averages_itself(group: dist.ProcessGroup) -> bool:
+    """Whether the backend has ReduceOp.AVG; the others are given tensors divided beforehand, which
+    keeps a sum of float16 in range, too."""
+    return dist.get_backend(group) == "nccl"
+
+
+def mean_or_sum(group: dist.ProcessGroup) -> dist.ReduceOp:
+    """What makes a mean of tensors, or of those that were divided beforehand."""
+    return dist.ReduceOp(dist.ReduceOp.AVG if averages_itself(group) else dist.ReduceOp.SUM)
+
+
+class Average(NamedTuple):
+    """An all-reduce that is on its way."""
+
+    work: dist.Work
+    copies: list[tuple[Tensor, Tensor]]  # what a collective cannot write, and what it wrote
+
+    def wait(self) -> None:
+        """Gloo: until it is done. NCCL: the current stream waits, the host does not.
+
+        Raises:
+            RuntimeError: a rank is gone, or the timeout is over.
+        """
+        self.work.wait()
+        for tensor, copy in self.copies:
+            tensor.copy_(copy)
+
+
+def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
+    """Begin to replace `tensors`, all of one dtype and device, by their means over the ranks.
+
+    One collective for all of them where they lie: NCCL merges them into one launch, so there is no
+    flat copy to make and none to keep. Do not touch them before `wait()`.
+    """
+    copies = []
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        made = [tensor.contiguous() for tensor in tensors]
+        copies = [pair for pair in zip(tensors, made, strict=True) if pair[0] is not pair[1]]
+        tensors = made
+    options = AllreduceCoalescedOptions()
+    options.reduceOp = mean_or_sum(group)
+    if not averages_itself(group):
+        torch._foreach_div_(tensors, group.size())
+    # The group's own method: torch.distributed's wrapper around it costs the host 10 us a call.
+    return Average(group.allreduce_coalesced(tensors, options), copies)
+
+
+@torch.no_grad()
+def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
+    """Overwrite `tensors`, of any dtypes, by those of the group's rank 0."""
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        sent = tensor.detach().contiguous()
+        # As bytes: not every backend knows every dtype.
+        dist.broadcast(sent.view(-1).view(torch.uint8), group=group, group_src=0)
+        if not tensor.is_contiguous():
+            tensor.copy_(sent)

@@ -1,0 +1,61 @@
+"""Whether all ranks have the same parameters: asked before anything is sent that assumes it.
+
+Ranks that differ would otherwise wait for each other until the timeout, or average what does not
+belong together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def check_agreement(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup) -> None:
+    """Compare names, order, shapes, strides, dtypes and requires_grad with those of rank 0.
+
+    A collective: every rank of the group calls it. Where all agree it is one all-gather of 32 bytes
+    a rank.
+
+    Raises:
+        ValueError: on every rank alike; names each rank that differs, and where it first does.
+    """
+    tensors = list(named)
+    mine = [_description(name, tensor) for name, tensor in tensors]
+    digest = hashlib.sha256("\n".join(mine).encode()).digest()
+    device = tensors[0][1].device if tensors else torch.device("cpu")
+    if "nccl" in dist.get_backend(group):  # a rank without parameters takes part, too
+        device = torch.device("cuda", torch.cuda.current_device())
+    own = torch.tensor(list(digest), dtype=torch.uint8, device=device)
+    digests = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(digests, own, group=group)
+    if len({bytes(digest.tolist()) for digest in digests}) == 1:
+        return
+    everyone: list[Any] = [None] * group.size()
+    dist.all_gather_object(everyone, mine, group=group)
+    first = everyone[0]
+    differences = [
+        _difference(rank, theirs, first) for rank, theirs in enumerate(everyone) if theirs != first
+    ]
+    raise ValueError(f"ranks differ in their parameters: {'; '.join(differences)}")
+
+
+def _description(name: str, tensor: Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    strides = "" if tensor.is_contiguous() else f" of strides {tensor.stride()}"
+    frozen = "" if tensor.requires_grad else " frozen"
+    return f"{name} {dtype} {tuple(tensor.shape)}{strides}{frozen}"
+
+
+def _difference(rank: int, theirs: list[str], first: list[str]) -> str:
+    for place, (there, here) in enumerate(zip(theirs, first, strict=False)):
+        if there != here:
+            return f"rank {rank} has {there!r} at place {place}, where rank 0 has {here!r}"
+    place = min(len(theirs), len(first))
+    more = f"rank {rank}" if len(theirs) > len(first) else "rank 0"
+    only = max(theirs, first, key=len)[place]
+    return f"rank {rank} has {len(theirs)}, rank 0 {len(first)}; only {more} has {only!r}"

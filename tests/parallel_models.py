@@ -1,0 +1,98 @@
+"""Models that wrappers stumble over, batches for them, and training on one process beside which
+training on several is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from systems.model import TransformerLM, cross_entropy
+
+BATCH = 8  # of all ranks together
+VOCABULARY = 31
+
+
+class Toy(nn.Module):
+    """Odd shapes, a buffer, a frozen layer, a bias and a norm, a parameter that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 7)
+        self.norm = nn.LayerNorm(7)
+        self.frozen = nn.Linear(7, 7, bias=False).requires_grad_(False)
+        self.never = nn.Linear(3, 3)
+        self.last = nn.Linear(7, 1, bias=False)
+        self.register_buffer("shift", torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(F.gelu(self.first(x + self.shift)))
+        return self.last(F.gelu(self.frozen(x)) + x)
+
+
+class Tied(nn.Module):
+    """The embedding's weight is the output head's, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 6)
+        self.middle = nn.Linear(6, 6)
+        self.head = nn.Linear(6, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.middle(self.embedding(tokens))))
+
+
+class Mixed(nn.Module):
+    """Layers of three dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_bf16 = nn.Linear(5, 6, dtype=torch.bfloat16)
+        self.in_fp32 = nn.Linear(6, 6)
+        self.in_fp64 = nn.Linear(6, 1, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.in_bf16(x.bfloat16()).float()
+        return self.in_fp64(torch.tanh(self.in_fp32(x)).double()).float()
+
+
+def transformer(**kwargs: Any) -> TransformerLM:
+    return TransformerLM(VOCABULARY, 8, d_model=12, num_layers=2, num_heads=2, d_ff=20, **kwargs)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "toy": Toy,
+    "tied": Tied,
+    "transformer": transformer,
+}
+
+
+def build(name: str, seed: int, device: torch.device) -> nn.Module:
+    torch.manual_seed(seed)
+    model = {**MODELS, "mixed": Mixed}[name]()
+    return model.to(device)
+
+
+def batch(name: str, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Input and target of all ranks together."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    if name in ("toy", "mixed"):
+        x = torch.randn(BATCH, 5, generator=generator)
+        return x.to(device), torch.randn(BATCH, 1, generator=generator).to(device)
+    tokens = torch.randint(0, VOCABULARY, (BATCH, 9), generator=generator).to(device)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    out = model(x)
+    return cross_entropy(out, y) if y.dtype == torch.int64 else F.mse_loss(out.float(), y)
+
+
+def share(tensors: tuple[Tensor, Tensor], rank: int, world_size: int) -> Iterator[Tensor]:
+    """The rank's part of a batch."""
+    return (tensor.chunk(world_size)[rank] for tensor in tensors)

@@ -1,0 +1,149 @@
+"""The ranks of a process group, each a process that runs one case after the other.
+
+Importing torch takes longer than all cases together, so processes are forked from a server that has
+done it, and one group serves every test of a world size, each case five times over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+REPEATS = 5
+TIMEOUT_S = 60.0  # of a collective; a case that is right takes a fraction of a second
+PATIENCE_S = 120.0
+
+
+class Here(NamedTuple):
+    """What a case is told of where it runs."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def tolerance(self) -> float:
+        """Of float32 after a few steps, absolute and relative; a GPU adds in other orders."""
+        return 1e-6 if self.device.type == "cpu" else 1e-5
+
+
+Case = Callable[..., Any]  # (Here, *arguments), importable by name
+
+
+class Ranks:
+    """A world of processes. A case that fails on one rank ends the world; the next call of `run`
+    starts another."""
+
+    def __init__(self, backend: str, world_size: int, timeout_s: float = TIMEOUT_S):
+        self.backend, self.world_size, self.timeout_s = backend, world_size, timeout_s
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+
+    def run(self, case: Case, *arguments: Any, repeats: int = REPEATS) -> None:
+        """Every rank runs the case; an exception on any of them fails with its traceback."""
+        wrong = {
+            rank: told
+            for rank, told in enumerate(self.outcomes(case, *arguments, repeats=repeats))
+            if told != "ok"
+        }
+        if wrong:
+            parts = [f"rank {rank} of {self.world_size}: {told}" for rank, told in wrong.items()]
+            raise AssertionError("\n".join(parts))
+
+    def outcomes(self, case: Case, *arguments: Any, repeats: int = 1) -> list[str]:
+        """What became of each rank: ok, a traceback, died, or hangs."""
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((case, arguments, repeats))
+        told = ["hangs"] * self.world_size
+        waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        deadline = time.monotonic() + PATIENCE_S
+        while waiting and time.monotonic() < deadline:
+            for pipe in wait(list(waiting), timeout=max(0, deadline - time.monotonic())):
+                assert isinstance(pipe, Connection)
+                rank = waiting.pop(pipe)
+                try:
+                    told[rank] = pipe.recv()
+                except EOFError:
+                    told[rank] = "died"
+        if any(outcome != "ok" for outcome in told):
+            self.close()
+        return told
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send(None)
+            pipe.close()
+        deadline = time.monotonic() + 10
+        for process in self._processes:
+            process.join(max(0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._processes, self._pipes = [], []
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        # torch.optim imports torch._dynamo on first use.
+        context.set_forkserver_preload(["pytest", "torch._dynamo", "tests.parallel_models"])
+        store = str(Path(tempfile.mkdtemp()) / "store")
+        for rank in range(self.world_size):
+            ours, theirs = context.Pipe()
+            arguments = (self.backend, rank, self.world_size, self.timeout_s, store, theirs)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            theirs.close()  # so that its end is seen here
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+
+@contextlib.contextmanager
+def world(backend: str, world_size: int, timeout_s: float = TIMEOUT_S) -> Iterator[Ranks]:
+    ranks = Ranks(backend, world_size, timeout_s)
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def _serve(
+    backend: str, rank: int, world_size: int, timeout_s: float, store: str, pipe: Connection
+) -> None:
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        backend,
+        store=dist.FileStore(store, world_size),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if backend == "nccl" else None,
+    )
+    here = Here(rank, world_size, device)
+    while (task := pipe.recv()) is not None:
+        case, arguments, repeats = task
+        try:
+            for _ in range(repeats):
+                case(here, *arguments)
+        except BaseException:
+            pipe.send(traceback.format_exc())
+            os._exit(1)  # the others must not wait for a rank that has left the case
+        pipe.send("ok")
+    dist.destroy_process_group()

@@ -1,0 +1,348 @@
+"""The data parallel wrappers against training on one process, on 2 and 4 ranks; how they fail.
+
+A function that takes `Here` first is a case: every rank runs it, five times over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from systems.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
+from systems.parallel.buckets import fill_buckets
+from tests.parallel_models import Tied, batch, build, loss_of, share
+from tests.ranks import Here, world
+
+WRAPPERS = {
+    "naive": NaiveDDP,
+    "flat": FlatDDP,
+    "overlapped": OverlappedDDP,
+    "bucketed_small": lambda module: BucketedDDP(module, bucket_size_mb=0.0005),
+    "bucketed": lambda module: BucketedDDP(module, 25),
+}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, eps=1e-4),
+}
+STEPS = 3
+
+
+def assert_same_on_all_ranks(tensors) -> None:
+    """Bit for bit."""
+    for tensor in tensors:
+        everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, tensor.detach().contiguous())
+        assert all(torch.equal(other, everyone[0]) for other in everyone)
+
+
+def assert_close(model, reference, tolerance) -> None:
+    for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(
+            p.detach(), q.detach(), atol=tolerance, rtol=tolerance,
+            msg=lambda told, name=name: f"{name}: {told}",
+        )  # fmt: skip
+
+
+def _collectives() -> int:
+    """How many have begun."""
+    return dist.group.WORLD._get_sequence_number_for_group()
+
+
+# ---- cases ---------------------------------------------------------------------------------------
+
+
+def trains_as_one_process(here: Here, wrapper: str, model: str, optimizer: str) -> None:
+    reference = build(model, 0, here.device)
+    wrapped = WRAPPERS[wrapper](build(model, here.rank, here.device))
+    for p, q in zip(wrapped.module.buffers(), reference.buffers(), strict=True):
+        assert torch.equal(p, q)
+    ours = OPTIMIZERS[optimizer](wrapped.parameters())
+    theirs = OPTIMIZERS[optimizer](reference.parameters())
+    for step in range(STEPS):
+        for o in (ours, theirs):
+            # A gradient that stays and is zeroed is another way through the hooks.
+            o.zero_grad(set_to_none=step % 2 == 0)
+        data = batch(model, step, here.device)
+        loss_of(wrapped, *share(data, here.rank, here.world_size)).backward()
+        wrapped.finish_gradient_synchronization()
+        loss_of(reference, *data).backward()
+        for p, q in zip(wrapped.parameters(), reference.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+        ours.step()
+        theirs.step()
+    assert_close(wrapped.module, reference, here.tolerance)
+    assert_same_on_all_ranks(wrapped.parameters())
+    bare = build(model, 99, here.device)
+    bare.load_state_dict(wrapped.state_dict())
+    assert all(
+        torch.equal(p, q) for p, q in zip(bare.parameters(), wrapped.parameters(), strict=True)
+    )
+
+
+def mixed_dtypes(here: Here, wrapper: str) -> None:
+    """Each gradient is the mean of those of the ranks, in its own dtype."""
+    wrapped = WRAPPERS[wrapper](build("mixed", here.rank, here.device))
+    data = batch("mixed", 0, here.device)
+    loss_of(wrapped, *share(data, here.rank, here.world_size)).backward()
+    wrapped.finish_gradient_synchronization()
+    reference = build("mixed", 0, here.device)
+    for rank in range(here.world_size):
+        loss_of(reference, *share(data, rank, here.world_size)).div(here.world_size).backward()
+    for p, q in zip(wrapped.parameters(), reference.parameters(), strict=True):
+        assert p.grad.dtype == p.dtype
+        tolerance = 2e-2 if p.dtype == torch.bfloat16 else here.tolerance
+        torch.testing.assert_close(p.grad, q.grad, atol=tolerance, rtol=tolerance)
+    assert_same_on_all_ranks(p.grad for p in wrapped.parameters())
+
+
+class Branches(nn.Module):
+    """Which of its layers are used the caller says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x, *, used):
+        for i in used:
+            x = self.layers[i](x)
+        return x
+
+
+def unused_parameters_differ(here: Here, wrapper: str) -> None:
+    torch.manual_seed(here.rank)
+    wrapped = WRAPPERS[wrapper](Branches().to(here.device))
+    reference = Branches().to(here.device)
+    reference.load_state_dict(wrapped.state_dict())
+    x = torch.ones(2, 3, device=here.device)
+    # Layer 1 on rank 0 only, layer 3 on all but rank 0, layer 2 nowhere; and in another order.
+    used = [[0, 1]] + [[3, 0]] * (here.world_size - 1)
+    for _ in range(2):
+        wrapped.zero_grad()
+        reference.zero_grad()
+        wrapped(x, used=used[here.rank]).sum().backward()
+        wrapped.finish_gradient_synchronization()
+        for layers in used:
+            reference(x, used=layers).sum().div(here.world_size).backward()
+        for (name, p), q in zip(wrapped.named_parameters(), reference.parameters(), strict=True):
+            if q.grad is None:
+                assert p.grad is None, name
+            else:
+                torch.testing.assert_close(p.grad, q.grad)
+    wrapped.zero_grad()
+    wrapped.finish_gradient_synchronization()  # a step in which nothing was used
+    assert all(p.grad is None for p in wrapped.parameters())
+
+
+def several_backward_passes(here: Here, wrapper: str) -> None:
+    wrapped = WRAPPERS[wrapper](build("toy", 0, here.device))
+    reference = build("toy", 0, here.device)
+    for step in range(2):
+        data = [batch("toy", 10 * step + i, here.device) for i in range(3)]
+        for i, part in enumerate(data):
+            with wrapped.no_sync() if i < 2 else contextlib.nullcontext():
+                loss_of(wrapped, *share(part, here.rank, here.world_size)).backward()
+            loss_of(reference, *part).backward()
+        wrapped.finish_gradient_synchronization()
+        for p, q in zip(wrapped.parameters(), reference.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            if p.grad is not None:
+                tolerance = 10 * here.tolerance  # of sums of six gradients, not of weights
+                torch.testing.assert_close(p.grad, q.grad, atol=tolerance, rtol=tolerance)
+    # All of it under no_sync: finish is what averages.
+    wrapped.zero_grad()
+    reference.zero_grad()
+    with wrapped.no_sync():
+        loss_of(wrapped, *share(data[0], here.rank, here.world_size)).backward()
+    wrapped.finish_gradient_synchronization()
+    loss_of(reference, *data[0]).backward()
+    assert_same_on_all_ranks(p.grad for p in wrapped.parameters() if p.grad is not None)
+    torch.testing.assert_close(wrapped.module.first.weight.grad, reference.first.weight.grad)
+
+
+def a_second_backward_is_refused(here: Here, wrapper: str) -> None:
+    wrapped = WRAPPERS[wrapper](build("tied", 0, here.device))
+    data = batch("tied", 0, here.device)
+    loss_of(wrapped, *data).backward()
+    with pytest.raises(RuntimeError, match=r"head.weight|embedding.weight|middle.* no_sync\(\)"):
+        loss_of(wrapped, *data).backward()
+    wrapped.finish_gradient_synchronization()  # what was begun must end before the next case
+
+
+def goes_out_during_backward(here: Here, wrapper: str, expected: int) -> None:
+    """`expected` collectives have begun when backward has reached the first layer's input."""
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(6))).to(here.device)
+    wrapped = WRAPPERS[wrapper](model)
+    for _ in range(2):
+        x = torch.ones(2, 8, device=here.device, requires_grad=True)
+        out = wrapped(x).sum()
+        before = _collectives()
+        counted: list[int] = []
+        # Runs before or after the first layer's weight has its gradient: all others have theirs.
+        x.register_hook(lambda _, counted=counted: counted.append(_collectives()))
+        out.backward()
+        wrapped.finish_gradient_synchronization()
+        assert counted[0] - before >= expected
+        assert (counted[0] - before > 0) == (expected > 0)
+
+
+def strided_parameters(here: Here, wrapper: str) -> None:
+    """Gradients of a channels_last convolution are strided as it is."""
+    torch.manual_seed(here.rank)
+    model = nn.Conv2d(2, 3, 2).to(here.device, memory_format=torch.channels_last)
+    wrapped = WRAPPERS[wrapper](model)
+    x = torch.full((1, 2, 3, 3), here.rank + 1.0, device=here.device)
+    wrapped(x).sum().backward()
+    wrapped.finish_gradient_synchronization()
+    mean = (here.world_size + 1) / 2
+    assert_same_on_all_ranks(wrapped.parameters())
+    torch.testing.assert_close(model.weight.grad, torch.full_like(model.weight, 4 * mean))
+
+
+def sparse_gradients_are_refused(here: Here, wrapper: str) -> None:
+    wrapped = WRAPPERS[wrapper](nn.Embedding(4, 2, sparse=True).to(here.device))
+    with pytest.raises(RuntimeError, match="only dense gradients"):
+        wrapped(torch.tensor([1], device=here.device)).sum().backward()
+        wrapped.finish_gradient_synchronization()
+
+
+def thawed_parameters_are_refused(here: Here) -> None:
+    wrapped = NaiveDDP(build("toy", 0, here.device))
+    wrapped.module.frozen.weight.requires_grad_()
+    with pytest.raises(RuntimeError, match=r"now trained: frozen.weight; .* before you wrap"):
+        wrapped.finish_gradient_synchronization()
+
+
+def different_models_are_refused(here: Here, difference: str) -> None:
+    last = here.rank == here.world_size - 1
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    if last and difference == "shape":
+        model[1] = nn.Linear(4, 5)
+    elif last and difference == "count":
+        model.append(nn.Linear(2, 2, bias=False))
+    elif last and difference == "order":
+        model = nn.Module()
+        model.register_module("1", nn.Linear(4, 2))
+        model.register_module("0", nn.Linear(3, 4))
+    elif last and difference == "dtype":
+        model[1].double()
+    elif last and difference == "frozen":
+        model[1].weight.requires_grad_(False)
+    elif last and difference == "none":
+        model = nn.Sequential()
+    rank = f"rank {here.world_size - 1} has"
+    told = {
+        "shape": rf"{rank} '1.weight float32 \(5, 4\)' at place 2, where rank 0 has '1.weight",
+        "count": rf"{rank} 5, rank 0 4; only {rank} '2.weight float32 \(2, 2\)'",
+        "order": rf"{rank} '1.weight float32 \(2, 4\)' at place 0, where rank 0 has '0.weight",
+        "dtype": rf"{rank} '1.weight float64 \(2, 4\)' at place 2",
+        "frozen": rf"{rank} '1.weight float32 \(2, 4\) frozen' at place 2",
+        "none": rf"{rank} 0, rank 0 4; only rank 0 has '0.weight float32 \(4, 3\)'",
+    }
+    with pytest.raises(ValueError, match=told[difference]):
+        OverlappedDDP(model.to(here.device))
+
+
+def dies_in_the_middle_of_backward(here: Here, wrapper: str) -> None:
+    wrapped = WRAPPERS[wrapper](build("transformer", 0, here.device))
+    data = batch("transformer", 0, here.device)
+    for step in range(3):
+        if step == 1 and here.rank == 1:
+            wrapped.module.blocks[1].feed_forward.down.weight.register_hook(lambda _: os._exit(9))
+        loss_of(wrapped, *data).backward()
+        wrapped.finish_gradient_synchronization()
+
+
+# ---- tests ---------------------------------------------------------------------------------------
+
+all_wrappers = pytest.mark.parametrize("wrapper", WRAPPERS)
+hooked = pytest.mark.parametrize("wrapper", ["overlapped", "bucketed_small", "bucketed"])
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"), [("toy", "sgd"), ("tied", "adamw"), ("transformer", "adamw")]
+)
+@all_wrappers
+def test_trains_as_one_process(ranks, wrapper, model, optimizer):
+    ranks.run(trains_as_one_process, wrapper, model, optimizer)
+
+
+@pytest.mark.parametrize(
+    "case", [mixed_dtypes, unused_parameters_differ, several_backward_passes, strided_parameters]
+)
+@all_wrappers
+def test_parameters_and_passes_of_every_kind(ranks, wrapper, case):
+    ranks.run(case, wrapper)
+
+
+@hooked
+def test_a_second_backward_is_refused(ranks, wrapper):
+    ranks.run(a_second_backward_is_refused, wrapper)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "expected"),
+    [("naive", 0), ("flat", 0), ("overlapped", 5), ("bucketed_small", 5), ("bucketed", 0)],
+)
+def test_gradients_go_out_during_backward(ranks, wrapper, expected):
+    ranks.run(goes_out_during_backward, wrapper, expected)
+
+
+@all_wrappers
+def test_sparse_gradients_are_refused(ranks, wrapper):
+    ranks.run(sparse_gradients_are_refused, wrapper)
+
+
+def test_thawed_parameters_are_refused(ranks):
+    ranks.run(thawed_parameters_are_refused)
+
+
+@pytest.mark.parametrize("difference", ["shape", "count", "order", "dtype", "frozen", "none"])
+def test_different_models_are_refused(ranks, difference):
+    ranks.run(different_models_are_refused, difference)
+
+
+@pytest.mark.parametrize("wrapper", ["naive", "bucketed_small"])
+def test_a_rank_that_dies_ends_the_others(wrapper):
+    with world("gloo", 3, timeout_s=20) as ranks:
+        ranks.run(goes_out_during_backward, wrapper, 0 if wrapper == "naive" else 5)
+        start = time.monotonic()
+        told = ranks.outcomes(dies_in_the_middle_of_backward, wrapper)
+        assert time.monotonic() - start < 20
+    assert told[1] == "died"
+    for rank in (0, 2):
+        assert "RuntimeError" in told[rank]
+
+
+def test_buckets_are_filled_from_the_last_parameter():
+    sizes = [5, 1, 3, 2, 9]  # float32: 4 bytes each
+    parameters = [torch.empty(n) for n in sizes]
+    buckets = fill_buckets(parameters, 24)
+    assert [[len(p) for p in bucket] for bucket in buckets] == [[9], [2, 3, 1], [5]]
+    assert [len(b) for b in fill_buckets(parameters, 0)] == [1] * 5
+    assert [len(b) for b in fill_buckets(parameters, float("inf"))] == [5]
+    assert fill_buckets([], 24) == []
+
+
+def test_a_bucket_has_one_dtype_and_stands_where_it_is_complete():
+    single, double = torch.empty(1), torch.empty(1, dtype=torch.float64)
+    parameters = [single, double, double.clone(), single.clone()]
+    buckets = fill_buckets(parameters, 100)
+    assert [bucket[0].dtype for bucket in buckets] == [torch.float64, torch.float32]
+    assert [len(bucket) for bucket in buckets] == [2, 2]
+
+
+@pytest.mark.parametrize("size", [0, -1, float("nan")])
+def test_a_bucket_without_room_is_refused(size):
+    with pytest.raises(ValueError, match=f"bucket_size_mb: given {size}, expected more than 0"):
+        BucketedDDP(Tied(), size)
+
+
+def test_without_a_process_group_it_says_what_to_call():
+    with pytest.raises(RuntimeError, match="no process group: call"):
+        NaiveDDP(Tied())
