@@ -3,10 +3,11 @@ training on several is held."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -96,3 +97,19 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def share(tensors: tuple[Tensor, Tensor], rank: int, world_size: int) -> Iterator[Tensor]:
     """The rank's part of a batch."""
     return (tensor.chunk(world_size)[rank] for tensor in tensors)
+
+
+def assert_same_on_all_ranks(tensors: Iterable[Tensor]) -> None:
+    """Bit for bit."""
+    for tensor in tensors:
+        everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, tensor.detach().contiguous())
+        assert all(torch.equal(other, everyone[0]) for other in everyone)
+
+
+def assert_close(model: nn.Module, reference: nn.Module, tolerance: float) -> None:
+    for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(
+            p.detach(), q.detach(), atol=tolerance, rtol=tolerance,
+            msg=lambda told, name=name: f"{name}: {told}",
+        )  # fmt: skip

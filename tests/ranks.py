@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 REPEATS = 5
-TIMEOUT_S = 60.0  # of a collective; a case that is right takes a fraction of a second
-PATIENCE_S = 120.0
+TIMEOUT_S = 30.0  # of a collective; a case that is right takes a fraction of a second
+PATIENCE_S = 60.0
 
 
 class Here(NamedTuple):

@@ -2,5 +2,13 @@
 
 from systems.parallel.collectives import process_group
 from systems.parallel.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
+from systems.parallel.sharded_optimizer import ShardedOptimizer
 
-__all__ = ["BucketedDDP", "FlatDDP", "NaiveDDP", "OverlappedDDP", "process_group"]
+__all__ = [
+    "BucketedDDP",
+    "FlatDDP",
+    "NaiveDDP",
+    "OverlappedDDP",
+    "ShardedOptimizer",
+    "process_group",
+]

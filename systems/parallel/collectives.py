@@ -108,7 +108,7 @@ def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
         copies = [pair for pair in zip(tensors, made, strict=True) if pair[0] is not pair[1]]
         tensors = made
     options = AllreduceCoalescedOptions()
-    options.reduceOp = mean_or_sum(group)
+    options.reduceOp, options.asyncOp = mean_or_sum(group), True
     if not averages_itself(group):
         torch._foreach_div_(tensors, group.size())
     # The group's own method: torch.distributed's wrapper around it costs the host 10 us a call.

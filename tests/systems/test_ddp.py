@@ -16,7 +16,15 @@ from torch import nn
 
 from systems.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
 from systems.parallel.buckets import fill_buckets
-from tests.parallel_models import Tied, batch, build, loss_of, share
+from tests.parallel_models import (
+    Tied,
+    assert_close,
+    assert_same_on_all_ranks,
+    batch,
+    build,
+    loss_of,
+    share,
+)
 from tests.ranks import Here, world
 
 WRAPPERS = {
@@ -31,22 +39,6 @@ OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, eps=1e-4),
 }
 STEPS = 3
-
-
-def assert_same_on_all_ranks(tensors) -> None:
-    """Bit for bit."""
-    for tensor in tensors:
-        everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, tensor.detach().contiguous())
-        assert all(torch.equal(other, everyone[0]) for other in everyone)
-
-
-def assert_close(model, reference, tolerance) -> None:
-    for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(
-            p.detach(), q.detach(), atol=tolerance, rtol=tolerance,
-            msg=lambda told, name=name: f"{name}: {told}",
-        )  # fmt: skip
 
 
 def _collectives() -> int:

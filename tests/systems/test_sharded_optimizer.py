@@ -1,0 +1,291 @@
+"""The sharded optimizer against the one that it wraps, on 2 and 4 ranks.
+
+A function that takes `Here` first is a case: every rank runs it, five times over.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from systems.kernels.adamw import FusedAdamW
+from systems.parallel import BucketedDDP, ShardedOptimizer, sharded_optimizer
+from systems.parallel.sharded_optimizer import balance
+from tests.parallel_models import (
+    assert_close,
+    assert_same_on_all_ranks,
+    batch,
+    build,
+    loss_of,
+    share,
+)
+from tests.ranks import Here, world
+
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "adamw": (torch.optim.AdamW, {"lr": 1e-2, "eps": 1e-4}),
+    "fused_adamw": (FusedAdamW, {"lr": 1e-2, "eps": 1e-4}),
+    "rprop": (torch.optim.Rprop, {"lr": 1e-2}),
+}
+
+
+def _groups(model):
+    """Two, the second with its own rate."""
+    parameters = list(model.parameters())
+    return [{"params": parameters[::2]}, {"params": parameters[1::2], "lr": 3e-3}]
+
+
+def _train(here, model, optimizer, name, first, steps, wrapped=False, scheduler=None):
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        data = batch(name, step, here.device)
+        if wrapped:
+            data = share(data, here.rank, here.world_size)
+        loss_of(model, *data).backward()
+        if wrapped:
+            model.finish_gradient_synchronization()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
+# ---- cases ---------------------------------------------------------------------------------------
+
+
+def trains_as_one_process(here: Here, name: str, optimizer: str, chunk_bytes: int) -> None:
+    sharded_optimizer.CHUNK_BYTES = chunk_bytes
+    kind, options = OPTIMIZERS[optimizer]
+    reference = build(name, 0, here.device)
+    wrapped = BucketedDDP(build(name, here.rank, here.device), 1)
+    theirs = kind(_groups(reference), **options)
+    ours = ShardedOptimizer(_groups(wrapped), kind, **options)
+    assert ours.defaults == theirs.defaults
+    schedulers = [
+        torch.optim.lr_scheduler.OneCycleLR(o, 0.05, total_steps=9, cycle_momentum=False)
+        for o in (ours, theirs)
+    ]
+    _train(here, wrapped, ours, name, 0, 3, wrapped=True, scheduler=schedulers[0])
+    _train(here, reference, theirs, name, 0, 3, scheduler=schedulers[1])
+    assert_close(wrapped.module, reference, here.tolerance)
+    assert_same_on_all_ranks(wrapped.parameters())
+    assert [g["lr"] for g in ours.param_groups] == [g["lr"] for g in theirs.param_groups]
+
+    # Each parameter has state on one rank.
+    mine = torch.tensor([p in ours.state for p in wrapped.parameters()], dtype=torch.int32)
+    mine = mine.to(here.device)
+    dist.all_reduce(mine)
+    assert mine.tolist() == [int(q in theirs.state) for q in reference.parameters()]
+
+    # The consolidated state is the wrapped optimizer's own, which goes on from it.
+    whole, known = ours.state_dict(), theirs.state_dict()
+    assert whole["param_groups"] == known["param_groups"]
+    assert whole["state"].keys() == known["state"].keys()
+    plain_model = build(name, 99, here.device)
+    plain_model.load_state_dict(wrapped.state_dict())
+    plain = kind(_groups(plain_model), **options)
+    plain.load_state_dict(whole)
+    _train(here, wrapped, ours, name, 3, 2, wrapped=True)
+    _train(here, plain_model, plain, name, 3, 2)
+    assert_close(wrapped.module, plain_model, here.tolerance)
+
+
+def resharded(here: Here) -> None:
+    """State of a smaller world in a larger one, and back."""
+    half = dist.new_group(list(range(here.world_size // 2)))
+    reference = build("transformer", 0, here.device)
+    kind, options = OPTIMIZERS["adamw"]
+    theirs = kind(_groups(reference), **options)
+    model = build("transformer", 0, here.device)
+    everyone = torch.optim.AdamW(_groups(model), **options)
+    _train(here, reference, theirs, "transformer", 0, 1)
+    _train(here, model, everyone, "transformer", 0, 1)
+    if here.rank < here.world_size // 2:
+        small = ShardedOptimizer(_groups(model), kind, process_group=half, **options)
+        small.load_state_dict(everyone.state_dict())
+        _train(here, model, small, "transformer", 1, 2)
+        kept = [small.state_dict()]
+        nobody = small.state_dict(to=1 if here.world_size > 2 else 0)
+        assert bool(nobody["state"]) == (here.rank == (1 if here.world_size > 2 else 0))
+    else:
+        kept = [None]
+        _train(here, model, everyone, "transformer", 1, 2)
+    dist.broadcast_object_list(kept, src=0)
+    large = ShardedOptimizer(_groups(model), kind, **options)
+    large.load_state_dict(kept[0])
+    _train(here, model, large, "transformer", 3, 2)
+    _train(here, reference, theirs, "transformer", 1, 4)
+    assert_close(model, reference, here.tolerance)
+    dist.destroy_process_group(half)
+
+
+def few_parameters_and_one_more_group(here: Here) -> None:
+    """Ranks without a share, and a group that comes later."""
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(3, device=here.device)) for _ in range(4)]
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    sharded = ShardedOptimizer(ours[:1], torch.optim.Adam, lr=0.1)
+    plain = torch.optim.Adam(theirs[:1], lr=0.1)
+    for o, parameters in ((sharded, ours), (plain, theirs)):
+        for i in range(4):
+            if i == 2:
+                o.add_param_group({"params": parameters[1:], "lr": 0.01})
+            for j, p in enumerate(parameters):
+                p.grad = None if j == 3 else p.detach() * (i + 1)
+            o.step()
+        o.zero_grad()
+        assert all(p.grad is None for p in parameters)
+    assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+    assert sharded.state_dict()["param_groups"] == plain.state_dict()["param_groups"]
+
+
+def parameters_that_move(here: Here) -> None:
+    """Cast after the optimizer was made; a strided parameter; a file of mixed dtypes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 1)).to(here.device)
+    model = model.to(memory_format=torch.channels_last)
+    reference = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 1)).to(here.device)
+    reference.load_state_dict(model.state_dict())
+    strides = model[0].weight.stride()
+    ours = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
+    assert model[0].weight.stride() == strides
+    x = torch.randn(2, 2, 5, 5, device=here.device)
+    for step in range(3):
+        if step == 1:
+            for m in (model, reference):
+                m[0].double()
+                m[1].bfloat16()
+        for m, o in ((model, ours), (reference, theirs)):
+            o.zero_grad()
+            m[1](m[0](x.to(m[0].weight.dtype)).to(m[1].weight.dtype)).float().sum().backward()
+            o.step()
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        assert p.dtype == q.dtype
+        torch.testing.assert_close(
+            p, q, atol=1e-5, rtol=1e-5 if p.dtype != torch.bfloat16 else 2e-2
+        )
+    assert_same_on_all_ranks(model.parameters())
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    read = torch.load(file)
+    assert all(torch.equal(read[name], value) for name, value in model.state_dict().items())
+
+
+class Halving(torch.optim.Optimizer):
+    """Takes an argument of step, and counts in its group."""
+
+    def __init__(self, params):
+        super().__init__(params, {"count": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None, *, times=1):
+        for group in self.param_groups:
+            group["count"] += 1
+            for p in group["params"]:
+                p.div_(2**times)
+
+
+def closures_and_arguments(here: Here) -> None:
+    parameters = [nn.Parameter(torch.full((2,), 8.0, device=here.device)) for _ in range(5)]
+    optimizer = ShardedOptimizer(parameters, Halving)
+    calls = []
+
+    def closure():
+        assert torch.is_grad_enabled()
+        calls.append(1)
+        return 3.0
+
+    assert optimizer.step(closure, times=2) == 3.0 and len(calls) == 1
+    assert optimizer.step() is None
+    assert all(p.tolist() == [1.0, 1.0] for p in parameters)
+    assert optimizer.param_groups[0]["count"] == 2
+
+
+def what_is_refused(here: Here) -> None:
+    last = here.rank == here.world_size - 1
+    shapes = [(2,), (3 + last,)]
+    parameters = [nn.Parameter(torch.zeros(shape, device=here.device)) for shape in shapes]
+    told = rf"rank {here.world_size - 1} has '1 of group 0 float32 \(4,\)' at place 1, where rank 0"
+    with pytest.raises(ValueError, match=told):
+        ShardedOptimizer(parameters, torch.optim.SGD, lr=0.1)
+    optimizer = ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=0.1)
+    with pytest.raises(ValueError, match=r"given \[2\] in the state dict, expected \[1\]"):
+        optimizer.load_state_dict(torch.optim.SGD(parameters, lr=0.1).state_dict())
+    with pytest.raises(ValueError, match="Invalid learning rate"):
+        ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=-1)
+
+
+def dies_before_its_step(here: Here) -> None:
+    sharded_optimizer.CHUNK_BYTES = 1000
+    model = build("transformer", 0, here.device)
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    _train(here, model, optimizer, "transformer", 0, 1)
+    if here.rank == 1:
+        mine = [chunk.optimizer for chunk in optimizer._chunks if chunk.optimizer is not None]
+        assert len(mine) > 1
+        mine[-1].register_step_pre_hook(lambda *_: os._exit(9))  # the first has been sent
+    _train(here, model, optimizer, "transformer", 1, 1)
+
+
+# ---- tests ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "chunk_bytes"),
+    [
+        ("toy", "sgd", 10**9),
+        ("toy", "rprop", 100),
+        ("tied", "adamw", 100),
+        ("transformer", "adamw", 2000),
+        ("transformer", "fused_adamw", 10**9),
+    ],
+)
+def test_trains_as_one_process(ranks, model, optimizer, chunk_bytes):
+    ranks.run(trains_as_one_process, model, optimizer, chunk_bytes)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        resharded,
+        few_parameters_and_one_more_group,
+        parameters_that_move,
+        closures_and_arguments,
+        what_is_refused,
+    ],
+)
+def test_as_the_wrapped_optimizer(ranks, case):
+    ranks.run(case)
+
+
+def test_a_rank_that_dies_ends_the_others():
+    with world("gloo", 3, timeout_s=20) as ranks:
+        start = time.monotonic()
+        told = ranks.outcomes(dies_before_its_step)
+        assert time.monotonic() - start < 20
+    assert told[1] == "died"
+    assert all("RuntimeError" in told[rank] for rank in (0, 2))
+
+
+def test_shares_are_balanced_by_bytes():
+    loads = [0, 0]
+    assert balance([1, 1, 1, 9, 1, 5], loads) == [1, 1, 1, 0, 1, 1]
+    assert loads == [9, 9]
+    assert balance([4], loads) == [0] and loads == [13, 9]
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_shares_of_the_largest_model_are_within_two_percent(world_size):
+    d, ff, layers, vocabulary = 1600, 6400, 48, 10_000
+    block = [d, 3 * d * d, d * d, d, 2 * d * ff, d * ff]
+    sizes = [4 * n for n in [vocabulary * d, *(layers * block), d, vocabulary * d]]
+    loads = [0] * world_size
+    balance(sizes, loads)
+    assert max(loads) <= 1.02 * sum(sizes) / world_size
