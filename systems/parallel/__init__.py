@@ -2,11 +2,13 @@
 
 from systems.parallel.collectives import process_group
 from systems.parallel.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
+from systems.parallel.fsdp import FullyShardedDataParallel
 from systems.parallel.sharded_optimizer import ShardedOptimizer
 
 __all__ = [
     "BucketedDDP",
     "FlatDDP",
+    "FullyShardedDataParallel",
     "NaiveDDP",
     "OverlappedDDP",
     "ShardedOptimizer",

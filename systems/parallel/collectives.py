@@ -83,6 +83,8 @@ class Average(NamedTuple):
     """An all-reduce that is on its way."""
 
     work: dist.Work
+    # Kept: to let go of a tensor that Gloo's thread works on races with it (pytorch issue 75529).
+    tensors: list[Tensor]
     copies: list[tuple[Tensor, Tensor]]  # what a collective cannot write, and what it wrote
 
     def wait(self) -> None:
@@ -112,7 +114,34 @@ def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
     if not averages_itself(group):
         torch._foreach_div_(tensors, group.size())
     # The group's own method: torch.distributed's wrapper around it costs the host 10 us a call.
-    return Average(group.allreduce_coalesced(tensors, options), copies)
+    return Average(group.allreduce_coalesced(tensors, options), tensors, copies)
+
+
+class Gather(NamedTuple):
+    """An all-gather that is on its way."""
+
+    works: list[dist.Work]
+    tensors: list[Tensor]  # kept, as in Average
+
+    def wait(self) -> None:
+        """As `Average.wait`."""
+        for work in self.works:
+            work.wait()
+
+
+def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.ProcessGroup) -> Gather:
+    """Begin to lay the inputs of all ranks, in order, end to end in the outputs.
+
+    Args:
+        outputs, inputs: pairs of one dimension, all of one dtype and device. An input may be the
+            part of its output where it belongs.
+    """
+    if dist.get_backend(group) == "nccl":
+        works = [group.allgather_into_tensor_coalesced(outputs, inputs)]
+    else:  # Gloo's corrupts memory when several are on their way (as in pytorch issue 65231)
+        pairs = zip(outputs, inputs, strict=True)
+        works = [group._allgather_base(output, piece) for output, piece in pairs]
+    return Gather(works, [*outputs, *inputs])
 
 
 @torch.no_grad()

@@ -1,0 +1,408 @@
+"""Fully sharded data parallel: each rank keeps a slice of every large weight, and with it of its
+gradient and of the optimizer's state; a weight is whole only while its layer runs.
+
+    model = FullyShardedDataParallel(TransformerLM(...), compute_dtype=torch.bfloat16)
+    optimizer = AdamW(model.parameters())           # of the slices, in float32
+    cross_entropy(model(tokens), targets).backward()
+    model.finish_gradient_synchronization()
+    optimizer.step()
+
+Rajbhandari et al. 2020, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", section 3.
+
+A layer is a module that has parameters of its own, or one of the classes in `layers`, with all that
+is beneath it. Between steps its modules show the slices. What happens to it in a step:
+
+    forward     before: gather it and the next two, wait for it, show the whole weights
+                after: show the slices, free it
+    backward    when its output's gradient is there: gather it and the two before it, wait for it
+                when a weight's gradient is complete: free the weight
+                when those of all its weights are: reduce-scatter them, let earlier ones finish
+    recomputing (activation checkpointing) as in forward, but free it only if backward does not
+                need it within the next two
+
+What the next two are in forward, the step before has shown; in backward, this step's forward.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from systems.parallel.agreement import check_agreement
+from systems.parallel.buckets import fill_buckets
+from systems.parallel.collectives import (
+    broadcast_from_first,
+    group_or_world,
+    start_average,
+    start_gather,
+)
+from systems.parallel.ddp import GradientAverage
+from systems.parallel.sharded_weights import (
+    Held,
+    Reduction,
+    ShardedWeight,
+    master_dtype,
+    gather_weights,
+    reduce_gradients,
+)
+
+AHEAD = 2  # layers that are gathered before they are needed
+REDUCING = 2  # reduce-scatters on their way: each holds the whole gradients of a layer
+
+
+def has_matrix(module: nn.Module) -> bool:
+    """Whether a module has, itself, a parameter `weight` of two or more dimensions: every Linear,
+    Embedding and convolution, whoever wrote it."""
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() >= 2
+
+
+class _Layer:
+    """What is gathered, freed and reduced at once."""
+
+    def __init__(self, module: nn.Module, held: list[Held], owned: list[ShardedWeight]):
+        self.module, self.held = module, held
+        self.weights = [each for each in held if isinstance(each, ShardedWeight)]
+        self.frozen = [weight for weight in self.weights if not weight.trained]
+        # Those whose gradients it reduces: all, but of tied weights one layer only does.
+        self.trained = sum(weight.trained for weight in owned)
+        self.arrived: list[ShardedWeight] = []  # gradients that are complete
+        self.position = 0  # in the last forward
+
+
+class FullyShardedDataParallel(nn.Module):
+    """`module`, its large weights sharded over the ranks. They become those of rank 0.
+
+    Every rank must run the same layers in the same order, if on other data.
+
+    Args:
+        module: the same on every rank up to its values, on its device, frozen where it is not to be
+            trained, and compiled where it is to be: a compiled module is a layer with all that is
+            beneath it, and transfers stay outside of what is compiled, which is whole graphs. A
+            weight is used by calling its module, or a layer that it is beneath.
+        compute_dtype: of communication and computation; inputs are cast to it, outputs have it. By
+            default each parameter's own. Parameters, their gradients and so the optimizer's state
+            are float32 in any case (float64 stays).
+        shard: whether a module's `weight` is sharded; all other parameters are replicated.
+        layers: classes of modules that are a layer with all that is beneath them, for larger
+            transfers: blocks of a Transformer. By default each module with parameters is one.
+        process_group: all ranks by default.
+
+    Raises:
+        ValueError: parameters or buffers differ across ranks; says on every rank which and where.
+        RuntimeError: there is no process group.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        compute_dtype: torch.dtype | None = None,
+        *,
+        shard: Callable[[nn.Module], bool] = has_matrix,
+        layers: tuple[type[nn.Module], ...] = (),
+        process_group: dist.ProcessGroup | None = None,
+    ):
+        super().__init__()
+        self.module, self.compute_dtype = module, compute_dtype
+        self._group = group_or_world(process_group)
+        named = list(module.named_parameters())
+        check_agreement([*named, *module.named_buffers()], self._group)
+        broadcast_from_first([*module.parameters(), *module.buffers()], self._group)
+
+        self._weights: list[ShardedWeight] = []
+        self._copies: list[Held] = []  # of replicated parameters, cast
+        replicated: list[tuple[str, nn.Parameter]] = []
+        by_module: dict[nn.Module, list[Held]] = {}
+        for name, parameter in named:
+            places = [
+                (owner, key)
+                for owner in module.modules()
+                for key, value in owner._parameters.items()
+                if value is parameter
+            ]
+            dtype = parameter.dtype
+            if compute_dtype is not None and dtype.is_floating_point:
+                dtype = compute_dtype
+            held: Held
+            sharded = any(key == "weight" and shard(owner) for owner, key in places)
+            if sharded and parameter.numel():
+                held = ShardedWeight(parameter, places, dtype, self._group)
+                self._weights.append(held)
+            elif dtype == master_dtype(parameter) == parameter.dtype:
+                replicated.append((name, parameter))
+                continue
+            else:
+                master, trained = (
+                    parameter.detach().to(master_dtype(parameter)),
+                    parameter.requires_grad,
+                )
+                kept = nn.Parameter(master, trained)
+                held = Held(kept, nn.Parameter(master.to(dtype, copy=True), trained), places)
+                self._copies.append(held)
+                replicated.append((name, kept))
+            for owner, _ in places:
+                by_module.setdefault(owner, []).append(held)
+        self._replicated = GradientAverage(replicated, self._group, self._average)
+        self._make_layers(layers, by_module)
+
+        self._expected: list[_Layer] = []  # order of layers in the last forward
+        self._order: list[_Layer] = []  # and in this one
+        self._backward_order: list[_Layer] = []  # in the forward that backward goes through
+        self._backward_at = 0  # position in it that backward has come to
+        self._reductions: deque[Reduction] = deque()
+
+    def _make_layers(
+        self, classes: tuple[type[nn.Module], ...], by_module: dict[nn.Module, list[Held]]
+    ) -> None:
+        self._layers: list[_Layer] = []
+        taken: set[nn.Module] = set()
+        owned: set[Held] = set()
+        for module in self.module.modules():  # a parent comes before its children
+            if module in taken:
+                continue
+            whole = isinstance(module, classes) or _is_compiled(module)
+            inside = list(module.modules()) if whole else [module]
+            taken.update(inside)
+            held = list(dict.fromkeys(each for m in inside for each in by_module.get(m, ())))
+            if not held:
+                continue
+            new = [h for h in held if isinstance(h, ShardedWeight) and h not in owned]
+            owned.update(new)
+            layer = _Layer(module, held, new)
+            self._layers.append(layer)
+            for weight in new:
+                if weight.trained:
+                    hook = partial(self._on_gradient, layer, weight)
+                    weight.full.register_post_accumulate_grad_hook(hook)
+            self._attach(layer)
+
+    def _attach(self, layer: _Layer) -> None:
+        # A compiler that met storages that come and go would be misled.
+        before = torch.compiler.disable(partial(self._before_forward, layer))
+        after = torch.compiler.disable(partial(self._after_forward, layer))
+        compiled = layer.module._compiled_call_impl
+        if compiled is None:
+            layer.module.register_forward_pre_hook(
+                lambda _, args, kwargs: before(args, kwargs), with_kwargs=True
+            )
+            layer.module.register_forward_hook(lambda _, args, out: after(out))
+            return
+
+        # `module.compile()` compiles a module's hooks with it: go around what it compiled.
+        def around(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = before(args, kwargs)
+            out = compiled(*args, **kwargs)
+            after(out)
+            return out
+
+        layer.module._compiled_call_impl = around
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """What the module returns.
+
+        Raises:
+            RuntimeError: a sharded weight was frozen or thawed since the model was wrapped.
+        """
+        if not _in_backward():  # else this is recomputed for a backward that is under way
+            self._check_trained()
+            self._release_all()
+            self._take_gradients_of_copies()
+            if self._copies:
+                with torch.no_grad():
+                    torch._foreach_copy_(
+                        [held.full for held in self._copies], [held.kept for held in self._copies]
+                    )
+            self._expected, self._order = self._order, []
+        if self.compute_dtype is not None:
+            inputs, kwargs = tree_map(self._cast, (inputs, kwargs))
+        return self.module(*inputs, **kwargs)
+
+    def finish_gradient_synchronization(self) -> None:
+        """Between the last backward and the optimizer's step: every gradient is the mean over all
+        ranks and has its parameter's shape and dtype. Several backward passes before it add up.
+
+        On a GPU the current stream waits and the host does not, unless this rank lacks a gradient
+        of a replicated parameter.
+
+        Raises:
+            RuntimeError: a rank is gone, or the timeout is over.
+        """
+        for layer in self._layers:
+            self._reduce(layer)  # of layers with weights that this step did not use
+        while self._reductions:
+            self._reductions.popleft().finish()
+        self._take_gradients_of_copies()
+        self._replicated.finish()
+        self._release_all()
+        self._backward_order = []
+
+    @torch.no_grad()
+    def gather_full_parameters(self) -> dict[str, Tensor]:
+        """All parameters, whole, in the optimizer's dtype, by their names in the bare module, which
+        loads them; a tied one by each of its names. A collective, between steps."""
+        whole: dict[Tensor, Tensor] = {}
+        for weight in self._weights:
+            piece = weight.kept.new_zeros(weight.width)
+            piece[: weight.kept.numel()] = weight.kept
+            flat = piece.new_empty(self._group.size() * weight.width)
+            if weight.numel:
+                start_gather([flat], [piece], self._group).wait()
+            whole[weight.kept] = flat[: weight.numel].view(weight.shape)
+        return {
+            name: whole[parameter] if parameter in whole else parameter.detach().clone()
+            for name, parameter in self.module.named_parameters(remove_duplicate=False)
+        }
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own, with this rank's slices; `gather_full_parameters` has it whole."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Of what this rank's `state_dict` returned, in a world of the same size."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    # ---- a step ----------------------------------------------------------------------------------
+
+    def _before_forward(self, layer: _Layer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if layer.weights:
+            self._gather(layer, self._ahead(layer))
+            if layer.frozen and torch.is_grad_enabled() and not _in_backward():
+                self._release_after_backward(layer, args, kwargs)
+        for held in layer.held:
+            held.show_full()
+        if self.compute_dtype is not None:
+            args = tuple(map(self._cast, args))
+            kwargs = {name: self._cast(value) for name, value in kwargs.items()}
+        return args, kwargs
+
+    def _ahead(self, layer: _Layer) -> list[_Layer]:
+        """The next layers of a forward that comes to `layer`."""
+        if _in_backward():
+            after = layer.position + 1
+            return self._backward_order[after : min(after + AHEAD, self._backward_at)]
+        layer.position = len(self._order)
+        self._order.append(layer)
+        expected = self._expected[layer.position : layer.position + AHEAD + 1]
+        return expected[1:] if expected[:1] == [layer] else []
+
+    def _after_forward(self, layer: _Layer, out: Any) -> None:
+        for held in layer.held:
+            held.show_kept()
+        if _in_backward():
+            order, at = self._backward_order or self._order, self._backward_at
+            keep = bool(self._backward_order) and at - AHEAD <= layer.position <= at
+        else:
+            # Backward begins with the layer that forward ends with.
+            order = self._order
+            keep = torch.is_grad_enabled() and self._expected[-1:] == [layer]
+        hook = partial(self._before_backward, order, layer.position)
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.requires_grad and layer.weights:
+                tensor.register_hook(hook)
+        if not keep:
+            for weight in layer.weights:
+                weight.release()
+
+    def _before_backward(self, order: list[_Layer], position: int, grad: Tensor) -> None:
+        self._backward_order, self._backward_at = order, position
+        self._gather(order[position], order[max(0, position - AHEAD) : position][::-1])
+
+    def _gather(self, layer: _Layer, ahead: list[_Layer]) -> None:
+        gather_weights(layer.weights, self._group)
+        for other in ahead:
+            gather_weights(other.weights, self._group)
+        for weight in layer.weights:
+            weight.wait()
+
+    def _on_gradient(self, layer: _Layer, weight: ShardedWeight, full: Tensor) -> None:
+        assert full.grad is not None
+        if full.grad.layout is not torch.strided:
+            raise RuntimeError(
+                f"a gradient of shape {tuple(full.shape)} is {full.grad.layout}; only dense "
+                "gradients can be sharded: build the embedding with sparse=False"
+            )
+        # What computes a weight's gradient computes that of its input, too: it is not needed now.
+        weight.release()
+        if weight not in layer.arrived:  # else from an earlier backward, as part of a layer
+            layer.arrived.append(weight)
+        if len(layer.arrived) == layer.trained:
+            self._reduce(layer)
+
+    def _release_after_backward(self, layer: _Layer, args: Any, kwargs: Any) -> None:
+        """Free frozen weights, which get no gradient, when the layer's inputs have theirs."""
+        inputs = [
+            tensor
+            for tensor in tree_leaves((args, kwargs))
+            if isinstance(tensor, Tensor) and tensor.requires_grad
+        ]
+        awaited = {id(tensor) for tensor in inputs}
+
+        def release(key: int, grad: Tensor) -> None:
+            awaited.discard(key)
+            if not awaited:
+                for weight in layer.frozen:
+                    weight.release()
+
+        for tensor in inputs:
+            tensor.register_hook(partial(release, id(tensor)))
+
+    def _reduce(self, layer: _Layer) -> None:
+        if layer.arrived:
+            self._reductions += reduce_gradients(layer.arrived, self._group)
+            layer.arrived = []
+        while len(self._reductions) > REDUCING:
+            self._reductions.popleft().finish()
+
+    def _average(self, parameters: list[nn.Parameter]) -> None:
+        for bucket in fill_buckets(parameters, float("inf")):
+            start_average([p.grad for p in bucket if p.grad is not None], self._group).wait()
+
+    @torch.no_grad()
+    def _take_gradients_of_copies(self) -> None:
+        """From the copies of replicated parameters to what the optimizer steps."""
+        for held in self._copies:
+            if held.full.grad is None:
+                continue
+            if held.kept.grad is None:
+                held.kept.grad = held.full.grad.to(held.kept.dtype)
+            else:
+                held.kept.grad.add_(held.full.grad)
+            held.full.grad = None
+
+    def _release_all(self) -> None:
+        """Also what a forward left that had no backward, or that an error broke off."""
+        for weight in self._weights:
+            weight.release()
+        for held in self._copies:
+            held.show_kept()
+
+    def _check_trained(self) -> None:
+        changed = {w.kept for w in self._weights if w.kept.requires_grad != w.trained}
+        if changed:
+            names = [name for name, p in self.module.named_parameters() if p in changed]
+            raise RuntimeError(
+                f"requires_grad changed after the model was wrapped: {', '.join(names)}; "
+                "set it before you wrap"
+            )
+
+    def _cast(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value.to(self.compute_dtype)
+        return value
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """By `module.compile()`, or by `torch.compile(module)`, which puts a module around it."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+
+
+def _in_backward() -> bool:
+    """Whether this thread runs a backward pass: a forward in it is recomputed."""
+    return torch._C._current_graph_task_id() != -1

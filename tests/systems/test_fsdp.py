@@ -1,0 +1,388 @@
+"""Fully sharded data parallel against training on one process, on 2 and 4 ranks; when weights are
+whole, and how it fails.
+
+A function that takes `Here` first is a case: every rank runs it, five times over.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from systems import checkpointing
+from systems.model import TransformerBlock
+from systems.parallel import FullyShardedDataParallel
+from systems.parallel.fsdp import has_matrix
+from tests.parallel_models import assert_same_on_all_ranks, batch, build, loss_of, share
+from tests.ranks import Here, world
+
+OPTIMIZERS = {
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adamw": partial(torch.optim.AdamW, lr=1e-2, eps=1e-4),
+}
+# Relative L2 error of what three steps changed, against float32. Each weight is rounded to half a
+# unit in the last place, and so are the gradients and their means; errors of a few units add up.
+CHANGED = {torch.bfloat16: 0.03, torch.float16: 0.005}
+BLOCKS = {"layers": (TransformerBlock,)}
+
+
+def _reentrant(blocks, x):
+    for block in blocks:
+        x = checkpoint(block, x, use_reentrant=True)
+    return x
+
+
+POLICIES = {
+    "every_block": checkpointing.every_k_blocks(1),
+    "every_two": checkpointing.every_k_blocks(2),
+    "nested": checkpointing.nested(),
+    "selective": checkpointing.selective(),
+    "reentrant": _reentrant,
+}
+
+
+def _step(here, wrapped, optimizer, name, step, passes=1):
+    optimizer.zero_grad()
+    for i in range(passes):
+        data = share(batch(name, 10 * step + i, here.device), here.rank, here.world_size)
+        loss_of(wrapped, *data).backward()
+    wrapped.finish_gradient_synchronization()
+    for p in wrapped.parameters():
+        assert p.dtype == torch.float32
+        if p.grad is not None:
+            assert p.grad.shape == p.shape and p.grad.dtype == torch.float32
+    assert not any(weight.gathered for weight in wrapped._weights)
+    optimizer.step()
+
+
+def _reference_step(here, model, optimizer, name, step, passes=1):
+    optimizer.zero_grad()
+    for i in range(passes):
+        loss_of(model, *batch(name, 10 * step + i, here.device)).backward()
+    optimizer.step()
+
+
+def _assert_whole_is(wrapped, reference, tolerance):
+    whole = wrapped.gather_full_parameters()
+    assert list(whole) == [n for n, _ in reference.named_parameters(remove_duplicate=False)]
+    for name, q in reference.named_parameters():
+        torch.testing.assert_close(
+            whole[name],
+            q.detach(),
+            atol=tolerance,
+            rtol=tolerance,
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
+    assert_same_on_all_ranks(whole.values())
+    reference.load_state_dict(whole, strict=not list(reference.buffers()))
+    assert_same_on_all_ranks(p for p in wrapped.parameters() if p.shape == whole)
+
+
+# ---- cases ---------------------------------------------------------------------------------------
+
+
+def trains_as_one_process(
+    here: Here, name: str, optimizer: str, options=None, passes: int = 1, change=None
+) -> None:
+    reference = build(name, 0, here.device)
+    model = build(name, here.rank, here.device)
+    if change is not None:
+        change(model)
+    wrapped = FullyShardedDataParallel(model, **(options or {}))
+    ours = OPTIMIZERS[optimizer](wrapped.parameters())
+    theirs = OPTIMIZERS[optimizer](reference.parameters())
+    for step in range(3):
+        _step(here, wrapped, ours, name, step, passes)
+        _reference_step(here, reference, theirs, name, step, passes)
+    for p, q in zip(wrapped.parameters(), reference.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None)
+    _assert_whole_is(wrapped, reference, here.tolerance)
+    with torch.no_grad():
+        x, _ = batch(name, 99, here.device)
+        torch.testing.assert_close(wrapped(x), reference(x), atol=1e-5, rtol=1e-5)
+    assert not any(weight.gathered for weight in wrapped._weights)
+
+
+def in_16_bits(here: Here, name: str, dtype: torch.dtype, options: dict, cast: bool) -> None:
+    """float32 masters, whatever the module's dtype was."""
+    reference = build(name, 0, here.device)
+    if cast:
+        reference.to(dtype).float()  # begin with what the module that was cast has
+    start = [p.detach().clone() for p in reference.parameters()]
+    model = build(name, here.rank, here.device)
+    if cast:
+        wrapped = FullyShardedDataParallel(model.to(dtype), **options)
+    else:
+        wrapped = FullyShardedDataParallel(model, compute_dtype=dtype, **options)
+    ours = OPTIMIZERS["sgd"](wrapped.parameters())
+    theirs = OPTIMIZERS["sgd"](reference.parameters())
+    for step in range(3):
+        _step(here, wrapped, ours, name, step)
+        _reference_step(here, reference, theirs, name, step)
+    whole = wrapped.gather_full_parameters()
+    assert_same_on_all_ranks(whole.values())
+    error, moved = 0.0, 0.0
+    for (key, q), before in zip(reference.named_parameters(), start, strict=True):
+        assert whole[key].dtype == torch.float32
+        error += float((whole[key] - q).square().sum())
+        moved += float((q - before).square().sum())
+    assert 0 < error <= CHANGED[dtype] ** 2 * moved, (error / moved) ** 0.5
+    x, _ = batch(name, 99, here.device)
+    assert wrapped(x).dtype == dtype
+
+
+def nothing(module: nn.Module) -> bool:
+    return False
+
+
+def use_policy(policy: str, model: nn.Module) -> None:
+    model.apply_blocks = POLICIES[policy]
+
+
+def freeze_blocks(model: nn.Module) -> None:
+    for p in model.blocks.parameters():
+        p.requires_grad_(False)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    for block in model.blocks:
+        block.compile(fullgraph=True, backend="aot_eager")
+
+
+def wrap_compiled_blocks(model: nn.Module) -> None:
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = torch.compile(block, fullgraph=True, backend="aot_eager")
+
+
+def compiled_blocks(here: Here, change) -> None:
+    reference = build("transformer", 0, here.device)
+    model = build("transformer", here.rank, here.device)
+    change(model)
+    wrapped = FullyShardedDataParallel(model)
+    assert sum(isinstance(layer.module, nn.Module) for layer in wrapped._layers) == 4
+    ours = OPTIMIZERS["sgd"](wrapped.parameters())
+    theirs = OPTIMIZERS["sgd"](reference.parameters())
+    for step in range(2):
+        _step(here, wrapped, ours, "transformer", step)
+        _reference_step(here, reference, theirs, "transformer", step)
+    whole = {n.replace("._orig_mod", ""): p for n, p in wrapped.gather_full_parameters().items()}
+    for name, q in reference.named_parameters():
+        torch.testing.assert_close(
+            whole[name], q.detach(), atol=here.tolerance, rtol=here.tolerance
+        )
+
+
+def frozen_blocks(here: Here, policy: str | None) -> None:
+    """Gradients pass through layers that have none; their weights are freed nevertheless."""
+    reference = build("transformer", 0, here.device)
+    model = build("transformer", here.rank, here.device)
+    for each in (reference, model):
+        freeze_blocks(each)
+    if policy is not None:
+        use_policy(policy, model)
+    wrapped = FullyShardedDataParallel(model)
+    ours = OPTIMIZERS["sgd"]([p for p in wrapped.parameters() if p.requires_grad])
+    theirs = OPTIMIZERS["sgd"]([p for p in reference.parameters() if p.requires_grad])
+    whole_at_the_end = []
+    for step in range(2):
+        data = share(batch("transformer", step, here.device), here.rank, here.world_size)
+        ours.zero_grad()
+        loss_of(wrapped, *data).backward()
+        whole_at_the_end.append(sum(weight.gathered for weight in wrapped._weights))
+        wrapped.finish_gradient_synchronization()
+        ours.step()
+        _reference_step(here, reference, theirs, "transformer", 0)
+        reference.load_state_dict(wrapped.gather_full_parameters())
+    assert whole_at_the_end == [0, 0]
+    assert all(p.grad is None for p in wrapped.module.blocks.parameters())
+
+
+def weights_are_whole_only_around_their_layer(here: Here, policy: str | None, dtype) -> None:
+    model = build("transformer", 0, here.device)
+    if policy is not None:
+        use_policy(policy, model)
+    matrices = {name: m for name, m in model.named_modules() if has_matrix(m)}
+    wrapped = FullyShardedDataParallel(model, compute_dtype=dtype)
+    seen = {"forward": [], "recomputed": [], "backward": []}
+    phase = "forward"
+
+    def count(phase, *_):
+        seen[phase].append(sum(weight.gathered for weight in wrapped._weights))
+
+    for module in matrices.values():
+        # Before the layer's own hook frees it.
+        module.register_forward_hook(lambda *_: count(phase), prepend=True)
+        module.register_full_backward_hook(lambda *_: count("backward"))
+    for step in range(3):
+        for counts in seen.values():
+            counts.clear()
+        phase = "forward"
+        loss = loss_of(wrapped, *batch("transformer", step, here.device))
+        phase = "recomputed"
+        loss.backward()
+        # The one that runs and the next two, once the order is known.
+        assert max(seen["forward"]) == (3 if step else 1)
+        # Backward has just freed one, or stands where the recomputed layers begin.
+        assert max(seen["backward"]) <= 3
+        assert max(seen["recomputed"], default=0) <= 6
+        assert bool(seen["recomputed"]) == (policy is not None)
+        wrapped.finish_gradient_synchronization()
+        assert not any(weight.gathered for weight in wrapped._weights)
+    sizes = torch.tensor([module.weight.numel() for module in matrices.values()])
+    sizes = sizes.to(here.device)
+    everyone = [torch.empty_like(sizes) for _ in range(here.world_size)]
+    torch.distributed.all_gather(everyone, sizes)
+    whole = wrapped.gather_full_parameters()
+    assert sum(everyone).tolist() == [whole[f"{name}.weight"].numel() for name in matrices]
+
+
+class Odd(nn.Module):
+    """Weights of fewer elements than ranks, a layer that is called twice and one that is not used
+    in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(1, 1)
+        self.twice = nn.Linear(3, 3)
+        self.sometimes = nn.Linear(3, 3)
+        self.last = nn.Linear(3, 1, bias=False)
+
+    def forward(self, x, *, more):
+        x = self.twice(self.twice(self.one(x[:, :1]) + x))
+        return self.last(self.sometimes(x) if more else x)
+
+
+def odd_layers(here: Here, options: dict) -> None:
+    torch.manual_seed(0)
+    reference = Odd().to(here.device)
+    torch.manual_seed(here.rank)
+    wrapped = FullyShardedDataParallel(Odd().to(here.device), **options)
+    ours = torch.optim.Adam(wrapped.parameters(), lr=1e-2, eps=1e-4)
+    theirs = torch.optim.Adam(reference.parameters(), lr=1e-2, eps=1e-4)
+    for step, more in enumerate([True, False, True, True]):
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(step)).to(here.device)
+        for model, optimizer in ((wrapped, ours), (reference, theirs)):
+            optimizer.zero_grad()
+            mine = x.chunk(here.world_size)[here.rank] if model is wrapped else x
+            # Two forwards before one backward.
+            (model(mine, more=more).mean() + model(mine * 2, more=not more).mean()).backward()
+            if model is wrapped:
+                wrapped.finish_gradient_synchronization()
+            optimizer.step()
+        wrapped(x, more=more)  # with a graph, but no backward: its weights are not used again
+    _assert_whole_is(wrapped, reference, here.tolerance)
+
+
+def goes_on_from_its_state(here: Here) -> None:
+    first = FullyShardedDataParallel(build("transformer", 0, here.device))
+    second = FullyShardedDataParallel(build("transformer", 1, here.device))
+    second.load_state_dict(first.state_dict())
+    whole = second.gather_full_parameters()
+    assert all(torch.equal(whole[n], p) for n, p in first.gather_full_parameters().items())
+
+
+def what_is_refused(here: Here) -> None:
+    model = nn.Sequential(nn.Linear(3, 4 + (here.rank == 1)), nn.Linear(4, 2)).to(here.device)
+    with pytest.raises(ValueError, match=r"rank 1 has '0.weight float32 \(5, 3\)' at place 0, wh"):
+        FullyShardedDataParallel(model)
+    wrapped = FullyShardedDataParallel(build("toy", 0, here.device))
+    wrapped.module.frozen.weight.requires_grad_()
+    with pytest.raises(
+        RuntimeError, match=r"changed after the model was wrapped: frozen.weight; set"
+    ):
+        wrapped(torch.zeros(1, 5, device=here.device))
+    wrapped = FullyShardedDataParallel(nn.Embedding(4, 2, sparse=True).to(here.device))
+    with pytest.raises(RuntimeError, match="only dense gradients"):
+        wrapped(torch.tensor([1], device=here.device)).sum().backward()
+
+
+def dies_in_the_middle_of_backward(here: Here) -> None:
+    wrapped = FullyShardedDataParallel(build("transformer", 0, here.device))
+    for step in range(3):
+        if step == 1 and here.rank == 1:
+            hook = wrapped.module.blocks[1].register_full_backward_hook
+            hook(lambda *_: os._exit(9))
+        loss_of(wrapped, *batch("transformer", step, here.device)).backward()
+        wrapped.finish_gradient_synchronization()
+
+
+# ---- tests ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "options", "passes"),
+    [
+        ("toy", "sgd", {}, 1),
+        ("tied", "adamw", {}, 1),
+        ("transformer", "adamw", {}, 1),
+        ("transformer", "adamw", BLOCKS, 1),
+        ("toy", "adamw", {}, 3),
+        ("transformer", "sgd", BLOCKS, 2),
+        ("toy", "sgd", {"shard": nothing}, 1),
+    ],
+    ids=["toy", "tied", "layers", "blocks", "toy_passes", "blocks_passes", "replicated"],
+)
+def test_trains_as_one_process(ranks, model, optimizer, options, passes):
+    ranks.run(trains_as_one_process, model, optimizer, options, passes)
+
+
+@pytest.mark.parametrize("options", [{}, BLOCKS], ids=["layers", "blocks"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_trains_as_one_process_with_checkpoints(ranks, policy, options):
+    change = partial(use_policy, policy)
+    ranks.run(trains_as_one_process, "transformer", "sgd", options, 1, change)
+
+
+@pytest.mark.parametrize("change", [compile_blocks, wrap_compiled_blocks])
+def test_trains_as_one_process_with_compiled_blocks(ranks, change):
+    ranks.run(compiled_blocks, change, repeats=1)
+
+
+@pytest.mark.parametrize("policy", [None, "every_block"])
+def test_gradients_pass_through_frozen_blocks(ranks, policy):
+    ranks.run(frozen_blocks, policy)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "options", "cast"),
+    [
+        ("toy", torch.bfloat16, {}, False),
+        ("transformer", torch.bfloat16, BLOCKS, False),
+        ("transformer", torch.bfloat16, {}, True),
+        ("tied", torch.float16, {}, False),
+    ],
+    ids=["toy", "blocks", "module_in_bf16", "tied_fp16"],
+)
+def test_in_16_bits(ranks, model, dtype, options, cast):
+    ranks.run(in_16_bits, model, dtype, options, cast)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("policy", [None, "every_two", "nested"])
+def test_weights_are_whole_only_around_their_layer(ranks, policy, dtype):
+    ranks.run(weights_are_whole_only_around_their_layer, policy, dtype)
+
+
+@pytest.mark.parametrize("options", [{}, {"layers": (Odd,)}], ids=["layers", "whole"])
+def test_odd_layers(ranks, options):
+    ranks.run(odd_layers, options)
+
+
+@pytest.mark.parametrize("case", [goes_on_from_its_state, what_is_refused])
+def test_state_and_refusals(ranks, case):
+    ranks.run(case)
+
+
+def test_a_rank_that_dies_ends_the_others():
+    with world("gloo", 3, timeout_s=20) as ranks:
+        start = time.monotonic()
+        told = ranks.outcomes(dies_in_the_middle_of_backward)
+        assert time.monotonic() - start < 20
+    assert told[1] == "died"
+    assert all("RuntimeError" in told[rank] for rank in (0, 2))
