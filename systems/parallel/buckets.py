@@ -23,18 +23,15 @@ def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[
         Buckets in the order in which they are complete if gradients come in reverse order.
     """
     open_buckets: dict[tuple[torch.dtype, torch.device], list[AnyTensor]] = {}
-    place: dict[int, int] = {}  # of a bucket's last parameter, by the bucket's id
+    filled: dict[tuple[torch.dtype, torch.device], int] = {}  # bytes in each
+    last: dict[int, int] = {}  # place of a bucket's last parameter, by the bucket's id
     buckets: list[list[AnyTensor]] = []
-    for i, parameter in enumerate(reversed(list(parameters))):
+    for place, parameter in enumerate(reversed(list(parameters))):
         kind = parameter.dtype, parameter.device
-        bucket = open_buckets.get(kind)
-        if bucket is None or _bytes(bucket) + parameter.nbytes > capacity:
-            bucket = open_buckets[kind] = []
-            buckets.append(bucket)
-        bucket.append(parameter)
-        place[id(bucket)] = i
-    return sorted(buckets, key=lambda bucket: place[id(bucket)])
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
+        if kind not in open_buckets or filled[kind] + parameter.nbytes > capacity:
+            open_buckets[kind], filled[kind] = [], 0
+            buckets.append(open_buckets[kind])
+        open_buckets[kind].append(parameter)
+        filled[kind] += parameter.nbytes
+        last[id(open_buckets[kind])] = place
+    return sorted(buckets, key=lambda bucket: last[id(bucket)])

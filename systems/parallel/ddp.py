@@ -55,14 +55,14 @@ class GradientAverage:
 
     Args:
         named: parameters by name, the same on all ranks.
-        average: called when every trained parameter has a gradient; leaves the averages in place.
+        average: called when every one in `trained` has a gradient; leaves the averages in place.
     """
 
     def __init__(
         self,
         named: list[tuple[str, nn.Parameter]],
         group: dist.ProcessGroup,
-        average: Callable[[list[nn.Parameter]], None],
+        average: Callable[[], None],
     ):
         self.trained = [p for _, p in named if p.requires_grad]
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
@@ -93,7 +93,7 @@ class GradientAverage:
             used[missing] = 0
             for i in missing:
                 self.trained[i].grad = torch.zeros_like(self.trained[i])
-        self._average(self.trained)
+        self._average()
         work = dist.all_reduce(used, dist.ReduceOp.MAX, group=self._group, async_op=True)
         work.wait()
         if missing:
@@ -162,15 +162,15 @@ class DataParallel(nn.Module):
         """The module's own. Every rank must load the same."""
         return self.module.load_state_dict(*args, **kwargs)
 
-    def _average(self, parameters: list[nn.Parameter]) -> None:
+    def _average(self) -> None:
         raise NotImplementedError
 
 
 class NaiveDDP(DataParallel):
     """One all-reduce a parameter, one after the other, when backward is over."""
 
-    def _average(self, parameters: list[nn.Parameter]) -> None:
-        for parameter in parameters:
+    def _average(self) -> None:
+        for parameter in self._gradients.trained:
             start_average([_grad(parameter)], self._group).wait()
 
 
@@ -178,8 +178,12 @@ class FlatDDP(DataParallel):
     """One all-reduce of all gradients, when backward is over; one for each dtype, if there are
     several. Gradients are then views of one tensor."""
 
-    def _average(self, parameters: list[nn.Parameter]) -> None:
-        for bucket in fill_buckets(parameters, float("inf")):
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
+        super().__init__(module, process_group)
+        self._buckets = fill_buckets(self._gradients.trained, float("inf"))
+
+    def _average(self) -> None:
+        for bucket in self._buckets:
             flat = torch.cat([_grad(parameter).reshape(-1) for parameter in bucket])
             for parameter in bucket:
                 parameter.grad = None  # its memory is free for what comes next
@@ -242,7 +246,7 @@ class _HookedDDP(DataParallel):
         self._running.append(start_average(gradients, self._group))
         self._next += 1
 
-    def _average(self, parameters: list[nn.Parameter]) -> None:
+    def _average(self) -> None:
         while self._next < len(self._buckets):
             self._send_next()
         for average in self._running:

@@ -46,8 +46,10 @@ from systems.parallel.collectives import (
 from systems.parallel.ddp import GradientAverage
 from systems.parallel.sharded_weights import (
     Held,
+    Layer,
     Reduction,
     ShardedWeight,
+    find_layers,
     master_dtype,
     gather_weights,
     reduce_gradients,
@@ -62,19 +64,6 @@ def has_matrix(module: nn.Module) -> bool:
     Embedding and convolution, whoever wrote it."""
     weight = module._parameters.get("weight")
     return weight is not None and weight.dim() >= 2
-
-
-class _Layer:
-    """What is gathered, freed and reduced at once."""
-
-    def __init__(self, module: nn.Module, held: list[Held], owned: list[ShardedWeight]):
-        self.module, self.held = module, held
-        self.weights = [each for each in held if isinstance(each, ShardedWeight)]
-        self.frozen = [weight for weight in self.weights if not weight.trained]
-        # Those whose gradients it reduces: all, but of tied weights one layer only does.
-        self.trained = sum(weight.trained for weight in owned)
-        self.arrived: list[ShardedWeight] = []  # gradients that are complete
-        self.position = 0  # in the last forward
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -139,51 +128,29 @@ class FullyShardedDataParallel(nn.Module):
                 replicated.append((name, parameter))
                 continue
             else:
-                master, trained = (
-                    parameter.detach().to(master_dtype(parameter)),
-                    parameter.requires_grad,
-                )
-                kept = nn.Parameter(master, trained)
+                master, trained = parameter.detach(), parameter.requires_grad
+                kept = nn.Parameter(master.to(master_dtype(master)), trained)
                 held = Held(kept, nn.Parameter(master.to(dtype, copy=True), trained), places)
                 self._copies.append(held)
                 replicated.append((name, kept))
             for owner, _ in places:
                 by_module.setdefault(owner, []).append(held)
         self._replicated = GradientAverage(replicated, self._group, self._average)
-        self._make_layers(layers, by_module)
+        self._buckets = fill_buckets(self._replicated.trained, float("inf"))
+        self._layers = find_layers(module, layers, by_module)
+        for layer in self._layers:
+            for weight in layer.reduced:
+                hook = partial(self._on_gradient, layer, weight)
+                weight.full.register_post_accumulate_grad_hook(hook)
+            self._attach(layer)
 
-        self._expected: list[_Layer] = []  # order of layers in the last forward
-        self._order: list[_Layer] = []  # and in this one
-        self._backward_order: list[_Layer] = []  # in the forward that backward goes through
+        self._expected: list[Layer] = []  # order of layers in the last forward
+        self._order: list[Layer] = []  # and in this one
+        self._backward_order: list[Layer] = []  # in the forward that backward goes through
         self._backward_at = 0  # position in it that backward has come to
         self._reductions: deque[Reduction] = deque()
 
-    def _make_layers(
-        self, classes: tuple[type[nn.Module], ...], by_module: dict[nn.Module, list[Held]]
-    ) -> None:
-        self._layers: list[_Layer] = []
-        taken: set[nn.Module] = set()
-        owned: set[Held] = set()
-        for module in self.module.modules():  # a parent comes before its children
-            if module in taken:
-                continue
-            whole = isinstance(module, classes) or _is_compiled(module)
-            inside = list(module.modules()) if whole else [module]
-            taken.update(inside)
-            held = list(dict.fromkeys(each for m in inside for each in by_module.get(m, ())))
-            if not held:
-                continue
-            new = [h for h in held if isinstance(h, ShardedWeight) and h not in owned]
-            owned.update(new)
-            layer = _Layer(module, held, new)
-            self._layers.append(layer)
-            for weight in new:
-                if weight.trained:
-                    hook = partial(self._on_gradient, layer, weight)
-                    weight.full.register_post_accumulate_grad_hook(hook)
-            self._attach(layer)
-
-    def _attach(self, layer: _Layer) -> None:
+    def _attach(self, layer: Layer) -> None:
         # A compiler that met storages that come and go would be misled.
         before = torch.compiler.disable(partial(self._before_forward, layer))
         after = torch.compiler.disable(partial(self._after_forward, layer))
@@ -252,8 +219,7 @@ class FullyShardedDataParallel(nn.Module):
             piece = weight.kept.new_zeros(weight.width)
             piece[: weight.kept.numel()] = weight.kept
             flat = piece.new_empty(self._group.size() * weight.width)
-            if weight.numel:
-                start_gather([flat], [piece], self._group).wait()
+            start_gather([flat], [piece], self._group).wait()
             whole[weight.kept] = flat[: weight.numel].view(weight.shape)
         return {
             name: whole[parameter] if parameter in whole else parameter.detach().clone()
@@ -270,7 +236,7 @@ class FullyShardedDataParallel(nn.Module):
 
     # ---- a step ----------------------------------------------------------------------------------
 
-    def _before_forward(self, layer: _Layer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _before_forward(self, layer: Layer, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if layer.weights:
             self._gather(layer, self._ahead(layer))
             if layer.frozen and torch.is_grad_enabled() and not _in_backward():
@@ -282,7 +248,7 @@ class FullyShardedDataParallel(nn.Module):
             kwargs = {name: self._cast(value) for name, value in kwargs.items()}
         return args, kwargs
 
-    def _ahead(self, layer: _Layer) -> list[_Layer]:
+    def _ahead(self, layer: Layer) -> list[Layer]:
         """The next layers of a forward that comes to `layer`."""
         if _in_backward():
             after = layer.position + 1
@@ -292,7 +258,7 @@ class FullyShardedDataParallel(nn.Module):
         expected = self._expected[layer.position : layer.position + AHEAD + 1]
         return expected[1:] if expected[:1] == [layer] else []
 
-    def _after_forward(self, layer: _Layer, out: Any) -> None:
+    def _after_forward(self, layer: Layer, out: Any) -> None:
         for held in layer.held:
             held.show_kept()
         if _in_backward():
@@ -310,18 +276,18 @@ class FullyShardedDataParallel(nn.Module):
             for weight in layer.weights:
                 weight.release()
 
-    def _before_backward(self, order: list[_Layer], position: int, grad: Tensor) -> None:
+    def _before_backward(self, order: list[Layer], position: int, grad: Tensor) -> None:
         self._backward_order, self._backward_at = order, position
         self._gather(order[position], order[max(0, position - AHEAD) : position][::-1])
 
-    def _gather(self, layer: _Layer, ahead: list[_Layer]) -> None:
+    def _gather(self, layer: Layer, ahead: list[Layer]) -> None:
         gather_weights(layer.weights, self._group)
         for other in ahead:
             gather_weights(other.weights, self._group)
         for weight in layer.weights:
             weight.wait()
 
-    def _on_gradient(self, layer: _Layer, weight: ShardedWeight, full: Tensor) -> None:
+    def _on_gradient(self, layer: Layer, weight: ShardedWeight, full: Tensor) -> None:
         assert full.grad is not None
         if full.grad.layout is not torch.strided:
             raise RuntimeError(
@@ -332,10 +298,10 @@ class FullyShardedDataParallel(nn.Module):
         weight.release()
         if weight not in layer.arrived:  # else from an earlier backward, as part of a layer
             layer.arrived.append(weight)
-        if len(layer.arrived) == layer.trained:
+        if len(layer.arrived) == len(layer.reduced):
             self._reduce(layer)
 
-    def _release_after_backward(self, layer: _Layer, args: Any, kwargs: Any) -> None:
+    def _release_after_backward(self, layer: Layer, args: Any, kwargs: Any) -> None:
         """Free frozen weights, which get no gradient, when the layer's inputs have theirs."""
         inputs = [
             tensor
@@ -353,28 +319,35 @@ class FullyShardedDataParallel(nn.Module):
         for tensor in inputs:
             tensor.register_hook(partial(release, id(tensor)))
 
-    def _reduce(self, layer: _Layer) -> None:
+    def _reduce(self, layer: Layer) -> None:
         if layer.arrived:
             self._reductions += reduce_gradients(layer.arrived, self._group)
             layer.arrived = []
         while len(self._reductions) > REDUCING:
             self._reductions.popleft().finish()
 
-    def _average(self, parameters: list[nn.Parameter]) -> None:
-        for bucket in fill_buckets(parameters, float("inf")):
+    def _average(self) -> None:
+        for bucket in self._buckets:
             start_average([p.grad for p in bucket if p.grad is not None], self._group).wait()
 
     @torch.no_grad()
     def _take_gradients_of_copies(self) -> None:
         """From the copies of replicated parameters to what the optimizer steps."""
+        targets: dict[bool, list[Tensor]] = {True: [], False: []}  # by whether it is the first
+        gradients: dict[bool, list[Tensor]] = {True: [], False: []}
         for held in self._copies:
             if held.full.grad is None:
                 continue
+            first = held.kept.grad is None
             if held.kept.grad is None:
-                held.kept.grad = held.full.grad.to(held.kept.dtype)
-            else:
-                held.kept.grad.add_(held.full.grad)
+                held.kept.grad = torch.empty_like(held.kept)
+            targets[first].append(held.kept.grad)
+            gradients[first].append(held.full.grad)
             held.full.grad = None
+        if targets[True]:
+            torch._foreach_copy_(targets[True], gradients[True])
+        if targets[False]:
+            torch._foreach_add_(targets[False], gradients[False])
 
     def _release_all(self) -> None:
         """Also what a forward left that had no backward, or that an error broke off."""
@@ -396,11 +369,6 @@ class FullyShardedDataParallel(nn.Module):
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.to(self.compute_dtype)
         return value
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """By `module.compile()`, or by `torch.compile(module)`, which puts a module around it."""
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def _in_backward() -> bool:

@@ -1,5 +1,5 @@
-"""One weight, of which each rank keeps a slice, and the transfers that make it whole and reduce its
-gradient.
+"""Weights of which each rank keeps a slice, the layers that they belong to, and the transfers that
+make them whole and reduce their gradients.
 
 A weight is laid out flat and cut into as many slices as there are ranks. The whole weight is a
 tensor whose storage is there only from `gather_weights` to `release`. That is what lets it be freed
@@ -95,6 +95,45 @@ def master_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
+class Layer:
+    """What is gathered, freed and reduced at once: some parameters of a module.
+
+    Args:
+        held: of the module, or of all that is beneath it.
+        owned: those of them that no other layer reduces; tied weights have one owner.
+    """
+
+    def __init__(self, module: nn.Module, held: list[Held], owned: list[Held]):
+        self.module, self.held = module, held
+        self.weights = [each for each in held if isinstance(each, ShardedWeight)]
+        self.frozen = [weight for weight in self.weights if not weight.trained]
+        self.reduced = [weight for weight in self.weights if weight.trained and weight in owned]
+        self.arrived: list[ShardedWeight] = []  # of those, the ones whose gradients are complete
+        self.position = 0  # in the last forward
+
+
+def find_layers(
+    root: nn.Module, classes: tuple[type[nn.Module], ...], by_module: dict[nn.Module, list[Held]]
+) -> list[Layer]:
+    """Each module that has parameters of its own; and whole, with all that is beneath it, each that
+    is of one of the classes, or compiled: what is compiled must find its weights there."""
+    layers: list[Layer] = []
+    taken: set[nn.Module] = set()
+    owned: set[Held] = set()
+    for module in root.modules():  # a parent comes before its children
+        if module in taken:
+            continue
+        # By module.compile(), or by torch.compile(module), which puts a module around it.
+        compiled = module._compiled_call_impl is not None or "_orig_mod" in module._modules
+        inside = list(module.modules()) if compiled or isinstance(module, classes) else [module]
+        taken.update(inside)
+        held = list(dict.fromkeys(each for m in inside for each in by_module.get(m, ())))
+        if held:
+            layers.append(Layer(module, held, [each for each in held if each not in owned]))
+            owned.update(held)
+    return layers
+
+
 @torch.no_grad()
 def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> None:
     """Begin to gather those weights that are not there; one collective for each dtype.
@@ -105,7 +144,7 @@ def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> No
     """
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:
-        if weight.numel and not weight.gathered:
+        if not weight.gathered:
             flat = weight.flat
             flat.untyped_storage().resize_(flat.numel() * flat.element_size())
             by_dtype.setdefault(flat.dtype, []).append(weight)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from systems.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
+from systems.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP, ShardedOptimizer
 from systems.parallel.buckets import fill_buckets
 from tests.parallel_models import (
     Tied,
@@ -38,7 +38,7 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, eps=1e-4),
 }
-STEPS = 3
+STEPS = 2
 
 
 def _collectives() -> int:
@@ -240,6 +240,28 @@ def different_models_are_refused(here: Here, difference: str) -> None:
         OverlappedDDP(model.to(here.device))
 
 
+def never_waits_for_the_device(here: Here, wrapper: str, sharded: bool) -> None:
+    wrapped = WRAPPERS[wrapper](build("transformer", 0, here.device))
+    options = {"lr": 1e-3, "fused": True}
+    if sharded:
+        optimizer = ShardedOptimizer(wrapped.parameters(), torch.optim.AdamW, **options)
+    else:
+        optimizer = torch.optim.AdamW(wrapped.parameters(), **options)
+    parts = [
+        list(share(batch("transformer", step, here.device), here.rank, here.world_size))
+        for step in range(3)
+    ]
+    for step, part in enumerate(parts):
+        torch.cuda.set_sync_debug_mode("error" if step else "default")
+        try:
+            optimizer.zero_grad()
+            loss_of(wrapped, *part).backward()
+            wrapped.finish_gradient_synchronization()
+            optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def dies_in_the_middle_of_backward(here: Here, wrapper: str) -> None:
     wrapped = WRAPPERS[wrapper](build("transformer", 0, here.device))
     data = batch("transformer", 0, here.device)
@@ -297,6 +319,15 @@ def test_thawed_parameters_are_refused(ranks):
 @pytest.mark.parametrize("difference", ["shape", "count", "order", "dtype", "frozen", "none"])
 def test_different_models_are_refused(ranks, difference):
     ranks.run(different_models_are_refused, difference)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [("nccl", 2)], ids=["2_gpus"], indirect=True)
+@pytest.mark.parametrize(
+    ("wrapper", "sharded"), [*((wrapper, False) for wrapper in WRAPPERS), ("bucketed", True)]
+)
+def test_gpu_a_step_never_waits_for_the_device(ranks, wrapper, sharded):
+    ranks.run(never_waits_for_the_device, wrapper, sharded)
 
 
 @pytest.mark.parametrize("wrapper", ["naive", "bucketed_small"])

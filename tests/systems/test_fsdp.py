@@ -88,16 +88,16 @@ def _assert_whole_is(wrapped, reference, tolerance):
 
 
 def trains_as_one_process(
-    here: Here, name: str, optimizer: str, options=None, passes: int = 1, change=None
+    here: Here, name: str, optimizer: str, options: dict, passes=1, change=None, steps=3
 ) -> None:
     reference = build(name, 0, here.device)
     model = build(name, here.rank, here.device)
     if change is not None:
         change(model)
-    wrapped = FullyShardedDataParallel(model, **(options or {}))
+    wrapped = FullyShardedDataParallel(model, **options)
     ours = OPTIMIZERS[optimizer](wrapped.parameters())
     theirs = OPTIMIZERS[optimizer](reference.parameters())
-    for step in range(3):
+    for step in range(steps):
         _step(here, wrapped, ours, name, step, passes)
         _reference_step(here, reference, theirs, name, step, passes)
     for p, q in zip(wrapped.parameters(), reference.parameters(), strict=True):
@@ -165,7 +165,8 @@ def compiled_blocks(here: Here, change) -> None:
     model = build("transformer", here.rank, here.device)
     change(model)
     wrapped = FullyShardedDataParallel(model)
-    assert sum(isinstance(layer.module, nn.Module) for layer in wrapped._layers) == 4
+    # A compiled block is a layer: beside the embedding and the head.
+    assert len([layer for layer in wrapped._layers if layer.weights]) == 4
     ours = OPTIMIZERS["sgd"](wrapped.parameters())
     theirs = OPTIMIZERS["sgd"](reference.parameters())
     for step in range(2):
@@ -219,7 +220,7 @@ def weights_are_whole_only_around_their_layer(here: Here, policy: str | None, dt
         # Before the layer's own hook frees it.
         module.register_forward_hook(lambda *_: count(phase), prepend=True)
         module.register_full_backward_hook(lambda *_: count("backward"))
-    for step in range(3):
+    for step in range(2):
         for counts in seen.values():
             counts.clear()
         phase = "forward"
@@ -302,6 +303,24 @@ def what_is_refused(here: Here) -> None:
         wrapped(torch.tensor([1], device=here.device)).sum().backward()
 
 
+def never_waits_for_the_device(here: Here, options: dict) -> None:
+    wrapped = FullyShardedDataParallel(build("transformer", 0, here.device), **options)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), fused=True)
+    parts = [
+        list(share(batch("transformer", step, here.device), here.rank, here.world_size))
+        for step in range(3)
+    ]
+    for step, part in enumerate(parts):
+        torch.cuda.set_sync_debug_mode("error" if step else "default")
+        try:
+            optimizer.zero_grad()
+            loss_of(wrapped, *part).backward()
+            wrapped.finish_gradient_synchronization()
+            optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def dies_in_the_middle_of_backward(here: Here) -> None:
     wrapped = FullyShardedDataParallel(build("transformer", 0, here.device))
     for step in range(3):
@@ -313,6 +332,16 @@ def dies_in_the_middle_of_backward(here: Here) -> None:
 
 
 # ---- tests ---------------------------------------------------------------------------------------
+
+# Of what does not depend on how many there are; four share two cores at five times the cost.
+two_ranks = pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param(("gloo", 2), id="2_ranks"),
+        pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu),
+    ],
+    indirect=True,
+)
 
 
 @pytest.mark.parametrize(
@@ -332,29 +361,43 @@ def test_trains_as_one_process(ranks, model, optimizer, options, passes):
     ranks.run(trains_as_one_process, model, optimizer, options, passes)
 
 
-@pytest.mark.parametrize("options", [{}, BLOCKS], ids=["layers", "blocks"])
-@pytest.mark.parametrize("policy", POLICIES)
+@two_ranks
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("every_block", BLOCKS),
+        ("every_two", {}),
+        ("nested", BLOCKS),
+        ("selective", BLOCKS),
+        ("reentrant", {}),
+    ],
+    ids=["every_block_blocks", "every_two", "nested_blocks", "selective_blocks", "reentrant"],
+)
 def test_trains_as_one_process_with_checkpoints(ranks, policy, options):
+    # The second step is the first that gathers ahead.
     change = partial(use_policy, policy)
-    ranks.run(trains_as_one_process, "transformer", "sgd", options, 1, change)
+    ranks.run(trains_as_one_process, "transformer", "sgd", options, 1, change, 2)
 
 
+@two_ranks
 @pytest.mark.parametrize("change", [compile_blocks, wrap_compiled_blocks])
 def test_trains_as_one_process_with_compiled_blocks(ranks, change):
     ranks.run(compiled_blocks, change, repeats=1)
 
 
+@two_ranks
 @pytest.mark.parametrize("policy", [None, "every_block"])
 def test_gradients_pass_through_frozen_blocks(ranks, policy):
     ranks.run(frozen_blocks, policy)
 
 
+@two_ranks
 @pytest.mark.parametrize(
     ("model", "dtype", "options", "cast"),
     [
         ("toy", torch.bfloat16, {}, False),
         ("transformer", torch.bfloat16, BLOCKS, False),
-        ("transformer", torch.bfloat16, {}, True),
+        ("tied", torch.bfloat16, {}, True),
         ("tied", torch.float16, {}, False),
     ],
     ids=["toy", "blocks", "module_in_bf16", "tied_fp16"],
@@ -363,8 +406,12 @@ def test_in_16_bits(ranks, model, dtype, options, cast):
     ranks.run(in_16_bits, model, dtype, options, cast)
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("policy", [None, "every_two", "nested"])
+@two_ranks
+@pytest.mark.parametrize(
+    ("policy", "dtype"),
+    [(None, None), ("every_two", torch.bfloat16), ("nested", None)],
+    ids=["fp32", "every_two_bf16", "nested"],
+)
 def test_weights_are_whole_only_around_their_layer(ranks, policy, dtype):
     ranks.run(weights_are_whole_only_around_their_layer, policy, dtype)
 
@@ -377,6 +424,17 @@ def test_odd_layers(ranks, options):
 @pytest.mark.parametrize("case", [goes_on_from_its_state, what_is_refused])
 def test_state_and_refusals(ranks, case):
     ranks.run(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [("nccl", 2)], ids=["2_gpus"], indirect=True)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"compute_dtype": torch.bfloat16}, {"compute_dtype": torch.bfloat16, **BLOCKS}],
+    ids=["fp32", "bf16", "bf16_blocks"],
+)
+def test_gpu_a_step_never_waits_for_the_device(ranks, options):
+    ranks.run(never_waits_for_the_device, options)
 
 
 def test_a_rank_that_dies_ends_the_others():
