@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -40,6 +41,16 @@ class Here(NamedTuple):
 
 
 Case = Callable[..., Any]  # (Here, *arguments), importable by name
+
+# For what does not depend on how many there are: four ranks share two cores at five times the cost.
+two_ranks = pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param(("gloo", 2), id="2_ranks"),
+        pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu),
+    ],
+    indirect=True,
+)
 
 
 class Ranks:

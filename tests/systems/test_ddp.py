@@ -25,7 +25,7 @@ from tests.parallel_models import (
     loss_of,
     share,
 )
-from tests.ranks import Here, world
+from tests.ranks import Here, two_ranks, world
 
 WRAPPERS = {
     "naive": NaiveDDP,
@@ -286,30 +286,32 @@ def test_trains_as_one_process(ranks, wrapper, model, optimizer):
     ranks.run(trains_as_one_process, wrapper, model, optimizer)
 
 
-@pytest.mark.parametrize(
-    "case", [mixed_dtypes, unused_parameters_differ, several_backward_passes, strided_parameters]
-)
+@pytest.mark.parametrize("case", [unused_parameters_differ, several_backward_passes])
 @all_wrappers
-def test_parameters_and_passes_of_every_kind(ranks, wrapper, case):
+def test_steps_of_every_kind(ranks, wrapper, case):
     ranks.run(case, wrapper)
 
 
+@two_ranks
+@pytest.mark.parametrize("case", [mixed_dtypes, strided_parameters, sparse_gradients_are_refused])
+@all_wrappers
+def test_parameters_of_every_kind(ranks, wrapper, case):
+    ranks.run(case, wrapper)
+
+
+@two_ranks
 @hooked
 def test_a_second_backward_is_refused(ranks, wrapper):
     ranks.run(a_second_backward_is_refused, wrapper)
 
 
+@two_ranks
 @pytest.mark.parametrize(
     ("wrapper", "expected"),
     [("naive", 0), ("flat", 0), ("overlapped", 5), ("bucketed_small", 5), ("bucketed", 0)],
 )
 def test_gradients_go_out_during_backward(ranks, wrapper, expected):
     ranks.run(goes_out_during_backward, wrapper, expected)
-
-
-@all_wrappers
-def test_sparse_gradients_are_refused(ranks, wrapper):
-    ranks.run(sparse_gradients_are_refused, wrapper)
 
 
 def test_thawed_parameters_are_refused(ranks):

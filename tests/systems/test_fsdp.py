@@ -20,7 +20,7 @@ from systems.model import TransformerBlock
 from systems.parallel import FullyShardedDataParallel
 from systems.parallel.fsdp import has_matrix
 from tests.parallel_models import assert_same_on_all_ranks, batch, build, loss_of, share
-from tests.ranks import Here, world
+from tests.ranks import Here, two_ranks, world
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -333,16 +333,6 @@ def dies_in_the_middle_of_backward(here: Here) -> None:
 
 # ---- tests ---------------------------------------------------------------------------------------
 
-# Of what does not depend on how many there are; four share two cores at five times the cost.
-two_ranks = pytest.mark.parametrize(
-    "ranks",
-    [
-        pytest.param(("gloo", 2), id="2_ranks"),
-        pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu),
-    ],
-    indirect=True,
-)
-
 
 @pytest.mark.parametrize(
     ("model", "optimizer", "options", "passes"),
@@ -352,10 +342,9 @@ two_ranks = pytest.mark.parametrize(
         ("transformer", "adamw", {}, 1),
         ("transformer", "adamw", BLOCKS, 1),
         ("toy", "adamw", {}, 3),
-        ("transformer", "sgd", BLOCKS, 2),
         ("toy", "sgd", {"shard": nothing}, 1),
     ],
-    ids=["toy", "tied", "layers", "blocks", "toy_passes", "blocks_passes", "replicated"],
+    ids=["toy", "tied", "layers", "blocks", "toy_passes", "replicated"],
 )
 def test_trains_as_one_process(ranks, model, optimizer, options, passes):
     ranks.run(trains_as_one_process, model, optimizer, options, passes)
