@@ -50,8 +50,8 @@ from systems.parallel.sharded_weights import (
     Reduction,
     ShardedWeight,
     find_layers,
-    master_dtype,
     gather_weights,
+    master_dtype,
     reduce_gradients,
 )
 
@@ -69,7 +69,8 @@ def has_matrix(module: nn.Module) -> bool:
 class FullyShardedDataParallel(nn.Module):
     """`module`, its large weights sharded over the ranks. They become those of rank 0.
 
-    Every rank must run the same layers in the same order, if on other data.
+    Every rank must run the same layers in the same order, if on other data. What is taken over
+    `parameters()`, a norm of gradients say, is of this rank's slices.
 
     Args:
         module: the same on every rank up to its values, on its device, frozen where it is not to be
