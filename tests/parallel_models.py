@@ -101,10 +101,10 @@ def share(tensors: tuple[Tensor, Tensor], rank: int, world_size: int) -> Iterato
 
 def assert_same_on_all_ranks(tensors: Iterable[Tensor]) -> None:
     """Bit for bit."""
-    for tensor in tensors:
-        everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, tensor.detach().contiguous())
-        assert all(torch.equal(other, everyone[0]) for other in everyone)
+    own = torch.cat([t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors])
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, own)
+    assert all(torch.equal(other, own) for other in everyone)
 
 
 def assert_close(model: nn.Module, reference: nn.Module, tolerance: float) -> None:

@@ -61,6 +61,7 @@ class Ranks:
         self.backend, self.world_size, self.timeout_s = backend, world_size, timeout_s
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the store
 
     def run(self, case: Case, *arguments: Any, repeats: int = REPEATS) -> None:
         """Every rank runs the case; an exception on any of them fails with its traceback."""
@@ -106,12 +107,15 @@ class Ranks:
                 process.kill()
                 process.join()
         self._processes, self._pipes = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         # torch.optim imports torch._dynamo on first use.
         context.set_forkserver_preload(["pytest", "torch._dynamo", "tests.parallel_models"])
-        store = str(Path(tempfile.mkdtemp()) / "store")
+        self._folder = tempfile.TemporaryDirectory()
+        store = str(Path(self._folder.name) / "store")
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             arguments = (self.backend, rank, self.world_size, self.timeout_s, store, theirs)
@@ -139,6 +143,7 @@ def _serve(
     if backend == "nccl":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
+        torch.backends.cudnn.allow_tf32 = False
     dist.init_process_group(
         backend,
         store=dist.FileStore(store, world_size),

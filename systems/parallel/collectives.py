@@ -147,11 +147,16 @@ def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.Proces
 @torch.no_grad()
 def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
     """Overwrite `tensors`, of any dtypes, by those of the group's rank 0."""
+    running = []
     for tensor in tensors:
         if not tensor.numel():
             continue
         sent = tensor.detach().contiguous()
         # As bytes: not every backend knows every dtype.
-        dist.broadcast(sent.view(-1).view(torch.uint8), group=group, group_src=0)
+        as_bytes = sent.view(-1).view(torch.uint8)
+        work = dist.broadcast(as_bytes, group=group, group_src=0, async_op=True)
+        running.append((work, tensor, sent, as_bytes))
+    for work, tensor, sent, _ in running:
+        work.wait()
         if not tensor.is_contiguous():
             tensor.copy_(sent)
