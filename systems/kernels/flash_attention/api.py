@@ -73,8 +73,8 @@ def flash_attention(
     return out.reshape(*leading, *out.shape[-2:])
 
 
-# Forward and backward of less take the GPU less time than Python takes to launch them, where torch's
-# own attention is ahead: 140 microseconds on an H200 machine against 180 and 310 of these kernels.
+# Forward and backward of less take the GPU less time than Python takes to launch them, and there
+# torch is ahead: 140 microseconds on an H200 machine against 180 and 310 of these kernels.
 LAUNCH_BOUND_FLOPS = 5e10
 
 
