@@ -58,7 +58,7 @@ def draw(
         if min(heights) > 0 and max(heights) / min(heights) > _LINEAR_SPAN:
             panel.set_yscale("log")
         else:
-            panel.set_ylim(0, 1.05 * max(heights))
+            panel.set_ylim(0, 1.05 * max(heights) or 1)
         panel.set_title(
             ", ".join(f"{n} {plain(v)}" for n, v in zip(names, facet, strict=True)),
             fontsize=9,

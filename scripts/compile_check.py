@@ -28,9 +28,10 @@ from systems.kernels.flash_attention.configurations import (
     configuration,
 )
 from systems.kernels.flash_attention.forward_kernel import forward_kernel
+from systems.kernels.flash_attention.hopper_launch import FORWARD, HopperTile
 from systems.kernels.flash_attention.launch import MOVED
 from systems.kernels.flash_attention.parts_kernel import parts_kernel
-from tests.hopper import compile_for_hopper, resources
+from tests.hopper import compile_for_hopper, compile_gluon_for_hopper, resources
 
 SHARED_LIMIT = 227 << 10  # bytes a program may have on sm_90
 HEAD_DIMS = (16, 32, 64, 80, 128)
@@ -64,6 +65,7 @@ class Resources(NamedTuple):
     shared: int
     warps: int
     ptx: str
+    made: Any  # Triton's compiled kernel
 
     @property
     def resident(self) -> int:
@@ -140,7 +142,77 @@ def _compile(
     with tempfile.TemporaryDirectory() as folder:
         used = resources(made, Path(folder))
     spilled = used["STACK"] + used["LOCAL"]
-    return Resources(used["REG"], spilled, made.metadata.shared, warps, made.asm["ptx"])
+    return Resources(used["REG"], spilled, made.metadata.shared, warps, made.asm["ptx"], made)
+
+
+HOPPER_FORMS = ("full", "causal", "split")  # "split" of a causal pass
+# Bytes of a thread: at 128 the backward kernel keeps constants of its loops outside of registers.
+ALLOWED_HOPPER_SPILLS = {("backward", 128): 192}
+
+
+def compile_hopper(
+    name: str, head_dim: int, form: str, tile: HopperTile | None = None
+) -> Resources:
+    """The Gluon kernel of a pass, "forward" or "backward", in bfloat16, in one of HOPPER_FORMS."""
+    from triton.experimental.gluon import language as gl
+
+    from systems.kernels.flash_attention.hopper_backward import backward_kernel
+    from systems.kernels.flash_attention.hopper_backward_wide import wide_backward_kernel
+    from systems.kernels.flash_attention.hopper_forward import hopper_forward_kernel
+
+    def descriptor(kind: str, block: list[int], dtype: Any) -> str:
+        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+        return f"tensordesc<{kind}{block},{layout!r}>"
+
+    def rows(n: int) -> str:
+        return descriptor("bf16", [1, 1, n, head_dim], gl.bfloat16)
+
+    is_causal = form != "full"
+    if name == "forward":
+        kernel, tile = hopper_forward_kernel, tile or FORWARD[head_dim]
+        kinds = {
+            "q_desc": rows(64), "out_desc": rows(64), "k_desc": rows(tile.block_k),
+            "v_desc": rows(tile.block_k), "parts": "*fp32", "lse": "*fp32", "counters": "*i32",
+        }  # fmt: skip
+        constants = {
+            "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "HEAD_DIM": head_dim,
+            "IS_CAUSAL": is_causal, "MASKED": is_causal, "STAGES": tile.stages,
+            "SPLIT": form == "split", "REGISTERS": tile.registers,
+            "PRODUCER_REGISTERS": tile.producer_registers,
+        }  # fmt: skip
+    else:
+        kernel = backward_kernel if head_dim == 64 else wide_backward_kernel
+        row_of_floats = descriptor("fp32", [64], gl.float32)
+        gradient = "*fp32" if form == "split" else "*bf16"
+        kinds = {
+            **dict.fromkeys(("q_desc", "do_desc", "k_desc", "v_desc"), rows(64)),
+            **dict.fromkeys(("lse_desc", "delta_desc"), row_of_floats),
+            "dq_desc": descriptor("fp32", [64, 64], gl.float32),
+            "counter": "*i32", "dkey": gradient, "dvalue": gradient, "scale": "fp32",
+        }  # fmt: skip
+        constants = {"IS_CAUSAL": is_causal}
+    signature = {**dict.fromkeys(kernel.arg_names, "i32"), "scale_log2e": "fp32", **kinds}
+    made = compile_gluon_for_hopper(kernel, signature, constants, warps=4)
+    with tempfile.TemporaryDirectory() as folder:
+        used = resources(made, Path(folder))
+    spilled = used["STACK"] + used["LOCAL"]
+    return Resources(used["REG"], spilled, made.metadata.shared, 4, made.asm["ptx"], made)
+
+
+def hopper_table() -> tuple[list[list[object]], int]:
+    """Rows of the kernels whose warps have roles, and how many of them are bad."""
+    rows: list[list[object]] = []
+    bad = 0
+    for name, head_dim, form in product(("forward", "backward"), (64, 128), HOPPER_FORMS):
+        found = compile_hopper(name, head_dim, form)
+        wrong = ""
+        if found.shared > SHARED_LIMIT:
+            wrong = "TOO MUCH SHARED MEMORY"
+        elif found.spilled > ALLOWED_HOPPER_SPILLS.get((name, head_dim), 0):
+            wrong = "SPILLS"
+        bad += bool(wrong)
+        rows.append([name, head_dim, form, *found[:2], found.shared / 1024, wrong])
+    return rows, bad
 
 
 def main() -> int:
@@ -169,7 +241,11 @@ def main() -> int:
         "registers", "spilled bytes", "shared KiB", "",
     ]  # fmt: skip
     print(tabulate(rows, headers))
-    return 1 if bad else 0
+    hopper_rows, hopper_bad = hopper_table()
+    headers = ["hopper", "head_dim", "form", "registers", "spilled bytes", "shared KiB", ""]
+    print("\nregisters: at the start; then warps hand them to one another\n")
+    print(tabulate(hopper_rows, headers))
+    return 1 if bad or hopper_bad else 0
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from systems.kernels.flash_attention.hopper_backward_launch import (
     why_not,
 )
 from systems.kernels.flash_attention.hopper_launch import flash_forward
-from tests.hopper import compile_gluon_for_hopper, resources
 from tests.triton_interpreter import assert_interpreted_tests_pass, compiled, interpreted
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -56,33 +55,15 @@ def outputs_hold_nan(monkeypatch):
 def test_compiled_for_hopper(head_dim, form, tmp_path):
     """64 spills nothing; 128 keeps a few constants of its loops outside of registers."""
     triton = pytest.importorskip("triton")
-    from triton.experimental.gluon import language as gl
+    from scripts.compile_check import ALLOWED_HOPPER_SPILLS, SHARED_LIMIT, compile_hopper
 
-    from systems.kernels.flash_attention.hopper_backward import backward_kernel
-    from systems.kernels.flash_attention.hopper_backward_wide import wide_backward_kernel
-
-    def descriptor(kind, block, dtype):
-        layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-        return f"tensordesc<{kind}{block},{layout!r}>"
-
-    kernel = backward_kernel if head_dim == 64 else wide_backward_kernel
-    tiles = descriptor("bf16", [1, 1, 64, head_dim], gl.bfloat16)
-    gradient = "*fp32" if form == "split" else "*bf16"
-    signature = {
-        **dict.fromkeys(kernel.arg_names, "i32"),
-        **dict.fromkeys(("q_desc", "do_desc", "k_desc", "v_desc"), tiles),
-        **dict.fromkeys(("lse_desc", "delta_desc"), descriptor("fp32", [64], gl.float32)),
-        "dq_desc": descriptor("fp32", [64, 64], gl.float32),
-        "counter": "*i32", "dkey": gradient, "dvalue": gradient,
-        "scale": "fp32", "scale_log2e": "fp32",
-    }  # fmt: skip
-    made = compile_gluon_for_hopper(kernel, signature, {"IS_CAUSAL": form != "full"}, warps=4)
-    used = resources(made, tmp_path)
-    assert used["LOCAL"] == 0 and used["STACK"] <= (0 if head_dim == 64 else 192)
-    assert made.metadata.shared <= 232448  # bytes that a program may have on Hopper
-    assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add" in made.asm["ptx"]
+    found = compile_hopper("backward", head_dim, form)
+    assert found.spilled <= ALLOWED_HOPPER_SPILLS.get(("backward", head_dim), 0)
+    assert found.shared <= SHARED_LIMIT
+    assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add" in found.ptx
     # Registers are handed from warps to warps, and products wait for each other in groups only:
     # where it cannot have that, the assembler tells nobody and makes a slow kernel.
+    (tmp_path / "kernel.cubin").write_bytes(found.made.asm["cubin"])
     dump = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(tmp_path / "kernel.cubin")]
     sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
     assert "USETMAXREG" in sass

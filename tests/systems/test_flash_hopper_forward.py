@@ -20,7 +20,6 @@ from systems.kernels.flash_attention.hopper_launch import (
     flash_forward,
     why_not,
 )
-from tests.hopper import compile_gluon_for_hopper, resources
 from tests.triton_interpreter import compiled
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -49,41 +48,18 @@ def outputs_hold_nan(monkeypatch):
 
 
 @compiled
+@pytest.mark.parametrize("form", ["full", "causal", "split"])
 @pytest.mark.parametrize(
-    ("head_dim", "tile", "is_causal", "is_split"),
-    [
-        (64, FORWARD[64], False, False),
-        (64, FORWARD[64], True, False),
-        (64, FORWARD[64], True, True),
-        (64, SHORT, True, False),
-        (128, FORWARD[128], False, False),
-        (128, FORWARD[128], True, False),
-        (128, FORWARD[128], True, True),
-    ],
+    ("head_dim", "tile"), [(64, FORWARD[64]), (64, SHORT), (128, FORWARD[128])]
 )
-def test_compiled_for_hopper_nothing_spills(head_dim, tile, is_causal, is_split, tmp_path):
+def test_compiled_for_hopper_nothing_spills(head_dim, tile, form):
     pytest.importorskip("triton")
-    from triton.experimental.gluon import language as gl
+    from scripts.compile_check import SHARED_LIMIT, compile_hopper
 
-    from systems.kernels.flash_attention.hopper_forward import hopper_forward_kernel as kernel
-
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    rows = {"q_desc": 64, "k_desc": tile.block_k, "v_desc": tile.block_k, "out_desc": 64}
-    signature = {
-        **dict.fromkeys(kernel.arg_names, "i32"),
-        **{n: f"tensordesc<bf16[1, 1, {r}, {head_dim}],{layout!r}>" for n, r in rows.items()},
-        "parts": "*fp32", "lse": "*fp32", "counters": "*i32", "scale_log2e": "fp32",
-    }  # fmt: skip
-    constants = {
-        "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "HEAD_DIM": head_dim,
-        "IS_CAUSAL": is_causal, "MASKED": is_causal, "STAGES": tile.stages, "SPLIT": is_split,
-        "REGISTERS": tile.registers, "PRODUCER_REGISTERS": tile.producer_registers,
-    }  # fmt: skip
-    made = compile_gluon_for_hopper(kernel, signature, constants, warps=4)
-    used = resources(made, tmp_path)
-    assert used["STACK"] == 0 and used["LOCAL"] == 0
-    assert made.metadata.shared <= 232448  # bytes that a program may have on Hopper
-    assert made.asm["ptx"].count("wgmma.mma_async") >= 2 * tile.consumers
+    found = compile_hopper("forward", head_dim, form, tile)
+    assert found.spilled == 0
+    assert found.shared <= SHARED_LIMIT
+    assert found.ptx.count("wgmma.mma_async") >= 2 * tile.consumers
 
 
 def test_few_heads_are_split_and_many_are_not():
