@@ -451,8 +451,8 @@ def test_interpreted_a_second_derivative_is_refused():
 
 @interpreted
 def test_interpreted_compiled_by_torch_it_is_an_op_without_a_break():
-    leaves = [x.requires_grad_() for x in _inputs((18, 17), 16, F32, (2, 3))[:3]]
-    dout = torch.randn(2, 3, 18, 16)
+    *inputs, dout = _inputs((18, 17), 16, F16, (2, 3))
+    leaves = [x.requires_grad_() for x in inputs]
     whole = torch.compile(FlashAttentionTriton.apply, fullgraph=True, backend="aot_eager")
     results = []
     for function in (FlashAttentionTriton.apply, whole):
@@ -464,7 +464,7 @@ def test_interpreted_compiled_by_torch_it_is_an_op_without_a_break():
 @interpreted
 @pytest.mark.parametrize("layout", ["dense", "rows", "expanded", "five"])
 def test_interpreted_ops_are_what_torch_is_told_of_them(layout):
-    q, k, v, dout = _inputs((6, 5), 16, F32, (2, 3))
+    q, k, v, dout = _inputs((6, 5), 16, F16, (2, 3))
     if layout == "rows":
         q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
     elif layout == "expanded":
@@ -474,7 +474,8 @@ def test_interpreted_ops_are_what_torch_is_told_of_them(layout):
     options = (True, -0.5, "bf16x6", "triton")
     torch.library.opcheck(flash_forward_op, (q, k, v, *options))
     out, lse = flash_forward(q, k, v, True, -0.5)
-    for needs in ((True, True), (True, False), (False, True)):
+    wanted = [(True, True), (True, False), (False, True)]
+    for needs in wanted if layout == "dense" else wanted[:1]:
         torch.library.opcheck(flash_backward_op, (q, k, v, out, lse, dout, *options, *needs))
 
 
