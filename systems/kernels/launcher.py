@@ -11,35 +11,38 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 
 REGISTERS = 65_536  # of a multiprocessor, of every GPU since 2012
-_compiles_only = False
+# Of the thread that asks for it: what others launch meanwhile is to run
+_compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
 
 
 @contextlib.contextmanager
 def compiling_only(threads: int) -> Iterator[None]:
-    """Every `Launch` called in here is compiled and not launched, `threads` of them at a time.
+    """Every `Launch` that this thread calls in here is compiled and not launched, `threads` of them
+    at a time.
 
     What does not compile says so when it is launched.
     """
-    global _compiles_only
     import triton
 
     with ThreadPoolExecutor(threads) as pool:
-        _compiles_only = True
+        before = _compiles_only.set(True)
         try:
             with triton.AsyncCompileMode(pool, ignore_errors=True):
                 yield
         finally:
-            _compiles_only = False
+            _compiles_only.reset(before)
 
 
 class Launch:
-    """`kernel[grid](*tensors, *numbers, **constants)`, for one device, which is to be the current.
+    """`kernel[grid](*tensors, *numbers, **constants)`, for one device, which is to be the current,
+    and for tensors that have the same dtypes at every call.
 
     Triton's launch hooks (Proton's) see its first call with each alignment only.
 
@@ -77,7 +80,7 @@ class Launch:
         if launch is not None:
             launch(addresses)
             return
-        if _compiles_only:
+        if _compiles_only.get():
             arguments = (*tensors, *self.numbers)
             self.kernel.warmup(*arguments, grid=self.grid, **self.constants, **self.options)
             return

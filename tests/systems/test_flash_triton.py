@@ -21,6 +21,7 @@ import re
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -49,6 +50,7 @@ from systems.kernels.flash_attention.configurations import (
 )
 from systems.kernels.flash_attention.launch import flash_backward, flash_forward
 from systems.kernels.flash_attention.ops import flash_backward_op, flash_forward_op
+from systems.kernels.launcher import Launch, compiling_only
 from tests.triton_interpreter import (
     assert_interpreted_tests_pass,
     compiled,
@@ -382,6 +384,53 @@ def test_interpreted_a_part_without_a_visible_key_weighs_nothing():
 
 
 @interpreted
+def test_interpreted_a_launch_has_tensors_of_the_same_dtypes_always(monkeypatch):
+    """It keeps what was compiled for the first of them: of another dtype it would write wrong bits,
+    or past the end."""
+    seen: dict[Launch, tuple[torch.dtype, ...]] = {}
+    run = Launch.__call__
+
+    def watched(self, *tensors):
+        dtypes = tuple(x.dtype for x in tensors)
+        assert seen.setdefault(self, dtypes) == dtypes
+        run(self, *tensors)
+
+    monkeypatch.setattr(Launch, "__call__", watched)
+    for precision in ("bf16x6", "tf32"):
+        for dtype in (F32, BF16, F16):
+            inputs = _inputs((18, 17), 16, dtype, (1,))
+            _by_triton(*inputs, True, tiles=TILES["high"], n_splits=2, precision=precision)
+    assert len(set(seen.values())) > 10
+
+
+@interpreted
+def test_interpreted_while_one_thread_compiles_only_another_launches():
+    inputs = _inputs((18, 17), 16, F32, (1,))
+    with compiling_only(1), ThreadPoolExecutor(1) as other:
+        other.submit(_check, *inputs, True, n_splits=2, tiles=TILES["high"]).result()
+
+
+@interpreted
+@pytest.mark.parametrize("layout", ["dense", "rows", "columns", "spread"])
+def test_interpreted_a_negative_scale_changes_no_layout(layout):
+    """torch.compile is told of the outputs' strides before the scale is known."""
+    q, k, v, dout = _inputs((18, 17), 32, F32, (2, 3))
+    if layout == "rows":
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    elif layout == "columns":
+        q = q.transpose(-1, -2).contiguous().transpose(-1, -2)
+    elif layout == "spread":
+        q, k, v, dout = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, dout))
+        q, k, v, dout = (x[..., ::2] for x in (q, k, v, dout))
+    positive = _by_triton(-q, k, v, dout, True, 0.5, tiles=TILES["high"])
+    negative = _by_triton(q, k, v, dout, True, -0.5, tiles=TILES["high"])
+    assert torch.equal(negative[2], -positive[2])
+    assert all(torch.equal(negative[i], positive[i]) for i in (0, 1, 3, 4))
+    given_ = _by_triton(q, k, v, dout, True, 0.5, tiles=TILES["high"])
+    assert [x.stride() for x in given_] == [x.stride() for x in negative]
+
+
+@interpreted
 @settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     lengths=st.tuples(st.integers(1, 70), st.integers(1, 70)),
@@ -554,6 +603,12 @@ GPU_LENGTHS = [*LENGTHS, (239, 1), (799, 3), (128, 217), (640, 128), (1023, 1024
 def test_gpu_against_float64(lengths, head_dim, dtype, is_causal):
     for n_splits in (None, 1, 3):
         _check(*_inputs(lengths, head_dim, dtype, (2, 2), "cuda"), is_causal, n_splits=n_splits)
+
+
+@pytest.mark.gpu
+def test_gpu_one_shape_in_every_dtype():
+    for dtype in (F32, BF16, F16, F32):
+        _check(*_inputs((640, 512), 64, dtype, (1, 2), "cuda"), True, n_splits=3)
 
 
 @pytest.mark.gpu

@@ -223,7 +223,7 @@ def _launch(
     )  # fmt: skip
     if plan.n_splits > 1:
         layouts = layout(dk.shape, dk.stride()), layout(dv.shape, dv.stride())
-        summing(q.device, plan.n_splits, *layouts)(parts, dk, dv)
+        summing(q.device, dk.dtype, plan.n_splits, *layouts)(parts, dk, dv)
     _run(convert_kernel, n_rows // TILE, constants, (dq_sum, dq), dq.stride()[:3], (*ends, scale))
 
 

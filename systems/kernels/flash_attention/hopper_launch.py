@@ -125,7 +125,7 @@ def flash_forward(
             _launch(device, q.dtype, plan, arguments, scale)
     if plan.n_splits > 1:
         with on(q.device):
-            combining(q.device, plan.n_splits, layout(out.shape, out.stride()))(
+            combining(q.device, out.dtype, plan.n_splits, layout(out.shape, out.stride()))(
                 parts, part_lse, out, lse
             )
     return out, lse

@@ -32,7 +32,7 @@ from systems.kernels.flash_attention.configurations import (
     heads_in_l2,
     ranges,
 )
-from systems.kernels.flash_attention.layout import Layout, layout, strides_like
+from systems.kernels.flash_attention.layout import Layout, empty_like, layout, strides_like
 from systems.kernels.launcher import Launch
 
 LOG2E = math.log2(math.e)
@@ -77,7 +77,8 @@ def flash_forward(
         RuntimeError: no GPU, and no interpreter.
     """
     if scale is not None and scale < 0:
-        q, scale = -q, -scale  # the kernels take the scale out of a maximum, so it is not negative
+        # The kernels take the scale out of a maximum, so it is not negative.
+        q, scale = negated(q), -scale
     plan = _forward(*described(q, k, v), is_causal, scale, precision, tiles, n_splits)
     return plan(q, k, v)
 
@@ -115,7 +116,7 @@ def flash_backward(
     """
     if scale is not None and scale < 0:
         dq, dk, dv = flash_backward(
-            -q, k, v, out, lse, dout, is_causal, -scale, precision=precision, tiles=tiles,
+            negated(q), k, v, out, lse, dout, is_causal, -scale, precision=precision, tiles=tiles,
             n_splits_dkdv=n_splits_dkdv, n_splits_dq=n_splits_dq, needs_dq=needs_dq,
             needs_dkdv=needs_dkdv,
         )  # fmt: skip
@@ -126,6 +127,11 @@ def flash_backward(
         n_splits_dq=n_splits_dq, needs_dq=needs_dq, needs_dkdv=needs_dkdv,
     )  # fmt: skip
     return plan(q, k, v, out, lse, dout)
+
+
+def negated(q: Tensor) -> Tensor:
+    """-q with the strides of an output like q: what is like it has those of what is like q."""
+    return torch.neg(q.detach(), out=empty_like(q))
 
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -205,15 +211,9 @@ class _Inputs:
         """(tensors, parts, batch, heads, rows, head_dim) of up to four float32 tensors."""
         shape = (len(tensors), self.parts, *of.shape)
         parts = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
-        self.cutting(of, len(tensors))(*tensors, *[tensors[0]] * (4 - len(tensors)), parts)
+        launch = cutting(self.device, len(tensors), of)
+        launch(*tensors, *[tensors[0]] * (4 - len(tensors)), parts)
         return parts
-
-    @functools.cache  # noqa: B019  # lives as long as its plan
-    def cutting(self, of: Layout, count: int) -> Launch:
-        from systems.kernels.flash_attention.parts_kernel import parts_kernel
-
-        numbers = (*of.strides, of.n_heads, of.heads, of.rows)
-        return Launch(parts_kernel, (_n_moving(of), count), numbers, self.moved)
 
     def in_l2(self, of: Layout) -> int:
         """Heads of two such tensors that the L2 cache holds."""
@@ -272,7 +272,7 @@ class _Forward(_Inputs):
             q.n_heads, q.heads, q.rows, k.rows, keys_a_split, self.in_l2(k), self.scale * LOG2E,
         )  # fmt: skip
         self.attend = self.launch(forward_kernel, tile, q, self.n_splits, numbers)
-        self.combine = combining(self.device, self.n_splits, self.like_q)
+        self.combine = combining(self.device, self.dtype, self.n_splits, self.like_q)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = self.empty(0), self.float32(*self.shapes[0][:-1])
@@ -335,7 +335,8 @@ class _Backward(_Inputs):
             self.launch(dkdv_kernel, tile, k, self.n_splits_dkdv, numbers, DK=has_dk, DV=has_dv)
             for tile, has_dk, has_dv in sums
         ]
-        self.sum_dkdv = summing(self.device, self.n_splits_dkdv, self.like_k, self.like_v)
+        outputs = self.like_k, self.like_v
+        self.sum_dkdv = summing(self.device, self.dtype, self.n_splits_dkdv, *outputs)
 
         tile = self.tiles.dq
         self.n_splits_dq, a_split = self.ranges(tile, q, n_splits_dq)
@@ -344,7 +345,7 @@ class _Backward(_Inputs):
             targets = [math.prod(q.shape), *q.dense_strides]
         numbers = (*inputs, *targets, *lengths, a_split, self.in_l2(k), *scales)
         self.dq = self.launch(dq_kernel, tile, q, self.n_splits_dq, numbers)
-        self.sum_dq = summing(self.device, self.n_splits_dq, self.like_q)
+        self.sum_dq = summing(self.device, self.dtype, self.n_splits_dq, self.like_q)
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor
@@ -397,9 +398,19 @@ def _backward(*inputs: Any, **options: Any) -> _Backward:
     return _Backward(*inputs, **options)
 
 
+# A `Launch` is of one device and of tensors of one dtype each: what makes one is told of both.
 @functools.lru_cache(maxsize=PLANS)
-def combining(device: torch.device, n_splits: int, out: Layout) -> Launch:
-    """Of `combine_kernel`: (parts, their log-sum-exps, out, lse). A `Launch` is one device's."""
+def cutting(device: torch.device, count: int, of: Layout) -> Launch:
+    """Of `parts_kernel`: (four float32 tensors, of which `count` are cut, their parts)."""
+    from systems.kernels.flash_attention.parts_kernel import parts_kernel
+
+    numbers = (*of.strides, of.n_heads, of.heads, of.rows)
+    return Launch(parts_kernel, (_n_moving(of), count), numbers, _moved(of))
+
+
+@functools.lru_cache(maxsize=PLANS)
+def combining(device: torch.device, dtype: torch.dtype, n_splits: int, out: Layout) -> Launch:
+    """Of `combine_kernel`: (parts, their log-sum-exps, out, lse), out of this dtype."""
     from systems.kernels.flash_attention.combine_kernel import combine_kernel
 
     numbers = (*out.strides, out.n_heads, out.heads, out.rows, n_splits)
@@ -408,9 +419,13 @@ def combining(device: torch.device, n_splits: int, out: Layout) -> Launch:
 
 @functools.lru_cache(maxsize=PLANS)
 def summing(
-    device: torch.device, n_splits: int, out: Layout, other: Layout | None = None
+    device: torch.device,
+    dtype: torch.dtype,
+    n_splits: int,
+    out: Layout,
+    other: Layout | None = None,
 ) -> Launch:
-    """Of `sum_kernel`: (parts, out, other), other being out where there is none."""
+    """Of `sum_kernel`: (parts, out, other), of this dtype; other being out where there is none."""
     from systems.kernels.flash_attention.combine_kernel import sum_kernel
 
     numbers = (*out.strides, *(other or out).strides, out.n_heads, out.heads, out.rows, n_splits)
