@@ -25,7 +25,14 @@ def test_what_is_kept_comes_back(tmp_path):
     assert len(list((tmp_path / "new").iterdir())) == len(TABLE)  # nothing half written is left
 
 
-@pytest.mark.parametrize("text", ["", "{", "[[1, 2]]", "[[64, 64, 4, 2, 1, 9], 1, 2, null]", "3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[[1, 2]]", "[[64, 64, 4, 2, 1, 9], 1, 2, null]", "3", "null",
+        '[["64", 64, 4, 2, 1], [64, 64, 4, 2, 1], [64, 64, 4, 2, 1], null]',
+        "[[64, 64, 4, 2, 1], [64, 64, 4, 2, 1], [64, 64, 4, 2, 0], null]",
+    ],
+)  # fmt: skip
 def test_what_cannot_be_read_is_searched_again(tmp_path, text):
     path = tmp_path / "kept.json"
     path.write_text(text)
@@ -40,11 +47,41 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
 
 def test_the_place_depends_on_what_is_searched_and_on_the_cache_folder(tmp_path, monkeypatch):
     pytest.importorskip("triton")
+    given = {
+        "gpu": "NVIDIA A100", "head_dim": 64, "dtype": torch.bfloat16, "precision": "bf16x6",
+        "is_causal": True, "n_queries": 1000, "n_keys": 1000, "n_heads": 8,
+    }  # fmt: skip
+    others = {
+        "gpu": "NVIDIA L40S", "head_dim": 128, "dtype": torch.float32, "is_causal": False,
+        "n_queries": 2000, "n_keys": 2000, "n_heads": 16,
+    }  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    paths = {autotune._path([gpu, n]) for gpu in ("NVIDIA A100", "NVIDIA L40S") for n in (1, 2)}
-    assert len(paths) == 4 and {path.parent for path in paths} == {tmp_path / "cluster-sweeps"}
+    paths = [autotune._path(**given | {name: value}) for name, value in others.items()]
+    paths.append(autotune._path(**given | {"dtype": torch.float32, "precision": "tf32"}))
+    paths.append(autotune._path(**given))
+    assert len(set(paths)) == 9 and {path.parent for path in paths} == {tmp_path / "cluster-sweeps"}
+    # 16 bits are 16 bits, and what pads to the same tile has the same
+    same = {"dtype": torch.float16, "precision": "tf32", "head_dim": 40, "n_keys": 600}
+    assert autotune._path(**given | same) == paths[-1]
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert autotune._path([1]).parent == Path.home() / ".cache" / "cluster-sweeps"
+    assert autotune._path(**given).parent == Path.home() / ".cache" / "cluster-sweeps"
+
+
+def test_what_is_empty_or_not_wanted_is_not_searched(monkeypatch):
+    """Without a GPU here a search would end in an error of torch's."""
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setenv(autotune.SEARCH, "1")
+    for sizes in ((0, 5, 2), (5, 0, 2), (5, 5, 0)):
+        found = autotune.tuned(64, torch.bfloat16, "bf16x6", True, *sizes, gpu)
+        assert found == configuration(64, torch.bfloat16)
+    monkeypatch.setenv(autotune.SEARCH, "0")
+    assert autotune.tuned(64, torch.bfloat16, "bf16x6", True, 5, 5, 1, gpu) == found
+
+
+def test_an_unknown_wish_is_an_error_that_says_which_there_are(monkeypatch):
+    monkeypatch.setenv(autotune.SEARCH, "off")
+    with pytest.raises(ValueError, match="must be 0 or 1 or not be set; given 'off'"):
+        autotune.tuned(64, torch.bfloat16, "bf16x6", True, 5, 5, 1, CPU)
 
 
 def test_without_a_gpu_the_table_is_taken_whatever_is_wanted(monkeypatch):

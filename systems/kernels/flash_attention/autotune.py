@@ -4,9 +4,12 @@
 
 On an H100 or H200 the shipped `configurations.TABLE` is used and nothing is searched. On another
 GPU, or everywhere with FLASH_ATTENTION_AUTOTUNE=1, the first call with a shape searches: candidates
-are compiled side by side, each is held to the table's own result, and the fastest are kept in
-$XDG_CACHE_HOME/cluster-sweeps (~/.cache by default) for every later process.
-FLASH_ATTENTION_AUTOTUNE=0 never searches.
+are compiled side by side, each is held to the result of the first that runs, the table's own where
+it fits this GPU, and the fastest are kept in $XDG_CACHE_HOME/cluster-sweeps (~/.cache by default)
+for every later process. FLASH_ATTENTION_AUTOTUNE=0 never searches.
+
+A call that comes first under CUDA graph capture, or with no memory left for a search, takes the
+table's, and calls like it do so as long as the process lives.
 """
 
 from __future__ import annotations
@@ -15,26 +18,28 @@ import argparse
 import functools
 import hashlib
 import json
+import math
 import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention.configurations import (
+    MAX_HEAD_DIM,
     Configuration,
     Tile,
     block_d,
     configuration,
+    kind,
 )
 
 SEARCH = "FLASH_ATTENTION_AUTOTUNE"
 COMPILING_THREADS = 16
-# Of a candidate's result from the table's own, relative: beyond rounding, a wrong kernel
+# Of a candidate's result from the first one's, relative: beyond rounding, a wrong kernel
 AGREEMENT = {"16-bit": 1e-2, "bf16x6": 1e-4, "tf32": 1e-2}
 SHAPES_Q = ((128, 128, 8), (128, 64, 8), (128, 64, 4), (128, 32, 8), (64, 64, 4), (64, 32, 4))
 SHAPES_KV = ((64, 128, 8), (32, 128, 8), (16, 128, 8), (64, 64, 4), (32, 64, 4), (128, 64, 4))
@@ -62,25 +67,34 @@ def tuned(
     Args:
         n_heads: of all batches together.
     """
-    wanted = os.environ.get(SEARCH)
-    if device.type != "cuda" or wanted == "0" or torch.cuda.is_current_stream_capturing():
-        return configuration(head_dim, dtype, precision)
-    if wanted != "1" and torch.cuda.get_device_capability(device) == (9, 0):
-        return configuration(head_dim, dtype, precision)
-    kind = precision if dtype == torch.float32 else "16-bit"
-    # Lengths and heads within a factor of two share their tiles.
-    sizes = [n.bit_length() for n in (n_queries, n_keys, n_heads)]
+    wanted = os.environ.get(SEARCH) or None
+    if wanted not in (None, "0", "1"):
+        raise ValueError(f"{SEARCH} must be 0 or 1 or not be set; given {wanted!r}")
+    table = configuration(head_dim, dtype, precision)
+    if device.type != "cuda" or wanted == "0" or 0 in (n_queries, n_keys, n_heads):
+        return table
+    if torch.cuda.is_current_stream_capturing():
+        return table
+    if wanted is None and torch.cuda.get_device_capability(device) == (9, 0):
+        return table
     gpu = torch.cuda.get_device_name(device)
-    path = _path([gpu, kind, block_d(head_dim), is_causal, *sizes])
-    known = _read(path)
+    path = _path(gpu, head_dim, dtype, precision, is_causal, n_queries, n_keys, n_heads)
+    known = _found.get(path) or _read(path)
     if known is None:
-        with torch.cuda.device(device):
-            known = search(
-                n_heads, n_queries, n_keys, head_dim, dtype=dtype, precision=precision,
-                is_causal=is_causal,
-            )  # fmt: skip
+        try:
+            with torch.cuda.device(device):
+                known = search(
+                    n_heads, n_queries, n_keys, head_dim, dtype=dtype, precision=precision,
+                    is_causal=is_causal,
+                )  # fmt: skip
+        except torch.OutOfMemoryError:  # a search has tensors of its own
+            return table
         _write(path, known)
+    _found[path] = known
     return known
+
+
+_found: dict[Path, Configuration] = {}  # also where no folder can be written
 
 
 def search(
@@ -103,38 +117,57 @@ def search(
 
     from systems.kernels.launcher import compiling_only
 
-    shapes = [(n_heads, n, head_dim) for n in (n_queries, n_keys, n_keys, n_queries)]
-    tensors = [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
-    base = configuration(head_dim, dtype, precision)
+    # Not the caller's generator, which is to draw the same whether a search was needed or not
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v, dout = (
+        torch.randn((n_heads, n, head_dim), generator=generator, device="cuda").to(dtype)
+        for n in (n_queries, n_keys, n_keys, n_queries)
+    )
+    # Of forward, which is searched first: what backward is given.
+    results = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device="cuda")
+    found = configuration(head_dim, dtype, precision)
     # Where dK and dV are launches of their own they stay as they are.
-    names = ["forward", "dkdv", "dq"] if base.dv is None else ["forward", "dq"]
-    make = functools.partial(_Pass, tensors, base, is_causal, precision)
-    tries = {name: [make(name, tile) for tile in candidates(name)] for name in names}
+    names = ["forward", "dkdv", "dq"] if found.dv is None else ["forward", "dq"]
+    make = functools.partial(_Pass, (q, k, v, *results, dout), found, is_causal, precision)
+    tries = {
+        name: [make(name, tile) for tile in (getattr(found, name), *candidates(name))]
+        for name in names
+    }
     with compiling_only(COMPILING_THREADS):
         for each in tries.values():
             for candidate in each:
                 candidate()
-    agreement = AGREEMENT["16-bit" if dtype != torch.float32 else precision]
-    found = base
+    agreement = AGREEMENT[kind(dtype, precision)]
     for name, each in tries.items():
-        known = make(name, getattr(base, name))
-        right, fastest = known(), do_bench(known, warmup=5, rep=20, return_mode="median")
-        tell(f"{name} {getattr(base, name)}: {fastest:.4f} ms, the table's")
+        right: list[Tensor] | None = None
+        best, fastest = each[0], math.inf
         for candidate in each:
             try:
-                error = max(map(_difference, candidate(), right))
+                made = candidate()
+                error = 0.0 if right is None else max(map(_difference, made, right))
                 if not error <= agreement:
                     tell(f"{name} {candidate.tile}: differs by {error:.1e}")
                     continue
                 milliseconds = do_bench(candidate, warmup=5, rep=20, return_mode="median")
+            except torch.OutOfMemoryError:
+                raise
             except Exception as problem:  # not compiled, or more shared memory than there is
                 tell(f"{name} {candidate.tile}: {str(problem).splitlines()[0]}")
                 continue
+            right = right or made
             tell(f"{name} {candidate.tile}: {milliseconds:.4f} ms")
             if milliseconds < fastest:
-                fastest = milliseconds
-                tile = candidate.tile._replace(resident=candidate.launch.resident())
-                found = found._replace(**{name: tile})
+                best, fastest = candidate, milliseconds
+        if right is None:
+            raise RuntimeError(
+                f"none of {len(each)} tiles of the {name} pass runs on "
+                f"{torch.cuda.get_device_name()} with {dtype} and head_dim {head_dim}"
+            )
+        tile = best.tile._replace(resident=best.launch.resident())
+        found = found._replace(**{name: tile})
+        if name == "forward":
+            for given, made_once in zip(results, right, strict=True):
+                given.copy_(made_once)
     return found
 
 
@@ -152,7 +185,7 @@ class _Pass:
     ):
         from systems.kernels.flash_attention.launch import plans
 
-        q, k, v, dout = tensors
+        q, k, v, out, lse, dout = tensors
         self.tile = tile
         self.run: Callable[[], Sequence[Tensor | None]]
         tiles = base._replace(**{name: tile})
@@ -163,7 +196,6 @@ class _Pass:
         if name == "forward":
             self.launch, self.run = forward.attend, lambda: forward(q, k, v)
         else:
-            out, lse = plans(q, k, v, dout, is_causal, precision, base)[0](q, k, v)
             self.launch = backward.dq if name == "dq" else backward.dkdv[0]
             self.run = lambda: backward(q, k, v, out, lse, dout)
 
@@ -175,22 +207,41 @@ def _difference(x: Tensor, known: Tensor) -> float:
     return float((x.float() - known.float()).norm() / known.float().norm())
 
 
-def _path(described: list[Any]) -> Path:
-    """Of a search's result: another GPU, Triton or kernel has another."""
+def _path(
+    gpu: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    precision: str,
+    is_causal: bool,
+    n_queries: int,
+    n_keys: int,
+    n_heads: int,
+) -> Path:
+    """Of a search's result: another GPU, Triton or kernel has another.
+
+    Lengths and heads within a factor of two share their tiles.
+    """
     import triton
 
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cluster-sweeps"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or _cache_of_user()) / "cluster-sweeps"
+    sizes = [n.bit_length() for n in (n_queries, n_keys, n_heads)]
+    described = [gpu, kind(dtype, precision), block_d(head_dim), bool(is_causal), *sizes]
     told = json.dumps([*described, triton.__version__, _sources()])
     return folder / f"flash_attention-{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
 
 
+def _cache_of_user() -> Path:
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:  # a container's user need not have a home
+        return Path(tempfile.gettempdir())
+
+
 @functools.cache
 def _sources() -> str:
-    here = Path(__file__).parent
-    files = [here / f"{name}.py" for name in ("tiles", "forward_kernel", "backward_kernel")]
-    return hashlib.sha256(
-        b"".join(file.read_bytes() for file in [*files, here / __file__])
-    ).hexdigest()
+    names = "tiles", "forward_kernel", "backward_kernel", "configurations", "launch", "autotune"
+    files = [Path(__file__).with_name(f"{name}.py") for name in names]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _read(path: Path) -> Configuration | None:
@@ -198,7 +249,9 @@ def _read(path: Path) -> Configuration | None:
     try:
         forward, dkdv, dq, dv = json.loads(path.read_text())
         tiles = Tile(*forward), Tile(*dkdv), Tile(*dq)
-        return Configuration(*tiles, dv=None if dv is None else Tile(*dv))
+        known = Configuration(*tiles, dv=None if dv is None else Tile(*dv))
+        numbers = [n for tile in known if tile is not None for n in tile]
+        return known if all(type(n) is int and n > 0 for n in numbers) else None
     except (OSError, ValueError, TypeError):
         return None
 
@@ -222,8 +275,17 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32", "tf32"], default="bf16")
     parser.add_argument("--full", action="store_true", help="without the causal mask")
     given = parser.parse_args()
+    errors = [
+        f"--{name.replace('_', '-')} must be {least} to {most}; given {getattr(given, name)}"
+        for name, least, most in (
+            ("heads", 1, math.inf), ("seq_len", 1, math.inf), ("head_dim", 1, MAX_HEAD_DIM)
+        )
+        if not least <= getattr(given, name) <= most
+    ]  # fmt: skip
     if not torch.cuda.is_available():
-        parser.error("there is no GPU to measure on")
+        errors.append("there is no GPU to measure on")
+    if errors:
+        parser.error("; ".join(errors))
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(given.dtype, torch.float32)
     precision = "tf32" if given.dtype == "tf32" else "bf16x6"
     started = time.perf_counter()
@@ -231,10 +293,10 @@ def main() -> None:
         given.heads, given.seq_len, given.seq_len, given.head_dim, dtype=dtype,
         precision=precision, is_causal=not given.full, tell=print,
     )  # fmt: skip
-    sizes = [n.bit_length() for n in (given.seq_len, given.seq_len, given.heads)]
-    kind = "16-bit" if dtype != torch.float32 else precision
-    gpu = torch.cuda.get_device_name()
-    path = _path([gpu, kind, block_d(given.head_dim), not given.full, *sizes])
+    path = _path(
+        torch.cuda.get_device_name(), given.head_dim, dtype, precision, not given.full,
+        given.seq_len, given.seq_len, given.heads,
+    )  # fmt: skip
     _write(path, found)
     print(f"{found}\nsearched in {time.perf_counter() - started:.1f} s, kept in {path}")
 

@@ -96,10 +96,14 @@ def block_d(head_dim: int) -> int:
     return max(MIN_BLOCK_D, 1 << (head_dim - 1).bit_length())
 
 
+def kind(dtype: torch.dtype, precision: str) -> str:
+    """What is multiplied, as TABLE has it."""
+    return precision if dtype == torch.float32 else "16-bit"
+
+
 def configuration(head_dim: int, dtype: torch.dtype, precision: str = "bf16x6") -> Configuration:
     """What the table has for head_dim in 1 to MAX_HEAD_DIM and a dtype of DTYPES."""
-    kind = precision if dtype == torch.float32 else "16-bit"
-    return TABLE[kind, block_d(head_dim)]
+    return TABLE[kind(dtype, precision), block_d(head_dim)]
 
 
 # Programs for every place on a multiprocessor: the last of them leave few places idle
