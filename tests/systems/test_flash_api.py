@@ -100,16 +100,43 @@ def test_every_error_is_named_at_once():
     q, k, v, _ = _inputs((5, 6))
     with pytest.raises(ValueError) as error:
         flash_attention(
-            q, k[:, :2].float(), v.to("meta"), scale=math.nan, implementation="flash_pytroch"
+            q, k[:, :2].float(), v.to("meta"), torch.ones(5, 6), math.nan, "flash_pytroch"
         )
     for part in (
         "given 'flash_pytroch'; did you mean 'flash_pytorch'? valid are auto, naive, flash_",
         "given (2, 3, 5, 8), (2, 2, 6, 8), (2, 3, 6, 8)",
         "given torch.float64, torch.float32, torch.float64",
         "given cpu, cpu, meta",
-        "scale must be finite; given nan",
+        "is_causal must be True or False, there is no other mask; given a tensor of (5, 6)",
+        "scale must be a finite number, which has no gradient; given nan",
     ):
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize("scale", [math.inf, "0.3", torch.ones((), requires_grad=True)])
+def test_a_scale_that_is_no_number_is_refused(scale):
+    """Of a tensor the gradient would be lost without a word."""
+    q, k, v, _ = _inputs((5, 6))
+    with pytest.raises(ValueError, match="scale must be a finite number"):
+        flash_attention(q, k, v, scale=scale)
+
+
+def test_a_mask_first_asked_for_without_autograd_is_one_for_autograd_too():
+    from systems.kernels.flash_attention.flex import _causal_mask
+
+    with torch.inference_mode():
+        mask = _causal_mask(131, 130, torch.device("cpu"))
+    assert not mask.kv_num_blocks.is_inference()
+
+
+def test_compiled_as_a_whole():
+    compiled = torch.compile(flash_attention, fullgraph=True, backend="aot_eager")
+    for implementation in ("auto", "naive", "sdpa"):
+        for leading in ((), (2, 1, 3)):
+            q, k, v, _ = _inputs((5, 6), leading)
+            expected = flash_attention(q, k, v, True, 0.3, implementation)
+            found = compiled(q, k, v, True, 0.3, implementation)
+            torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(

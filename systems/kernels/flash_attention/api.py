@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import difflib
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
 
+from systems.kernels.flash_attention.layout import four_dimensional
 from systems.kernels.flash_attention.names import ATTENTIONS, why_not
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -54,12 +56,12 @@ def flash_attention(
         ValueError: the arguments do not fit; the message names all that do not.
         RuntimeError: this implementation does not take these inputs on this machine.
     """
-    errors = _errors(q, k, v, scale, implementation)
+    errors = _errors(q, k, v, is_causal, scale, implementation)
     if errors:
         raise ValueError("; ".join(errors))
     leading = q.shape[:-2]
     # The form that torch's fused kernels take; what has another goes to its materialising one.
-    q, k, v = (_four_dimensional(x) for x in (q, k, v))
+    q, k, v = (four_dimensional(x) for x in (q, k, v))
     if q.numel() == 0 or k.numel() == 0:
         implementation = "naive"  # torch 2.11's fused kernels divide by zero and end the process
     elif implementation == "auto":
@@ -90,19 +92,13 @@ def _best(q: Tensor, k: Tensor) -> str:
     return "sdpa"
 
 
-def _four_dimensional(x: Tensor) -> Tensor:
-    """(..., n, head_dim) -> (batch, heads, n, head_dim), a view unless there are five or more."""
-    if x.ndim == 4:
-        return x
-    heads = x.shape[-3] if x.ndim > 2 else 1
-    return x.reshape(math.prod(x.shape[:-3]), heads, *x.shape[-2:])
-
-
-def _errors(q: Tensor, k: Tensor, v: Tensor, scale: float | None, implementation: str) -> list[str]:
+def _errors(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, implementation: str
+) -> list[str]:
     errors = []
     if implementation != "auto" and implementation not in ATTENTIONS:
         valid = ["auto", *ATTENTIONS]
-        close = difflib.get_close_matches(implementation, valid, n=1)
+        close = difflib.get_close_matches(str(implementation), valid, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         errors.append(
             f"implementation: given {implementation!r}; {hint}valid are {', '.join(valid)}"
@@ -130,6 +126,14 @@ def _errors(q: Tensor, k: Tensor, v: Tensor, scale: float | None, implementation
         errors.append(
             f"q, k and v must be on one device; given {', '.join(str(d) for d in devices)}"
         )
-    if scale is not None and not math.isfinite(scale):
-        errors.append(f"scale must be finite; given {scale}")
+    if not isinstance(is_causal, bool):
+        errors.append(
+            f"is_causal must be True or False, there is no other mask; given {_told(is_causal)}"
+        )
+    if scale is not None and (not isinstance(scale, Real) or not math.isfinite(scale)):
+        errors.append(f"scale must be a finite number, which has no gradient; given {_told(scale)}")
     return errors
+
+
+def _told(x: object) -> str:
+    return f"a tensor of {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)

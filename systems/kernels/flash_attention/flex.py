@@ -15,6 +15,9 @@ def flex(
 ) -> Tensor:
     """`flex_attention` under torch.compile, with a causal block mask or none.
 
+    It is compiled for each shape; after as many as torch._dynamo.config.recompile_limit, 8, torch
+    warns and materialises the scores.
+
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).
         is_causal: query i sees keys 0 to i.
@@ -39,7 +42,8 @@ def _causal_mask(n_queries: int, n_keys: int, device: torch.device) -> BlockMask
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
 
-    return create_block_mask(sees, None, None, n_queries, n_keys, device=str(device))
+    with torch.inference_mode(False):  # autograd must take it, whoever asked for it first
+        return create_block_mask(sees, None, None, n_queries, n_keys, device=str(device))
 
 
 def why_not_flex(q: Tensor) -> str | None:
