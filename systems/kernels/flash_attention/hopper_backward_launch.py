@@ -52,9 +52,7 @@ def flash_backward(
     scale: float | None = None,
     *,
     n_splits: int | None = None,
-    needs_dq: bool = True,
-    needs_dkdv: bool = True,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """`launch.flash_backward` on Hopper: the same arguments, which fit, and results but for dQ's
     last bits.
 
@@ -62,12 +60,10 @@ def flash_backward(
         q, k, v, out, dout: bfloat16 or float16, head_dim 64 or 128. What the copy engine cannot
             read, for its address or strides, is copied first.
         n_splits: ranges of queries; by default `best_splits`.
-        needs_dq, needs_dkdv: what is False is computed all the same, and not returned.
     """
-    dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
-    gradients = (dq if needs_dq else None, *((dk, dv) if needs_dkdv else (None, None)))
+    gradients = dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
     if q.numel() == 0 or k.numel() == 0:
-        for gradient in (dq, dk, dv):
+        for gradient in gradients:
             gradient.zero_()
         return gradients
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)

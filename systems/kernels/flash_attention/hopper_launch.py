@@ -76,6 +76,7 @@ def flash_forward(
     *,
     tile: HopperTile | None = None,
     n_splits: int | None = None,
+    keeps_memory: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """`launch.flash_forward` on Hopper: the same arguments, which fit, and results.
 
@@ -84,6 +85,8 @@ def flash_forward(
             address or strides, is copied first.
         tile: by default `forward_tile`.
         n_splits: ranges of keys; by default `best_splits`.
+        keeps_memory: 8 bytes a stream, for the next call. Not in an op: torch.compile runs one with
+            the memory pool of a CUDA graph, in which it lets nothing live that it does not know.
 
     Raises:
         ValueError: names all that does not fit.
@@ -119,10 +122,10 @@ def flash_forward(
         _descriptor(rows, ROWS), parts, part_lse,
     )  # fmt: skip
     if torch.cuda.current_device() == device:
-        _launch(device, q.dtype, plan, arguments, scale)
+        _launch(device, q.dtype, plan, arguments, scale, keeps_memory)
     else:
         with on(q.device):
-            _launch(device, q.dtype, plan, arguments, scale)
+            _launch(device, q.dtype, plan, arguments, scale, keeps_memory)
     if plan.n_splits > 1:
         with on(q.device):
             combining(q.device, out.dtype, plan.n_splits, layout(out.shape, out.stride()))(
@@ -229,14 +232,18 @@ _compiled: dict[Any, Any] = {}
 
 
 def _launch(
-    device: int, dtype: torch.dtype, plan: _Plan, arguments: tuple[Any, ...], scale: float
+    device: int,
+    dtype: torch.dtype,
+    plan: _Plan,
+    arguments: tuple[Any, ...],
+    scale: float,
+    keeps_memory: bool,
 ) -> None:
     from triton.runtime import driver
 
     stream = driver.active.get_current_stream(device)
-    arguments = (
-        *arguments, _counters(device, stream), *plan.numbers, scale * LOG2E, *plan.constants
-    )  # fmt: skip
+    counters = _counters(device, stream, keeps_memory)
+    arguments = (*arguments, counters, *plan.numbers, scale * LOG2E, *plan.constants)
     # The compiled kernel is launched past the look that Triton has at every argument: all that it
     # finds out is in this key. Numbers are not specialised, addresses are aligned, descriptors
     # differ in what is not compiled in.
@@ -253,10 +260,10 @@ def _launch(
 _counters_of: dict[tuple[int, int], Tensor] = {}
 
 
-def _counters(device: int, stream: int) -> Tensor:
+def _counters(device: int, stream: int, keeps_memory: bool) -> Tensor:
     """int32 (2,), zero between launches: every launch leaves it so, and those on one stream follow
     one another. A graph may be replayed on any stream: it has its own, which it zeroes."""
-    if torch.cuda.is_current_stream_capturing():
+    if not keeps_memory or torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int32, device=torch.device("cuda", device))
     made = _counters_of.get((device, stream))
     if made is None:

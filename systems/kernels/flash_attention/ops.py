@@ -24,7 +24,7 @@ def flash_forward_op(
     kernels: str,
 ) -> tuple[Tensor, Tensor]:
     """`passes.forward`: (out, lse)."""
-    return passes.forward(q, k, v, is_causal, scale, precision, kernels)
+    return passes.forward(q, k, v, is_causal, scale, precision, kernels, keeps_memory=False)
 
 
 @flash_forward_op.register_fake

@@ -16,10 +16,11 @@ def forward(
     scale: float | None,
     precision: str,
     kernels: str,
+    keeps_memory: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """`launch.flash_forward`: (out, lse)."""
+    """`launch.flash_forward`: (out, lse). keeps_memory: of `hopper_launch.flash_forward`."""
     if kernels == "hopper":
-        return hopper_launch.flash_forward(q, k, v, is_causal, scale)
+        return hopper_launch.flash_forward(q, k, v, is_causal, scale, keeps_memory=keeps_memory)
     return launch.flash_forward(q, k, v, is_causal, scale, precision=precision)
 
 
