@@ -95,14 +95,7 @@ def run(params: Params) -> dict[str, Any]:
     compiling = time.perf_counter() - started
     started = time.perf_counter()
     errors = relative_errors(forward, q, k, v, dout, params.causal)
-    # NaN is wrong too, and has no place in an order
-    wrong = [name for name, error in errors.items() if not error <= TOLERANCE[params.dtype]]
-    if wrong:
-        told = ", ".join(f"{name} {errors[name]:.2e}" for name in wrong)
-        raise WrongOutput(
-            f"{params.implementation}: relative L2 error against float64 is {told}; "
-            f"at most {TOLERANCE[params.dtype]:.0e} is right for {params.dtype}"
-        )
+    require_right(errors, params.implementation, params.dtype)
     checking = time.perf_counter() - started
 
     out: torch.Tensor | None = None
@@ -176,6 +169,18 @@ def _captured(fn: Callable[[], object]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         fn()
     return graph.replay
+
+
+def require_right(errors: dict[str, float], implementation: str, dtype: str) -> None:
+    """Raise WrongOutput where one of `relative_errors` is above TOLERANCE."""
+    # NaN is wrong too, and has no place in an order
+    wrong = [name for name, error in errors.items() if not error <= TOLERANCE[dtype]]
+    if wrong:
+        told = ", ".join(f"{name} {errors[name]:.2e}" for name in wrong)
+        raise WrongOutput(
+            f"{implementation}: relative L2 error against float64 is {told}; "
+            f"at most {TOLERANCE[dtype]:.0e} is right for {dtype}"
+        )
 
 
 def relative_errors(

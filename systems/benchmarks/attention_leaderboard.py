@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from systems.benchmarks.base import AttentionName, BenchmarkParams, Unsupported, WrongOutput
+from systems.benchmarks.base import AttentionName, BenchmarkParams, Unsupported
 
 VERSION = 1
 
@@ -41,7 +41,7 @@ def run(params: Params) -> dict[str, Any]:
     from triton.testing import do_bench
 
     from systems import accounting
-    from systems.benchmarks.attention import TOLERANCE, relative_errors
+    from systems.benchmarks.attention import relative_errors, require_right
     from systems.kernels.flash_attention import ATTENTIONS, why_not
 
     if not torch.cuda.is_available():
@@ -61,10 +61,7 @@ def run(params: Params) -> dict[str, Any]:
 
     expanded = torch.ones((), dtype=q.dtype, device=device).expand(shape)
     errors = relative_errors(lambda: function(q, k, v), q, k, v, expanded, True)
-    wrong = [name for name, error in errors.items() if not error <= TOLERANCE["bf16"]]
-    if wrong:
-        told = ", ".join(f"{name} {errors[name]:.2e}" for name in wrong)
-        raise WrongOutput(f"{params.implementation}: relative L2 error against float64: {told}")
+    require_right(errors, params.implementation, "bf16")
 
     def forward_backward() -> None:
         function(q, k, v).sum().backward()

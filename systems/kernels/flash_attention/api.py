@@ -14,6 +14,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from systems.kernels.flash_attention.autograd import autocast
 from systems.kernels.flash_attention.layout import four_dimensional
 from systems.kernels.flash_attention.names import ATTENTIONS, why_not
 
@@ -29,6 +30,8 @@ def flash_attention(
     implementation: str = "auto",
 ) -> Tensor:
     """softmax(q k^T * scale) v, differentiable by q, k and v.
+
+    Under autocast q, k and v are taken in its dtype, whichever of 32 and 16 bits each has.
 
     Args:
         q: (..., n_queries, head_dim), float32, bfloat16, float16 or float64, any strides.
@@ -56,6 +59,7 @@ def flash_attention(
         ValueError: the arguments do not fit; the message names all that do not.
         RuntimeError: this implementation does not take these inputs on this machine.
     """
+    q, k, v = autocast(q, k, v)  # what computes is chosen for what is computed
     errors = _errors(q, k, v, is_causal, scale, implementation)
     if errors:
         raise ValueError("; ".join(errors))

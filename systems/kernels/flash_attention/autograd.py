@@ -68,6 +68,17 @@ class FlashAttentionHopper(torch.autograd.Function):
         return (*_backward(ctx, grads[0]), None, None)
 
 
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In the dtype of the autocast they are under, as torch's own attention takes them."""
+    device_type = q.device.type
+    if q.is_meta or not torch.is_autocast_enabled(device_type):  # which knows no meta
+        return q, k, v
+    if not {q.dtype, k.dtype, v.dtype} <= set(DTYPES):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device_type)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
 def _forward(
     ctx: Any,
     q: Tensor,
@@ -79,10 +90,7 @@ def _forward(
     kernels: str,
 ) -> Tensor:
     ctx.dtypes = q.dtype, k.dtype, v.dtype
-    device_type = q.device.type
-    if torch.is_autocast_enabled(device_type) and set(ctx.dtypes) <= set(DTYPES):
-        dtype = torch.get_autocast_dtype(device_type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k, v = autocast(q, k, v)
     if _is_watched():
         from systems.kernels.flash_attention.ops import flash_forward_op
 

@@ -74,7 +74,8 @@ def _one_stride(sizes: list[int], strides: tuple[int, ...]) -> int | None:
 
 
 def strides_like(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Of an output like this input: its own if it is dense and the kernels can address it."""
+    """Of an output like this input: its own if it is dense and the kernels can address it, in the
+    same order if the input is a part of something, and else those of a contiguous tensor."""
     if len(shape) <= 4 and strides[-1] == 1:
         like = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
         if like[-1] == 1 and like[-2] < MAX_ROW_STRIDE:
