@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the systems of this checko
 from systems.kernels.flash_attention.backward_kernel import delta_kernel, dkdv_kernel, dq_kernel
 from systems.kernels.flash_attention.combine_kernel import combine_kernel, sum_kernel
 from systems.kernels.flash_attention.configurations import (
+    MOVED,
     Configuration,
     Tile,
     block_d,
@@ -29,7 +30,6 @@ from systems.kernels.flash_attention.configurations import (
 )
 from systems.kernels.flash_attention.forward_kernel import forward_kernel
 from systems.kernels.flash_attention.hopper_launch import FORWARD, HopperTile
-from systems.kernels.flash_attention.launch import MOVED
 from systems.kernels.flash_attention.parts_kernel import parts_kernel
 from tests.hopper import compile_for_hopper, compile_gluon_for_hopper, resources
 

@@ -39,6 +39,7 @@ from systems.kernels.flash_attention import attention_reference, launch
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
 from systems.kernels.flash_attention.configurations import (
     MAX_BLOCK,
+    MAX_ROW_STRIDE,
     TABLE,
     Configuration,
     Tile,
@@ -49,6 +50,7 @@ from systems.kernels.flash_attention.configurations import (
     splits,
 )
 from systems.kernels.flash_attention.launch import flash_backward, flash_forward
+from systems.kernels.flash_attention.layout import layout
 from systems.kernels.flash_attention.ops import flash_backward_op, flash_forward_op
 from systems.kernels.launcher import Launch, compiling_only
 from tests.triton_interpreter import (
@@ -226,6 +228,14 @@ def test_the_table_has_every_head_dim_and_dtype():
             for tile in filter(None, configuration(head_dim, dtype)):
                 assert tile.block_q in (16, 32, 64, 128) and tile.block_k in (16, 32, 64, 128)
                 assert max(tile[:2]) <= MAX_BLOCK and tile.num_warps in (4, 8)
+
+
+def test_offsets_within_any_tile_fit_in_32_bits():
+    for head_dim in range(1, 129):
+        of = layout((300, head_dim), (MAX_ROW_STRIDE - 1, 1))
+        rows = max(MAX_BLOCK, launch._moved(of)["ROWS"])
+        assert not of.is_copy and (rows - 1) * of.strides[-1] + head_dim <= 1 << 31
+        assert layout((300, head_dim), (MAX_ROW_STRIDE, 1)).is_copy
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -11,9 +11,10 @@ import torch
 
 MIN_BLOCK_D = 16  # the least that tl.dot takes
 MAX_HEAD_DIM = 128
-MAX_BLOCK = 128  # rows of a tile
-# Offsets within a tile are 32 bits wide, and 128 * 2^24 is the first that they do not hold.
-MAX_ROW_STRIDE = (1 << 31) // MAX_BLOCK
+MAX_BLOCK = 128  # rows of a tile that is multiplied
+MOVED = 4096  # elements to a program of the kernels that only move memory
+# Offsets within a tile are 32 bits wide, and 256 * 2^23 is the first that they do not hold.
+MAX_ROW_STRIDE = (1 << 31) // max(MAX_BLOCK, MOVED // MIN_BLOCK_D)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PRECISIONS = ("bf16x6", "tf32")  # of products of float32; 16-bit products are exact
 

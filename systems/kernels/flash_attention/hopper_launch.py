@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import multiprocessors, on
-from systems.kernels.flash_attention.configurations import heads_in_l2
+from systems.kernels.flash_attention.configurations import MAX_ROW_STRIDE, heads_in_l2
 from systems.kernels.flash_attention.launch import LOG2E, check, combining, described
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
 
@@ -293,9 +293,14 @@ def _readable(x: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=4096)
 def _has_readable_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    return strides[-1] == 1 and all(
-        n == 1 or (stride > 0 and stride * itemsize % ALIGNMENT == 0)
-        for n, stride in zip(shape[:-1], strides[:-1], strict=True)
+    # `prepare_kernel` reads the rows of out and dout by addresses of its own.
+    return (
+        strides[-1] == 1
+        and strides[-2] < MAX_ROW_STRIDE
+        and all(
+            n == 1 or (stride > 0 and stride * itemsize % ALIGNMENT == 0)
+            for n, stride in zip(shape[:-1], strides[:-1], strict=True)
+        )
     )
 
 

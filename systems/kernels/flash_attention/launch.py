@@ -25,6 +25,7 @@ from systems.kernels.flash_attention.autotune import tuned
 from systems.kernels.flash_attention.configurations import (
     DTYPES,
     MAX_HEAD_DIM,
+    MOVED,
     PRECISIONS,
     Configuration,
     Tile,
@@ -36,8 +37,6 @@ from systems.kernels.flash_attention.layout import Layout, empty_like, layout, s
 from systems.kernels.launcher import Launch
 
 LOG2E = math.log2(math.e)
-# Elements to a program of the kernels that only move memory
-MOVED = 4096
 PLANS = 4096  # kept at most, of each pass
 
 
