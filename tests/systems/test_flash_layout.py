@@ -1,0 +1,60 @@
+"""Where rows lie, of views of any shape and strides: the elements that the kernels address."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
+
+
+@st.composite
+def views(draw: st.DrawFn) -> Tensor:
+    """(..., rows, head_dim), permuted, sliced, expanded, some dimensions 0 or 1."""
+    shape = draw(st.lists(st.sampled_from([0, 1, 1, 2, 3]), min_size=1, max_size=5))
+    shape.append(draw(st.sampled_from([1, 2, 4])))
+    order = draw(st.permutations(range(len(shape))))
+    room = [shape[i] + draw(st.integers(0, 1)) for i in order]
+    step = draw(st.sampled_from([1, 1, 2]))
+    room[order.index(len(shape) - 1)] *= step
+    base = (
+        torch.arange(math.prod(room))
+        .view(room)
+        .permute([order.index(i) for i in range(len(shape))])
+    )
+    x = base[tuple(slice(0, size) for size in shape[:-1])][..., ::step][..., : shape[-1]]
+    for i in range(len(shape) - 1):
+        if shape[i] > 1 and draw(st.booleans()) and draw(st.booleans()):
+            x = x.narrow(i, 0, 1).expand(shape)
+    return x
+
+
+def _addressed(x: Tensor) -> Tensor:
+    of = layout(x.shape, x.stride())
+    return (x.contiguous() if of.is_copy else x).as_strided(of.shape, (*of.strides, 1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(views())
+def test_a_layout_addresses_the_tensors_own_elements(x):
+    of = layout(x.shape, x.stride())
+    assert of.n_heads == math.prod(x.shape[:-2]) and of.shape[2:] == x.shape[-2:]
+    if x.numel():
+        assert torch.equal(_addressed(x), x.reshape(of.shape))
+
+
+@settings(max_examples=200, deadline=None)
+@given(views())
+def test_an_output_is_dense_and_written_in_place(x):
+    out = empty_like(x)
+    assert out.shape == x.shape and out.dtype == x.dtype
+    if x.numel():
+        assert not layout(out.shape, out.stride()).is_copy
+        assert out.untyped_storage().nbytes() == x.numel() * x.itemsize
+        assert four_dimensional(out).data_ptr() == out.data_ptr()
+    dense = x.contiguous()
+    assert empty_like(dense).stride() == dense.stride() or 1 in x.shape or not x.numel()
