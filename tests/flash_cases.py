@@ -1,0 +1,150 @@
+"""What the tests of flash_triton share: inputs, peers, and what counts as right.
+
+Right is within twice the error of torch's SDPA in the same dtype on the same input, and beyond that
+of the largest value
+
+    a roundoff of the dtype; 4 on a CPU, where torch keeps P and dS in float32
+    as many roundoffs of float32 as the largest score has units: its rounding, in the exponent
+
+A test file takes `quiet` for its marks, and the two fixtures for all of its tests.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+import os
+import statistics
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from systems.kernels.flash_attention import attention_reference, launch
+from systems.kernels.flash_attention.configurations import Configuration, Tile
+from systems.kernels.flash_attention.launch import flash_backward, flash_forward
+from tests.triton_interpreter import exact_bfloat16
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+# (queries, keys): one tile and many, ragged and not, more queries than keys and fewer
+LENGTHS = [(1, 1), (17, 3), (64, 33), (33, 64), (64, 64), (113, 203)]
+# Tiles wider than high and higher than wide: the diagonal crosses several of either
+WIDE, HIGH = Tile(16, 32, 4, 2), Tile(32, 16, 4, 2)
+TILES = {
+    "wide": Configuration(WIDE, WIDE, WIDE),
+    "high": Configuration(HIGH, HIGH, HIGH),
+    "table": None,
+}
+
+quiet = pytest.mark.filterwarnings(
+    # of Triton's interpreter, where a loop has a runtime bound
+    "ignore:Conversion of an array with ndim > 0:DeprecationWarning",
+    # where a score past the end overflows, and is masked
+    "ignore:overflow encountered in exp2:RuntimeWarning",
+    "ignore:invalid value encountered:RuntimeWarning",
+)
+
+
+@pytest.fixture
+def outputs_hold_nan(monkeypatch):
+    """What is not written shows."""
+    for name in ("empty", "empty_like", "empty_strided"):
+        function = getattr(torch, name)
+
+        def filled(*args, function=function, **kwargs):
+            made = function(*args, **kwargs)
+            return made.fill_(math.nan) if made.is_floating_point() and not made.is_meta else made
+
+        monkeypatch.setattr(launch.torch, name, filled)
+
+
+@pytest.fixture
+def bfloat16_as_a_gpu_has_it(monkeypatch):
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        exact_bfloat16(monkeypatch)
+
+
+def inputs(
+    lengths: tuple[int, int], head_dim: int, dtype: torch.dtype, leading=(2,), device="cpu", seed=0
+) -> list[Tensor]:
+    """q, k, v, dout of unit variance."""
+    generator = torch.Generator(device).manual_seed(seed)
+    n_queries, n_keys = lengths
+    return [
+        torch.randn((*leading, n, head_dim), generator=generator, device=device).to(dtype)
+        for n in (n_queries, n_keys, n_keys, n_queries)
+    ]
+
+
+def by_sdpa(q, k, v, dout, is_causal, scale):
+    """out, dq, dk, dv of torch, in the inputs' dtype."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+    out.backward(dout)
+    return out.detach(), q.grad, k.grad, v.grad
+
+
+def by_triton(q, k, v, dout, is_causal, scale=None, *, tiles=None, n_splits=None, **options):
+    """out, lse, dq, dk, dv of the kernels."""
+    out, lse = flash_forward(q, k, v, is_causal, scale, tiles=tiles, n_splits=n_splits, **options)
+    gradients = flash_backward(
+        q, k, v, out, lse, dout, is_causal, scale, tiles=tiles, n_splits_dkdv=n_splits,
+        n_splits_dq=n_splits, **options,
+    )  # fmt: skip
+    return out, lse, *gradients
+
+
+def assert_right(q, k, v, dout, is_causal, scale=None, **options) -> None:
+    exact = attention_reference(q, k, v, dout, is_causal, scale)
+    others = by_sdpa(q, k, v, dout, is_causal, scale)
+    out, lse, dq, dk, dv = by_triton(q, k, v, dout, is_causal, scale, **options)
+    factor = abs(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    largest_score = factor * (q.float() @ k.float().transpose(-1, -2)).abs().max().item()
+    roundoffs = 1 if q.is_cuda else 4
+    allowance = roundoffs * torch.finfo(q.dtype).eps / 2 + largest_score * torch.finfo(F32).eps / 2
+    assert lse.dtype == F32 and lse.shape == q.shape[:-1] and lse.is_contiguous()
+    # A score is a sum of head_dim products in float32, and exp2 and log2 are good to 2 units
+    assert (lse - exact.lse).abs().max().item() <= 16 * 2**-24 * max(1.0, largest_score)
+    for name, given_, other in zip(
+        ("out", "dq", "dk", "dv"), (out, dq, dk, dv), others, strict=True
+    ):
+        known = getattr(exact, name)
+        assert given_.dtype == q.dtype and given_.shape == known.shape
+        largest = known.abs().max().item()
+        if largest < 1e-9:
+            # Of one visible key dq and dk are zero: what is left is the rounding of dO v^T - D
+            cancelled = (dout.float() @ v.float().transpose(-1, -2)).abs().max().item()
+            largest = factor * cancelled * (k if name == "dq" else q).abs().max().item()
+        limit = 2 * (other - known).abs().max().item() + allowance * largest
+        error = (given_ - known).abs().max().item()
+        assert error <= limit, f"{name}: {error:.2e} is more than {limit:.2e}"
+
+
+def assert_median_of_five_seeds(lengths, head_dim, dtype, is_causal, leading, device) -> None:
+    """Relative L2 and largest error, of each output the median, at most twice SDPA's in the same
+    dtype on the same inputs and a roundoff of the dtype; in float32 1.5 times SDPA's."""
+    names = ("out", "dq", "dk", "dv")
+    errors: dict[tuple[str, str, str], list[float]] = collections.defaultdict(list)
+    for seed in range(5):
+        given_inputs = inputs(lengths, head_dim, dtype, leading, device, seed)
+        exact = attention_reference(*given_inputs, is_causal)
+        out, lse, *gradients = by_triton(*given_inputs, is_causal)
+        both = {
+            "ours": dict(zip(names, (out, *gradients), strict=True)),
+            "theirs": dict(zip(names, by_sdpa(*given_inputs, is_causal, None), strict=True)),
+        }
+        errors["ours", "lse", "largest"].append((lse - exact.lse).abs().max().item())
+        for whose, name in itertools.product(both, names):
+            known = getattr(exact, name)
+            difference = both[whose][name] - known
+            errors[whose, name, "L2"].append((difference.norm() / known.norm()).item())
+            largest = difference.abs().max() / known.abs().max()
+            errors[whose, name, "largest"].append(largest.item())
+    median = {key: statistics.median(values) for key, values in errors.items()}
+    factor, roundoff = 1.5 if dtype == F32 else 2, torch.finfo(dtype).eps / 2
+    assert median["ours", "lse", "largest"] <= 1e-5
+    for name, kind in itertools.product(names, ("L2", "largest")):
+        limit = factor * median["theirs", name, kind] + roundoff
+        assert median["ours", name, kind] <= limit, (name, kind)

@@ -1,0 +1,143 @@
+"""What flash_triton chooses from shapes, what it refuses, and what becomes of it for sm_90."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from systems.kernels.flash_attention import launch
+from systems.kernels.flash_attention.autograd import FlashAttentionTriton
+from systems.kernels.flash_attention.configurations import (
+    MAX_BLOCK,
+    MAX_ROW_STRIDE,
+    block_d,
+    configuration,
+    heads_in_l2,
+    ranges,
+    splits,
+)
+from systems.kernels.flash_attention.launch import flash_forward
+from systems.kernels.flash_attention.layout import layout
+from tests.flash_cases import (
+    BF16,
+    F16,
+    F32,
+)
+from tests.triton_interpreter import compiled
+
+
+def test_splits_worked_by_hand():
+    assert splits(528, 1000, 132) == 1  # every place filled four times over
+    assert splits(132, 1000, 132) == 2
+    assert splits(128, 1000, 264) == 4  # 528 programs for 264 places, 4.1 times as many
+    assert splits(132, 8, 264) == 2  # parts of four tiles
+    assert splits(132, 3, 264) == 1
+    assert splits(1, 10_000, 132) == 32
+    assert splits(0, 10, 132) == 1
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 600))
+def test_splits_leave_no_part_too_short(n_programs, n_tiles, slots):
+    found = splits(n_programs, n_tiles, slots)
+    assert 1 <= found <= 32
+    assert found == 1 or n_tiles // found >= 4
+    assert found == 1 or n_programs * found <= 2 * slots + n_programs / 2
+
+
+@given(st.integers(0, 500), st.integers(1, 64), st.integers(1, 40))
+def test_ranges_hold_every_row_once_and_none_is_empty(length, n_splits, tiles):
+    length = max(1, length)
+    for wanted in (n_splits, None):
+        count, size = ranges(length, 16, tiles, 132, wanted)
+        assert size % 16 == 0
+        assert (count - 1) * size < length <= count * size
+        assert wanted is None or count <= wanted
+
+
+def test_groups_of_heads_worked_by_hand():
+    # keys and values of 16384 rows of 64 bfloat16 take 4 MiB
+    assert heads_in_l2(16384, 64, 2, 100) == 8
+    assert heads_in_l2(16384, 64, 2, 3) == 3
+    assert heads_in_l2(1 << 20, 128, 4, 3) == 1
+
+
+def test_the_table_has_every_head_dim_and_dtype():
+    assert [block_d(d) for d in (1, 16, 17, 24, 64, 80, 128)] == [16, 16, 32, 32, 64, 128, 128]
+    for head_dim in range(1, 129):
+        for dtype in (F32, BF16, F16):
+            for tile in filter(None, configuration(head_dim, dtype)):
+                assert tile.block_q in (16, 32, 64, 128) and tile.block_k in (16, 32, 64, 128)
+                assert max(tile[:2]) <= MAX_BLOCK and tile.num_warps in (4, 8)
+
+
+def test_offsets_within_any_tile_fit_in_32_bits():
+    for head_dim in range(1, 129):
+        of = layout((300, head_dim), (MAX_ROW_STRIDE - 1, 1))
+        rows = max(MAX_BLOCK, launch._moved(of)["ROWS"])
+        assert not of.is_copy and (rows - 1) * of.strides[-1] + head_dim <= 1 << 31
+        assert layout((300, head_dim), (MAX_ROW_STRIDE, 1)).is_copy
+
+
+def test_all_that_does_not_fit_is_named_at_once():
+    q, k, v = torch.ones(2, 5, 129), torch.ones(3, 5, 129), torch.ones(3, 5, 129).double()
+    with pytest.raises(ValueError) as told:
+        flash_forward(q, k, v, precision="fp8")
+    for part in ("leading dim", "head_dim must be 1 to 128, got 129", "torch.float64", "'fp8'"):
+        assert part in str(told.value)
+    with pytest.raises(ValueError, match=r"\(\.\.\., rows, head_dim\), got q \(4,\)"):
+        flash_forward(*[torch.ones(4)] * 3)
+
+
+@compiled
+def test_without_a_gpu_the_error_says_so():
+    x = torch.ones(2, 4, 16)
+    with pytest.raises(RuntimeError, match="need a GPU, got tensors on cpu; TRITON_INTERPRET=1"):
+        FlashAttentionTriton.apply(x, x, x)
+
+
+@compiled
+def test_importing_it_does_not_import_triton():
+    code = (
+        "import torch, sys; before = set(sys.modules); "
+        "import systems.kernels.flash_attention.autograd; "
+        "print([m for m in set(sys.modules) - before if m.startswith('triton')])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+@compiled
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", ["forward", "dkdv", "dq"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_compiled_for_hopper_nothing_spills(head_dim, name, is_causal):
+    """bfloat16; `make compile-check` has all of the table."""
+    pytest.importorskip("triton")
+    from scripts.compile_check import SHARED_LIMIT, compile_pass
+
+    tile = getattr(configuration(head_dim, BF16), name)
+    made = compile_pass(name, head_dim, BF16, is_causal, tile)
+    assert made.spilled == 0
+    assert made.shared <= SHARED_LIMIT
+    assert "wgmma.mma_async" in made.ptx and "mma.sync" not in made.ptx
+    # Tiles of the inner loop come by 16 bytes a copy, past the registers
+    assert "cp.async.cg.shared.global" in made.ptx
+    # One order of additions, equal bits
+    assert not re.search(r"^\s*(@\S+\s+)?(atom|red)\.", made.ptx, re.MULTILINE)
+
+
+@compiled
+@pytest.mark.parametrize("name", ["delta", "combine", "sum"])
+def test_compiled_for_hopper_movers_spill_nothing(name):
+    pytest.importorskip("triton")
+    from scripts.compile_check import compile_mover
+
+    made = compile_mover(name, 64, BF16)
+    assert made.spilled == 0
+    assert "ld.global.v4.b32" in made.ptx
