@@ -1,0 +1,262 @@
+"""Data parallel training of a Transformer by strategy: step time, and what of it is communication.
+
+python -m jobs.submit sweeps/ddp.yaml --local
+
+Each rank leaves its step time, the time of a step without communication, and what the profiler saw
+of communication; rank 0 draws one profiled step of every rank into timeline.png.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from systems import accounting
+from systems.benchmarks.base import artifacts_folder
+from systems.benchmarks.parallel_params import ParallelParams
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from systems.benchmarks.overlap import StepTimeline
+    from systems.benchmarks.parallel_training import ParallelTraining
+
+VERSION = 1
+Strategy = Literal["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
+PROBE_BYTES = 256 * 10**6  # of the all-reduce that tells the rate, or of all gradients if less
+PROBES = 20
+
+
+class Params(ParallelParams):
+    """A TransformerLM trained data parallel.
+
+    strategy:
+        naive, flat, overlapped, bucketed   of `systems.parallel.ddp`
+        torch         torch's DistributedDataParallel as it comes, with buckets of 25 MiB
+        torch_tuned   with gradient_as_bucket_view and static_graph, its buffers not broadcast
+    bucket_size_mb: of bucketed, in 10^6 bytes.
+    beside: another strategy, of which a step is drawn above this one's.
+    """
+
+    strategy: Strategy
+    bucket_size_mb: Annotated[float, Field(gt=0)] | None = None
+    beside: Literal["naive", "flat", "overlapped", "torch", "torch_tuned"] | None = None
+
+    @model_validator(mode="after")
+    def _bucketed_has_a_size(self) -> Self:
+        if (self.strategy == "bucketed") != (self.bucket_size_mb is not None):
+            given = "none" if self.bucket_size_mb is None else f"{self.bucket_size_mb:g}"
+            raise ValueError(
+                f"bucket_size_mb is of strategy: bucketed and it alone; given {given} with "
+                f"strategy: {self.strategy}"
+            )
+        return self
+
+
+def predict(params: Params) -> dict[str, Any]:
+    """Bytes of gradients, and bytes that a rank sends in a step on a ring."""
+    state = accounting.model_state_bytes(params.model_size, params.precision)
+    sent = accounting.step_sent_bytes("ddp", state, params.world_size)
+    return {"gradients_bytes": state["gradients"], "sent_bytes": sum(sent.values())}
+
+
+def run(params: Params) -> dict[str, Any]:
+    """This rank's facts. Phases: `train_step`; `alone`, the same step without communication, all
+    ranks stepping at the same time in rounds that alternate with the others; of the profiled steps
+    `communication`, the time in which any is on its way, and `exposed`, that in which nothing is
+    computed beside it.
+
+    Facts, of the slowest rank where there is one number: exposed_ms, step time less that of alone;
+    communication_share, of the step that `exposed_ms` is; overlap_share, of communication that the
+    profiler saw beside computation; by_rank; and `model`, accounting's of buckets with the call's
+    cost and the rate that this process group has.
+
+    Raises:
+        Unsupported: this machine cannot do what is asked.
+        WrongOutput: ranks differ, or from one process on the batches of all.
+        RuntimeError: the number of processes is not `world_size`.
+    """
+    from systems.parallel import process_group
+
+    with process_group(params.backend) as device:
+        return measure(params, device)
+
+
+def measure(params: Params, device: torch.device) -> dict[str, Any]:
+    """`run`, in the process group that there is."""
+    import torch
+    import torch.distributed as dist
+
+    from systems.benchmarks import overlap
+    from systems.benchmarks.parallel_training import (
+        ParallelTraining,
+        alternating_rounds,
+        check_parallel,
+        check_world_size,
+        of_all_ranks,
+        profiled_steps,
+    )
+
+    check_world_size(params)
+    rank = dist.get_rank()
+    alone = ParallelTraining(params, device, rank)
+    training = ParallelTraining(params, device, rank, lambda module: wrapped(module, params))
+    errors = check_parallel(training, alone)
+    both = {"train_step": training, "alone": alone}
+    samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
+    model = _bucket_model(params, alone)
+    del alone, both
+    gc.collect()
+    peaks = {}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        training.step()
+        torch.cuda.synchronize()
+        peaks["train_step"] = torch.cuda.max_memory_allocated()
+    steps = profiled_steps(training)
+    samples["communication"] = [step.communication_ms for step in steps]
+    samples["exposed"] = [step.exposed_ms for step in steps]
+    panels: dict[str, list[StepTimeline]] = {params.strategy: of_all_ranks(steps[-1])}
+    if params.beside is not None:
+        del training
+        gc.collect()
+        panels = {params.beside: _step_of(params.beside, params, device), **panels}
+    if rank == 0:
+        where = torch.cuda.get_device_name() if device.type == "cuda" else "processors, Gloo"
+        size = f"{params.size}, batch {params.batch_size} a rank, {params.precision}"
+        path = artifacts_folder() / "timeline.png"
+        overlap.draw_steps(panels, f"A training step of {size}; {where}", path)
+    step = params.counts(["train_step"])
+    return {
+        "samples_ms": samples,
+        "peak_memory_bytes": peaks,
+        "flops": step["flops"],  # of one rank, as its device's peak is
+        "tokens": {"train_step": step["tokens"]["train_step"] * params.world_size},
+        "facts": {**_shares(of_all_ranks(samples)), "model": model, "error": errors},
+    }
+
+
+def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTimeline]:
+    """A profiled step of another strategy, of every rank."""
+    import torch.distributed as dist
+
+    from systems.benchmarks.parallel_training import (
+        ParallelTraining,
+        of_all_ranks,
+        profiled_steps,
+    )
+
+    other = params.model_copy(update={"strategy": strategy, "bucket_size_mb": None})
+    training = ParallelTraining(
+        other, device, dist.get_rank(), lambda module: wrapped(module, other)
+    )
+    for _ in range(params.warmup_steps):
+        training.step()
+    return of_all_ranks(profiled_steps(training)[-1])
+
+
+def wrapped(module: nn.Module, params: Params) -> nn.Module:
+    """The module, made data parallel by the strategy that params names."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from systems import parallel
+
+    if params.strategy == "naive":
+        return parallel.NaiveDDP(module)
+    if params.strategy == "flat":
+        return parallel.FlatDDP(module)
+    if params.strategy == "overlapped":
+        return parallel.OverlappedDDP(module)
+    if params.strategy == "bucketed":
+        assert params.bucket_size_mb is not None
+        return parallel.BucketedDDP(module, params.bucket_size_mb)
+    if params.strategy == "torch":
+        return DistributedDataParallel(module)
+    return DistributedDataParallel(
+        module, broadcast_buffers=False, gradient_as_bucket_view=True, static_graph=True
+    )
+
+
+def _shares(by_rank: list[dict[str, list[float]]]) -> dict[str, Any]:
+    """exposed_ms, communication_share and overlap_share, of the slowest rank and by rank."""
+    ranks = []
+    for samples in by_rank:
+        middle = {name: statistics.median(of) for name, of in samples.items()}
+        exposed = middle["train_step"] - middle["alone"]
+        of_it = {
+            "exposed_ms": exposed,
+            "communication_share": exposed / middle["train_step"],
+            "profiled_communication_ms": middle["communication"],
+            "profiled_exposed_ms": middle["exposed"],
+        }
+        if middle["communication"]:
+            of_it["overlap_share"] = 1 - middle["exposed"] / middle["communication"]
+        ranks.append({"train_step_ms": middle["train_step"], "alone_ms": middle["alone"], **of_it})
+    slowest = max(ranks, key=lambda rank: rank["train_step_ms"])
+    return {**slowest, "by_rank": ranks}
+
+
+def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
+    """Accounting's model of buckets, with o and w as this process group has them, and backward as
+    this device takes it. A collective.
+
+    Of a strategy without buckets a bucket is a parameter (overlapped), or all (naive, flat: nothing
+    is hidden, so no exposed time is predicted).
+    """
+    from systems.benchmarks.parallel_training import of_all_ranks
+    from systems.benchmarks.step_timing import clock_ms
+    from systems.parallel.buckets import MB, fill_buckets
+
+    backward = []
+    for _ in range(3):
+        clock_ms(alone.forward, alone.device)
+        backward.append(clock_ms(alone.backward, alone.device))
+        alone.zero_grad()
+    backward_seconds = max(of_all_ranks(min(backward))) / 1e3
+    parameters = list(alone.model.parameters())
+    size = sum(parameter.nbytes for parameter in parameters)
+    call_seconds = _all_reduce_seconds(1, alone.device)
+    probe = min(size, PROBE_BYTES) // 4
+    bandwidth = 4 * probe / max(_all_reduce_seconds(probe, alone.device) - call_seconds, 1e-9)
+    fit = size, bandwidth, call_seconds
+    told: dict[str, Any] = {
+        "call_us": call_seconds * 1e6,
+        "all_reduce_gb_per_second": bandwidth / 1e9,
+        "all_gradients_ms": (size / bandwidth + call_seconds) * 1e3,
+        "backward_ms": backward_seconds * 1e3,
+        "best_bucket_bytes": accounting.best_bucket_bytes(*fit),
+        "largest_parameter_bytes": max(parameter.nbytes for parameter in parameters),
+    }
+    capacity = {"overlapped": 0.0, "torch": 25 * 2**20, "torch_tuned": 25 * 2**20}.get(
+        params.strategy, (params.bucket_size_mb or 0) * MB
+    )
+    if params.strategy not in ("naive", "flat"):
+        buckets = len(fill_buckets(parameters, capacity))
+        overhead = accounting.ddp_overhead_seconds
+        told["buckets"] = buckets
+        told["exposed_ms"] = overhead(*fit, buckets) * 1e3
+        told["exposed_beside_backward_ms"] = overhead(*fit, buckets, backward_seconds) * 1e3
+    return told
+
+
+def _all_reduce_seconds(elements: int, device: torch.device) -> float:
+    """Of one float32 all-reduce of many back to back, on the slowest rank."""
+    import torch
+    import torch.distributed as dist
+
+    from systems.benchmarks.parallel_training import meet, of_all_ranks
+    from systems.benchmarks.step_timing import synchronize
+
+    buffer = torch.zeros(elements, device=device)
+    dist.all_reduce(buffer)
+    meet(device)
+    start = time.perf_counter()
+    for _ in range(PROBES):
+        dist.all_reduce(buffer)
+    synchronize(device)
+    return float(max(of_all_ranks((time.perf_counter() - start) / PROBES)))
