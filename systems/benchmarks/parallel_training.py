@@ -12,6 +12,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from systems.benchmarks.base import WrongOutput
 from systems.benchmarks.overlap import STEP, StepTimeline, read_steps
 from systems.benchmarks.parallel_params import ParallelParams
 from systems.benchmarks.step_timing import synchronize
-from systems.benchmarks.training import Training, batch
+from systems.benchmarks.training import Training, batch, optimizer_of
 from systems.model import cross_entropy
 
 CHECK_STEPS = 3
@@ -40,6 +41,7 @@ TOLERANCE = {
     "bf16": {"loss": 5e-3, "gradient": 5e-2, "weights": 0.3},
 }
 Wrap = Callable[[nn.Module], nn.Module]
+MakeOptimizer = Callable[..., Any]  # (parameters) -> Optimizer
 Gradients = Callable[["ParallelTraining"], Iterator[tuple[str, Tensor]]]
 Weights = Callable[["ParallelTraining"], Mapping[str, Tensor]]
 
@@ -50,15 +52,26 @@ class ParallelTraining(Training):
     Args:
         rank: whose batch.
         wrap: what makes the model a parallel one; without it nothing is communicated.
+        make_optimizer: of the wrapped model's parameters; the one that params names by default.
     """
 
     def __init__(
-        self, params: ParallelParams, device: torch.device, rank: int, wrap: Wrap | None = None
+        self,
+        params: ParallelParams,
+        device: torch.device,
+        rank: int,
+        wrap: Wrap | None = None,
+        make_optimizer: MakeOptimizer | None = None,
     ):
         super().__init__(params, device)
         self.params: ParallelParams = params
         self.tokens, self.targets = rank_batch(params, device, rank)
-        self.wrapper = wrap(self.model) if wrap else self.model
+        self.wrapper: nn.Module = self.model
+        if wrap is not None:
+            self.wrapper = wrap(self.model)
+            optimizer_class, options = optimizer_of(params)
+            make = make_optimizer or partial(optimizer_class, **options)
+            self.optimizer = make(self.wrapper.parameters())
         self._cross_entropy = cross_entropy
         if params.mode == "compiled_blocks":
             self._cross_entropy = torch.compile(cross_entropy, fullgraph=True)

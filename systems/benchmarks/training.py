@@ -50,7 +50,7 @@ class Training:
         attention = attention or ATTENTIONS[params.attention]
         self.model, master = _model(params, device, attention)
         self.tokens, self.targets = batch(params, device)
-        self.optimizer = _optimizer(params, self.model, master, device)
+        self.optimizer = _optimizer(params, self.model, master)
         self.scaler = torch.amp.GradScaler(device.type, enabled=params.precision == "fp16")
         self.loss = torch.zeros((), device=device)
         self.preparing_seconds = 0.0  # spent on compiling and capturing before the first step
@@ -230,21 +230,22 @@ def _model(
     return model, master
 
 
-def _optimizer(
-    params: TransformerParams,
-    model: nn.Module,
-    master: dict[nn.Parameter, Tensor],
-    device: torch.device,
-) -> Any:
+def optimizer_of(params: TransformerParams) -> tuple[Any, dict[str, Any]]:
+    """The class of the optimizer that params names, and what it takes beside parameters."""
     rates: dict[str, Any] = {"lr": params.lr, "betas": BETAS, "weight_decay": 0.01}
     if params.optimizer == "torch":
-        return torch.optim.AdamW(
-            model.parameters(), fused=True, capturable=params.cuda_graph, **rates
-        )
+        return torch.optim.AdamW, {"fused": True, "capturable": params.cuda_graph, **rates}
     from systems.kernels.adamw import FusedAdamW
 
     state_dtype = torch.bfloat16 if params.precision == "bf16_pure" else torch.float32
-    optimizer = FusedAdamW(model.parameters(), state_dtype=state_dtype, **rates)
+    return FusedAdamW, {"state_dtype": state_dtype, **rates}
+
+
+def _optimizer(
+    params: TransformerParams, model: nn.Module, master: dict[nn.Parameter, Tensor]
+) -> Any:
+    optimizer_class, options = optimizer_of(params)
+    optimizer = optimizer_class(model.parameters(), **options)
     if master:
         optimizer.load_master(master)
     return optimizer

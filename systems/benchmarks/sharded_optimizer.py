@@ -1,0 +1,210 @@
+"""An optimizer whose state is spread over the ranks: memory by kind before and after a step, and
+the step's time, beside the same without sharding.
+
+python -m jobs.submit sweeps/sharded_optimizer.yaml --local
+
+Gradients are averaged alike in all: by `systems.parallel.BucketedDDP`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from systems import accounting
+from systems.benchmarks.parallel_params import ParallelParams
+
+if TYPE_CHECKING:
+    import torch
+
+    from systems.benchmarks.parallel_training import ParallelTraining
+
+VERSION = 1
+BUCKET_SIZE_MB = 100.0
+Strategy = Literal["replicated", "sharded", "torch_zero"]
+_KEPT: dict[str, Literal["ddp", "sharded_optimizer"]] = {
+    "replicated": "ddp",
+    "sharded": "sharded_optimizer",
+    "torch_zero": "sharded_optimizer",
+}
+
+
+class Params(ParallelParams):
+    """A TransformerLM trained data parallel.
+
+    strategy: replicated (every rank has all of the optimizer's state), sharded
+        (`systems.parallel.ShardedOptimizer`), or torch_zero (torch's ZeroRedundancyOptimizer, its
+        parameters views of buckets).
+    """
+
+    strategy: Strategy
+
+
+def predict(params: Params) -> dict[str, Any]:
+    """Bytes that a rank keeps, shares taken as equal, and sends in a step."""
+    state = accounting.model_state_bytes(params.model_size, params.precision)
+    kept = _KEPT[params.strategy]
+    sent = accounting.step_sent_bytes(kept, state, params.world_size)
+    parts = accounting.rank_state_bytes(kept, state, params.world_size)
+    return {f"{part}_bytes": size for part, size in parts.items()} | {
+        "sent_bytes": sum(sent.values())
+    }
+
+
+def run(params: Params) -> dict[str, Any]:
+    """This rank's facts. Phases: `train_step`; `alone`, a step of one rank that communicates
+    nothing and shards nothing, in rounds that alternate; `optimizer`, its step with the transfers
+    that it makes. Peaks of memory by phase, on a GPU.
+
+    Facts: after_init, before_step and after_step, each with weights_bytes, gradients_bytes,
+    optimizer_state_bytes, and on a GPU other_bytes and allocated_bytes, of the first step, on the
+    rank that has most in that moment; by_rank all.
+
+    Raises:
+        Unsupported: this machine cannot do what is asked.
+        WrongOutput: ranks differ, or from one process on the batches of all.
+        RuntimeError: the number of processes is not `world_size`.
+    """
+    from systems.parallel import process_group
+
+    with process_group(params.backend) as device:
+        return measure(params, device)
+
+
+def measure(params: Params, device: torch.device) -> dict[str, Any]:
+    """`run`, in the process group that there is."""
+    import torch.distributed as dist
+
+    from systems.benchmarks.parallel_training import (
+        ParallelTraining,
+        alternating_rounds,
+        check_parallel,
+        check_world_size,
+        of_all_ranks,
+    )
+
+    check_world_size(params)
+    memory, peaks = _memory(sharded_training(params, device), device)
+    gc.collect()
+    training = sharded_training(params, device)
+    alone = ParallelTraining(params, device, dist.get_rank())
+    errors = check_parallel(training, alone)
+    both = {"train_step": training, "alone": alone}
+    samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
+    samples["optimizer"] = _optimizer_ms(training, params.rounds)
+    step = params.counts(["train_step"])
+    by_rank = of_all_ranks(memory)
+    most = {moment: max((rank[moment] for rank in by_rank), key=_sum) for moment in memory}
+    return {
+        "samples_ms": samples,
+        "peak_memory_bytes": peaks,
+        "flops": step["flops"],  # of one rank, as its device's peak is
+        "tokens": {"train_step": step["tokens"]["train_step"] * params.world_size},
+        "facts": {**most, "by_rank": by_rank, "error": errors},
+    }
+
+
+def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
+    """A training of this rank with the optimizer that the strategy names."""
+    import torch.distributed as dist
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    from systems.benchmarks.parallel_training import ParallelTraining
+    from systems.benchmarks.training import optimizer_of
+    from systems.parallel import BucketedDDP, ShardedOptimizer
+
+    optimizer_class, options = optimizer_of(params)
+
+    def make_optimizer(parameters: Iterable[torch.nn.Parameter]) -> Any:
+        if params.strategy == "sharded":
+            return ShardedOptimizer(parameters, optimizer_class, **options)
+        if params.strategy == "torch_zero":
+            return ZeroRedundancyOptimizer(
+                parameters, optimizer_class, parameters_as_bucket_view=True, **options
+            )
+        return optimizer_class(parameters, **options)
+
+    return ParallelTraining(
+        params,
+        device,
+        dist.get_rank(),
+        lambda module: BucketedDDP(module, BUCKET_SIZE_MB),
+        make_optimizer,
+    )
+
+
+def _memory(
+    training: ParallelTraining, device: torch.device
+) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+    """What is in use after the beginning and around the first step, by kind, and peaks of the
+    phases between, and of a second step, when the optimizer's state exists."""
+    import torch
+
+    from systems.benchmarks.saved_tensors import storage_bytes
+
+    on_gpu = device.type == "cuda"
+    peaks: dict[str, int] = {}
+
+    def kinds() -> dict[str, int]:
+        parameters = list(training.model.parameters())
+        # ZeroRedundancyOptimizer keeps the one that steps its share inside.
+        stepping = getattr(training.optimizer, "optim", training.optimizer)
+        state = [
+            value
+            for values in stepping.state.values()
+            for value in values.values()
+            if isinstance(value, torch.Tensor)
+        ]
+        used = {
+            "weights_bytes": storage_bytes(parameters),
+            "gradients_bytes": storage_bytes([p.grad for p in parameters if p.grad is not None]),
+            "optimizer_state_bytes": storage_bytes(state),
+        }
+        if on_gpu:
+            allocated = torch.cuda.memory_allocated()
+            used["other_bytes"] = allocated - sum(used.values())
+            used["allocated_bytes"] = allocated
+        return used
+
+    def peak_of(phase: str) -> None:
+        if on_gpu:
+            torch.cuda.synchronize()
+            peaks[phase] = torch.cuda.max_memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+
+    gc.collect()
+    memory = {"after_init": kinds()}
+    peak_of("init")
+    training.forward()
+    training.backward()
+    training.synchronize_gradients()
+    memory["before_step"] = kinds()
+    peak_of("forward_backward")
+    training.optimizer_step()
+    memory["after_step"] = kinds()
+    peak_of("optimizer")
+    training.zero_grad()
+    training.step()
+    peak_of("train_step")
+    return memory, peaks
+
+
+def _sum(used: dict[str, int]) -> int:
+    return used.get("allocated_bytes", sum(used.values()))
+
+
+def _optimizer_ms(training: ParallelTraining, count: int) -> list[float]:
+    """Milliseconds of the optimizer's step by Python's clock, all ranks beginning together."""
+    from systems.benchmarks.parallel_training import meet
+    from systems.benchmarks.step_timing import clock_ms
+
+    samples = []
+    for _ in range(count):
+        training.forward()
+        training.backward()
+        training.synchronize_gradients()
+        meet(training.device)
+        samples.append(clock_ms(training.optimizer_step, training.device))
+        training.zero_grad()
+    return samples

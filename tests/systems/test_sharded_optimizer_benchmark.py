@@ -1,0 +1,61 @@
+"""The benchmark of sharded optimizers on two ranks: memory by kind beside accounting's prediction.
+
+A function that takes `Here` first is a case: every rank runs it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from systems.benchmarks.sharded_optimizer import Params, measure, predict
+from tests.ranks import Here, two_ranks, world
+
+
+def params(strategy: str, **given) -> Params:
+    tiny = {
+        "size": "tiny", "num_layers": 2, "vocab_size": 50, "context_length": 8, "batch_size": 1,
+        "world_size": 2, "rounds": 2, "steps": 1, "warmup_steps": 1,
+    }  # fmt: skip
+    return Params(**{**tiny, "strategy": strategy, **given})
+
+
+@pytest.fixture
+def ranks(request):
+    backend, world_size = request.param
+    with world(backend, world_size) as started:
+        yield started
+
+
+def memory_is_as_predicted(here: Here, strategy: str) -> None:
+    point = params(strategy, backend="gloo" if here.device.type == "cpu" else "nccl")
+    told = measure(point, here.device)
+    predicted, facts = predict(point), told["facts"]
+    assert set(told["samples_ms"]) == {"train_step", "alone", "optimizer"}
+    assert facts["after_init"]["gradients_bytes"] == 0
+    assert facts["after_init"]["optimizer_state_bytes"] == 0
+    assert facts["before_step"]["gradients_bytes"] == predicted["gradients_bytes"]
+    assert facts["before_step"]["optimizer_state_bytes"] == 0
+    # Beside the moments there is a count of steps for each of 15 parameters.
+    state = sum(rank["after_step"]["optimizer_state_bytes"] for rank in facts["by_rank"])
+    expected = predicted["optimizer_state_bytes"] * here.world_size
+    assert expected <= state <= expected + 15 * 8 * here.world_size
+    if strategy != "replicated":
+        shares = [rank["after_step"]["optimizer_state_bytes"] for rank in facts["by_rank"]]
+        assert max(shares) < 0.6 * sum(shares)
+    weights = facts["after_step"]["weights_bytes"]
+    padding = 15 * 256 if strategy == "sharded" else 0
+    assert predicted["weights_bytes"] <= weights <= predicted["weights_bytes"] + padding
+    assert ("allocated_bytes" in facts["after_step"]) == (here.device.type == "cuda")
+
+
+@two_ranks
+@pytest.mark.parametrize("strategy", ["replicated", "sharded", "torch_zero"])
+def test_memory_by_kind_is_as_predicted(ranks, strategy):
+    ranks.run(memory_is_as_predicted, strategy, repeats=1)
+
+
+def test_sharding_sends_half_as_much_again_and_keeps_a_share_of_the_state():
+    whole, shared = (predict(params(name, world_size=4)) for name in ("replicated", "sharded"))
+    assert shared["sent_bytes"] == 1.5 * whole["sent_bytes"]
+    assert shared["optimizer_state_bytes"] == whole["optimizer_state_bytes"] / 4
+    assert shared["gradients_bytes"] == whole["gradients_bytes"]
