@@ -9,7 +9,6 @@ of communication; rank 0 draws one profiled step of every rank into timeline.png
 from __future__ import annotations
 
 import gc
-import statistics
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -71,10 +70,9 @@ def run(params: Params) -> dict[str, Any]:
     `communication`, the time in which any is on its way, and `exposed`, that in which nothing is
     computed beside it.
 
-    Facts, of the slowest rank where there is one number: exposed_ms, step time less that of alone;
-    communication_share, of the step that `exposed_ms` is; overlap_share, of communication that the
-    profiler saw beside computation; by_rank; and `model`, accounting's of buckets with the call's
-    cost and the rate that this process group has.
+    Facts: `parallel_training.step_facts` of the slowest rank, and by_rank; error, as
+    `check_parallel` has it; and `model`, accounting's of buckets with the call's cost and the rate
+    that this process group has.
 
     Raises:
         Unsupported: this machine cannot do what is asked.
@@ -100,6 +98,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         check_world_size,
         of_all_ranks,
         profiled_steps,
+        step_facts,
     )
 
     check_world_size(params)
@@ -131,13 +130,13 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         size = f"{params.size}, batch {params.batch_size} a rank, {params.precision}"
         path = artifacts_folder() / "timeline.png"
         overlap.draw_steps(panels, f"A training step of {size}; {where}", path)
-    step = params.counts(["train_step"])
+    by_rank = of_all_ranks(step_facts(samples))
+    slowest = max(by_rank, key=lambda facts: float(facts["train_step_ms"]))
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
-        "flops": step["flops"],  # of one rank, as its device's peak is
-        "tokens": {"train_step": step["tokens"]["train_step"] * params.world_size},
-        "facts": {**_shares(of_all_ranks(samples)), "model": model, "error": errors},
+        **params.step_counts(),
+        "facts": {**slowest, "by_rank": by_rank, "model": model, "error": errors},
     }
 
 
@@ -180,25 +179,6 @@ def wrapped(module: nn.Module, params: Params) -> nn.Module:
     return DistributedDataParallel(
         module, broadcast_buffers=False, gradient_as_bucket_view=True, static_graph=True
     )
-
-
-def _shares(by_rank: list[dict[str, list[float]]]) -> dict[str, Any]:
-    """exposed_ms, communication_share and overlap_share, of the slowest rank and by rank."""
-    ranks = []
-    for samples in by_rank:
-        middle = {name: statistics.median(of) for name, of in samples.items()}
-        exposed = middle["train_step"] - middle["alone"]
-        of_it = {
-            "exposed_ms": exposed,
-            "communication_share": exposed / middle["train_step"],
-            "profiled_communication_ms": middle["communication"],
-            "profiled_exposed_ms": middle["exposed"],
-        }
-        if middle["communication"]:
-            of_it["overlap_share"] = 1 - middle["exposed"] / middle["communication"]
-        ranks.append({"train_step_ms": middle["train_step"], "alone_ms": middle["alone"], **of_it})
-    slowest = max(ranks, key=lambda rank: rank["train_step_ms"])
-    return {**slowest, "by_rank": ranks}
 
 
 def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:

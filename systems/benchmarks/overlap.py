@@ -2,7 +2,8 @@
 trace, step by step, and as a picture.
 
 Communication is NCCL's kernels, or Gloo's calls on a CPU, the wait for a rank that comes later
-included. Computation is all other kernels, or torch's operators. What is exposed is communication
+included. Computation is all other kernels, or torch's operators (what is compiled for a CPU has
+none). What is exposed is communication
 while this rank computes nothing.
 """
 
@@ -26,19 +27,42 @@ class StepTimeline:
     """One step on one rank, in microseconds from its beginning."""
 
     length: float
-    communication: list[Span]
+    calls: dict[str, list[Span]]  # of communication, by collective
     computation: dict[str, list[Span]]  # by the phase that launched it
 
     @property
+    def communication(self) -> list[Span]:
+        """When any communication is on its way."""
+        return merged(span for spans in self.calls.values() for span in spans)
+
+    @property
+    def busy(self) -> list[Span]:
+        """When anything is computed."""
+        return merged(span for spans in self.computation.values() for span in spans)
+
+    @property
+    def exposed(self) -> list[Span]:
+        """When there is communication and no computation."""
+        return without(self.communication, self.busy)
+
+    @property
     def communication_ms(self) -> float:
-        """Time in which any communication is on its way."""
+        """Milliseconds in which any communication is on its way."""
         return total(self.communication) / 1e3
 
     @property
     def exposed_ms(self) -> float:
-        """And nothing is computed beside it."""
-        busy = [span for spans in self.computation.values() for span in spans]
-        return total(without(self.communication, busy)) / 1e3
+        """Milliseconds of those in which nothing is computed."""
+        return total(self.exposed) / 1e3
+
+    def waits_ms(self, collective: str) -> list[float]:
+        """For each call of the collective, milliseconds at its end in which nothing was computed:
+        0 where computation still went on when it was done, so that nobody can have waited."""
+        waits, busy = [], self.busy
+        for start, end in self.calls.get(collective, []):
+            last = max((b for a, b in busy if a < end), default=0.0)
+            waits.append(max(0.0, end - max(start, last)) / 1e3)
+        return waits
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
@@ -106,10 +130,10 @@ def steps_of(events: Iterable[Mapping[str, Any]]) -> list[StepTimeline]:
         if "correlation" in event.get("args", {})
     }
     if work:
-        communication = [_span(event) for event in work if _is_nccl(event["name"])]
+        communication = [event for event in work if _is_nccl(event["name"])]
         work = [event for event in work if not _is_nccl(event["name"])]
     else:
-        communication = [_span(event) for event in ranges if event["name"].startswith("gloo:")]
+        communication = [event for event in ranges if event["name"].startswith("gloo:")]
         # Only aten's: an autograd node's time has the hooks in it, which may wait.
         work = [e for e in by_kind.get("cpu_op", []) if e["name"].startswith("aten::")]
     computation: dict[str, list[Span]] = {}
@@ -120,10 +144,13 @@ def steps_of(events: Iterable[Mapping[str, Any]]) -> list[StepTimeline]:
         if phase is not None:
             computation.setdefault(phase, []).append(_span(event))
     computation = {phase: merged(spans) for phase, spans in computation.items()}
+    calls: dict[str, list[Span]] = {}
+    for event in sorted(communication, key=lambda event: float(event["ts"])):
+        calls.setdefault(_collective(event["name"]), []).append(_span(event))
     return [
         StepTimeline(
             end - start,
-            _within(communication, start, end),
+            {name: _within(spans, start, end) for name, spans in calls.items()},
             {phase: _within(spans, start, end) for phase, spans in computation.items()},
         )
         for start, end in steps
@@ -132,6 +159,13 @@ def steps_of(events: Iterable[Mapping[str, Any]]) -> list[StepTimeline]:
 
 def _is_nccl(name: str) -> bool:
     return name.startswith("nccl")
+
+
+def _collective(name: str) -> str:
+    """Of ncclDevKernel_AllGather_RING_LL, or of gloo:all_gather: all_gather."""
+    letters = name.lower().replace("_", "")
+    known = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+    return next((each for each in known if each.replace("_", "") in letters), "other")
 
 
 def _span(event: Mapping[str, Any]) -> Span:
@@ -162,10 +196,8 @@ def draw_steps(panels: Mapping[str, Sequence[StepTimeline]], title: str, path: P
         for rank, step in enumerate(steps):
             for phase, spans in step.computation.items():
                 panel.broken_barh(_bars(spans), (rank, 0.4), color=_COLOURS[phase], lw=0)
-            busy = [span for spans in step.computation.values() for span in spans]
             panel.broken_barh(_bars(step.communication), (rank + 0.42, 0.4), color="#f0b07c", lw=0)
-            exposed = without(step.communication, busy)
-            panel.broken_barh(_bars(exposed), (rank + 0.42, 0.4), color="#c44e52", lw=0)
+            panel.broken_barh(_bars(step.exposed), (rank + 0.42, 0.4), color="#c44e52", lw=0)
         exposed_ms = max(step.exposed_ms for step in steps)
         panel.set_title(
             f"{name}: {max(step.length for step in steps) / 1e3:.4g} ms, communication exposed "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -32,3 +32,9 @@ class ParallelParams(TransformerParams):
         if self.cuda_graph:
             raise ValueError("cuda_graph: what travels beside backward is not captured here")
         return self
+
+    def step_counts(self) -> dict[str, Any]:
+        """`flops` of one rank, as its device's peak is, and `tokens` of all together, of a step."""
+        counts = self.counts(["train_step"])
+        tokens = counts["tokens"]["train_step"] * self.world_size
+        return {"flops": counts["flops"], "tokens": {"train_step": tokens}}

@@ -93,14 +93,12 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
     samples["optimizer"] = _optimizer_ms(training, params.rounds)
-    step = params.counts(["train_step"])
     by_rank = of_all_ranks(memory)
     most = {moment: max((rank[moment] for rank in by_rank), key=_sum) for moment in memory}
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
-        "flops": step["flops"],  # of one rank, as its device's peak is
-        "tokens": {"train_step": step["tokens"]["train_step"] * params.world_size},
+        **params.step_counts(),
         "facts": {**most, "by_rank": by_rank, "error": errors},
     }
 

@@ -17,12 +17,13 @@ from torch import nn
 from systems import accounting
 from systems.benchmarks import parallel_training
 from systems.benchmarks.base import WrongOutput
-from systems.benchmarks.data_parallel import Params, _shares, measure, predict
+from systems.benchmarks.data_parallel import Params, measure, predict
 from systems.benchmarks.parallel_training import (
     CHECK_STEPS,
     ParallelTraining,
     check_parallel,
     rank_batch,
+    step_facts,
 )
 from systems.parallel import NaiveDDP, OverlappedDDP
 from tests.ranks import Here, two_ranks, world
@@ -155,13 +156,17 @@ def test_each_rank_has_a_batch_of_its_own():
     assert torch.equal(first[0], rank_batch(params("flat"), cpu, 0)[0])
 
 
-def test_shares_are_the_slowest_ranks():
-    fast = {"train_step": [10.0], "alone": [9.0], "communication": [4.0], "exposed": [1.0]}
-    slow = {"train_step": [12.0], "alone": [9.0], "communication": [4.0], "exposed": [3.0]}
-    facts = _shares([fast, slow])
+def test_shares_of_a_step():
+    samples = {
+        "train_step": [12.0, 11, 30],
+        "alone": [9.0],
+        "communication": [4.0],
+        "exposed": [3.0],
+    }
+    facts = step_facts(samples)
     assert facts["exposed_ms"] == 3 and facts["communication_share"] == 0.25
     assert facts["overlap_share"] == 0.25
-    assert facts["by_rank"][0]["overlap_share"] == 0.75
+    assert "overlap_share" not in step_facts({**samples, "communication": [0.0], "exposed": [0.0]})
 
 
 def test_predictions_count_the_gradients_and_their_ring():
@@ -186,4 +191,4 @@ def test_what_does_not_fit_is_refused(given, why):
 
 def test_tolerances_are_for_every_precision():
     allowed = Params.model_fields["precision"].annotation.__args__
-    assert set(parallel_training.TOLERANCE) == set(allowed)
+    assert set(parallel_training.TOLERANCE) >= set(allowed)

@@ -54,6 +54,9 @@ def test_kernels_belong_to_the_phase_that_launched_them():
     )
     assert step.length == 100
     assert step.computation == {"forward": [(10, 30)], "backward": [(40, 60)]}
+    assert {name: spans for name, spans in step.calls.items() if spans} == {
+        "all_reduce": [(50, 80)]
+    }
     assert step.communication == [(50, 80)]
     assert step.communication_ms == pytest.approx(0.030)
     assert step.exposed_ms == pytest.approx(0.020)
@@ -73,13 +76,24 @@ def test_on_a_processor_what_a_hook_waits_for_is_no_computation():
     assert step.exposed_ms == pytest.approx(0.030)
 
 
+def test_a_gather_that_ends_beside_computation_was_waited_for_by_nobody():
+    computation = {"forward": [(0, 20), (40, 60)]}
+    calls = {"all_gather": [(5, 15), (18, 38), (25, 39), (55, 60)], "reduce_scatter": [(70, 90)]}
+    step = StepTimeline(100.0, calls, computation)
+    assert step.waits_ms("all_gather") == pytest.approx([0, 0.018, 0.014, 0])
+    assert step.waits_ms("reduce_scatter") == pytest.approx([0.020])
+    assert step.waits_ms("broadcast") == []
+
+
 def test_a_trace_without_steps_is_refused():
     with pytest.raises(ValueError, match="no range named train_step"):
         steps_of([event("cpu_op", "aten::mm", 0, 1)])
 
 
 def test_the_picture_has_a_row_for_every_rank(tmp_path):
-    step = StepTimeline(100.0, [(50, 80)], {"forward": [(10, 30)], "backward": [(40, 60)]})
+    step = StepTimeline(
+        100.0, {"all_reduce": [(50, 80)]}, {"forward": [(10, 30)], "backward": [(40, 60)]}
+    )
     sizes = []
     for ranks in (1, 4):
         path = tmp_path / f"{ranks}.png"

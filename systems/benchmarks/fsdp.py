@@ -1,0 +1,351 @@
+"""Fully sharded data parallel training: time, peak memory beside accounting's, and whether weights
+were gathered before they were needed; this project's wrapper and torch's FSDP2.
+
+python -m jobs.submit sweeps/fsdp.yaml --local
+
+Rank 0 draws one profiled step of every rank into timeline.png.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import model_validator
+
+from systems import accounting
+from systems.benchmarks.base import artifacts_folder
+from systems.benchmarks.parallel_params import ParallelParams
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from systems.benchmarks.overlap import StepTimeline
+    from systems.benchmarks.parallel_training import ParallelTraining
+
+VERSION = 1
+AHEAD = 2  # blocks that fsdp2_prefetch gathers early: as many as this project's wrapper does
+WARMUP_STEPS = 2  # before the step whose peak is kept
+Strategy = Literal["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
+
+
+class Params(ParallelParams):
+    """A TransformerLM trained with sharded weights.
+
+    strategy:
+        layers, blocks   `systems.parallel.FullyShardedDataParallel`; each module with weights is a
+                         layer, or each block
+        fsdp2            torch's fully_shard of each block and of the whole
+        fsdp2_prefetch   told to gather two blocks ahead
+    precision: fp32, tf32, or bf16_master: weights are gathered and gradients reduced in bf16, the
+        slices that the optimizer steps are float32. One rank alone then trains bf16 copies of
+        float32 weights, by `FusedAdamW`; those that shard are stepped by torch's AdamW.
+    """
+
+    strategy: Strategy
+    precision: Literal["fp32", "tf32", "bf16_master"] = "fp32"  # type: ignore[assignment]
+
+    @model_validator(mode="after")
+    def _compiled_blocks_are_layers(self) -> Self:
+        if self.strategy == "layers" and self.mode != "eager":
+            raise ValueError(
+                "strategy layers is of mode: eager; a compiled block is a layer, which is what "
+                "strategy: blocks says"
+            )
+        return self
+
+
+def predict(params: Params) -> dict[str, Any]:
+    """Bytes that a rank keeps and sends, and its peak: slices of weights and optimizer state,
+    activations or else the slices of gradients, and of the largest layers, whole, three that are
+    gathered and the gradients of one."""
+    size, precision, n = params.model_size, params.precision, params.world_size
+    kept = accounting.rank_state_bytes("zero3", accounting.model_state_bytes(size, "fp32"), n)
+    width = 2 if precision == "bf16_master" else 4
+    whole = accounting.transformer_parameters(size) * width
+    sent = accounting.step_sent_bytes("zero3", {"weights": whole, "gradients": whole}, n)
+    # With bf16 everything is: activations are those of bf16 throughout.
+    computed: accounting.Precision = "bf16_pure" if precision == "bf16_master" else precision
+    point = (params.batch_size, params.context_length, computed, params.attention_kind)
+    activations = accounting.activation_bytes(size, *point)
+    d_model = size.d_model
+    matrices = [2 * size.d_ff * d_model, size.vocab_size * d_model]
+    if params.strategy != "layers":
+        matrices.append(sum(accounting.block_parameters(size).values()))
+    layer = max(matrices) * width
+    predicted: dict[str, Any] = {f"{part}_bytes": of for part, of in kept.items()}
+    predicted["sent_bytes"] = sum(sent.values())
+    if params.checkpointing == "none":
+        predicted["activations_bytes"] = activations
+        predicted["peak_memory_bytes"] = (
+            kept["weights"]
+            + kept["optimizer_state"]
+            + max(activations, kept["gradients"])
+            + 4 * layer
+        )
+    return predicted
+
+
+def run(params: Params) -> dict[str, Any]:
+    """This rank's facts. Phases: `train_step`; `alone`, a step of one rank that communicates and
+    shards nothing, in rounds that alternate; of the profiled steps `communication` and `exposed`,
+    as in `data_parallel`. Peak of memory in a step, on a GPU, with no other training in memory.
+
+    Facts: weights_bytes, gradients_bytes and optimizer_state_bytes that a rank keeps at the end of
+    a step, of the one that keeps most; `parallel_training.step_facts` and `gather_facts` of the
+    rank that waited longest for gathers, and by_rank; error, as `check_parallel` has it.
+
+    Raises:
+        Unsupported: this machine cannot do what is asked.
+        WrongOutput: from one process on the batches of all, it differs too much.
+        RuntimeError: the number of processes is not `world_size`.
+    """
+    from systems.parallel import process_group
+
+    with process_group(params.backend) as device:
+        return measure(params, device)
+
+
+def measure(params: Params, device: torch.device) -> dict[str, Any]:
+    """`run`, in the process group that there is."""
+    import torch
+    import torch.distributed as dist
+
+    from systems.benchmarks import overlap
+    from systems.benchmarks.parallel_training import (
+        ParallelTraining,
+        alternating_rounds,
+        check_world_size,
+        of_all_ranks,
+        profiled_steps,
+        step_facts,
+    )
+
+    check_world_size(params)
+    rank = dist.get_rank()
+    state, peaks = _memory(sharded_training(params, device), device)
+    gc.collect()
+    training = sharded_training(params, device)
+    alone = ParallelTraining(params, device, rank)
+    errors = check(training, alone)
+    both = {"train_step": training, "alone": alone}
+    samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
+    del alone, both
+    gc.collect()
+    steps = profiled_steps(training)
+    samples["communication"] = [step.communication_ms for step in steps]
+    samples["exposed"] = [step.exposed_ms for step in steps]
+    last = of_all_ranks(steps[-1])
+    if rank == 0:
+        where = torch.cuda.get_device_name() if device.type == "cuda" else "processors, Gloo"
+        size = f"{params.size}, batch {params.batch_size} a rank, {params.precision}"
+        path = artifacts_folder() / "timeline.png"
+        overlap.draw_steps({params.strategy: last}, f"A training step of {size}; {where}", path)
+    kept = of_all_ranks(state)
+    by_rank = of_all_ranks(step_facts(samples) | gather_facts(steps))
+    return {
+        "samples_ms": samples,
+        "peak_memory_bytes": peaks,
+        **params.step_counts(),
+        "facts": {
+            **max(by_rank, key=lambda facts: float(facts["gather_wait_ms"])),
+            **{part: max(of_all[part] for of_all in kept) for part in state},
+            "by_rank": by_rank,
+            "error": errors,
+        },
+    }
+
+
+def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
+    """Of one rank's profiled steps: gathers a step; gathers_in_time, the share of them at whose end
+    computation still went on; gather_wait_ms, how long a step computed nothing at the ends of the
+    others."""
+    waits = [wait for step in steps for wait in step.waits_ms("all_gather")]
+    facts = {"gathers": len(waits) / len(steps), "gather_wait_ms": sum(waits) / len(steps)}
+    if waits:
+        facts["gathers_in_time"] = waits.count(0) / len(waits)
+    return facts
+
+
+def _memory(
+    training: ParallelTraining, device: torch.device
+) -> tuple[dict[str, int], dict[str, int]]:
+    """What this rank keeps at the end of a step, by kind, and the step's peak, on a GPU."""
+    import torch
+
+    from systems.benchmarks.saved_tensors import storage_bytes
+
+    for _ in range(WARMUP_STEPS):
+        training.step()
+    gc.collect()
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    training.forward()
+    training.backward()
+    training.synchronize_gradients()
+    parameters = [_local(p) for p in training.wrapper.parameters()]
+    gradients = [_local(p.grad) for p in training.wrapper.parameters() if p.grad is not None]
+    training.optimizer_step()
+    kept = {
+        "weights_bytes": storage_bytes(parameters),
+        "gradients_bytes": storage_bytes(gradients),
+        "optimizer_state_bytes": storage_bytes(
+            _local(value)
+            for values in training.optimizer.state.values()
+            for value in values.values()
+            if isinstance(value, torch.Tensor)
+        ),
+    }
+    if not on_gpu:
+        return kept, {}
+    torch.cuda.synchronize()
+    return kept, {"train_step": torch.cuda.max_memory_allocated()}
+
+
+# ---- the wrappers --------------------------------------------------------------------------------
+
+
+def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
+    """A training of this rank with the wrapper that the strategy names."""
+    import torch
+    import torch.distributed as dist
+
+    from systems.benchmarks.parallel_training import ParallelTraining
+    from systems.model import TransformerBlock, cross_entropy
+    from systems.parallel import FullyShardedDataParallel
+
+    dtype = None
+    of_slices: dict[str, Any] = {"optimizer": "torch"}
+    if params.precision == "bf16_master":  # computed in bf16, from float32 weights, by the wrapper
+        dtype, of_slices["precision"] = torch.bfloat16, "bf16"
+    compiled = params.mode == "compiled_blocks"
+    if params.strategy in ("layers", "blocks"):
+        classes = (TransformerBlock,) if params.strategy == "blocks" else ()
+        return ParallelTraining(
+            params.model_copy(update=of_slices),
+            device,
+            dist.get_rank(),
+            lambda module: FullyShardedDataParallel(module, dtype, layers=classes),
+            autocasts=False,
+        )
+    # fully_shard's hooks must stay outside of what is compiled: it gets blocks around which
+    # torch.compile has put a module, not blocks compiled in place.
+    training = ParallelTraining(
+        params.model_copy(update={**of_slices, "mode": "eager"}),
+        device,
+        dist.get_rank(),
+        lambda module: _fully_shard(module, dtype, device, compiled, params.strategy),
+        autocasts=False,
+    )
+    if compiled:
+        training.model.final_norm.compile(fullgraph=True)
+        training.cross_entropy = torch.compile(cross_entropy, fullgraph=True)
+    return training
+
+
+def _fully_shard(
+    module: nn.Module,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    compiled: bool,
+    strategy: Strategy,
+) -> nn.Module:
+    """torch's FSDP2 by block, gathering and reducing in `dtype` as this project's wrapper does."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    blocks: Any = module.blocks
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+    for i, block in enumerate(blocks):
+        if compiled:
+            blocks[i] = block = torch.compile(block, fullgraph=True)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+    if strategy == "fsdp2_prefetch":
+        for i, block in enumerate(blocks):
+            block.set_modules_to_forward_prefetch(list(blocks[i + 1 : i + 1 + AHEAD]))
+            block.set_modules_to_backward_prefetch(list(blocks[max(0, i - AHEAD) : i])[::-1])
+    return module
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor; any other tensor as it is."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _plain_name(name: str) -> str:
+    """Without the module that torch.compile put around."""
+    return name.replace("_orig_mod.", "")
+
+
+def check(training: ParallelTraining, alone: ParallelTraining) -> dict[str, float]:
+    """`check_parallel` of weights and gradients put together from their slices."""
+    from systems.benchmarks.parallel_training import check_parallel
+
+    shapes = {name: p.shape for name, p in alone.model.named_parameters()}
+    return check_parallel(
+        training,
+        alone,
+        lambda training: whole_gradients(training, shapes),
+        whole_weights,
+        master_weights,
+    )
+
+
+def whole_gradients(
+    training: ParallelTraining, shapes: Mapping[str, torch.Size]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The averaged gradients, put together from the slices of all ranks. A collective."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+
+    from systems.benchmarks.base import WrongOutput
+
+    for compiled_name, parameter in training.model.named_parameters():
+        name, grad = _plain_name(compiled_name), parameter.grad
+        shape = shapes[name]
+        if grad is None:
+            raise WrongOutput(f"no gradient: {name}")
+        if isinstance(grad, DTensor):
+            yield name, grad.full_tensor()
+        elif grad.shape == shape:
+            yield name, grad
+        else:
+            width = -(-shape.numel() // dist.get_world_size())
+            piece = grad.new_zeros(width)
+            piece[: grad.numel()] = grad
+            pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
+            dist.all_gather(pieces, piece)
+            yield name, torch.cat(pieces)[: shape.numel()].view(shape)
+
+
+def whole_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
+    """The weights that the optimizer steps, likewise. A collective."""
+    from torch.distributed.tensor import DTensor
+
+    from systems.parallel import FullyShardedDataParallel
+
+    if isinstance(training.wrapper, FullyShardedDataParallel):
+        return training.wrapper.gather_full_parameters()
+    return {
+        _plain_name(name): p.full_tensor().detach() if isinstance(p, DTensor) else p.detach()
+        for name, p in training.model.named_parameters()
+    }
+
+
+def master_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
+    """The float32 weights of which a model's own are copies, where they are."""
+    state = training.optimizer.state
+    return {
+        name: state[p].get("master", p.detach()) for name, p in training.model.named_parameters()
+    }
