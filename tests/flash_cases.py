@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from systems.kernels.flash_attention import attention_reference, launch
+from systems.kernels.flash_attention import attention_reference
 from systems.kernels.flash_attention.configurations import Configuration, Tile
 from systems.kernels.flash_attention.launch import flash_backward, flash_forward
 from tests.triton_interpreter import exact_bfloat16
@@ -30,6 +30,11 @@ from tests.triton_interpreter import exact_bfloat16
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # (queries, keys): one tile and many, ragged and not, more queries than keys and fewer
 LENGTHS = [(1, 1), (17, 3), (64, 33), (33, 64), (64, 64), (113, 203)]
+# (batch, heads, queries, keys): whole tiles, ragged ones, more queries than keys and fewer
+HOPPER_SHAPES = [
+    (1, 2, 384, 384), (2, 3, 768, 768), (1, 2, 1000, 1000), (1, 1, 113, 203), (1, 2, 640, 128),
+    (2, 1, 300, 1111), (1, 1, 1, 1), (1, 1, 1, 500), (1, 2, 65, 129), (1, 2, 4224, 4224),
+]  # fmt: skip
 # Tiles wider than high and higher than wide: the diagonal crosses several of either
 WIDE, HIGH = Tile(16, 32, 4, 2), Tile(32, 16, 4, 2)
 TILES = {
@@ -38,6 +43,10 @@ TILES = {
     "table": None,
 }
 
+on_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs a Hopper GPU",
+)
 quiet = pytest.mark.filterwarnings(
     # of Triton's interpreter, where a loop has a runtime bound
     "ignore:Conversion of an array with ndim > 0:DeprecationWarning",
@@ -57,7 +66,7 @@ def outputs_hold_nan(monkeypatch):
             made = function(*args, **kwargs)
             return made.fill_(math.nan) if made.is_floating_point() and not made.is_meta else made
 
-        monkeypatch.setattr(launch.torch, name, filled)
+        monkeypatch.setattr(torch, name, filled)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -113,3 +114,28 @@ def assert_close(model: nn.Module, reference: nn.Module, tolerance: float) -> No
             p.detach(), q.detach(), atol=tolerance, rtol=tolerance,
             msg=lambda told, name=name: f"{name}: {told}",
         )  # fmt: skip
+
+
+def assert_steps_never_wait(here: Any, wrapped: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Steps of the transformer on a GPU, after the first: none makes the host wait for it."""
+    parts = [
+        list(share(batch("transformer", step, here.device), here.rank, here.world_size))
+        for step in range(3)
+    ]
+
+    def step(part: list[Tensor]) -> None:
+        optimizer.zero_grad()
+        loss_of(wrapped, *part).backward()
+        wrapped.finish_gradient_synchronization()
+        optimizer.step()
+
+    step(parts[0])
+    waits = torch.ones((), device=here.device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+            waits.item()  # what waits is found
+        for part in parts[1:]:
+            step(part)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

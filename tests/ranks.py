@@ -63,7 +63,7 @@ class Ranks:
         self._pipes: list[Connection] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the store
 
-    def run(self, case: Case, *arguments: Any, repeats: int = REPEATS) -> None:
+    def assert_passes(self, case: Case, *arguments: Any, repeats: int = REPEATS) -> None:
         """Every rank runs the case; an exception on any of them fails with its traceback."""
         wrong = {
             rank: told

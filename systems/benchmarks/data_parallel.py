@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from systems import accounting
-from systems.benchmarks.base import artifacts_folder
 from systems.benchmarks.parallel_params import ParallelParams
 
 if TYPE_CHECKING:
@@ -90,12 +89,12 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from systems.benchmarks import overlap
     from systems.benchmarks.parallel_training import (
         ParallelTraining,
         alternating_rounds,
         check_parallel,
         check_world_size,
+        draw_timeline,
         of_all_ranks,
         profiled_steps,
         step_facts,
@@ -125,11 +124,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         del training
         gc.collect()
         panels = {params.beside: _step_of(params.beside, params, device), **panels}
-    if rank == 0:
-        where = torch.cuda.get_device_name() if device.type == "cuda" else "processors, Gloo"
-        size = f"{params.size}, batch {params.batch_size} a rank, {params.precision}"
-        path = artifacts_folder() / "timeline.png"
-        overlap.draw_steps(panels, f"A training step of {size}; {where}", path)
+    draw_timeline(panels, params, device)
     by_rank = of_all_ranks(step_facts(samples))
     slowest = max(by_rank, key=lambda facts: float(facts["train_step_ms"]))
     return {

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import model_validator
 
 from systems import accounting
-from systems.benchmarks.base import artifacts_folder
 from systems.benchmarks.parallel_params import ParallelParams
 
 if TYPE_CHECKING:
@@ -110,25 +109,23 @@ def run(params: Params) -> dict[str, Any]:
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """`run`, in the process group that there is."""
-    import torch
     import torch.distributed as dist
 
-    from systems.benchmarks import overlap
     from systems.benchmarks.parallel_training import (
         ParallelTraining,
         alternating_rounds,
         check_world_size,
+        draw_timeline,
         of_all_ranks,
         profiled_steps,
         step_facts,
     )
 
     check_world_size(params)
-    rank = dist.get_rank()
     state, peaks = _memory(sharded_training(params, device), device)
     gc.collect()
     training = sharded_training(params, device)
-    alone = ParallelTraining(params, device, rank)
+    alone = ParallelTraining(params, device, dist.get_rank())
     errors = check(training, alone)
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
@@ -137,12 +134,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     steps = profiled_steps(training)
     samples["communication"] = [step.communication_ms for step in steps]
     samples["exposed"] = [step.exposed_ms for step in steps]
-    last = of_all_ranks(steps[-1])
-    if rank == 0:
-        where = torch.cuda.get_device_name() if device.type == "cuda" else "processors, Gloo"
-        size = f"{params.size}, batch {params.batch_size} a rank, {params.precision}"
-        path = artifacts_folder() / "timeline.png"
-        overlap.draw_steps({params.strategy: last}, f"A training step of {size}; {where}", path)
+    draw_timeline({params.strategy: of_all_ranks(steps[-1])}, params, device)
     kept = of_all_ranks(state)
     by_rank = of_all_ranks(step_facts(samples) | gather_facts(steps))
     return {

@@ -13,7 +13,7 @@ import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from systems.benchmarks.base import WrongOutput
-from systems.benchmarks.overlap import STEP, StepTimeline, read_steps
+from systems.benchmarks.base import WrongOutput, artifacts_folder
+from systems.benchmarks.overlap import STEP, StepTimeline, draw_steps, read_steps
 from systems.benchmarks.parallel_params import ParallelParams
 from systems.benchmarks.step_timing import synchronize
 from systems.benchmarks.training import Training, batch, optimizer_of
@@ -294,6 +294,18 @@ def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
                 training.zero_grad()
                 profiler.step()
         return read_steps(trace)
+
+
+def draw_timeline(
+    panels: Mapping[str, Sequence[StepTimeline]], params: ParallelParams, device: torch.device
+) -> None:
+    """Rank 0 draws steps of all ranks into timeline.png among the run's artifacts."""
+    if dist.get_rank() != 0:
+        return
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "processors, Gloo"
+    size = f"{params.size}, batch {params.batch_size} a rank, {params.precision}"
+    path = artifacts_folder() / "timeline.png"
+    draw_steps(panels, f"A training step of {size}; {where}", path)
 
 
 def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:

@@ -129,24 +129,26 @@ def pair(here: Here, point: Params, wrap) -> tuple[ParallelTraining, ParallelTra
 
 @two_ranks
 def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, tmp_path):
-    ranks.run(every_strategy_is_measured, str(tmp_path), repeats=1)
+    ranks.assert_passes(every_strategy_is_measured, str(tmp_path), repeats=1)
 
 
 @two_ranks
 def test_the_check_finds_what_is_wrong(ranks):
-    ranks.run(a_wrong_wrapper_is_found, Summed, r"gradient 1\.00e\+00", repeats=1)
-    ranks.run(a_wrong_wrapper_is_found, NotAveraged, "not the same on all ranks", repeats=1)
-    ranks.run(
+    ranks.assert_passes(a_wrong_wrapper_is_found, Summed, r"gradient 1\.00e\+00", repeats=1)
+    ranks.assert_passes(
+        a_wrong_wrapper_is_found, NotAveraged, "not the same on all ranks", repeats=1
+    )
+    ranks.assert_passes(
         a_wrong_wrapper_is_found, OneBitOff,
         r"^rank 1: not the same on all ranks: final_norm.weight$", repeats=1,
     )  # fmt: skip
-    ranks.run(an_optimizer_that_skips_is_found, repeats=1)
+    ranks.assert_passes(an_optimizer_that_skips_is_found, repeats=1)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", [("nccl", 2)], ids=["2_gpus"], indirect=True)
 def test_compiled_blocks_train_as_one_process(ranks):
-    ranks.run(blocks_are_compiled_under_a_wrapper, repeats=1)
+    ranks.assert_passes(blocks_are_compiled_under_a_wrapper, repeats=1)
 
 
 def test_each_rank_has_a_batch_of_its_own():

@@ -20,6 +20,7 @@ from tests.parallel_models import (
     Tied,
     assert_close,
     assert_same_on_all_ranks,
+    assert_steps_never_wait,
     batch,
     build,
     loss_of,
@@ -247,19 +248,7 @@ def never_waits_for_the_device(here: Here, wrapper: str, sharded: bool) -> None:
         optimizer = ShardedOptimizer(wrapped.parameters(), torch.optim.AdamW, **options)
     else:
         optimizer = torch.optim.AdamW(wrapped.parameters(), **options)
-    parts = [
-        list(share(batch("transformer", step, here.device), here.rank, here.world_size))
-        for step in range(3)
-    ]
-    for step, part in enumerate(parts):
-        torch.cuda.set_sync_debug_mode("error" if step else "default")
-        try:
-            optimizer.zero_grad()
-            loss_of(wrapped, *part).backward()
-            wrapped.finish_gradient_synchronization()
-            optimizer.step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    assert_steps_never_wait(here, wrapped, optimizer)
 
 
 def dies_in_the_middle_of_backward(here: Here, wrapper: str) -> None:
@@ -283,26 +272,26 @@ hooked = pytest.mark.parametrize("wrapper", ["overlapped", "bucketed_small", "bu
 )
 @all_wrappers
 def test_trains_as_one_process(ranks, wrapper, model, optimizer):
-    ranks.run(trains_as_one_process, wrapper, model, optimizer)
+    ranks.assert_passes(trains_as_one_process, wrapper, model, optimizer)
 
 
 @pytest.mark.parametrize("case", [unused_parameters_differ, several_backward_passes])
 @all_wrappers
 def test_steps_of_every_kind(ranks, wrapper, case):
-    ranks.run(case, wrapper)
+    ranks.assert_passes(case, wrapper)
 
 
 @two_ranks
 @pytest.mark.parametrize("case", [mixed_dtypes, strided_parameters, sparse_gradients_are_refused])
 @all_wrappers
 def test_parameters_of_every_kind(ranks, wrapper, case):
-    ranks.run(case, wrapper)
+    ranks.assert_passes(case, wrapper)
 
 
 @two_ranks
 @hooked
 def test_a_second_backward_is_refused(ranks, wrapper):
-    ranks.run(a_second_backward_is_refused, wrapper)
+    ranks.assert_passes(a_second_backward_is_refused, wrapper)
 
 
 @two_ranks
@@ -311,16 +300,16 @@ def test_a_second_backward_is_refused(ranks, wrapper):
     [("naive", 0), ("flat", 0), ("overlapped", 5), ("bucketed_small", 5), ("bucketed", 0)],
 )
 def test_gradients_go_out_during_backward(ranks, wrapper, expected):
-    ranks.run(goes_out_during_backward, wrapper, expected)
+    ranks.assert_passes(goes_out_during_backward, wrapper, expected)
 
 
 def test_thawed_parameters_are_refused(ranks):
-    ranks.run(thawed_parameters_are_refused)
+    ranks.assert_passes(thawed_parameters_are_refused)
 
 
 @pytest.mark.parametrize("difference", ["shape", "count", "order", "dtype", "frozen", "none"])
 def test_different_models_are_refused(ranks, difference):
-    ranks.run(different_models_are_refused, difference)
+    ranks.assert_passes(different_models_are_refused, difference)
 
 
 @pytest.mark.gpu
@@ -329,13 +318,13 @@ def test_different_models_are_refused(ranks, difference):
     ("wrapper", "sharded"), [*((wrapper, False) for wrapper in WRAPPERS), ("bucketed", True)]
 )
 def test_gpu_a_step_never_waits_for_the_device(ranks, wrapper, sharded):
-    ranks.run(never_waits_for_the_device, wrapper, sharded)
+    ranks.assert_passes(never_waits_for_the_device, wrapper, sharded)
 
 
 @pytest.mark.parametrize("wrapper", ["naive", "bucketed_small"])
 def test_a_rank_that_dies_ends_the_others(wrapper):
     with world("gloo", 3, timeout_s=20) as ranks:
-        ranks.run(goes_out_during_backward, wrapper, 0 if wrapper == "naive" else 5)
+        ranks.assert_passes(goes_out_during_backward, wrapper, 0 if wrapper == "naive" else 5)
         start = time.monotonic()
         told = ranks.outcomes(dies_in_the_middle_of_backward, wrapper)
         assert time.monotonic() - start < 20

@@ -9,7 +9,7 @@ import functools
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -113,11 +113,11 @@ def test_interpreted_ops_are_what_torch_is_told_of_them(layout):
     elif layout == "five":
         q, k, v, dout = (x.unsqueeze(1) for x in (q, k, v, dout))
     options = (True, -0.5, "bf16x6", "triton")
-    torch.library.opcheck(flash_forward_op, (q, k, v, *options))
+    library.opcheck(flash_forward_op, (q, k, v, *options))
     out, lse = flash_forward(q, k, v, True, -0.5)
     wanted = [(True, True), (True, False), (False, True)]
     for needs in wanted if layout == "dense" else wanted[:1]:
-        torch.library.opcheck(flash_backward_op, (q, k, v, out, lse, dout, *options, *needs))
+        library.opcheck(flash_backward_op, (q, k, v, out, lse, dout, *options, *needs))
 
 
 @interpreted

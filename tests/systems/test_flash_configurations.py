@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from systems.kernels.flash_attention import launch
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
 from systems.kernels.flash_attention.configurations import (
     MAX_BLOCK,
@@ -24,6 +23,7 @@ from systems.kernels.flash_attention.configurations import (
 )
 from systems.kernels.flash_attention.launch import flash_forward
 from systems.kernels.flash_attention.layout import layout
+from systems.kernels.flash_attention.movers import moved
 from tests.flash_cases import (
     BF16,
     F16,
@@ -79,7 +79,7 @@ def test_the_table_has_every_head_dim_and_dtype():
 def test_offsets_within_any_tile_fit_in_32_bits():
     for head_dim in range(1, 129):
         of = layout((300, head_dim), (MAX_ROW_STRIDE - 1, 1))
-        rows = max(MAX_BLOCK, launch._moved(of)["ROWS"])
+        rows = max(MAX_BLOCK, moved(of)["ROWS"])
         assert not of.is_copy and (rows - 1) * of.strides[-1] + head_dim <= 1 << 31
         assert layout((300, head_dim), (MAX_ROW_STRIDE, 1)).is_copy
 

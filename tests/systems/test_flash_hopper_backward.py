@@ -21,32 +21,12 @@ from systems.kernels.flash_attention.hopper_backward_launch import (
     why_not,
 )
 from systems.kernels.flash_attention.hopper_launch import flash_forward
+from tests.flash_cases import HOPPER_SHAPES, on_hopper, outputs_hold_nan
 from tests.triton_interpreter import assert_interpreted_tests_pass, compiled, interpreted
 
 BF16, F16 = torch.bfloat16, torch.float16
 HEAD_DIMS = (64, 128)
-# (batch, heads, queries, keys): whole tiles, ragged ones, more queries than keys and fewer
-SHAPES = [
-    (1, 2, 384, 384), (2, 3, 768, 768), (1, 2, 1000, 1000), (1, 1, 113, 203), (1, 2, 640, 128),
-    (2, 1, 300, 1111), (1, 1, 1, 1), (1, 1, 1, 500), (1, 2, 65, 129), (1, 2, 4224, 4224),
-]  # fmt: skip
-
-on_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-    reason="needs a Hopper GPU",
-)
-
-
-@pytest.fixture
-def outputs_hold_nan(monkeypatch):
-    """What is not written shows."""
-    for name in ("empty", "empty_like"):
-
-        def filled(*args, function=getattr(torch, name), **kwargs):
-            made = function(*args, **kwargs)
-            return made.fill_(math.nan) if made.is_floating_point() else made
-
-        monkeypatch.setattr(torch, name, filled)
+__all__ = ["outputs_hold_nan"]  # a fixture, imported to be found
 
 
 @compiled
@@ -164,7 +144,7 @@ def check(q, k, v, dout, is_causal, scale=None, **options):
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_gpu_against_float64(outputs_hold_nan, head_dim, dtype, is_causal):
-    for shape in SHAPES:
+    for shape in HOPPER_SHAPES:
         # One key or one query that sees one: gradients are zero but for rounding
         if shape[3] > 1 and not (is_causal and shape[2] == 1):
             check(*inputs(*shape, head_dim, dtype), is_causal)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from systems.kernels.flash_attention import launch
+from systems.kernels.flash_attention import launch, plans
 from systems.kernels.flash_attention.launch import flash_backward, flash_forward
 from systems.kernels.launcher import Launch, compiling_only
 from tests.flash_cases import (
@@ -79,7 +79,7 @@ def test_interpreted_head_dims(head_dim, dtype):
 def test_interpreted_leading_dimensions_in_groups_of_two_heads(leading, monkeypatch):
     launch._forward.cache_clear()
     launch._backward.cache_clear()
-    monkeypatch.setattr(launch, "heads_in_l2", lambda *_: 2)  # 3 heads: the last group has one
+    monkeypatch.setattr(plans, "heads_in_l2", lambda *_: 2)  # 3 heads: the last group has one
     assert_right(*inputs((18, 17), 16, F32, leading), True, tiles=TILES["wide"])
 
 

@@ -19,7 +19,14 @@ from systems import checkpointing
 from systems.model import TransformerBlock
 from systems.parallel import FullyShardedDataParallel
 from systems.parallel.fsdp import has_matrix
-from tests.parallel_models import assert_same_on_all_ranks, batch, build, loss_of, share
+from tests.parallel_models import (
+    assert_same_on_all_ranks,
+    assert_steps_never_wait,
+    batch,
+    build,
+    loss_of,
+    share,
+)
 from tests.ranks import Here, two_ranks, world
 
 OPTIMIZERS = {
@@ -308,19 +315,7 @@ def what_is_refused(here: Here) -> None:
 def never_waits_for_the_device(here: Here, options: dict) -> None:
     wrapped = FullyShardedDataParallel(build("transformer", 0, here.device), **options)
     optimizer = torch.optim.AdamW(wrapped.parameters(), fused=True)
-    parts = [
-        list(share(batch("transformer", step, here.device), here.rank, here.world_size))
-        for step in range(3)
-    ]
-    for step, part in enumerate(parts):
-        torch.cuda.set_sync_debug_mode("error" if step else "default")
-        try:
-            optimizer.zero_grad()
-            loss_of(wrapped, *part).backward()
-            wrapped.finish_gradient_synchronization()
-            optimizer.step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    assert_steps_never_wait(here, wrapped, optimizer)
 
 
 def dies_in_the_middle_of_backward(here: Here) -> None:
@@ -349,7 +344,7 @@ def dies_in_the_middle_of_backward(here: Here) -> None:
     ids=["toy", "tied", "layers", "blocks", "toy_passes", "replicated"],
 )
 def test_trains_as_one_process(ranks, model, optimizer, options, passes):
-    ranks.run(trains_as_one_process, model, optimizer, options, passes)
+    ranks.assert_passes(trains_as_one_process, model, optimizer, options, passes)
 
 
 @two_ranks
@@ -367,19 +362,19 @@ def test_trains_as_one_process(ranks, model, optimizer, options, passes):
 def test_trains_as_one_process_with_checkpoints(ranks, policy, options):
     # The second step is the first that gathers ahead.
     change = partial(use_policy, policy)
-    ranks.run(trains_as_one_process, "transformer", "sgd", options, 1, change, 2)
+    ranks.assert_passes(trains_as_one_process, "transformer", "sgd", options, 1, change, 2)
 
 
 @two_ranks
 @pytest.mark.parametrize("change", [compile_blocks, wrap_compiled_blocks])
 def test_trains_as_one_process_with_compiled_blocks(ranks, change):
-    ranks.run(compiled_blocks, change, repeats=1)
+    ranks.assert_passes(compiled_blocks, change, repeats=1)
 
 
 @two_ranks
 @pytest.mark.parametrize("policy", [None, "every_block"])
 def test_gradients_pass_through_frozen_blocks(ranks, policy):
-    ranks.run(frozen_blocks, policy)
+    ranks.assert_passes(frozen_blocks, policy)
 
 
 @two_ranks
@@ -394,7 +389,7 @@ def test_gradients_pass_through_frozen_blocks(ranks, policy):
     ids=["toy", "blocks", "module_in_bf16", "tied_fp16"],
 )
 def test_in_16_bits(ranks, model, dtype, options, cast):
-    ranks.run(in_16_bits, model, dtype, options, cast)
+    ranks.assert_passes(in_16_bits, model, dtype, options, cast)
 
 
 @two_ranks
@@ -404,17 +399,17 @@ def test_in_16_bits(ranks, model, dtype, options, cast):
     ids=["fp32", "every_two_bf16", "nested"],
 )
 def test_weights_are_whole_only_around_their_layer(ranks, policy, dtype):
-    ranks.run(weights_are_whole_only_around_their_layer, policy, dtype)
+    ranks.assert_passes(weights_are_whole_only_around_their_layer, policy, dtype)
 
 
 @pytest.mark.parametrize("options", [{}, {"layers": (Odd,)}], ids=["layers", "whole"])
 def test_odd_layers(ranks, options):
-    ranks.run(odd_layers, options)
+    ranks.assert_passes(odd_layers, options)
 
 
 @pytest.mark.parametrize("case", [goes_on_from_its_state, what_is_refused])
 def test_state_and_refusals(ranks, case):
-    ranks.run(case)
+    ranks.assert_passes(case)
 
 
 @pytest.mark.gpu
@@ -425,7 +420,7 @@ def test_state_and_refusals(ranks, case):
     ids=["fp32", "bf16", "bf16_blocks"],
 )
 def test_gpu_a_step_never_waits_for_the_device(ranks, options):
-    ranks.run(never_waits_for_the_device, options)
+    ranks.assert_passes(never_waits_for_the_device, options)
 
 
 def test_a_rank_that_dies_ends_the_others():

@@ -72,13 +72,13 @@ def a_rank_that_forgets_a_step_is_found(here: Here) -> None:
     + [("layers", "fp32"), ("fsdp2", "fp32")],
 )
 def test_every_strategy_is_measured(ranks, strategy, precision, tmp_path):
-    ranks.run(is_measured, strategy, precision, str(tmp_path), repeats=1)
+    ranks.assert_passes(is_measured, strategy, precision, str(tmp_path), repeats=1)
     assert (tmp_path / "timeline.png").exists()
 
 
 @two_ranks
 def test_the_check_finds_a_rank_that_forgets_a_step(ranks):
-    ranks.run(a_rank_that_forgets_a_step_is_found, repeats=1)
+    ranks.assert_passes(a_rank_that_forgets_a_step_is_found, repeats=1)
 
 
 def test_predictions_share_the_state_and_add_activations():

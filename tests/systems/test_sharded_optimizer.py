@@ -248,7 +248,7 @@ def dies_before_its_step(here: Here) -> None:
     ],
 )
 def test_trains_as_one_process(ranks, model, optimizer, chunk_bytes):
-    ranks.run(trains_as_one_process, model, optimizer, chunk_bytes)
+    ranks.assert_passes(trains_as_one_process, model, optimizer, chunk_bytes)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_trains_as_one_process(ranks, model, optimizer, chunk_bytes):
     ],
 )
 def test_as_the_wrapped_optimizer(ranks, case):
-    ranks.run(case)
+    ranks.assert_passes(case)
 
 
 def test_a_rank_that_dies_ends_the_others():

@@ -51,7 +51,7 @@ def memory_is_as_predicted(here: Here, strategy: str) -> None:
 @two_ranks
 @pytest.mark.parametrize("strategy", ["replicated", "sharded", "torch_zero"])
 def test_memory_by_kind_is_as_predicted(ranks, strategy):
-    ranks.run(memory_is_as_predicted, strategy, repeats=1)
+    ranks.assert_passes(memory_is_as_predicted, strategy, repeats=1)
 
 
 def test_sharding_sends_half_as_much_again_and_keeps_a_share_of_the_state():

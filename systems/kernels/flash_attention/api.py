@@ -39,10 +39,10 @@ def flash_attention(
         is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation:
-            auto            on an H100 or H200, where they have been measured, flash_hopper where it
-                            takes the inputs and else flash_triton; elsewhere, and for inputs so
-                            small that launching them takes longer, sdpa, which is fused on a GPU
-                            and on a CPU
+            auto            on a GPU like the H200 that they were measured on (capability 9.0)
+                            flash_hopper where it takes the inputs and else flash_triton; elsewhere,
+                            and for inputs so small that launching them takes longer, sdpa, which is
+                            fused on a GPU and on a CPU
             naive           materialises the scores, in the inputs' dtype
             flash_pytorch   FlashAttention-2 in plain torch, in float32; there to be read
             flash_triton    the same in Triton; on a CPU with TRITON_INTERPRET=1
@@ -85,7 +85,7 @@ LAUNCH_BOUND_FLOPS = 5e10
 
 
 def _best(q: Tensor, k: Tensor) -> str:
-    """The implementation that measured fastest, where one was measured."""
+    """This project's kernels on a GPU that they were measured on, and else torch's choice."""
     flops = 14.0 * q.numel() * k.shape[-2]
     if flops < LAUNCH_BOUND_FLOPS or not q.is_cuda:
         return "sdpa"

@@ -183,13 +183,13 @@ class _Pass:
         name: str,
         tile: Tile,
     ):
-        from systems.kernels.flash_attention.launch import plans
+        from systems.kernels.flash_attention.plans import planned
 
         q, k, v, out, lse, dout = tensors
         self.tile = tile
         self.run: Callable[[], Sequence[Tensor | None]]
         tiles = base._replace(**{name: tile})
-        forward, backward = plans(
+        forward, backward = planned(
             q, k, v, dout, is_causal, precision, tiles, needs_dq=name == "dq",
             needs_dkdv=name == "dkdv",
         )  # fmt: skip
@@ -239,7 +239,7 @@ def _cache_of_user() -> Path:
 
 @functools.cache
 def _sources() -> str:
-    names = "tiles", "forward_kernel", "backward_kernel", "configurations", "launch", "autotune"
+    names = "tiles", "forward_kernel", "backward_kernel", "configurations", "plans", "autotune"
     files = [Path(__file__).with_name(f"{name}.py") for name in names]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 

@@ -22,8 +22,9 @@ from torch import Tensor
 from systems.kernels.device import multiprocessors, on
 from systems.kernels.flash_attention import hopper_launch
 from systems.kernels.flash_attention.hopper_launch import _Address, _descriptor, _readable
-from systems.kernels.flash_attention.launch import LOG2E, summing
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
+from systems.kernels.flash_attention.movers import summing
+from systems.kernels.flash_attention.plans import LOG2E
 
 BLOCK_K = 128  # keys of an item
 TILE = 64  # queries of a step, and rows of every copy

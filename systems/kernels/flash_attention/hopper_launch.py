@@ -17,8 +17,9 @@ from torch import Tensor
 
 from systems.kernels.device import multiprocessors, on
 from systems.kernels.flash_attention.configurations import MAX_ROW_STRIDE, heads_in_l2
-from systems.kernels.flash_attention.launch import LOG2E, check, combining, described
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
+from systems.kernels.flash_attention.movers import combining
+from systems.kernels.flash_attention.plans import LOG2E, check, described
 
 DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 64  # queries of a consumer

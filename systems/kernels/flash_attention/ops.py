@@ -1,19 +1,22 @@
-"""The two passes as torch.library ops, without autograd.
+"""The two passes as custom operators of torch's, without autograd.
 
-torch.compile keeps an op whole where it would look into a launch, and a mode that watches what is
-called (selective activation checkpointing, a FLOP counter) sees it and may keep its results.
+torch.compile keeps an operator whole where it would look into a launch, and a mode that watches
+what is called (selective activation checkpointing, a FLOP counter) sees it and may keep its
+results.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from systems.kernels.flash_attention import passes
 from systems.kernels.flash_attention.layout import strides_like
 
 
-@torch.library.custom_op("cluster_sweeps::flash_forward", mutates_args=())
+@library.custom_op("cluster_sweeps::flash_forward", mutates_args=())
 def flash_forward_op(
     q: Tensor,
     k: Tensor,
@@ -28,19 +31,11 @@ def flash_forward_op(
 
 
 @flash_forward_op.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    precision: str,
-    kernels: str,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return _like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
-@torch.library.custom_op("cluster_sweeps::flash_backward", mutates_args=())
+@library.custom_op("cluster_sweeps::flash_backward", mutates_args=())
 def flash_backward_op(
     q: Tensor,
     k: Tensor,
@@ -64,20 +59,8 @@ def flash_backward_op(
 
 
 @flash_backward_op.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    precision: str,
-    kernels: str,
-    needs_dq: bool,
-    needs_dkdv: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    needs_dq, needs_dkdv = rest[-2:]
     dq = _like(q) if needs_dq else q.new_empty(0)
     dk, dv = (_like(k), _like(v)) if needs_dkdv else (q.new_empty(0), q.new_empty(0))
     return dq, dk, dv
