@@ -32,6 +32,13 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClu
         yield cluster
 
 
+@pytest.fixture(autouse=os.environ.get("TRITON_INTERPRET") == "1")
+def interpreter_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.triton_interpreter import mend_interpreter
+
+    mend_interpreter(monkeypatch)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> ResultsFolder:
     """A results folder to which nothing was submitted yet."""

@@ -6,7 +6,7 @@ of the largest value
     a roundoff of the dtype; 4 on a CPU, where torch keeps P and dS in float32
     as many roundoffs of float32 as the largest score has units: its rounding, in the exponent
 
-A test file takes `quiet` for its marks, and the two fixtures for all of its tests.
+A test file takes `quiet` for its marks, and the fixture for all of its tests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-import os
 import statistics
 
 import pytest
@@ -25,7 +24,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from systems.kernels.flash_attention import attention_reference
 from systems.kernels.flash_attention.configurations import Configuration, Tile
 from systems.kernels.flash_attention.launch import flash_backward, flash_forward
-from tests.triton_interpreter import exact_bfloat16
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # (queries, keys): one tile and many, ragged and not, more queries than keys and fewer
@@ -48,9 +46,7 @@ on_hopper = pytest.mark.skipif(
     reason="needs a Hopper GPU",
 )
 quiet = pytest.mark.filterwarnings(
-    # of Triton's interpreter, where a loop has a runtime bound
-    "ignore:Conversion of an array with ndim > 0:DeprecationWarning",
-    # where a score past the end overflows, and is masked
+    # of Triton's interpreter, where a score past the end overflows, and is masked
     "ignore:overflow encountered in exp2:RuntimeWarning",
     "ignore:invalid value encountered:RuntimeWarning",
 )
@@ -69,12 +65,6 @@ def outputs_hold_nan(monkeypatch):
         monkeypatch.setattr(torch, name, filled)
 
 
-@pytest.fixture
-def bfloat16_as_a_gpu_has_it(monkeypatch):
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        exact_bfloat16(monkeypatch)
-
-
 def inputs(
     lengths: tuple[int, int], head_dim: int, dtype: torch.dtype, leading=(2,), device="cpu", seed=0
 ) -> list[Tensor]:
@@ -85,6 +75,15 @@ def inputs(
         torch.randn((*leading, n, head_dim), generator=generator, device=device).to(dtype)
         for n in (n_queries, n_keys, n_keys, n_queries)
     ]
+
+
+def sdpa_of_any_scale(q, k, v, is_causal, scale):
+    """torch's SDPA, which masks by -inf before it scales: of a scale that is not positive it makes
+    NaN or sees what is masked."""
+    if scale is None or scale > 0:
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+    q = 0 * q if scale == 0 else -q
+    return scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=-scale or None)
 
 
 def by_sdpa(q, k, v, dout, is_causal, scale):

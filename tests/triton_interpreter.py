@@ -5,7 +5,8 @@ and have that word in their names, those that need it not to are marked `compile
 each file runs the former in a process of their own (`assert_interpreted_tests_pass`).
 
 Triton 3.6's interpreter keeps bfloat16 as uint16, multiplies those as integers in tl.dot, and cuts
-float32 off where a GPU rounds to nearest. `exact_bfloat16` mends both for the length of a test.
+float32 off where a GPU rounds to nearest; and it makes an integer of an array of one element, which
+NumPy 2.5 refuses. `mend_interpreter` mends all of it for the length of a test.
 """
 
 from __future__ import annotations
@@ -62,10 +63,16 @@ def _rounded(values: np.ndarray) -> np.ndarray:
     return narrow.view(torch.int16).numpy().view(np.uint16).reshape(values.shape)
 
 
-def exact_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+def mend_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """To be called where TRITON_INTERPRET=1."""
     import triton.language as tl
     from triton.runtime import interpreter
+
+    patch_as_it_is = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        patch_as_it_is(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     cast_as_it_is = builder.cast_impl
@@ -85,5 +92,6 @@ def exact_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return handle(left @ right + d.data, d.dtype.scalar)
 
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_lang_tensor)
     monkeypatch.setattr(builder, "cast_impl", cast_impl)
     monkeypatch.setattr(builder, "create_dot", create_dot)

@@ -65,8 +65,12 @@ def test_every_wording_of_gpu_memory_running_out(text: str) -> None:
     assert outcome["status"] == "oom" and outcome["failure"]["memory"] == "gpu"
 
 
-def test_the_diff_holds_sources_that_are_not_committed(tmp_path: Path) -> None:
+def test_the_diff_holds_sources_that_are_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import subprocess
+
+    monkeypatch.delenv("GIT_COMMIT", raising=False)
 
     def git(*arguments: str) -> None:
         author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]

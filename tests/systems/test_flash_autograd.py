@@ -24,15 +24,14 @@ from tests.flash_cases import (
     BF16,
     F16,
     F32,
-    bfloat16_as_a_gpu_has_it,
     inputs,
     outputs_hold_nan,
     quiet,
 )
 from tests.triton_interpreter import assert_interpreted_tests_pass, compiled, interpreted
 
-pytestmark = [quiet, pytest.mark.usefixtures("outputs_hold_nan", "bfloat16_as_a_gpu_has_it")]
-__all__ = ["bfloat16_as_a_gpu_has_it", "outputs_hold_nan"]  # fixtures, imported to be found
+pytestmark = [quiet, pytest.mark.usefixtures("outputs_hold_nan")]
+__all__ = ["outputs_hold_nan"]  # a fixture, imported to be found
 
 
 @compiled

@@ -25,7 +25,6 @@ from tests.flash_cases import (
     TILES,
     assert_median_of_five_seeds,
     assert_right,
-    bfloat16_as_a_gpu_has_it,
     by_triton,
     inputs,
     outputs_hold_nan,
@@ -33,8 +32,8 @@ from tests.flash_cases import (
 )
 from tests.triton_interpreter import assert_interpreted_tests_pass, compiled, interpreted
 
-pytestmark = [quiet, pytest.mark.usefixtures("outputs_hold_nan", "bfloat16_as_a_gpu_has_it")]
-__all__ = ["bfloat16_as_a_gpu_has_it", "outputs_hold_nan"]  # fixtures, imported to be found
+pytestmark = [quiet, pytest.mark.usefixtures("outputs_hold_nan")]
+__all__ = ["outputs_hold_nan"]  # a fixture, imported to be found
 
 
 @compiled
