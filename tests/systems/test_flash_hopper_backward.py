@@ -20,7 +20,7 @@ from systems.kernels.flash_attention.hopper_backward_launch import (
     why_not,
 )
 from systems.kernels.flash_attention.hopper_launch import flash_forward
-from tests.flash_cases import HOPPER_SHAPES, on_hopper, outputs_hold_nan, sdpa_of_any_scale
+from tests.flash_cases import HOPPER_SHAPES, on_hopper, outputs_hold_nan, sdpa
 from tests.triton_interpreter import assert_interpreted_tests_pass, compiled, interpreted
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -129,7 +129,7 @@ def check(q, k, v, dout, is_causal, scale=None, **options):
     # misaligned or gives NaN.
     dense = [x.detach().clone(memory_format=torch.contiguous_format) for x in (q, k, v, dout)]
     leaves = [x.requires_grad_() for x in dense[:3]]
-    peer = sdpa_of_any_scale(*leaves, is_causal, scale)
+    peer = sdpa(*leaves, is_causal, scale)
     peers = errors(torch.autograd.grad(peer, leaves, dense[3]), right)
     for x, like, error, limit in zip(got, (q, k, v), errors(got, right), peers, strict=True):
         assert x.dtype == like.dtype and x.shape == like.shape
