@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Some tests wait for most of their time
+JOBS ?= $(shell expr $$(nproc) + 1)
 
 .PHONY: help install quickstart test test-gpu lint format compile-check bench report clean
 
@@ -31,7 +33,7 @@ quickstart: $(VENV)/installed
 	$(BIN)/python aggregate.py logs/quickstart --plot logs/quickstart/plots
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -m 'not gpu' $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not gpu' $(ARGS)
 
 test-gpu: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -73,6 +73,8 @@ class Condition:
             with warnings.catch_warnings():  # Python's about `1if x`: it is refused below
                 warnings.simplefilter("ignore")
                 tree = ast.parse(text.strip(), mode="eval").body
+            if _is_deeper(tree, MAX_DEPTH):
+                raise ConditionError(f"a comparison nested more than {MAX_DEPTH} deep")
             self._evaluate = self._logic(tree)
         except ConditionError:
             raise
@@ -100,15 +102,13 @@ class Condition:
         """
         return bool(self._evaluate(params))
 
-    def _logic(self, node: ast.expr, depth: int = 0) -> Evaluate:
-        if depth > MAX_DEPTH:
-            raise ConditionError(f"a comparison nested more than {MAX_DEPTH} deep")
+    def _logic(self, node: ast.expr) -> Evaluate:
         if isinstance(node, ast.BoolOp):
-            parts = [self._logic(value, depth + 1) for value in node.values]
+            parts = [self._logic(value) for value in node.values]
             combine = all if isinstance(node.op, ast.And) else any
             return lambda params: combine(part(params) for part in parts)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            part = self._logic(node.operand, depth + 1)
+            part = self._logic(node.operand)
             return lambda params: not part(params)
         if isinstance(node, ast.Compare):
             return self._compare(node)
@@ -196,3 +196,11 @@ class Condition:
         raise ConditionError(
             f"{self.text!r}: {ast.unparse(node)!r} is neither a parameter nor a plain value"
         )
+
+
+def _is_deeper(tree: ast.AST, depth: int) -> bool:
+    """Asked level by level: how deep Python may recurse differs from caller to caller."""
+    level = [tree]
+    for _ in range(depth):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    return bool(level)

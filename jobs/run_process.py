@@ -240,6 +240,9 @@ def _check_gpus(gpus: list[str]) -> None:
                 f"this job was given {len(gpus)} GPUs (CUDA_VISIBLE_DEVICES={','.join(gpus)}), "
                 f"but torch sees {seen}"
             )
+        # It counts what the driver lists; a driver that does not start would leave the benchmark
+        # to find no CUDA, and take the CPU.
+        torch.cuda.init()
 
 
 def _watch_gpu_memory(oom: dict[str, int]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +16,25 @@ from tests.slurm_cluster import SlurmCluster, why_not
 pytest.register_assert_rewrite("tests.adamw_cases")
 if TYPE_CHECKING:
     from tests.ranks import Ranks
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where several processes share the tests (make test), one of them has all of a file, and
+    all of the files whose tests need the same ranks."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByWhatTheyShare(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "ranks" if _needs_ranks(file) else file
+
+    return ByWhatTheyShare(config, log)
+
+
+@functools.cache
+def _needs_ranks(file: str) -> bool:
+    return "(ranks" in (Path(__file__).parents[1] / file).read_text()
 
 
 @pytest.fixture(scope="session")

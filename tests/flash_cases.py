@@ -55,8 +55,9 @@ quiet = pytest.mark.filterwarnings(
 @pytest.fixture
 def outputs_hold_nan(monkeypatch):
     """What is not written shows."""
-    for name in ("empty", "empty_like", "empty_strided"):
-        function = getattr(torch, name)
+    makers = [(torch, name) for name in ("empty", "empty_like", "empty_strided")]
+    for owner, name in (*makers, (Tensor, "new_empty_strided")):
+        function = getattr(owner, name)
 
         def filled(*args, function=function, **kwargs):
             made = function(*args, **kwargs)
@@ -64,7 +65,7 @@ def outputs_hold_nan(monkeypatch):
                 made.detach().fill_(math.nan)  # torch 2.11 asks for leaves under a checkpoint
             return made
 
-        monkeypatch.setattr(torch, name, filled)
+        monkeypatch.setattr(owner, name, filled)
 
 
 def inputs(

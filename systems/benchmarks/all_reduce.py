@@ -27,7 +27,8 @@ class Params(BenchmarkParams):
     size_mb: Positive  # MB = 10^6 bytes
     world_size: Positive
     samples: Positive = 50  # at most; fewer, but at least 3, where they would take over measure_s
-    in_flight: Positive = 20  # calls issued back to back in one throughput sample, likewise
+    # Calls issued back to back in one throughput sample, likewise
+    in_flight: Annotated[int, Field(ge=2)] = 20
     measure_s: Annotated[float, Field(gt=0)] = 2.0  # for each of the two phases
 
 
@@ -47,16 +48,14 @@ def run(params: Params) -> dict[str, Any]:
     import torch.distributed as dist
 
     from systems import accounting
+    from systems.benchmarks.meeting import check_world_size, meet
+    from systems.benchmarks.step_timing import synchronize
     from systems.parallel import process_group
 
     size = params.size_mb * 10**6
     with process_group(params.backend) as device:
+        check_world_size(params.world_size)
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        if world_size != params.world_size:
-            raise RuntimeError(
-                f"world_size is {params.world_size}, but torchrun started {world_size} processes; "
-                "set launch.nproc_per_node: $world_size"
-            )
         # NCCL runs calls in the order of its stream, so they can share one buffer, as nccl-tests
         # does. Gloo runs them on threads: each call in flight needs a buffer of its own.
         copies = (
@@ -70,15 +69,9 @@ def run(params: Params) -> dict[str, Any]:
             if wrong:
                 raise WrongOutput(f"rank {rank}: {wrong} of {buffer.numel()} sums are wrong")
 
-        def finish() -> None:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-
         def sample(calls: int) -> float:
             """Milliseconds a call, `calls` of them issued before the first is waited for."""
-            finish()
-            dist.barrier()
-            finish()
+            meet(device)
             pending: deque[Any] = deque()
             start = time.perf_counter()
             for i in range(calls):
@@ -87,7 +80,7 @@ def run(params: Params) -> dict[str, Any]:
                 pending.append(dist.all_reduce(buffers[i % copies], async_op=True))
             for work in pending:
                 work.wait()
-            finish()
+            synchronize(device)
             elapsed = time.perf_counter() - start
             for i in range(min(calls, copies)):  # each call multiplied its buffer by world_size
                 buffers[i].mul_(float(world_size) ** -len(range(i, calls, copies)))

@@ -69,9 +69,9 @@ def run(params: Params) -> dict[str, Any]:
     `communication`, the time in which any is on its way, and `exposed`, that in which nothing is
     computed beside it.
 
-    Facts: `parallel_training.step_facts` of the slowest rank, and by_rank; error, as
-    `check_parallel` has it; and `model`, accounting's of buckets with the call's cost and the rate
-    that this process group has.
+    Facts: `parallel_training.step_facts` and `exposed_facts` of the slowest rank, and by_rank;
+    error, as `check_parallel` has it; and `model`, accounting's of buckets with the call's cost and
+    the rate that this process group has.
 
     Raises:
         Unsupported: this machine cannot do what is asked.
@@ -89,18 +89,18 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    from systems.benchmarks.meeting import check_world_size, of_all_ranks
     from systems.benchmarks.parallel_training import (
         ParallelTraining,
         alternating_rounds,
         check_parallel,
-        check_world_size,
         draw_timeline,
-        of_all_ranks,
+        exposed_facts,
         profiled_steps,
         step_facts,
     )
 
-    check_world_size(params)
+    check_world_size(params.world_size)
     rank = dist.get_rank()
     alone = ParallelTraining(params, device, rank)
     training = ParallelTraining(params, device, rank, lambda module: wrapped(module, params))
@@ -125,7 +125,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         gc.collect()
         panels = {params.beside: _step_of(params.beside, params, device), **panels}
     draw_timeline(panels, params, device)
-    by_rank = of_all_ranks(step_facts(samples))
+    mine = step_facts(samples)
+    by_rank = of_all_ranks(mine | exposed_facts(mine))
     slowest = max(by_rank, key=lambda facts: float(facts["train_step_ms"]))
     return {
         "samples_ms": samples,
@@ -139,11 +140,8 @@ def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTi
     """A profiled step of another strategy, of every rank."""
     import torch.distributed as dist
 
-    from systems.benchmarks.parallel_training import (
-        ParallelTraining,
-        of_all_ranks,
-        profiled_steps,
-    )
+    from systems.benchmarks.meeting import of_all_ranks
+    from systems.benchmarks.parallel_training import ParallelTraining, profiled_steps
 
     other = params.model_copy(update={"strategy": strategy, "bucket_size_mb": None})
     training = ParallelTraining(
@@ -180,10 +178,10 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
     """Accounting's model of buckets, with o and w as this process group has them, and backward as
     this device takes it. A collective.
 
-    Of a strategy without buckets a bucket is a parameter (overlapped), or all (naive, flat: nothing
-    is hidden, so no exposed time is predicted).
+    Of overlapped a bucket is a parameter. Of naive and flat nothing is hidden, and torch fills its
+    buckets in a way of its own: of those no exposed time is predicted.
     """
-    from systems.benchmarks.parallel_training import of_all_ranks
+    from systems.benchmarks.meeting import of_all_ranks
     from systems.benchmarks.step_timing import clock_ms
     from systems.parallel.buckets import MB, fill_buckets
 
@@ -207,11 +205,8 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
         "best_bucket_bytes": accounting.best_bucket_bytes(*fit),
         "largest_parameter_bytes": max(parameter.nbytes for parameter in parameters),
     }
-    capacity = {"overlapped": 0.0, "torch": 25 * 2**20, "torch_tuned": 25 * 2**20}.get(
-        params.strategy, (params.bucket_size_mb or 0) * MB
-    )
-    if params.strategy not in ("naive", "flat"):
-        buckets = len(fill_buckets(parameters, capacity))
+    if params.strategy in ("overlapped", "bucketed"):
+        buckets = len(fill_buckets(parameters, (params.bucket_size_mb or 0) * MB))
         overhead = accounting.ddp_overhead_seconds
         told["buckets"] = buckets
         told["exposed_ms"] = overhead(*fit, buckets) * 1e3
@@ -224,7 +219,7 @@ def _all_reduce_seconds(elements: int, device: torch.device) -> float:
     import torch
     import torch.distributed as dist
 
-    from systems.benchmarks.parallel_training import meet, of_all_ranks
+    from systems.benchmarks.meeting import meet, of_all_ranks
     from systems.benchmarks.step_timing import synchronize
 
     buffer = torch.zeros(elements, device=device)

@@ -111,17 +111,16 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """`run`, in the process group that there is."""
     import torch.distributed as dist
 
+    from systems.benchmarks.meeting import check_world_size, of_all_ranks
     from systems.benchmarks.parallel_training import (
         ParallelTraining,
         alternating_rounds,
-        check_world_size,
         draw_timeline,
-        of_all_ranks,
         profiled_steps,
         step_facts,
     )
 
-    check_world_size(params)
+    check_world_size(params.world_size)
     state, peaks = _memory(sharded_training(params, device), device)
     gc.collect()
     training = sharded_training(params, device)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from systems.benchmarks.base import WrongOutput, artifacts_folder
+from systems.benchmarks.meeting import meet
 from systems.benchmarks.overlap import STEP, StepTimeline, draw_steps, read_steps
 from systems.benchmarks.parallel_params import ParallelParams
 from systems.benchmarks.step_timing import synchronize
@@ -111,19 +112,6 @@ def rank_batch(params: ParallelParams, device: torch.device, rank: int) -> tuple
 
 
 # ---- whether it is right -------------------------------------------------------------------------
-
-
-def check_world_size(params: ParallelParams) -> None:
-    """
-    Raises:
-        RuntimeError: torchrun started another number of processes than the parameter says.
-    """
-    started = dist.get_world_size()
-    if started != params.world_size:
-        raise RuntimeError(
-            f"world_size is {params.world_size}, but torchrun started {started} processes; "
-            "set launch.nproc_per_node: $world_size"
-        )
 
 
 def own_gradients(training: ParallelTraining) -> Iterator[tuple[str, Tensor]]:
@@ -259,13 +247,6 @@ def alternating_rounds(
     return samples
 
 
-def meet(device: torch.device) -> None:
-    """All ranks, with idle GPUs."""
-    synchronize(device)
-    dist.barrier()
-    synchronize(device)
-
-
 def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
     """Profile PROFILED_STEPS after one that the profiler throws away: in it, it sets itself up."""
     activities = [ProfilerActivity.CPU]
@@ -310,18 +291,14 @@ def draw_timeline(
 
 def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:
     """Of one rank's samples of train_step, alone, communication and exposed: medians in
-    milliseconds, and the shares that follow.
+    milliseconds.
 
-    exposed_ms: a step less one alone; communication_share: of the step, that is.
     overlap_share: of communication that the profiler saw, the part beside computation.
     """
     middle = {name: statistics.median(of) for name, of in samples.items()}
-    exposed = middle["train_step"] - middle["alone"]
     facts = {
         "train_step_ms": middle["train_step"],
         "alone_ms": middle["alone"],
-        "exposed_ms": exposed,
-        "communication_share": exposed / middle["train_step"],
         "profiled_communication_ms": middle["communication"],
         "profiled_exposed_ms": middle["exposed"],
     }
@@ -330,8 +307,10 @@ def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:
     return facts
 
 
-def of_all_ranks(value: Any) -> list[Any]:
-    """Everybody's, by rank. A collective."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, value)
-    return everyone
+def exposed_facts(facts: Mapping[str, float]) -> dict[str, float]:
+    """Of `step_facts` where a step alone computes all that the other one does.
+
+    exposed_ms: a step less one alone; communication_share: of the step, that is.
+    """
+    exposed = facts["train_step_ms"] - facts["alone_ms"]
+    return {"exposed_ms": exposed, "communication_share": exposed / facts["train_step_ms"]}

@@ -76,15 +76,14 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """`run`, in the process group that there is."""
     import torch.distributed as dist
 
+    from systems.benchmarks.meeting import check_world_size, of_all_ranks
     from systems.benchmarks.parallel_training import (
         ParallelTraining,
         alternating_rounds,
         check_parallel,
-        check_world_size,
-        of_all_ranks,
     )
 
-    check_world_size(params)
+    check_world_size(params.world_size)
     memory, peaks = _memory(sharded_training(params, device), device)
     gc.collect()
     training = sharded_training(params, device)
@@ -194,7 +193,7 @@ def _sum(used: dict[str, int]) -> int:
 
 def _optimizer_ms(training: ParallelTraining, count: int) -> list[float]:
     """Milliseconds of the optimizer's step by Python's clock, all ranks beginning together."""
-    from systems.benchmarks.parallel_training import meet
+    from systems.benchmarks.meeting import meet
     from systems.benchmarks.step_timing import clock_ms
 
     samples = []

@@ -17,7 +17,7 @@ def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[
 
     Backward reaches the last layer first, so its gradients can travel first. A bucket has one dtype
     and one device; one that is begun stays open until the next parameter of its kind does not fit.
-    A parameter larger than the capacity has a bucket to itself.
+    A parameter larger than the capacity has a bucket to itself, and the open one waits.
 
     Returns:
         Buckets in the order in which they are complete if gradients come in reverse order.
@@ -28,6 +28,10 @@ def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[
     buckets: list[list[AnyTensor]] = []
     for place, parameter in enumerate(reversed(list(parameters))):
         kind = parameter.dtype, parameter.device
+        if parameter.nbytes > capacity:
+            buckets.append([parameter])
+            last[id(buckets[-1])] = place
+            continue
         if kind not in open_buckets or filled[kind] + parameter.nbytes > capacity:
             open_buckets[kind], filled[kind] = [], 0
             buckets.append(open_buckets[kind])

@@ -41,6 +41,14 @@ def test_stops_at_the_first_failure_and_shows_its_traceback(
         assert facts(first)["environment"]["WORLD_SIZE"] == "2"
 
 
+def test_out_of_memory_is_a_result_and_no_reason_to_stop(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, [{"what": "memory_error"}, {"what": "ok"}])
+    out = tmp_path / "out"
+    done = run("jobs.submit", sweep, "--debug", "--out", out)
+    assert done.returncode == 0, done.stdout
+    assert [record.status for record in records(out)] == ["oom", "ok"]
+
+
 @pytest.mark.parametrize("ranks", [None, 1])
 def test_interrupted_is_recorded_as_cancelled_and_resumed(
     tmp_path: Path, ranks: int | None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from jobs.fork_server import descendants
 from jobs.isolation import ForkServer, ServerDied
@@ -293,6 +294,16 @@ def test_a_run_submitted_for_another_version_is_not_measured(tmp_path: Path) -> 
 def test_params_that_the_benchmark_no_longer_knows_are_an_error(tmp_path: Path) -> None:
     outcome = execute(request(tmp_path, params={"what": "ok", "gone": 1}))
     assert outcome["status"] == "error" and "gone" in outcome["failure"]["message"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here CUDA starts")
+def test_a_driver_that_lists_gpus_and_does_not_start_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    outcome = execute(request(tmp_path, gpus=["0"]))
+    assert outcome["status"] == "error"
+    assert "CUDA" in outcome["failure"]["message"] or "NVIDIA" in outcome["failure"]["message"]
 
 
 def test_a_benchmark_whose_import_fails_is_an_error(

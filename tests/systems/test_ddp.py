@@ -341,6 +341,8 @@ def test_buckets_are_filled_from_the_last_parameter():
     assert [len(b) for b in fill_buckets(parameters, 0)] == [1] * 5
     assert [len(b) for b in fill_buckets(parameters, float("inf"))] == [5]
     assert fill_buckets([], 24) == []
+    around = fill_buckets([torch.empty(n) for n in (2, 9, 3)], 20)  # one too large for a bucket
+    assert [[len(p) for p in bucket] for bucket in around] == [[9], [3, 2]]
 
 
 def test_a_bucket_has_one_dtype_and_stands_where_it_is_complete():

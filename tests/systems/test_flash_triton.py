@@ -84,9 +84,9 @@ def test_interpreted_leading_dimensions_in_groups_of_two_heads(leading, monkeypa
 
 @interpreted
 @pytest.mark.parametrize("layout", ["rows", "columns", "slices", "shared", "five"])
-@pytest.mark.parametrize("n_splits", [1, 2])
-def test_interpreted_strides(layout, n_splits):
-    made = inputs((18, 17), 16, F32, (2, 3))
+@pytest.mark.parametrize(("dtype", "n_splits"), [(F32, 1), (BF16, 2)])
+def test_interpreted_strides(layout, dtype, n_splits):
+    made = inputs((18, 17), 16, dtype, (2, 3))
     if layout == "rows":  # (batch, rows, heads, head_dim), as projections give them
         made = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in made]
     elif layout == "columns":
@@ -96,7 +96,7 @@ def test_interpreted_strides(layout, n_splits):
     elif layout == "shared":  # one head of keys and values for all, one number for dout
         q, k, v, dout = made
         k, v = (x[:, :1].expand(2, 3, -1, -1) for x in (k, v))
-        made = [q, k, v, torch.full((), 0.5).expand(dout.shape)]
+        made = [q, k, v, torch.full((), 0.5, dtype=dtype).expand(dout.shape)]
     else:  # leading dimensions that no view makes two of
         made = [x.view(1, 2, 3, *x.shape[2:]).expand(2, -1, -1, -1, -1) for x in made]
         made = [x.permute(2, 1, 0, 3, 4) for x in made]
@@ -190,7 +190,7 @@ def test_interpreted_while_one_thread_compiles_only_another_launches():
 @pytest.mark.parametrize("layout", ["dense", "rows", "columns", "spread"])
 def test_interpreted_a_negative_scale_changes_no_layout(layout):
     """torch.compile is told of the outputs' strides before the scale is known."""
-    q, k, v, dout = inputs((18, 17), 32, F32, (2, 3))
+    q, k, v, dout = inputs((18, 17), 32, BF16, (2, 3))
     if layout == "rows":
         q = q.transpose(1, 2).contiguous().transpose(1, 2)
     elif layout == "columns":

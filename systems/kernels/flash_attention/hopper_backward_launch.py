@@ -34,8 +34,8 @@ def why_not(q: Tensor, needs_dq: bool = True, needs_dkdv: bool = True) -> str | 
     """Why the gradients of attention of q are not to be had from here, or None if they are.
 
     For all three the kernels have been ahead of `launch.flash_backward` where both were measured:
-    16 causal heads of 16k on an H200 take 2.6 ms in place of 3.7 with head_dim 64, 5.2 in place of
-    6.7 with 128. For some of them they have as much to do, and each of the two passes less.
+    16 causal heads of 16k on an H200 take 2.5 ms in place of 3.6 with head_dim 64, 4.9 in place of
+    6.5 with 128. For some of them they have as much to do, and each of the two passes less.
     """
     if not (needs_dq and needs_dkdv):
         return "flash_hopper has one pass for all gradients; one of flash_triton's two is faster"
