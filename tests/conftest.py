@@ -18,11 +18,29 @@ if TYPE_CHECKING:
     from tests.ranks import Ranks
 
 
+# Files that take a minute and more, longest first
+LONG = [
+    "test_studies.py",
+    "test_flash_triton.py",
+    "test_slurm.py",
+    "test_stop.py",
+    "test_torchrun.py",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long begins first, so that no process is left with it at the end."""
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where several processes share the tests (make test), one of them has all of a file, and
     all of the files whose tests need the same ranks."""
     from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False  # by the number of tests
 
     class ByWhatTheyShare(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
