@@ -45,9 +45,6 @@ from jobs.torchrun import Followers, follow, lead, log_end, node_address
 DEATHS = 2  # workers that one run may take down before it is left alone
 LIMIT_MARGIN_S = 120.0  # a stop this close to the time limit is the time limit's doing
 TERM_S = 0.5  # for a SIGTERM that a run got to reach its worker
-# What torch imports in a process's first backward: half a second of SymPy, once for all runs of a
-# job. torchrun's ranks are no forks and import it themselves.
-OF_BACKWARD = "torch.fx.experimental.symbolic_shapes"
 
 
 class Stopped(SystemExit):
@@ -289,8 +286,6 @@ class Worker:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         names = dict.fromkeys(self.manifest.runs[run].benchmark for run, _ in self.job.tasks)
         modules = [n if "." in n else f"systems.benchmarks.{n}" for n in names]
-        if self.job.shape.nproc_per_node is None:
-            modules.append(OF_BACKWARD)
         try:
             return ForkServer(["torch", "jobs.run_process", "jobs.torchrun", *modules])
         except ServerDied as error:  # an import that ends its process: let it end the runs' own

@@ -22,6 +22,9 @@ mkdir "$box"
 results=logs/${RESULTS:-h200}
 python=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1
+# Where packages came without bytecode and cannot get any, each run would compile what it imports late.
+export PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-$(mktemp -d)}
+unset PYTHONDONTWRITEBYTECODE
 failed=0
 
 step() { printf '\n== %s (%(%H:%M:%S)T)\n' "$1" -1; }
