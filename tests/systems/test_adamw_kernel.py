@@ -35,6 +35,7 @@ from tests.triton_interpreter import assert_interpreted_tests_pass, compiled, in
 
 
 @compiled
+@pytest.mark.timeout(900)  # of many tests, each with the usual one
 def test_the_kernel_in_the_interpreter():
     assert_interpreted_tests_pass(__file__)
 

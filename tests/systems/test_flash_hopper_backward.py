@@ -49,6 +49,7 @@ def test_compiled_for_hopper(head_dim, form, tmp_path):
     assert 0 < sass.count("WARPGROUP.") < sass.count("HGMMA")
 
 
+@pytest.mark.timeout(900)  # of many tests, each with the usual one
 def test_the_ends_in_the_interpreter():
     assert_interpreted_tests_pass("tests/systems/test_flash_hopper_backward.py")
 

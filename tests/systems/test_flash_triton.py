@@ -37,6 +37,7 @@ __all__ = ["outputs_hold_nan"]  # a fixture, imported to be found
 
 
 @compiled
+@pytest.mark.timeout(900)  # of many tests, each with the usual one
 def test_the_kernels_in_the_interpreter():
     assert_interpreted_tests_pass(__file__)
 

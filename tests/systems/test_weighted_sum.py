@@ -136,6 +136,7 @@ def test_tiles_are_powers_of_two_and_hardly_wider_than_a_row(d):
 
 
 @compiled
+@pytest.mark.timeout(900)  # of many tests, each with the usual one
 def test_the_kernel_in_the_interpreter():
     assert_interpreted_tests_pass(__file__)
 
