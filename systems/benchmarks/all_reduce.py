@@ -48,13 +48,11 @@ def run(params: Params) -> dict[str, Any]:
     import torch.distributed as dist
 
     from systems import accounting
-    from systems.benchmarks.meeting import check_world_size, meet
+    from systems.benchmarks.meeting import meet, ranks_of
     from systems.benchmarks.step_timing import synchronize
-    from systems.parallel import process_group
 
     size = params.size_mb * 10**6
-    with process_group(params.backend) as device:
-        check_world_size(params.world_size)
+    with ranks_of(params.backend, params.world_size) as device:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         # NCCL runs calls in the order of its stream, so they can share one buffer, as nccl-tests
         # does. Gloo runs them on threads: each call in flight needs a buffer of its own.

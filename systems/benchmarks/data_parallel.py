@@ -78,9 +78,9 @@ def run(params: Params) -> dict[str, Any]:
         WrongOutput: ranks differ, or from one process on the batches of all.
         RuntimeError: the number of processes is not `world_size`.
     """
-    from systems.parallel import process_group
+    from systems.benchmarks.meeting import ranks_of
 
-    with process_group(params.backend) as device:
+    with ranks_of(params.backend, params.world_size) as device:
         return measure(params, device)
 
 
@@ -89,7 +89,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from systems.benchmarks.meeting import check_world_size, of_all_ranks
+    from systems.benchmarks.meeting import of_all_ranks
     from systems.benchmarks.parallel_training import (
         ParallelTraining,
         alternating_rounds,
@@ -100,7 +100,6 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         step_facts,
     )
 
-    check_world_size(params.world_size)
     rank = dist.get_rank()
     alone = ParallelTraining(params, device, rank)
     training = ParallelTraining(params, device, rank, lambda module: wrapped(module, params))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from systems.benchmarks.parallel_training import ParallelTraining
 
 VERSION = 1
-AHEAD = 2  # blocks that fsdp2_prefetch gathers early: as many as this project's wrapper does
 WARMUP_STEPS = 2  # before the step whose peak is kept
 Strategy = Literal["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
 
@@ -101,9 +100,9 @@ def run(params: Params) -> dict[str, Any]:
         WrongOutput: from one process on the batches of all, it differs too much.
         RuntimeError: the number of processes is not `world_size`.
     """
-    from systems.parallel import process_group
+    from systems.benchmarks.meeting import ranks_of
 
-    with process_group(params.backend) as device:
+    with ranks_of(params.backend, params.world_size) as device:
         return measure(params, device)
 
 
@@ -111,7 +110,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """`run`, in the process group that there is."""
     import torch.distributed as dist
 
-    from systems.benchmarks.meeting import check_world_size, of_all_ranks
+    from systems.benchmarks.meeting import of_all_ranks
     from systems.benchmarks.parallel_training import (
         ParallelTraining,
         alternating_rounds,
@@ -120,7 +119,6 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         step_facts,
     )
 
-    check_world_size(params.world_size)
     state, peaks = _memory(sharded_training(params, device), device)
     gc.collect()
     training = sharded_training(params, device)
@@ -250,6 +248,8 @@ def _fully_shard(
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    from systems.parallel.fsdp import AHEAD  # told to gather as far ahead as this project's does
 
     blocks: Any = module.blocks
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from systems.benchmarks.step_timing import synchronize
+from systems.parallel import process_group
 
 
-def check_world_size(expected: int) -> None:
-    """
+@contextlib.contextmanager
+def ranks_of(backend: str, world_size: int) -> Iterator[torch.device]:
+    """`systems.parallel.process_group` of torchrun's processes, of which there are to be this many.
+
     Raises:
         RuntimeError: torchrun started another number of processes.
     """
-    started = dist.get_world_size()
-    if started != expected:
-        raise RuntimeError(
-            f"world_size is {expected}, but torchrun started {started} processes; "
-            "set launch.nproc_per_node: $world_size"
-        )
+    with process_group(backend) as device:
+        started = dist.get_world_size()
+        if started != world_size:
+            raise RuntimeError(
+                f"world_size is {world_size}, but torchrun started {started} processes; "
+                "set launch.nproc_per_node: $world_size"
+            )
+        yield device
 
 
 def meet(device: torch.device) -> None:

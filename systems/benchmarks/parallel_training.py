@@ -21,12 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import record_function
 
 from systems.benchmarks.base import WrongOutput, artifacts_folder
 from systems.benchmarks.meeting import meet
 from systems.benchmarks.overlap import STEP, StepTimeline, draw_steps, read_steps
 from systems.benchmarks.parallel_params import ParallelParams
+from systems.benchmarks.ranges import step_profiler
 from systems.benchmarks.step_timing import synchronize
 from systems.benchmarks.training import Training, batch, optimizer_of
 from systems.model import cross_entropy
@@ -248,10 +249,7 @@ def alternating_rounds(
 
 
 def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
-    """Profile PROFILED_STEPS after one that the profiler throws away: in it, it sets itself up."""
-    activities = [ProfilerActivity.CPU]
-    if training.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    """PROFILED_STEPS as the profiler saw them."""
     phases = {
         "forward": training.forward,
         "backward": training.backward,
@@ -260,11 +258,7 @@ def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
     }
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "trace.json")
-        with profile(
-            activities=activities,
-            schedule=schedule(wait=0, warmup=1, active=PROFILED_STEPS, repeat=1),
-            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
-        ) as profiler:
+        with step_profiler(training.device, trace, PROFILED_STEPS) as profiler:
             for _ in range(1 + PROFILED_STEPS):
                 meet(training.device)
                 with record_function(STEP):

@@ -123,22 +123,12 @@ def _torch_facts(training: Training, params: Params) -> dict[str, Any]:
 
 
 def _profile(training: Training, trace: Path) -> None:
-    """Profile some steps after one that the profiler throws away: in it, it sets itself up."""
-    from torch.profiler import ProfilerActivity, profile, schedule
-
-    from systems.benchmarks.ranges import annotate_attention, annotated_step
+    from systems.benchmarks.ranges import annotate_attention, annotated_step, step_profiler
     from systems.benchmarks.step_timing import phases_of
 
     annotate_attention(training)  # only now: the clock's steps ran without
     phases = phases_of(training)
-    activities = [ProfilerActivity.CPU]
-    if training.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(
-        activities=activities,
-        schedule=schedule(wait=0, warmup=1, active=PROFILED_STEPS, repeat=1),
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
-    ) as profiler:
+    with step_profiler(training.device, trace, PROFILED_STEPS) as profiler:
         for _ in range(1 + PROFILED_STEPS):
             annotated_step(training, phases)
             profiler.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,6 +17,19 @@ from systems.kernels.flash_attention import masked_scores
 from systems.model import TransformerBlock
 
 _SCORES, _SOFTMAX, _OUTPUT = ATTENTION_RANGES
+
+
+def step_profiler(device: torch.device, trace: Path, steps: int) -> torch.profiler.profile:
+    """Profiles `steps` steps, into a Chrome trace, after one that it throws away: in it, it sets
+    itself up. Its `step()` is to be called after each."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    return torch.profiler.profile(
+        activities=activities,
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
+    )
 
 
 @contextlib.contextmanager

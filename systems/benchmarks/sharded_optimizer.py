@@ -66,9 +66,9 @@ def run(params: Params) -> dict[str, Any]:
         WrongOutput: ranks differ, or from one process on the batches of all.
         RuntimeError: the number of processes is not `world_size`.
     """
-    from systems.parallel import process_group
+    from systems.benchmarks.meeting import ranks_of
 
-    with process_group(params.backend) as device:
+    with ranks_of(params.backend, params.world_size) as device:
         return measure(params, device)
 
 
@@ -76,14 +76,13 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """`run`, in the process group that there is."""
     import torch.distributed as dist
 
-    from systems.benchmarks.meeting import check_world_size, of_all_ranks
+    from systems.benchmarks.meeting import of_all_ranks
     from systems.benchmarks.parallel_training import (
         ParallelTraining,
         alternating_rounds,
         check_parallel,
     )
 
-    check_world_size(params.world_size)
     memory, peaks = _memory(sharded_training(params, device), device)
     gc.collect()
     training = sharded_training(params, device)

@@ -32,7 +32,7 @@ def _inputs(lengths, leading=(2, 3), dtype=torch.float64, device="cpu") -> list[
     return [torch.randn(shape, **draw).to(dtype).to(device) for shape in shapes]
 
 
-def _check(implementation, q, k, v, dout, causal, scale=None) -> None:
+def _assert_right(implementation, q, k, v, dout, causal, scale=None) -> None:
     exact = attention_reference(q, k, v, dout, is_causal=causal, scale=scale)
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
     out = flash_attention(*inputs, causal, scale, implementation)
@@ -51,20 +51,20 @@ def _check(implementation, q, k, v, dout, causal, scale=None) -> None:
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("implementation", ON_CPU)
 def test_every_implementation_is_the_same_function(implementation, lengths, causal):
-    _check(implementation, *_inputs(lengths), causal)
-    _check(implementation, *_inputs(lengths), causal, scale=0.3)
+    _assert_right(implementation, *_inputs(lengths), causal)
+    _assert_right(implementation, *_inputs(lengths), causal, scale=0.3)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("implementation", ON_CPU)
 def test_every_dtype(implementation, dtype):
-    _check(implementation, *_inputs((33, 20), dtype=dtype), True)
+    _assert_right(implementation, *_inputs((33, 20), dtype=dtype), True)
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3), (2, 1, 3, 1)])
 @pytest.mark.parametrize("implementation", ON_CPU)
 def test_any_leading_dimensions(implementation, leading):
-    _check(implementation, *_inputs((9, 7), leading), True)
+    _assert_right(implementation, *_inputs((9, 7), leading), True)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -72,7 +72,7 @@ def test_any_leading_dimensions(implementation, leading):
 @pytest.mark.parametrize("implementation", ON_CPU)
 def test_what_is_empty(implementation, lengths, leading, causal):
     inputs = _inputs(lengths, leading)
-    _check(implementation, *inputs, causal)
+    _assert_right(implementation, *inputs, causal)
     out = flash_attention(*inputs[:3], causal, implementation=implementation)
     assert not out.any() or lengths[1]
 
@@ -195,4 +195,4 @@ def test_gpu_every_implementation_is_the_same_function(implementation, leading, 
     probe = [torch.empty(1, 1, 64, 8, dtype=torch.bfloat16, device="cuda")] * 3
     if implementation != "auto" and why_not(*probe, causal, implementation):
         pytest.skip(f"{implementation} does not take this")
-    _check(implementation, *inputs, causal)
+    _assert_right(implementation, *inputs, causal)

@@ -43,6 +43,8 @@ def test_what_cannot_be_read_is_searched_again(tmp_path, text):
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
     (tmp_path / "file").write_text("")
     autotune._write(tmp_path / "file" / "kept.json", configuration(64, torch.bfloat16))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == ""
 
 
 def test_the_place_depends_on_what_is_searched_and_on_the_cache_folder(tmp_path, monkeypatch):

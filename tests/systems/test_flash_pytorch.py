@@ -70,7 +70,7 @@ def _lse(out: Tensor) -> Tensor:
     return saved[0]
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> None:
+def _assert_right(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> None:
     """Every element within twice torch's own largest error, and a rounding of the result."""
     dtype = q.dtype
     ours = _results(_flash(causal), q, k, v, dout)
@@ -105,14 +105,14 @@ def _check(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> None:
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
 def test_as_near_to_float64_as_torch(dtype, lengths, causal):
     leading = (1, 1) if max(lengths) > 4000 else (1, 2)
-    _check(*_inputs(lengths, dtype, leading, head_dim=64), causal)
+    _assert_right(*_inputs(lengths, dtype, leading, head_dim=64), causal)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_large_magnitudes(dtype, causal):
     q, k, v, dout = _inputs((200, 150), dtype, (1, 2), 64)
-    _check(5 * q, 3 * k, 3 * v, dout, causal)
+    _assert_right(5 * q, 3 * k, 3 * v, dout, causal)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -328,7 +328,7 @@ def test_a_caller_that_is_compiled_takes_it_in(small_tiles):
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
 def test_gpu_as_near_to_float64_as_torch(dtype, lengths, causal):
-    _check(*_inputs(lengths, dtype, (1, 2), head_dim=64, device="cuda"), causal)
+    _assert_right(*_inputs(lengths, dtype, (1, 2), head_dim=64, device="cuda"), causal)
 
 
 @pytest.mark.gpu

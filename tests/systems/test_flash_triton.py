@@ -27,13 +27,11 @@ from tests.flash_cases import (
     assert_right,
     by_triton,
     inputs,
-    outputs_hold_nan,
     quiet,
 )
 from tests.triton_interpreter import assert_interpreted_tests_pass, compiled, interpreted
 
 pytestmark = [quiet, pytest.mark.usefixtures("outputs_hold_nan")]
-__all__ = ["outputs_hold_nan"]  # a fixture, imported to be found
 
 
 @compiled

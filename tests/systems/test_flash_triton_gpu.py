@@ -19,12 +19,10 @@ from tests.flash_cases import (
     assert_right,
     by_triton,
     inputs,
-    outputs_hold_nan,
     quiet,
 )
 
 pytestmark = [quiet, pytest.mark.usefixtures("outputs_hold_nan")]
-__all__ = ["outputs_hold_nan"]  # a fixture, imported to be found
 GPU_LENGTHS = [*LENGTHS, (239, 1), (799, 3), (128, 217), (640, 128), (1023, 1024), (1024, 1023)]
 
 

@@ -80,7 +80,7 @@ def flash_attention(
 
 
 # Forward and backward of less take the GPU less time than Python takes to launch them, and there
-# torch is ahead: on the host of logs/h200/flash a call of both costs 0.2 to 0.5 ms by torch's
+# torch is ahead: on the host of logs/h200/flash a call of both costs 0.2 to 0.8 ms by torch's
 # kernels and by flash_triton, 0.5 to 1.2 by flash_hopper. One head of 16k tokens is 2.4e11: there
 # flash_hopper takes the GPU 0.30 ms in place of cuDNN's 0.54.
 LAUNCH_BOUND_FLOPS = 2e11
