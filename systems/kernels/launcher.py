@@ -1,14 +1,16 @@
 """A Triton kernel launched again and again with the same numbers: what a call costs the host.
 
-Triton looks at every argument of every launch to find the variant that fits, and asks its settings
-and hooks: 15 to 60 microseconds for a kernel of forty arguments. A `Launch` holds all arguments but
-the tensors, looks at their alignment and calls what Triton's own launch ends in.
+Triton looks at every argument of every launch to find the variant that fits, asks its settings and
+hooks, and encodes descriptors: 15 to 60 microseconds for a kernel of forty arguments. A `Launch`
+holds all arguments but the tensors, looks at their alignment and calls what Triton's own launch
+ends in.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -16,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from systems.kernels.tensor_maps import TensorMap
 
 REGISTERS = 65_536  # of a multiprocessor, of every GPU since 2012
 # Of the thread that asks for it: what others launch meanwhile is to run
@@ -41,14 +45,15 @@ def compiling_only(threads: int) -> Iterator[None]:
 
 
 class Launch:
-    """`kernel[grid](*tensors, *numbers, **constants)`, for one device, which is to be the current,
-    and for tensors that have the same dtypes at every call.
+    """`kernel[grid](*maps, *tensors, *numbers, **constants)`, for one device, which is to be the
+    current, and for maps and tensors that have the same dtypes at every call.
 
     Triton's launch hooks (Proton's) see its first call with each alignment only.
 
     Args:
-        kernel: a function under triton.jit, its arguments in this order: tensors, numbers,
-            constants. A variant is compiled at the first call and found again by alignment alone.
+        kernel: a function under triton.jit or gluon.jit, its arguments in this order: descriptors,
+            tensors, numbers, constants. A variant is compiled at the first call and found again by
+            alignment alone.
         grid: programs along each axis.
         constants: constexpr arguments, in the kernel's order.
         options: num_warps and the like.
@@ -70,7 +75,7 @@ class Launch:
         self.made: Any = None  # the last variant compiled, Triton's CompiledKernel
         self._launches: dict[int, Callable[..., object]] = {}
 
-    def __call__(self, *tensors: Tensor) -> None:
+    def __call__(self, *tensors: Tensor, maps: Sequence[TensorMap] = ()) -> None:
         # Triton specialises a pointer on whether 16 divides it: so may what it compiles to.
         addresses = [tensor.data_ptr() for tensor in tensors]
         aligned = 0
@@ -78,13 +83,13 @@ class Launch:
             aligned = 2 * aligned + (address % 16 == 0)
         launch = self._launches.get(aligned)
         if launch is not None:
-            launch(addresses)
+            launch(maps, addresses)
             return
+        arguments = (*(given.descriptor for given in maps), *tensors, *self.numbers)
         if _compiles_only.get():
-            arguments = (*tensors, *self.numbers)
             self.kernel.warmup(*arguments, grid=self.grid, **self.constants, **self.options)
             return
-        made = self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.options)
+        made = self.kernel[self.grid](*arguments, **self.constants, **self.options)
         if hasattr(made, "packed_metadata"):  # not by the interpreter, nor while others compile
             rest = (*self.numbers, *self.constants.values())
             self._launches[aligned] = _direct(made, self.grid, rest)
@@ -113,12 +118,23 @@ def _direct(made: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Callable
     """
     run = made.run
     if run.global_scratch_size or run.profile_scratch_size:
-        return lambda addresses: made[grid](*addresses, *rest)
-    launch = functools.partial(run.launch, *grid)
+        return lambda maps, addresses: made[grid](*(m.descriptor for m in maps), *addresses, *rest)
+    metas = getattr(made.metadata, "tensordesc_meta", None) or ()
+    launch = run.launch
+    if metas:  # what Triton's own encodes descriptors for
+        launch = inspect.getclosurevars(launch).nonlocals["launcher"]
+    launch = functools.partial(launch, *grid)
     stream_of, device = torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()
     scratch, hooks = (None, None), (None, None, None)
     before = (
         made.function, run.launch_cooperative_grid, run.launch_pdl, *scratch,
         made.packed_metadata, *hooks,
     )  # fmt: skip
-    return lambda addresses: launch(stream_of(device), *before, *addresses, *rest)
+
+    def direct(maps: Sequence[TensorMap], addresses: list[int]) -> None:
+        encoded: list[Any] = []
+        for given, meta in zip(maps, metas, strict=True):
+            encoded += given.arguments(meta)
+        launch(stream_of(device), *before, *encoded, *addresses, *rest)
+
+    return direct

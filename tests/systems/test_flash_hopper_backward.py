@@ -15,11 +15,11 @@ from torch import Tensor
 
 from systems.kernels.flash_attention import FlashAttentionHopper, attention_reference
 from systems.kernels.flash_attention.hopper_backward_launch import (
-    best_splits,
     flash_backward,
     why_not,
 )
 from systems.kernels.flash_attention.hopper_launch import flash_forward
+from systems.kernels.flash_attention.hopper_splits import backward_splits
 from tests.flash_cases import HOPPER_SHAPES, on_hopper, sdpa
 from tests.triton_interpreter import assert_interpreted_tests_pass, compiled, interpreted
 
@@ -96,7 +96,7 @@ def test_interpreted_conversion_turns_the_tiles():
 
 def test_few_heads_are_split_and_many_are_not():
     def of(n, heads, is_causal=True, head_dim=64):
-        return best_splits(heads, -(-n // 128), -(-n // 64), is_causal, head_dim, 132)
+        return backward_splits(heads, -(-n // 128), -(-n // 64), is_causal, head_dim, 132)
 
     assert of(16384, 16) == of(65536, 1) == of(128, 1) == 1
     assert all(of(n, 1, head_dim=d) > 1 for n in (4096, 8192, 16384) for d in HEAD_DIMS)
@@ -225,9 +225,10 @@ def test_gpu_two_hundred_launches(head_dim, is_causal):
 
 @on_hopper
 @pytest.mark.gpu
-def test_gpu_compiled_by_torch_into_cuda_graphs():
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_compiled_by_torch_into_cuda_graphs(head_dim):
     """Of whose memory nothing may be kept: torch looks before the second graph."""
-    q, k, v, dout = inputs(1, 2, 300, 300, 64, BF16)
+    q, k, v, dout = inputs(1, 2, 300, 300, head_dim, BF16)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     whole = torch.compile(FlashAttentionHopper.apply, mode="reduce-overhead", fullgraph=True)
     want = FlashAttentionHopper.apply(*leaves, True)
@@ -243,8 +244,9 @@ def test_gpu_compiled_by_torch_into_cuda_graphs():
 
 @on_hopper
 @pytest.mark.gpu
-def test_gpu_empty_and_in_a_graph(outputs_hold_nan):
-    q, k, v, dout = inputs(1, 2, 300, 300, 64, BF16)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_empty_and_in_a_graph(outputs_hold_nan, head_dim):
+    q, k, v, dout = inputs(1, 2, 300, 300, head_dim, BF16)
     out, lse = flash_forward(q, k, v, True)
     given = (q, k, v, out, lse, dout, True)
     want = flash_backward(*given)

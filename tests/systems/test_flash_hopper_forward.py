@@ -15,10 +15,10 @@ from systems.kernels.flash_attention import attention_reference
 from systems.kernels.flash_attention.hopper_launch import (
     FORWARD,
     SHORT,
-    best_splits,
     flash_forward,
     why_not,
 )
+from systems.kernels.flash_attention.hopper_splits import forward_splits
 from tests.flash_cases import HOPPER_SHAPES, on_hopper, sdpa
 from tests.triton_interpreter import compiled
 
@@ -42,7 +42,7 @@ def test_compiled_for_hopper_nothing_spills(head_dim, tile, form):
 
 def test_few_heads_are_split_and_many_are_not():
     def of(n, heads, is_causal=True, block_q=192):
-        return best_splits(heads, -(-n // block_q), n // 128, is_causal, heads * n * 256, 132)
+        return forward_splits(heads, -(-n // block_q), n // 128, is_causal, heads * n * 256, 132)
 
     assert of(16384, 16) == of(65536, 1) == of(128, 1) == 1
     assert all(of(n, 1) > 1 for n in (4096, 8192, 16384))

@@ -6,28 +6,28 @@ and one that adds parts of dK and dV where the pass is split over queries, as fo
 dQ is added up in an order that changes from run to run, in float32. Equal inputs give equal bits in
 `launch.flash_backward`, which computes the scores twice.
 
-As in `hopper_launch`, what a launch needs beside the tensors' contents is kept between calls.
+As in `hopper_launch`, what a launch needs beside the tensors is kept between calls.
 """
 
 from __future__ import annotations
 
 import functools
-import heapq
 import math
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from systems.kernels.device import multiprocessors, on
 from systems.kernels.flash_attention import hopper_launch
-from systems.kernels.flash_attention.hopper_launch import _Address, _descriptor, _readable
+from systems.kernels.flash_attention.hopper_launch import readable, row_maps
+from systems.kernels.flash_attention.hopper_splits import BLOCK_K, BLOCK_Q, backward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
 from systems.kernels.flash_attention.movers import summing
-from systems.kernels.flash_attention.plans import LOG2E
+from systems.kernels.flash_attention.plans import LOG2E, PLANS
+from systems.kernels.launcher import Launch
+from systems.kernels.tensor_maps import TensorMaps
 
-BLOCK_K = 128  # keys of an item
-TILE = 64  # queries of a step, and rows of every copy
+TILE = BLOCK_Q  # rows of every copy
 
 
 def why_not(q: Tensor, needs_dq: bool = True, needs_dkdv: bool = True) -> str | None:
@@ -60,206 +60,142 @@ def flash_backward(
     Args:
         q, k, v, out, dout: bfloat16 or float16, head_dim 64 or 128. What the copy engine cannot
             read, for its address or strides, is copied first.
-        n_splits: ranges of queries; by default `best_splits`.
+        n_splits: ranges of queries; by default `backward_splits`.
     """
-    gradients = dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
+    if not q.dtype == k.dtype == v.dtype == out.dtype == dout.dtype:
+        dtypes = [x.dtype for x in (q, k, v, out, dout)]
+        raise ValueError(f"q, k, v, out and dout must have one dtype, got {dtypes}")
+    gradients = empty_like(q), empty_like(k), empty_like(v)
     if q.numel() == 0 or k.numel() == 0:
         for gradient in gradients:
             gradient.zero_()
         return gradients
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     # Copies, if any, live until the launch: the memory of one must not become the next one's.
-    q, k, v, out, dout = (four_dimensional(_readable(x)) for x in (q, k, v, out, dout))
-    plan = _plan(q.shape, k.shape[2], is_causal, n_splits, q.device.index)
+    given = [readable(x) for x in (q, k, v, out, dout)]
+    given += [four_dimensional(x) for x in gradients]
+    plan = _backward(
+        q.device, q.dtype, (given[0].shape, given[1].shape), tuple([x.stride() for x in given]),
+        is_causal, scale, n_splits,
+    )  # fmt: skip
     with on(q.device):
-        dq_rows, dk_rows, dv_rows = map(four_dimensional, (dq, dk, dv))
-        _launch(plan, q, k, v, out, lse, dout, dq_rows, dk_rows, dv_rows, scale)
+        plan(lse, *given)
     return gradients
 
 
-class _Plan(NamedTuple):
-    """What of a launch depends on shapes alone."""
-
-    n_splits: int
-    n_padded: int  # queries of a head, rounded up to whole tiles
-    programs: int
-    numbers: tuple[int, ...]  # of the kernel's arguments, from n_programs to n_items
-    is_causal: bool
-
-
-@functools.lru_cache(maxsize=1024)
-def _plan(
-    shape: tuple[int, ...], n_keys: int, is_causal: bool, n_splits: int | None, device: int
-) -> _Plan:
-    batch, heads, n_queries, head_dim = shape
-    n_programs = batch * heads
-    n_blocks = -(-n_keys // BLOCK_K)
-    n_tiles = -(-n_queries // TILE)
-    n_multiprocessors = multiprocessors(device)
-    if n_splits is None:
-        n_splits = best_splits(
-            n_programs, n_blocks, n_tiles, is_causal, head_dim, n_multiprocessors
-        )
-    tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
-    n_splits = -(-n_tiles // tiles_a_split)
-    n_items = n_splits * n_programs * n_blocks
-    # As many heads at a time as have a block for each multiprocessor: more do not fit in the L2
-    # cache with what is added to them.
-    group = -(-n_multiprocessors // n_blocks)
-    return _Plan(
-        n_splits,
-        n_tiles * TILE,
-        n_items if head_dim > 64 else min(n_items, n_multiprocessors),
-        (
-            n_programs, heads, n_queries, n_keys, n_tiles * TILE, tiles_a_split * TILE, group,
-            n_items,
-        ),
-        is_causal,
-    )  # fmt: skip
-
-
-# A step, from 2.6 and 5.2 ms for 16 causal heads of 16k on an H200. The others are the forward
-# pass's (`hopper_launch`): bytes of parts, written and read again, and a kernel that adds them.
-STEP_SECONDS = {64: 1.3e-6, 128: 2.6e-6}
-PART_BYTES_A_SECOND = 1.2e12
-SUM_SECONDS = 6e-6
-SPLITS = (1, 2, 3, 4, 6, 8)
-
-
-@functools.lru_cache(maxsize=1024)
-def best_splits(
-    n_programs: int,
-    n_blocks: int,
-    n_tiles: int,
-    is_causal: bool,
-    head_dim: int,
-    multiprocessors: int,
-) -> int:
-    """Into how many ranges the queries of each block of keys go, of SPLITS the fastest by estimate.
-
-    1 where the blocks fill the multiprocessors twice as it is. Else the items' steps are dealt out
-    to the multiprocessor that is free first.
+class Backward:
+    """The launches of `flash_backward`, of what `readable` makes of tensors of one dtype, shape and
+    stride.
 
     Args:
-        n_programs: batch * heads. n_blocks: of BLOCK_K keys, a head. n_tiles: of TILE queries.
+        strides: of q, k, v, out, dout, dq, dk, dv.
     """
-    if n_programs * n_blocks >= 2 * multiprocessors:
-        return 1
-    tiles_a_block = BLOCK_K // TILE
 
-    def seconds(n_splits: int) -> float:
-        tiles_a_split = -(-n_tiles // n_splits)
-        free = [0] * multiprocessors
-        for split in range(n_splits):
-            end = min(n_tiles, (split + 1) * tiles_a_split)
-            for block in range(n_blocks):
-                first = max(split * tiles_a_split, block * tiles_a_block * is_causal)
-                for _ in range(n_programs):
-                    heapq.heapreplace(free, free[0] + max(1, end - first))
-        passes = max(free) * STEP_SECONDS[head_dim]
-        if n_splits == 1:
-            return passes
-        part_bytes = 2 * n_programs * n_blocks * BLOCK_K * head_dim * 4
-        return passes + 2 * SUM_SECONDS + n_splits * part_bytes / PART_BYTES_A_SECOND
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        shapes: tuple[tuple[int, ...], tuple[int, ...]],
+        strides: tuple[tuple[int, ...], ...],
+        is_causal: bool,
+        scale: float | None,
+        n_splits: int | None,
+    ):
+        from systems.kernels.flash_attention.hopper_backward import backward_kernel
+        from systems.kernels.flash_attention.hopper_backward_parts import (
+            convert_kernel,
+            prepare_kernel,
+        )
+        from systems.kernels.flash_attention.hopper_backward_wide import wide_backward_kernel
 
-    return min((n for n in SPLITS if n <= n_tiles), key=seconds)
+        (batch, heads, n_queries, head_dim), n_keys = shapes[0], shapes[1][2]
+        of_q, of_k, of_v, of_out, of_dout, of_dq, of_dk, of_dv = strides
+        scale = 1 / math.sqrt(head_dim) if scale is None else float(scale)
+        n_programs = batch * heads
+        n_blocks = -(-n_keys // BLOCK_K)
+        n_tiles = -(-n_queries // TILE)
+        n_multiprocessors = multiprocessors(device.index)
+        if n_splits is None:
+            n_splits = backward_splits(
+                n_programs, n_blocks, n_tiles, is_causal, head_dim, n_multiprocessors
+            )
+        tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
+        self.n_splits = n_splits = -(-n_tiles // tiles_a_split)
+        n_items = n_splits * n_programs * n_blocks
+        self.n_rows = n_rows = n_programs * n_tiles * TILE
+        self.head_dim = head_dim
+        ends = (heads, n_queries, n_tiles * TILE)
+        constants = {"HEAD_DIM": head_dim, "ROWS": TILE}
+        self.prepare = Launch(
+            prepare_kernel, (n_rows // TILE,), (*of_out[:3], *of_dout[:3], *ends), constants
+        )
+        self.convert = Launch(
+            convert_kernel, (n_rows // TILE,), (*of_dq[:3], *ends, scale), constants
+        )
+        # As many heads at a time as have a block for each multiprocessor: more do not fit in the
+        # L2 cache with what is added to them.
+        group = -(-n_multiprocessors // n_blocks)
+        numbers: tuple[float, ...] = (
+            n_programs, heads, n_queries, n_keys, n_tiles * TILE, tiles_a_split * TILE, group,
+            n_items, scale, scale * LOG2E,
+        )  # fmt: skip
+        # Of what the kernel takes by descriptor, in its order
+        tiles = (n_rows * head_dim // TILE, TILE)
+        row_map = TensorMaps(torch.float32, (n_rows,), (1,), (TILE,))
+        self.maps = [
+            row_maps(dtype, shapes[0], of_q, TILE),
+            row_maps(dtype, shapes[0], of_dout, TILE),
+            row_maps(dtype, shapes[1], of_k, TILE),
+            row_maps(dtype, shapes[1], of_v, TILE),
+            row_map,
+            row_map,
+            TensorMaps(torch.float32, tiles, (TILE, 1), (TILE, TILE)),
+        ]
+        self.parts_shape = 2, n_splits, *shapes[1]
+        if head_dim > 64:
+            constants = {"IS_CAUSAL": is_causal, "SPLIT": n_splits > 1}
+            self.maps += [row_maps(dtype, shapes[1], of, TILE) for of in (of_dk, of_dv)]
+            kernel, grid = wide_backward_kernel, n_items
+        else:
+            target = [0, *of_dk[:3], 0, *of_dv[:3]]
+            if n_splits > 1:
+                n, a_head = math.prod(shapes[1]), n_keys * head_dim
+                target = 2 * [n, heads * a_head, a_head, head_dim]
+            numbers = (*target, *numbers)
+            constants = {"IS_CAUSAL": is_causal}
+            kernel, grid = backward_kernel, min(n_items, n_multiprocessors)
+        self.differentiate = Launch(kernel, (grid,), numbers, constants, num_warps=4)
+        layouts = layout(shapes[1], of_dk), layout(shapes[1], of_dv)
+        self.sum = summing(device, dtype, n_splits, *layouts)
+
+    def __call__(
+        self, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, dq: Tensor,
+        dk: Tensor, dv: Tensor,
+    ) -> None:  # fmt: skip
+        n, device = self.n_rows, q.device
+        work = torch.empty(n * (self.head_dim + 2), dtype=torch.float32, device=device)
+        dq_sum, log2_lse, delta = work.split((n * self.head_dim, n, n))
+        counter = torch.empty(1, dtype=torch.int32, device=device)
+        self.prepare(out, dout, lse, log2_lse, delta, dq_sum, counter)
+        described = (
+            q,
+            dout,
+            k,
+            v,
+            log2_lse,
+            delta,
+            dq_sum,
+            dk,
+            dv,
+        )  # the last two not of all kernels
+        given = zip(self.maps, described, strict=False)
+        maps = [maps.at(x.data_ptr()) for maps, x in given]
+        if self.n_splits == 1:
+            self.differentiate(counter, dk, dv, maps=maps)
+        else:
+            parts = torch.empty(self.parts_shape, dtype=torch.float32, device=device)
+            self.differentiate(counter, *parts.unbind(), maps=maps)
+            self.sum(parts, dk, dv)
+        self.convert(dq_sum, dq)
 
 
-def _launch(
-    plan: _Plan,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    scale: float,
-) -> None:
-    from systems.kernels.flash_attention.hopper_backward import backward_kernel
-    from systems.kernels.flash_attention.hopper_backward_parts import (
-        convert_kernel,
-        prepare_kernel,
-    )
-    from systems.kernels.flash_attention.hopper_backward_wide import wide_backward_kernel
-
-    n_programs, heads, n_queries = plan.numbers[:3]
-    head_dim = q.shape[3]
-    n_rows = n_programs * plan.n_padded
-    work = torch.empty(n_rows * (head_dim + 2), dtype=torch.float32, device=q.device)
-    dq_sum, log2_lse, delta = work.split((n_rows * head_dim, n_rows, n_rows))
-    counter = torch.empty(1, dtype=torch.int32, device=q.device)
-    dk_target, dv_target = dk, dv
-    if plan.n_splits > 1:
-        shape = (2, plan.n_splits, *dk.shape)
-        parts = torch.empty(shape, dtype=torch.float32, device=q.device)
-        dk_target, dv_target = parts.unbind()
-
-    ends = (heads, n_queries, plan.n_padded)
-    constants = (head_dim, TILE)
-    _run(
-        prepare_kernel, n_rows // TILE, constants,
-        (out, dout, lse, log2_lse, delta, dq_sum, counter),
-        (*out.stride()[:3], *dout.stride()[:3]), ends,
-    )  # fmt: skip
-    descriptors = (
-        _descriptor(q, TILE), _descriptor(dout, TILE), _descriptor(k, TILE), _descriptor(v, TILE),
-        _floats(log2_lse.data_ptr(), (n_rows,)), _floats(delta.data_ptr(), (n_rows,)),
-        _floats(dq_sum.data_ptr(), (n_rows * head_dim // TILE, TILE)),
-    )  # fmt: skip
-    _run(
-        wide_backward_kernel if head_dim > 64 else backward_kernel, plan.programs,
-        (plan.is_causal,), (counter, dk_target, dv_target),
-        (
-            0 if plan.n_splits == 1 else dk_target.stride(0), *dk_target.stride()[-4:-1],
-            0 if plan.n_splits == 1 else dv_target.stride(0), *dv_target.stride()[-4:-1],
-        ),
-        (*plan.numbers, scale, scale * LOG2E), descriptors,
-    )  # fmt: skip
-    if plan.n_splits > 1:
-        layouts = layout(dk.shape, dk.stride()), layout(dv.shape, dv.stride())
-        summing(q.device, dk.dtype, plan.n_splits, *layouts)(parts, dk, dv)
-    _run(convert_kernel, n_rows // TILE, constants, (dq_sum, dq), dq.stride()[:3], (*ends, scale))
-
-
-_compiled: dict[Any, Any] = {}
-
-
-def _run(
-    kernel: Any,
-    programs: int,
-    constants: tuple[int | bool, ...],
-    tensors: tuple[Tensor, ...],
-    strides: tuple[int, ...],
-    numbers: tuple[int | float, ...],
-    descriptors: tuple[Any, ...] = (),
-) -> None:
-    """Launch, past the look that Triton has at every argument: what it finds out is in the key.
-
-    Strides are specialised, addresses for their alignment. Numbers are not; descriptors differ
-    in what is not compiled in.
-    """
-    arguments = (*descriptors, *tensors, *strides, *numbers, *constants)
-    aligned = tuple(x.data_ptr() % 16 == 0 for x in tensors)
-    dtypes = tuple(x.dtype for x in tensors)
-    read = descriptors[0].base.dtype if descriptors else None
-    key = (kernel, tensors[0].device.index, constants, strides, aligned, dtypes, read)
-    compiled = _compiled.get(key)
-    if compiled is not None:
-        compiled[programs, 1, 1](*arguments)
-        return
-    _compiled[key] = kernel[programs,](*arguments, num_warps=4)
-
-
-@functools.lru_cache(maxsize=4096)
-def _floats(address: int, shape: tuple[int, ...]) -> Any:
-    """A descriptor of contiguous float32, in blocks of TILE by TILE or of TILE."""
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    block = [TILE] * len(shape)
-    layout = gl.NVMMASharedLayout.get_default_for(block, gl.float32)
-    strides = [TILE, 1] if len(shape) == 2 else [1]
-    return TensorDescriptor(_Address(address, torch.float32), list(shape), strides, block, layout)
+_backward = functools.lru_cache(maxsize=PLANS)(Backward)

@@ -21,7 +21,12 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+)
 from triton.language.core import _aggregate as aggregate
 
 from systems.kernels.flash_attention.tiles import head_base, load_tile
@@ -289,18 +294,27 @@ def load_item(
         _copy(k_desc, [batch, head, key, 0], kv_full, shared.k.index(place))
         _copy(v_desc, [batch, head, key, 0], kv_full, shared.v.index(place))
     for i in range(n_tiles):
-        slot = n % Q_SLOTS
+        slot = (n + i) % Q_SLOTS
         row = (first_tile + i) * BLOCK_Q
         padded_row = item_head * problem.n_padded + row
         q_full = shared.q_full.index(slot)
-        mbarrier.wait(shared.q_empty.index(slot), (n // Q_SLOTS) & 1 ^ 1)
+        mbarrier.wait(shared.q_empty.index(slot), ((n + i) // Q_SLOTS) & 1 ^ 1)
         mbarrier.expect(q_full, BLOCK_Q * (bytes_a_row + 8))  # 8: of lse and delta
         _copy(q_desc, [batch, head, row, 0], q_full, shared.q.index(slot))
         _copy(do_desc, [batch, head, row, 0], q_full, shared.do.index(slot))
         _copy(lse_desc, [padded_row], q_full, shared.lse.index(slot))
         _copy(delta_desc, [padded_row], q_full, shared.delta.index(slot))
-        n += 1
-    return n
+    return n + n_tiles
+
+
+@gluon.jit
+def send(desc, coord, value, shared):
+    """Write a tile through `shared`, which is without the leading dimensions of 1, in the
+    background. What is past the end is not written."""
+    shared.store(value.to(desc.dtype))
+    fence_async_shared()
+    tile = shared._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+    tma.async_copy_shared_to_global(desc, coord, tile)
 
 
 @gluon.jit

@@ -7,7 +7,9 @@ and compute dQ too, a half of head_dim each, from both halves' dS^T. The product
 
 A consumer needs the other's dS^T of a tile that both have left behind, so it rarely waits for it,
 and its exponentials run under a product of its own. There is no room for the next item's K and V
-beside these: programs that stay for several items gain nothing, as measured.
+beside these: a program has one item (programs that stay for several gained nothing, as measured).
+So what comes after its last product counts: dK and dV leave by the copy engine, through the memory
+of K and V.
 
     ring   slots of               filled by      read by              slots
     kv     K, V of the item       producer       consumers            1
@@ -41,6 +43,7 @@ from systems.kernels.flash_attention.hopper_backward_parts import (
     load_item,
     reduce_add,
     row_of,
+    send,
     store_rows,
     times,
 )
@@ -57,31 +60,31 @@ PRODUCER_REGISTERS = gl.constexpr(24)
 
 @gluon.jit
 def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc):
-    turn = 0
-    n = 0
-    for item in range(gl.program_id(0), problem.n_items, gl.num_programs(0)):
-        n = load_item(
-            shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, item, turn, n,
-            KV_SLOTS, Q_SLOTS,
-        )  # fmt: skip
-        turn += 1  # noqa: SIM113, kernels have no enumerate
+    load_item(
+        shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, gl.program_id(0),
+        0, 0, KV_SLOTS, Q_SLOTS,
+    )  # fmt: skip
 
 
 @gluon.jit
-def _begin_dq(shared, n, kt0, kt1, there, layout: gl.constexpr, HALF: gl.constexpr):
-    """A half of dQ^T of step n - 1; of what lies in its slot, without a wait, if not `there`."""
-    slot = (n + DS_SLOTS - 1) % DS_SLOTS
+def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
+    """A half of dQ^T of tile i - 1; of tile -1, of which there is none, whatever comes out."""
+    slot = (i + DS_SLOTS - 1) % DS_SLOTS
     zeros = gl.zeros([CHUNK, BLOCK_Q], gl.float32, layout)
     other_full = shared.ds_full.index(2 * slot + 1 - HALF)
-    mbarrier.wait(other_full, ((n + DS_SLOTS - 1) // DS_SLOTS + 1) & 1, pred=there)
+    mbarrier.wait(other_full, ((i + DS_SLOTS - 1) // DS_SLOTS + 1) & 1, pred=i > 0)
+    # This half of head_dim of K^T, of the keys of either consumer
+    kt0 = shared.k.index(zero).permute((1, 0)).slice(HALF * CHUNK, CHUNK, 0)
+    kt1 = shared.k.index(zero + 1).permute((1, 0)).slice(HALF * CHUNK, CHUNK, 0)
     dq = warpgroup_mma(kt0, shared.ds.index(2 * slot), zeros, use_acc=False, is_async=True)
     return warpgroup_mma(kt1, shared.ds.index(2 * slot + 1), dq, is_async=True)
 
 
 @gluon.jit
-def _add_dq(shared, dq_desc, dq, row, HALF: gl.constexpr):
+def _add_dq(shared, dq_desc, dq, row, HALF: gl.constexpr, LATER: gl.constexpr = 0):
+    """LATER: tiles sent since the last dQ."""
     dq_tile = shared.dq.index(HALF)
-    tma.store_wait(pendings=0)  # the copy engine has read the one before
+    tma.store_wait(pendings=LATER)  # the copy engine has read the one before
     dq_tile.store(dq)
     fence_async_shared()
     reduce_add(dq_desc, [row, 0], dq_tile)
@@ -89,27 +92,31 @@ def _add_dq(shared, dq_desc, dq, row, HALF: gl.constexpr):
 
 @gluon.jit
 def _step(
-    shared, dq_desc, n, i, k, v, kt0, kt1, dk, dv, first_key, first_query, n_keys, row, scale_log2e,
+    shared, dq_desc, i, dk, dv, first_key, first_query, n_keys, row, scale_log2e,
     HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv with what tile i of the item adds, and dQ of tile i - 1 on its way.
+    """dk and dv with what tile i adds, and dQ of tile i - 1 on its way.
 
     Args:
-        n: step of the program.
-        kt0, kt1: this half of head_dim of K^T, of the keys of either consumer.
         row: of dq_desc, where dQ^T of tile i - 1 is.
     """
     dtype: gl.constexpr = shared.q.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
-    q_slot = n % Q_SLOTS
-    ds_slot = n % DS_SLOTS
+    q_slot = i % Q_SLOTS
+    ds_slot = i % DS_SLOTS
     q = shared.q.index(q_slot)
     do = shared.do.index(q_slot)
+    # Zero, but the compiler cannot know. It would make the descriptors of all slices of K and V
+    # before the loop, more than there are registers for, and read them from local memory one by one
+    # ahead of the products: 15% of backward's time.
+    zero = first_query >> 30
+    k = shared.k.index(HALF + zero)
+    v = shared.v.index(HALF + zero)
 
-    mbarrier.wait(shared.q_full.index(q_slot), (n // Q_SLOTS) & 1)
+    mbarrier.wait(shared.q_full.index(q_slot), (i // Q_SLOTS) & 1)
     s = times(k, q, layout)
-    dq = _begin_dq(shared, n, kt0, kt1, i > 0, layout, HALF)
+    dq = _begin_dq(shared, i, zero, layout, HALF)
     lse = row_of(shared.lse.index(q_slot), layout)
     s = warpgroup_mma_wait(2, deps=[s])
     p = gl.exp2(s * scale_log2e - lse[None, :])
@@ -117,7 +124,7 @@ def _step(
         p = hide(p, first_key, first_query, n_keys, IS_CAUSAL)
     p16 = gl.convert_layout(p.to(dtype), operand)
     dq = warpgroup_mma_wait(0, deps=[dq])
-    mbarrier.arrive(shared.ds_empty.index((n + DS_SLOTS - 1) % DS_SLOTS), count=1, pred=i > 0)
+    mbarrier.arrive(shared.ds_empty.index((i + DS_SLOTS - 1) % DS_SLOTS), count=1, pred=i > 0)
     if i > 0:
         _add_dq(shared, dq_desc, dq, row, HALF)
     delta = row_of(shared.delta.index(q_slot), layout)
@@ -127,7 +134,7 @@ def _step(
     ds = (p * (dp - delta[None, :])).to(dtype)
     ds16 = gl.convert_layout(ds, operand)
     dk = warpgroup_mma(ds16, q, dk, is_async=True)
-    mbarrier.wait(shared.ds_empty.index(ds_slot), (n // DS_SLOTS) & 1 ^ 1)
+    mbarrier.wait(shared.ds_empty.index(ds_slot), (i // DS_SLOTS) & 1 ^ 1)
     shared.ds.index(2 * ds_slot + HALF).store(ds)
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(2 * ds_slot + HALF), count=1)
@@ -138,53 +145,48 @@ def _step(
 
 @gluon.jit
 def _consume(
-    shared, problem, dq_desc, dkey, dvalue, dk_split, dk_batch, dk_head, dk_row,
-    dv_split, dv_batch, dv_head, dv_row, scale, scale_log2e, HALF: gl.constexpr,
+    shared, problem, dq_desc, dk_desc, dv_desc, dk_parts, dv_parts, scale, scale_log2e,
+    HALF: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
-    turn = 0
-    n = 0
-    for item in range(gl.program_id(0), problem.n_items, gl.num_programs(0)):
-        split, item_head, first_key, first_tile, n_tiles, n_masked = problem.place(item)
-        first_key += HALF * HALF_K
-        mbarrier.wait(shared.kv_full.index(0), turn & 1)
-        mbarrier.wait(shared.kv_full.index(1), turn & 1)
-        k = shared.k.index(HALF)
-        v = shared.v.index(HALF)
-        kt0 = shared.k.index(0).permute((1, 0)).slice(HALF * CHUNK, CHUNK, 0)
-        kt1 = shared.k.index(1).permute((1, 0)).slice(HALF * CHUNK, CHUNK, 0)
-        dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-        dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-        # Of dQ^T of the tile before the first, of which there is none
-        row = (item_head * (problem.n_padded // BLOCK_Q) + first_tile - 1) * HEAD_DIM
-        row += HALF * CHUNK
-        for i in range(n_masked):
-            dk, dv = _step(
-                shared, dq_desc, n + i, i, k, v, kt0, kt1, dk, dv, first_key,
-                (first_tile + i) * BLOCK_Q, problem.n_keys, row + i * HEAD_DIM, scale_log2e,
-                HALF, problem.IS_CAUSAL, True,
-            )  # fmt: skip
-        for i in range(n_masked, n_tiles):
-            dk, dv = _step(
-                shared, dq_desc, n + i, i, k, v, kt0, kt1, dk, dv, first_key,
-                (first_tile + i) * BLOCK_Q, problem.n_keys, row + i * HEAD_DIM, scale_log2e,
-                HALF, problem.IS_CAUSAL, False,
-            )  # fmt: skip
-        n += n_tiles
-        dq = _begin_dq(shared, n, kt0, kt1, True, s_layout, HALF)
-        dq = warpgroup_mma_wait(0, deps=[dq])
-        mbarrier.arrive(shared.ds_empty.index((n + DS_SLOTS - 1) % DS_SLOTS), count=1)
-        mbarrier.arrive(shared.kv_empty.index(0), count=1)
-        _add_dq(shared, dq_desc, dq, row + n_tiles * HEAD_DIM, HALF)
-        batch = (item_head // problem.n_heads).to(gl.int64)
-        head = (item_head % problem.n_heads).to(gl.int64)
-        part = split.to(gl.int64)
-        dk_base = dkey + part * dk_split + batch * dk_batch + head * dk_head
-        dv_base = dvalue + part * dv_split + batch * dv_batch + head * dv_head
-        store_rows(dk_base, dk * scale, first_key, problem.n_keys, dk_row)
-        store_rows(dv_base, dv, first_key, problem.n_keys, dv_row)
-        turn += 1  # noqa: SIM113, kernels have no enumerate
+    split, item_head, first_key, first_tile, n_tiles, n_masked = problem.place(gl.program_id(0))
+    first_key += HALF * HALF_K
+    dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
+    dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
+    # Of dQ^T of the tile before the first, of which there is none
+    row = (item_head * (problem.n_padded // BLOCK_Q) + first_tile - 1) * HEAD_DIM
+    row += HALF * CHUNK
+    mbarrier.wait(shared.kv_full.index(0), 0)
+    mbarrier.wait(shared.kv_full.index(1), 0)
+    for i in range(n_masked):
+        dk, dv = _step(
+            shared, dq_desc, i, dk, dv, first_key, (first_tile + i) * BLOCK_Q, problem.n_keys,
+            row + i * HEAD_DIM, scale_log2e, HALF, problem.IS_CAUSAL, True,
+        )  # fmt: skip
+    for i in range(n_masked, n_tiles):
+        dk, dv = _step(
+            shared, dq_desc, i, dk, dv, first_key, (first_tile + i) * BLOCK_Q, problem.n_keys,
+            row + i * HEAD_DIM, scale_log2e, HALF, problem.IS_CAUSAL, False,
+        )  # fmt: skip
+    last_ds = (n_tiles + DS_SLOTS - 1) % DS_SLOTS
+    row += n_tiles * HEAD_DIM
+    dq = _begin_dq(shared, n_tiles, 0, s_layout, HALF)
+    batch = item_head // problem.n_heads
+    head = item_head % problem.n_heads
+    if not SPLIT:  # V is read by nobody any more
+        send(dv_desc, [batch, head, first_key, 0], dv, shared.v.index(HALF))
+    dq = warpgroup_mma_wait(0, deps=[dq])
+    mbarrier.arrive(shared.ds_empty.index(last_ds), count=1)
+    _add_dq(shared, dq_desc, dq, row, HALF, LATER=0 if SPLIT else 1)
+    if SPLIT:
+        before = (split * problem.n_programs + item_head).to(gl.int64) * problem.n_keys * HEAD_DIM
+        store_rows(dk_parts + before, dk * scale, first_key, problem.n_keys, HEAD_DIM)
+        store_rows(dv_parts + before, dv, first_key, problem.n_keys, HEAD_DIM)
+    else:
+        # When both have their last dQ, nobody reads K.
+        mbarrier.wait(shared.ds_empty.index(last_ds), ((n_tiles - 1) // DS_SLOTS) & 1)
+        send(dk_desc, [batch, head, first_key, 0], dk * scale, shared.k.index(HALF))
     tma.store_wait(pendings=0)
 
 
@@ -195,15 +197,18 @@ def _consume(
     ]
 )  # fmt: skip
 def wide_backward_kernel(
-    q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, dq_desc, counter, dkey, dvalue,
-    dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
+    q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, dq_desc, dk_desc, dv_desc,
+    counter, dk_parts, dv_parts,
     n_programs, n_heads, n_queries, n_keys, n_padded, queries_a_split, group, n_items,
-    scale, scale_log2e, IS_CAUSAL: gl.constexpr,
+    scale, scale_log2e, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Grid: (programs,), n_items or fewer. num_warps=4, those of consumer 0.
+    """Grid: (n_items,). num_warps=4, those of consumer 0.
 
     Args: as for `hopper_backward.backward_kernel` with head_dim 128, dq_desc of float32
-        (batch * heads * n_padded * 2, 64); counter is not used.
+        (batch * heads * n_padded * 2, 64); counter is not used; in place of dkey and dvalue
+        dk_desc, dv_desc: of (batch, heads, n_keys, 128), blocks of 64 rows, written if not SPLIT.
+        dk_parts, dv_parts: float32 (splits, batch, heads, n_keys, 128), contiguous, written if
+            SPLIT: from the queries of each split.
     """
     problem = Problem(
         n_programs, n_heads, n_queries, n_keys, n_padded, queries_a_split, group, n_items,
@@ -213,12 +218,10 @@ def wide_backward_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (shared, problem, dq_desc, dkey, dvalue,
-                        dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
-                        scale, scale_log2e, gl.constexpr(0))),
-            (_consume, (shared, problem, dq_desc, dkey, dvalue,
-                        dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
-                        scale, scale_log2e, gl.constexpr(1))),
+            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dk_parts, dv_parts,
+                        scale, scale_log2e, gl.constexpr(0), SPLIT)),
+            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dk_parts, dv_parts,
+                        scale, scale_log2e, gl.constexpr(1), SPLIT)),
             (_produce, (shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc)),
         ],
         [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],

@@ -1,25 +1,27 @@
 """FlashAttention on Hopper, launched: `flash_forward` of what `why_not` has nothing against.
 
-At short lengths the host decides how long a call takes. So what a launch needs beside the tensors'
-contents is kept between calls: descriptors for the copy engine by address and layout, the cut into
-programs by shape, the compiled kernel by what is constant in it.
+At short lengths the host decides how long a call takes. So what a launch needs beside the tensors
+is found out once for all that have the same shapes and strides, and a descriptor for the copy
+engine made once for an address.
 """
 
 from __future__ import annotations
 
 import functools
-import heapq
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from systems.kernels.device import multiprocessors, on
 from systems.kernels.flash_attention.configurations import MAX_ROW_STRIDE, heads_in_l2
+from systems.kernels.flash_attention.hopper_splits import forward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
 from systems.kernels.flash_attention.movers import combining
-from systems.kernels.flash_attention.plans import LOG2E, check, described
+from systems.kernels.flash_attention.plans import LOG2E, PLANS, check, described
+from systems.kernels.launcher import Launch
+from systems.kernels.tensor_maps import TensorMaps
 
 DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 64  # queries of a consumer
@@ -58,12 +60,17 @@ def forward_tile(head_dim: int, n_queries: int, is_causal: bool) -> HopperTile:
 
 def why_not(q: Tensor) -> str | None:
     """Why the Hopper kernel does not take attention of q, or None if it does."""
-    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) != (9, 0):
+    return _why_not(q.device, q.dtype, q.shape[-1])
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "flash_hopper needs a Hopper GPU (compute capability 9.0)"
-    if q.dtype not in DTYPES or q.shape[-1] not in FORWARD:
+    if dtype not in DTYPES or head_dim not in FORWARD:
         return (
             f"flash_hopper takes {', '.join(map(str, DTYPES))} and head_dim "
-            f"{', '.join(map(str, FORWARD))}, not {q.dtype} and {q.shape[-1]}"
+            f"{', '.join(map(str, FORWARD))}, not {dtype} and {head_dim}"
         )
     return None
 
@@ -85,7 +92,7 @@ def flash_forward(
         q, k, v: bfloat16 or float16, head_dim 64 or 128. What the copy engine cannot read, for its
             address or strides, is copied first.
         tile: by default `forward_tile`.
-        n_splits: ranges of keys; by default `best_splits`.
+        n_splits: ranges of keys; by default `forward_splits`.
         keeps_memory: 8 bytes a stream, for the next call. Not in an op: torch.compile runs one with
             the memory pool of a CUDA graph, in which it lets nothing live that it does not know.
 
@@ -103,196 +110,115 @@ def flash_forward(
         return out, lse
     if k.shape[-2] == 0:
         return out.zero_(), lse.fill_(-math.inf)
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if scale < 0:
+    if scale is not None and scale < 0:
         q, scale = -q, -scale  # out of a maximum with it, so it is not negative
-    tile = tile or forward_tile(q.shape[-1], q.shape[-2], is_causal)
-    device = q.device.index
-    plan = _plan(q.shape, k.shape[-2], is_causal, tile, n_splits, device)
-    parts, part_lse = lse, lse
-    if plan.n_splits > 1:
-        lead = (plan.n_splits, *q.shape[:-1])
-        parts = torch.empty((*lead, q.shape[-1]), dtype=torch.float32, device=q.device)
-        part_lse = torch.empty(lead, dtype=torch.float32, device=q.device)
     # Copies, if any, live until the launch: the memory of one must not become the next one's.
-    q, k, v, rows = _readable(q), _readable(k), _readable(v), out
-    if out.dim() > 4:
-        rows = four_dimensional(out)
-    arguments = (
-        _descriptor(q, ROWS), _descriptor(k, tile.block_k), _descriptor(v, tile.block_k),
-        _descriptor(rows, ROWS), parts, part_lse,
+    q, k, v, rows = readable(q), readable(k), readable(v), four_dimensional(out)
+    plan = _forward(
+        q.device, q.dtype, (q.shape, k.shape), (q.stride(), k.stride(), v.stride(), rows.stride()),
+        is_causal, scale, tile, n_splits,
     )  # fmt: skip
-    if torch.cuda.current_device() == device:
-        _launch(device, q.dtype, plan, arguments, scale, keeps_memory)
-    else:
-        with on(q.device):
-            _launch(device, q.dtype, plan, arguments, scale, keeps_memory)
-    if plan.n_splits > 1:
-        with on(q.device):
-            combining(q.device, out.dtype, plan.n_splits, layout(out.shape, out.stride()))(
-                parts, part_lse, out, lse
-            )
+    with on(q.device):
+        plan(q, k, v, rows, lse, keeps_memory)
     return out, lse
 
 
-class _Plan(NamedTuple):
-    """What of a launch depends on shapes alone."""
+class Forward:
+    """The launches of `flash_forward`, of what `readable` makes of tensors of one dtype, shape and
+    stride."""
 
-    n_splits: int
-    programs: int
-    numbers: tuple[int, ...]  # of the kernel's arguments, from n_work to group
-    constants: tuple[int | bool, ...]
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        shapes: tuple[tuple[int, ...], tuple[int, ...]],
+        strides: tuple[tuple[int, ...], ...],
+        is_causal: bool,
+        scale: float | None,
+        tile: HopperTile | None,
+        n_splits: int | None,
+    ):
+        from systems.kernels.flash_attention.hopper_forward import hopper_forward_kernel
 
+        (batch, heads, n_queries, head_dim), n_keys = shapes[0], shapes[1][2]
+        tile = tile or forward_tile(head_dim, n_queries, is_causal)
+        scale = 1 / math.sqrt(head_dim) if scale is None else float(scale)
+        n_programs = batch * heads
+        n_blocks = -(-n_queries // (ROWS * tile.consumers))
+        n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
+        n_multiprocessors = multiprocessors(device.index)
+        if n_splits is None:
+            part_bytes = n_programs * n_queries * head_dim * 4
+            n_splits = forward_splits(
+                n_programs, n_blocks, n_tiles, is_causal, part_bytes, n_multiprocessors
+            )
+        tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
+        self.n_splits = n_splits = -(-n_tiles // tiles_a_split)
+        n_work = n_programs * n_blocks * n_splits
+        numbers = (
+            n_work, n_programs, heads, n_queries, n_keys, tiles_a_split * tile.block_k,
+            heads_in_l2(n_keys, head_dim, 2, n_programs), scale * LOG2E,
+        )  # fmt: skip
+        constants = {
+            "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "HEAD_DIM": head_dim,
+            "IS_CAUSAL": is_causal, "MASKED": is_causal or n_keys % tile.block_k != 0,
+            "STAGES": tile.stages, "SPLIT": n_splits > 1, "REGISTERS": tile.registers,
+            "PRODUCER_REGISTERS": tile.producer_registers,
+        }  # fmt: skip
+        grid = (min(n_work, n_multiprocessors),)
+        self.attend = Launch(hopper_forward_kernel, grid, numbers, constants, num_warps=4)
+        self.maps = [
+            row_maps(dtype, shape, of, rows)
+            for shape, of, rows in zip(
+                (shapes[0], shapes[1], shapes[1], shapes[0]), strides,
+                (ROWS, tile.block_k, tile.block_k, ROWS), strict=True,
+            )
+        ]  # fmt: skip
+        self.parts_shape = n_splits, *shapes[0]
+        self.combine = combining(device, dtype, n_splits, layout(shapes[0], strides[3]))
 
-@functools.lru_cache(maxsize=1024)
-def _plan(
-    shape: tuple[int, ...],
-    n_keys: int,
-    is_causal: bool,
-    tile: HopperTile,
-    n_splits: int | None,
-    device: int,
-) -> _Plan:
-    *leading, n_queries, head_dim = shape
-    n_programs = math.prod(leading)
-    heads = leading[-1] if leading else 1
-    n_blocks = -(-n_queries // (ROWS * tile.consumers))
-    n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
-    n_multiprocessors = multiprocessors(device)
-    if n_splits is None:
-        part_bytes = n_programs * n_queries * head_dim * 4
-        n_splits = best_splits(
-            n_programs, n_blocks, n_tiles, is_causal, part_bytes, n_multiprocessors
-        )
-    tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
-    n_splits = -(-n_tiles // tiles_a_split)
-    n_work = n_programs * n_blocks * n_splits
-    group = heads_in_l2(n_keys, head_dim, 2, n_programs)
-    return _Plan(
-        n_splits,
-        min(n_work, n_multiprocessors),
-        (n_work, n_programs, heads, n_queries, n_keys, tiles_a_split * tile.block_k, group),
-        (
-            tile.consumers, tile.block_k, head_dim, is_causal,
-            is_causal or n_keys % tile.block_k != 0, tile.stages, n_splits > 1,
-            tile.registers, tile.producer_registers,
-        ),
-    )  # fmt: skip
-
-
-# Measured on an H200 with one causal head of 16k, head_dim 64 and 128, for each of SPLITS: a tile
-# of keys; bytes of parts, written and read again by `combine_kernel`; that kernel without them.
-# Of the 12 times the estimate is off by 8% at most.
-TILE_SECONDS = 1.5e-6
-PART_BYTES_A_SECOND = 1.2e12
-COMBINE_SECONDS = 6e-6
-SPLITS = (1, 2, 3, 4, 6, 8)
-
-
-def best_splits(
-    n_programs: int,
-    n_blocks: int,
-    n_tiles: int,
-    is_causal: bool,
-    part_bytes: int,
-    multiprocessors: int,
-) -> int:
-    """Over how many programs each block of queries is spread, of SPLITS the fastest by estimate.
-
-    1 where the blocks fill the multiprocessors twice as it is. Else the programs' tiles are dealt
-    out as the kernel does it, each to the multiprocessor that is free first.
-
-    Args:
-        n_programs: batch * heads. n_blocks: of queries, a head. n_tiles: of keys, the most that a
-            block passes over; in a causal pass the others' numbers rise evenly up to it.
-        part_bytes: that one split writes.
-    """
-    if n_programs * n_blocks >= 2 * multiprocessors:
-        return 1
-    tiles = [n_tiles] * n_blocks
-    if is_causal:
-        tiles = [-(-(block + 1) * n_tiles // n_blocks) for block in range(n_blocks)]
-
-    def seconds(n_splits: int) -> float:
-        tiles_a_split = -(-n_tiles // n_splits)
-        free = [0] * multiprocessors
-        for split in range(n_splits):
-            for n in reversed(tiles):
-                mine = max(1, min(tiles_a_split, n - split * tiles_a_split))
-                for _ in range(n_programs):
-                    heapq.heapreplace(free, free[0] + mine)
-        passes = max(free) * TILE_SECONDS
-        if n_splits == 1:
-            return passes
-        return passes + COMBINE_SECONDS + n_splits * part_bytes / PART_BYTES_A_SECOND
-
-    return min((n for n in SPLITS if n <= n_tiles), key=seconds)
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, keeps_memory: bool
+    ) -> None:
+        counters = _counters(q.device, keeps_memory)
+        given = zip(self.maps, (q, k, v, out), strict=True)
+        maps = [maps.at(x.data_ptr()) for maps, x in given]
+        if self.n_splits == 1:
+            self.attend(lse, lse, counters, maps=maps)  # the first is not used
+            return
+        parts = torch.empty(self.parts_shape, dtype=torch.float32, device=q.device)
+        part_lse = torch.empty(self.parts_shape[:-1], dtype=torch.float32, device=q.device)
+        self.attend(parts, part_lse, counters, maps=maps)
+        self.combine(parts, part_lse, out, lse)
 
 
-_compiled: dict[Any, Any] = {}
-
-
-def _launch(
-    device: int,
-    dtype: torch.dtype,
-    plan: _Plan,
-    arguments: tuple[Any, ...],
-    scale: float,
-    keeps_memory: bool,
-) -> None:
-    from triton.runtime import driver
-
-    stream = driver.active.get_current_stream(device)
-    counters = _counters(device, stream, keeps_memory)
-    arguments = (*arguments, counters, *plan.numbers, scale * LOG2E, *plan.constants)
-    # The compiled kernel is launched past the look that Triton has at every argument: all that it
-    # finds out is in this key. Numbers are not specialised, addresses are aligned, descriptors
-    # differ in what is not compiled in.
-    key = (device, dtype, plan.constants)
-    compiled = _compiled.get(key)
-    if compiled is not None:
-        compiled[plan.programs, 1, 1](*arguments, stream=stream)
-        return
-    from systems.kernels.flash_attention.hopper_forward import hopper_forward_kernel
-
-    _compiled[key] = hopper_forward_kernel[plan.programs,](*arguments, num_warps=4)
+_forward = functools.lru_cache(maxsize=PLANS)(Forward)
 
 
 _counters_of: dict[tuple[int, int], Tensor] = {}
 
 
-def _counters(device: int, stream: int, keeps_memory: bool) -> Tensor:
+def _counters(device: torch.device, keeps_memory: bool) -> Tensor:
     """int32 (2,), zero between launches: every launch leaves it so, and those on one stream follow
     one another. A graph may be replayed on any stream: it has its own, which it zeroes."""
     if not keeps_memory or torch.cuda.is_current_stream_capturing():
-        return torch.zeros(2, dtype=torch.int32, device=torch.device("cuda", device))
-    made = _counters_of.get((device, stream))
+        return torch.zeros(2, dtype=torch.int32, device=device)
+    place = device.index, torch._C._cuda_getCurrentRawStream(device.index)
+    made = _counters_of.get(place)
     if made is None:
-        made = torch.zeros(2, dtype=torch.int32, device=torch.device("cuda", device))
-        _counters_of[device, stream] = made
+        made = _counters_of[place] = torch.zeros(2, dtype=torch.int32, device=device)
     return made
 
 
-class _Address(NamedTuple):
-    """What a descriptor asks of a tensor. It does not keep the memory."""
-
-    address: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
-def _readable(x: Tensor) -> Tensor:
-    """x as the copy engine can read it, of four dimensions or fewer; a copy if need be."""
-    if x.dim() > 4:
-        x = four_dimensional(x)
+def readable(x: Tensor) -> Tensor:
+    """x as the copy engine can read it, of four dimensions; a copy if need be."""
+    x = four_dimensional(x)
     if x.data_ptr() % ALIGNMENT == 0 and _has_readable_strides(x.shape, x.stride(), x.itemsize):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=PLANS)
 def _has_readable_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     # `prepare_kernel` reads the rows of out and dout by addresses of its own.
     return (
@@ -305,27 +231,10 @@ def _has_readable_strides(shape: tuple[int, ...], strides: tuple[int, ...], item
     )
 
 
-def _descriptor(x: Tensor, rows: int) -> Any:
-    return _descriptor_of(x.data_ptr(), x.dtype, x.shape, x.stride(), rows)
-
-
-@functools.lru_cache(maxsize=4096)
-def _descriptor_of(
-    address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int
-) -> Any:
-    """Of blocks (1, 1, rows, head_dim) of (batch, heads, n, head_dim), 1 for what is not there.
-
-    What of a block is past n is zeros when read and is not written, though another head's rows may
-    follow in memory.
-    """
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    missing = 4 - len(shape)
-    sizes = [1] * missing + list(shape)
-    # A dimension of one has a stride that nobody uses and that the engine may refuse.
-    steps = [0] * missing + list(strides)
-    steps = [shape[-1] if n == 1 else step for n, step in zip(sizes[:3], steps[:3], strict=True)]
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    base = _Address(address, dtype)
-    return TensorDescriptor(base, sizes, [*steps, 1], [1, 1, rows, shape[-1]], layout)
+@functools.lru_cache(maxsize=PLANS)
+def row_maps(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int
+) -> TensorMaps:
+    """Of tiles of `rows` of (batch, heads, n, head_dim). What of one is past n is zeros when read
+    and is not written, though another head's rows may follow in memory."""
+    return TensorMaps(dtype, shape, strides, (1, 1, rows, shape[-1]))
