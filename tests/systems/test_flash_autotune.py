@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
 def test_the_place_depends_on_what_is_searched_and_on_the_cache_folder(tmp_path, monkeypatch):
     pytest.importorskip("triton")
     given = {
-        "gpu": "NVIDIA A100", "head_dim": 64, "dtype": torch.bfloat16, "precision": "bf16x6",
+        "gpu": "NVIDIA A100", "head_dim": 64, "dtype": torch.bfloat16, "precision": "fp16x3",
         "is_causal": True, "n_queries": 1000, "n_keys": 1000, "n_heads": 8,
     }  # fmt: skip
     others = {
@@ -74,21 +74,21 @@ def test_what_is_empty_or_not_wanted_is_not_searched(monkeypatch):
     gpu = torch.device("cuda", 0)
     monkeypatch.setenv(autotune.SEARCH, "1")
     for sizes in ((0, 5, 2), (5, 0, 2), (5, 5, 0)):
-        found = autotune.tuned(64, torch.bfloat16, "bf16x6", True, *sizes, gpu)
+        found = autotune.tuned(64, torch.bfloat16, "fp16x3", True, *sizes, gpu)
         assert found == configuration(64, torch.bfloat16)
     monkeypatch.setenv(autotune.SEARCH, "0")
-    assert autotune.tuned(64, torch.bfloat16, "bf16x6", True, 5, 5, 1, gpu) == found
+    assert autotune.tuned(64, torch.bfloat16, "fp16x3", True, 5, 5, 1, gpu) == found
 
 
 def test_an_unknown_wish_is_an_error_that_says_which_there_are(monkeypatch):
     monkeypatch.setenv(autotune.SEARCH, "off")
     with pytest.raises(ValueError, match="must be 0 or 1 or not be set; given 'off'"):
-        autotune.tuned(64, torch.bfloat16, "bf16x6", True, 5, 5, 1, CPU)
+        autotune.tuned(64, torch.bfloat16, "fp16x3", True, 5, 5, 1, CPU)
 
 
 def test_without_a_gpu_the_table_is_taken_whatever_is_wanted(monkeypatch):
     monkeypatch.setenv(autotune.SEARCH, "1")
-    found = autotune.tuned(64, torch.bfloat16, "bf16x6", True, 100, 100, 1, CPU)
+    found = autotune.tuned(64, torch.bfloat16, "fp16x3", True, 100, 100, 1, CPU)
     assert found == configuration(64, torch.bfloat16)
 
 

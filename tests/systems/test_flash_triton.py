@@ -159,6 +159,48 @@ def test_interpreted_a_part_without_a_visible_key_weighs_nothing():
 
 
 @interpreted
+@pytest.mark.parametrize("lengths", [(33, 40), (40, 33)])
+def test_interpreted_float32_of_every_magnitude(lengths):
+    """float16, of which it is made, has a range of its own; and each head has a scale of its own."""
+    q, k, v, dout = inputs(lengths, 16, F32, (6,))
+    for x, powers in (
+        (q, 0),
+        (k, 0),
+        (v, (0, 60, -60, 10, -30, 0)),
+        (dout, (0, -50, 20, 60, -40, 0)),
+    ):
+        x *= 2.0 ** torch.tensor(powers).reshape(-1, 1, 1)
+    q[3:5] *= 2.0 ** torch.tensor([40.0, -40.0]).reshape(-1, 1, 1)
+    k[3:5] *= 2.0 ** torch.tensor([-40.0, 40.0]).reshape(-1, 1, 1)
+    v[5] = 0
+    for head in range(6):
+        assert_right(*(x[head] for x in (q, k, v, dout)), True, tiles=TILES["wide"])
+    together = by_triton(q, k, v, dout, True, tiles=TILES["wide"])
+    for head in range(6):
+        alone = by_triton(*(x[head] for x in (q, k, v, dout)), True, tiles=TILES["wide"])
+        assert all(torch.equal(a[head], b) for a, b in zip(together, alone, strict=True))
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "which, of_it",
+    [(0, (0, 1, 2, 3, 4)), (1, (0, 1, 2, 3, 4)), (2, (0, 2, 3)), (3, (2, 3, 4))],
+    ids=["q", "k", "v", "dout"],
+)
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_interpreted_float32_that_is_not_finite_makes_its_head_nan(which, of_it, value):
+    """And no other; what does not follow from the tensor stays."""
+    made = inputs((20, 20), 16, F32, (2, 2))
+    known = by_triton(*made, False, tiles=TILES["wide"])
+    made[which][1, 0, 3, 5] = value
+    found = by_triton(*made, False, tiles=TILES["wide"])
+    for i in of_it:
+        assert found[i][1, 0].isnan().all()
+        found[i][1, 0] = known[i][1, 0]
+    assert all(torch.equal(a, b) for a, b in zip(found, known, strict=True))
+
+
+@interpreted
 def test_interpreted_a_launch_has_tensors_of_the_same_dtypes_always(monkeypatch):
     """It keeps what was compiled for the first of them: of another dtype it would write wrong bits,
     or past the end."""
@@ -171,7 +213,7 @@ def test_interpreted_a_launch_has_tensors_of_the_same_dtypes_always(monkeypatch)
         run(self, *tensors)
 
     monkeypatch.setattr(Launch, "__call__", watched)
-    for precision in ("bf16x6", "tf32"):
+    for precision in ("fp16x3", "tf32"):
         for dtype in (F32, BF16, F16):
             given_inputs = inputs((18, 17), 16, dtype, (1,))
             by_triton(*given_inputs, True, tiles=TILES["high"], n_splits=2, precision=precision)

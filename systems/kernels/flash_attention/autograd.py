@@ -13,7 +13,7 @@ from systems.kernels.flash_attention.configurations import DTYPES
 
 
 class FlashAttentionTriton(torch.autograd.Function):
-    """`FlashAttentionTriton.apply(q, k, v, is_causal=False, scale=None, precision="bf16x6")`.
+    """`FlashAttentionTriton.apply(q, k, v, is_causal=False, scale=None, precision="fp16x3")`.
 
     Arguments are those of `launch.flash_forward`; returns out, (..., n_queries, head_dim). Between
     the passes q, k, v, out and the log-sum-exp live, float32 (..., n_queries): memory is linear in
@@ -32,7 +32,7 @@ class FlashAttentionTriton(torch.autograd.Function):
         v: Tensor,
         is_causal: bool = False,
         scale: float | None = None,
-        precision: str = "bf16x6",
+        precision: str = "fp16x3",
     ) -> Tensor:
         return _forward(ctx, q, k, v, is_causal, scale, precision, "triton")
 
@@ -60,7 +60,7 @@ class FlashAttentionHopper(torch.autograd.Function):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Tensor:
-        return _forward(ctx, q, k, v, is_causal, scale, "bf16x6", "hopper")
+        return _forward(ctx, q, k, v, is_causal, scale, "fp16x3", "hopper")
 
     @staticmethod
     @once_differentiable

@@ -30,16 +30,21 @@ import triton
 import triton.language as tl
 
 from systems.kernels.flash_attention.tiles import (
+    SMALLEST,
+    TOP_POWER,
     add_product,
     head_base,
     load_parts,
     load_rows,
     load_tile,
+    of_scaled,
     product,
+    scaled,
     schedule,
     split,
     store_tile,
     transposed,
+    unit,
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -70,9 +75,32 @@ def delta_kernel(
 
 
 @triton.jit
+def _units(peaks, head, n_programs, PARTS: tl.constexpr):
+    """What S, dP, dQ, dK and dV are to be multiplied by. In two parts P comes TOP_POWER times as
+    large into dV."""
+    s, dp, dq, dk, dv = 1.0, 1.0, 1.0, 1.0, 1.0
+    if PARTS == 2:
+        q, k = unit(peaks, 0, head, n_programs), unit(peaks, 1, head, n_programs)
+        v, do = unit(peaks, 2, head, n_programs), unit(peaks, 3, head, n_programs)
+        s, dp, dq, dk, dv = q * k, v * do, k, q, do / TOP_POWER
+    return s, dp, dq, dk, dv
+
+
+@triton.jit
+def _add_scaled(
+    total, peak, ds, other, DTYPE: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr
+):
+    """total + dS other, and the peaks of dS's rows: dS has no bound that `split` could rely on."""
+    if PARTS == 2:
+        ds, peak, correction = scaled(ds, peak)
+        total = total * correction[:, None]
+    return add_product(total, split(ds, DTYPE, PARTS), other, PARTS, PRECISION), peak
+
+
+@triton.jit
 def _add_queries(
-    dk, dv, k, v, query, dout, lse, delta, first_key, first_query, n_queries, part_stride,
-    q_row, dout_row, scale_log2e,
+    dk, dv, peak, k, v, query, dout, lse, delta, first_key, first_query, n_queries, part_stride,
+    q_row, dout_row, scale_log2e, dp_unit,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,
@@ -97,18 +125,23 @@ def _add_queries(
         queries = first_query + tl.arange(0, BLOCK_Q)
         p = tl.where(keys[:, None] <= queries[None, :], p, 0.0)
     if DV:
-        dv = add_product(dv, split(p, dout.dtype.element_ty, PARTS), do, PARTS, PRECISION)
+        large_p = p
+        if PARTS == 2:
+            large_p *= TOP_POWER
+        dv = add_product(dv, split(large_p, dout.dtype.element_ty, PARTS), do, PARTS, PRECISION)
     if DK:
         row_delta = load_rows(delta, first_query, n_queries, BLOCK_Q, MASKED)
         dp = product(v, transposed(do, PARTS), PARTS, PRECISION)
+        if PARTS == 2:
+            dp *= dp_unit
         ds = p * (dp - row_delta[None, :])
-        dk = add_product(dk, split(ds, query.dtype.element_ty, PARTS), q, PARTS, PRECISION)
-    return dk, dv
+        dk, peak = _add_scaled(dk, peak, ds, q, query.dtype.element_ty, PARTS, PRECISION)
+    return dk, dv, peak
 
 
 @triton.jit(do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "group"])
 def dkdv_kernel(
-    query, key, value, dout, lse, delta, dkey, dvalue,
+    query, key, value, dout, peaks, lse, delta, dkey, dvalue,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     dout_batch, dout_head, dout_row,
     dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
@@ -122,6 +155,7 @@ def dkdv_kernel(
     Args:
         query, dout: (PARTS, batch, heads, n_queries, HEAD_DIM).
         key, value: (PARTS, batch, heads, n_keys, HEAD_DIM).
+        peaks: of query, key, value and dout in two parts, see `tiles.unit`; else not read.
         lse, delta: float32 (batch, heads, n_queries), contiguous; natural logarithms.
         dkey, dvalue: (splits, batch, heads, n_keys, HEAD_DIM), written: from the queries of each
             split. Of the inputs' dtype, or float32 where there are several splits.
@@ -147,6 +181,8 @@ def dkdv_kernel(
     n_diagonal = (full_start - first_query) // BLOCK_Q
     n_masked = n_diagonal + tl.where((full_end < last_query) & (first_query <= full_end), 1, 0)
 
+    s_unit, dp_unit, _, dk_unit, dv_unit = _units(peaks, head, n_programs, PARTS)
+    scale_log2e *= s_unit
     query = head_base(query, head, n_heads, q_batch, q_head)
     dout = head_base(dout, head, n_heads, dout_batch, dout_head)
     key = head_base(key, head, n_heads, k_batch, k_head)
@@ -163,34 +199,40 @@ def dkdv_kernel(
     part_stride = tl.cast(n_programs, tl.int64) * n_queries * HEAD_DIM
     dk = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
+    peak = tl.full((BLOCK_K,), SMALLEST, tl.float32)
 
     for masked in tl.range(0, n_masked, num_stages=STAGES):
         start = tl.where(masked < n_diagonal, first_query + masked * BLOCK_Q, full_end)
-        dk, dv = _add_queries(
-            dk, dv, k, v, query, dout, lse, delta, first_key, start, n_queries, part_stride, q_row,
-            dout_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True, PARTS,
-            PRECISION, DK, DV,
+        dk, dv, peak = _add_queries(
+            dk, dv, peak, k, v, query, dout, lse, delta, first_key, start, n_queries, part_stride,
+            q_row, dout_row, scale_log2e, dp_unit, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL,
+            True, PARTS, PRECISION, DK, DV,
         )  # fmt: skip
     for start in tl.range(full_start, full_end, BLOCK_Q, num_stages=STAGES):
-        dk, dv = _add_queries(
-            dk, dv, k, v, query, dout, lse, delta, first_key, start, n_queries, part_stride, q_row,
-            dout_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False, PARTS,
-            PRECISION, DK, DV,
+        dk, dv, peak = _add_queries(
+            dk, dv, peak, k, v, query, dout, lse, delta, first_key, start, n_queries, part_stride,
+            q_row, dout_row, scale_log2e, dp_unit, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL,
+            False, PARTS, PRECISION, DK, DV,
         )  # fmt: skip
 
     split = split.to(tl.int64)
     dkey = head_base(dkey + split * dk_split, head, n_heads, dk_batch, dk_head)
     dvalue = head_base(dvalue + split * dv_split, head, n_heads, dv_batch, dv_head)
     if DK:
-        store_tile(dkey, first_key, n_keys, dk_row, dk * scale, HEAD_DIM, BLOCK_K, BLOCK_D)
+        if PARTS == 2:
+            dk = of_scaled(dk, peak)
+        dk *= dk_unit * scale
+        store_tile(dkey, first_key, n_keys, dk_row, dk, HEAD_DIM, BLOCK_K, BLOCK_D)
     if DV:
+        if PARTS == 2:
+            dv *= dv_unit
         store_tile(dvalue, first_key, n_keys, dv_row, dv, HEAD_DIM, BLOCK_K, BLOCK_D)
 
 
 @triton.jit
 def _add_keys(
-    dq, q, do, key, value, row_lse, row_delta, first_query, first_key, n_keys, part_stride,
-    k_row, v_row, scale_log2e,
+    dq, peak, q, do, key, value, row_lse, row_delta, first_query, first_key, n_keys, part_stride,
+    k_row, v_row, scale_log2e, dp_unit,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -212,13 +254,15 @@ def _add_keys(
             visible = visible & (keys[None, :] <= queries[:, None])
         p = tl.where(visible, p, 0.0)
     dp = product(do, transposed(v, PARTS), PARTS, PRECISION)
+    if PARTS == 2:
+        dp *= dp_unit
     ds = p * (dp - row_delta[:, None])
-    return add_product(dq, split(ds, key.dtype.element_ty, PARTS), k, PARTS, PRECISION)
+    return _add_scaled(dq, peak, ds, k, key.dtype.element_ty, PARTS, PRECISION)
 
 
 @triton.jit(do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "group"])
 def dq_kernel(
-    query, key, value, dout, lse, delta, dquery,
+    query, key, value, dout, peaks, lse, delta, dquery,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     dout_batch, dout_head, dout_row, dq_split, dq_batch, dq_head, dq_row,
     n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale, scale_log2e,
@@ -246,6 +290,8 @@ def dq_kernel(
     full_end = tl.minimum(last_key, full_keys // BLOCK_K * BLOCK_K)
     full_end = tl.maximum(full_end, first_key)
 
+    s_unit, dp_unit, dq_unit, _, _ = _units(peaks, head, n_programs, PARTS)
+    scale_log2e *= s_unit
     query = head_base(query, head, n_heads, q_batch, q_head)
     dout = head_base(dout, head, n_heads, dout_batch, dout_head)
     key = head_base(key, head, n_heads, k_batch, k_head)
@@ -263,19 +309,23 @@ def dq_kernel(
     row_lse = load_rows(lse, first_query, n_queries, BLOCK_Q, True) * LOG2E
     row_delta = load_rows(delta, first_query, n_queries, BLOCK_Q, True)
     dq = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
+    peak = tl.full((BLOCK_Q,), SMALLEST, tl.float32)
 
     for start in tl.range(first_key, full_end, BLOCK_K, num_stages=STAGES):
-        dq = _add_keys(
-            dq, q, do, key, value, row_lse, row_delta, first_query, start, n_keys, part_stride,
-            k_row, v_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False, PARTS,
-            PRECISION,
+        dq, peak = _add_keys(
+            dq, peak, q, do, key, value, row_lse, row_delta, first_query, start, n_keys,
+            part_stride, k_row, v_row, scale_log2e, dp_unit, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D,
+            IS_CAUSAL, False, PARTS, PRECISION,
         )  # fmt: skip
     for start in tl.range(full_end, last_key, BLOCK_K, num_stages=STAGES):
-        dq = _add_keys(
-            dq, q, do, key, value, row_lse, row_delta, first_query, start, n_keys, part_stride,
-            k_row, v_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True, PARTS,
-            PRECISION,
+        dq, peak = _add_keys(
+            dq, peak, q, do, key, value, row_lse, row_delta, first_query, start, n_keys,
+            part_stride, k_row, v_row, scale_log2e, dp_unit, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D,
+            IS_CAUSAL, True, PARTS, PRECISION,
         )  # fmt: skip
 
     dquery = head_base(dquery + split.to(tl.int64) * dq_split, head, n_heads, dq_batch, dq_head)
-    store_tile(dquery, first_query, n_queries, dq_row, dq * scale, HEAD_DIM, BLOCK_Q, BLOCK_D)
+    if PARTS == 2:
+        dq = of_scaled(dq, peak)
+    dq *= dq_unit * scale
+    store_tile(dquery, first_query, n_queries, dq_row, dq, HEAD_DIM, BLOCK_Q, BLOCK_D)

@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 
 from systems.kernels.flash_attention.tiles import (
+    TOP_POWER,
     add_product,
     head_base,
     load_parts,
@@ -36,6 +37,7 @@ from systems.kernels.flash_attention.tiles import (
     split,
     store_tile,
     transposed,
+    unit,
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
@@ -51,7 +53,10 @@ def _add_tile(
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Lines 7 to 10 of algorithm 1: the running sums with one more tile of keys."""
+    """Lines 7 to 10 of algorithm 1: the running sums with one more tile of keys.
+
+    In two parts the accumulator is TOP_POWER times as large.
+    """
     k = load_parts(
         key,
         part_stride,
@@ -86,6 +91,8 @@ def _add_tile(
         value, part_stride, first_key, n_keys, value_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED,
         PARTS,
     )  # fmt: skip
+    if PARTS == 2:
+        p *= TOP_POWER
     p = split(p, value.dtype.element_ty, PARTS)
     accumulator = add_product(accumulator, p, v, PARTS, PRECISION)
     return accumulator, new_maximum, total
@@ -93,7 +100,7 @@ def _add_tile(
 
 @triton.jit(do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "group"])
 def forward_kernel(
-    query, key, value, out, lse,
+    query, key, value, peaks, out, lse,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     out_split, out_batch, out_head, out_row,
     n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale_log2e,
@@ -105,6 +112,7 @@ def forward_kernel(
     Args:
         query: (PARTS, batch, heads, n_queries, HEAD_DIM); key, value: (PARTS, batch, heads, n_keys,
             HEAD_DIM); contiguous where there are several parts.
+        peaks: of query, key and value in two parts, see `tiles.unit`; else not read.
         out: (splits, batch, heads, n_queries, HEAD_DIM), written: softmax over the keys of each
             split. Of the inputs' dtype, or float32 where there are several splits.
         lse: float32 (splits, batch, heads, n_queries), contiguous, written; -inf without a key.
@@ -114,7 +122,7 @@ def forward_kernel(
         group: heads that share the L2 cache, see `schedule`.
         scale_log2e: what the scores are multiplied by, times log2(e); not negative.
         HEAD_DIM: any; BLOCK_D is the next power of two from 16 on.
-        PARTS: 3 of bfloat16 for float32, else 1. PRECISION: "tf32", of products of float32 tiles.
+        PARTS: 2 of float16 for float32, else 1. PRECISION: "tf32", of products of float32 tiles.
         STAGES: tiles of keys and values on their way at once.
     """
     n_blocks = tl.cdiv(n_queries, BLOCK_Q)
@@ -131,6 +139,11 @@ def forward_kernel(
     full_end = tl.minimum(last_key, full_keys // BLOCK_K * BLOCK_K)
     full_end = tl.maximum(full_end, first_key)
 
+    out_unit = 1.0
+    if PARTS == 2:
+        q_unit, k_unit = unit(peaks, 0, head, n_programs), unit(peaks, 1, head, n_programs)
+        scale_log2e *= q_unit * k_unit
+        out_unit = unit(peaks, 2, head, n_programs) / TOP_POWER
     query = head_base(query, head, n_heads, q_batch, q_head)
     key = head_base(key, head, n_heads, k_batch, k_head)
     value = head_base(value, head, n_heads, v_batch, v_head)
@@ -159,7 +172,7 @@ def forward_kernel(
     # A row that has seen no key has the total 0: it gives 0 and -inf.
     seen = total != 0.0
     total = tl.where(seen, total, 1.0)
-    result = accumulator / total[:, None]
+    result = accumulator * (out_unit / total)[:, None]
     row_lse = tl.where(seen, (maximum + tl.log2(total)) * LN2, float("-inf"))
     out = head_base(out + split.to(tl.int64) * out_split, head, n_heads, out_batch, out_head)
     store_tile(out, first_query, n_queries, out_row, result, HEAD_DIM, BLOCK_Q, BLOCK_D)

@@ -24,7 +24,14 @@ from systems.kernels.flash_attention.configurations import (
     ranges,
 )
 from systems.kernels.flash_attention.layout import Layout, layout, strides_like
-from systems.kernels.flash_attention.movers import combining, cutting, moved, n_moving, summing
+from systems.kernels.flash_attention.movers import (
+    combining,
+    cutting,
+    moved,
+    n_moving,
+    peaking,
+    summing,
+)
 from systems.kernels.launcher import Launch
 
 LOG2E = math.log2(math.e)
@@ -48,7 +55,7 @@ def check(
     strides: Shapes,
     dtypes: tuple[torch.dtype, ...],
     devices: tuple[torch.device, ...],
-    precision: str = "bf16x6",
+    precision: str = "fp16x3",
 ) -> None:
     """Raise what `flash_forward` raises of tensors so `described`."""
     errors = []
@@ -103,7 +110,7 @@ class Inputs:
         self.is_causal = is_causal
         # An integer would be compiled for its value.
         self.scale = 1 / math.sqrt(self.q.head_dim) if scale is None else float(scale)
-        self.parts = 3 if self.dtype == torch.float32 and precision == "bf16x6" else 1
+        self.parts = 2 if self.dtype == torch.float32 and precision == "fp16x3" else 1
         self.tiles = tiles or tuned(
             self.q.head_dim, self.dtype, precision, is_causal, self.q.rows, self.k.rows,
             self.q.n_heads, self.device,
@@ -128,23 +135,29 @@ class Inputs:
         """Strides of what `given` makes of a tensor."""
         return of.strides if self.parts == 1 else of.dense_strides
 
-    def given(self, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> Sequence[Tensor]:
-        """As the kernels that multiply take them: addressable, and float32 in parts."""
+    def given(self, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Tensor]:
+        """What the kernels that multiply take: addressable, float32 in parts, and their peaks."""
         addressable = [
             x.contiguous() if of.is_copy else x for x, of in zip(tensors, layouts, strict=True)
         ]
         if self.parts == 1:
-            return addressable
+            return [*addressable, addressable[0]]  # in place of peaks, which are not read
+        # Rows of 16 bytes: a launch is compiled for the alignment that it meets.
+        shape = len(tensors), -(-layouts[0].n_heads // 4) * 4
+        peaks = torch.zeros(shape, dtype=torch.int32, device=self.device)
         if len(set(layouts)) == 1:  # one launch for all
-            return self.cut(addressable, layouts[0]).unbind()
-        return [self.cut([x], of)[0] for x, of in zip(addressable, layouts, strict=True)]
+            return [*self.cut(addressable, layouts[0], peaks).unbind(), peaks]
+        each = zip(addressable, layouts, peaks, strict=True)
+        return [*(self.cut([x], of, peak)[0] for x, of, peak in each), peaks]
 
-    def cut(self, tensors: Sequence[Tensor], of: Layout) -> Tensor:
-        """(tensors, parts, batch, heads, rows, head_dim) of up to four float32 tensors."""
-        shape = (len(tensors), self.parts, *of.shape)
-        parts = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
-        launch = cutting(self.device, len(tensors), of)
-        launch(*tensors, *[tensors[0]] * (4 - len(tensors)), parts)
+    def cut(self, tensors: Sequence[Tensor], of: Layout, peaks: Tensor) -> Tensor:
+        """(tensors, parts, batch, heads, rows, head_dim) of up to four float32 tensors; writes
+        their peaks."""
+        parts_shape = (len(tensors), self.parts, *of.shape)
+        parts = torch.empty(parts_shape, dtype=torch.float16, device=self.device)
+        four = (*tensors, *[tensors[0]] * (4 - len(tensors)))
+        peaking(self.device, len(tensors), of)(*four, peaks)
+        cutting(self.device, len(tensors), of)(*four, peaks, parts)
         return parts
 
     def in_l2(self, of: Layout) -> int:
@@ -211,13 +224,13 @@ class Forward(Inputs):
         if self.is_empty:
             return out.zero_(), lse.fill_(-math.inf)
         with on(self.device):
-            q, k, v = self.given((q, k, v), (self.q, self.k, self.v))
+            given = self.given((q, k, v), (self.q, self.k, self.v))
             if self.n_splits == 1:
-                self.attend(q, k, v, out, lse)
+                self.attend(*given, out, lse)
             else:
                 parts = self.float32(self.n_splits, *self.q.shape)
                 part_lse = self.float32(self.n_splits, *self.q.shape[:-1])
-                self.attend(q, k, v, parts, part_lse)
+                self.attend(*given, parts, part_lse)
                 self.combine(parts, part_lse, out, lse)
         return out, lse
 
@@ -294,7 +307,7 @@ class Backward(Inputs):
             whole = dout.contiguous() if self.dout.is_copy else dout
             delta = torch.empty_like(lse)
             self.delta(out.contiguous() if self.out.is_copy else out, whole, delta)
-            q, k, v, dout = self.given((q, k, v, dout), (self.q, self.k, self.v, self.dout))
+            given = self.given((q, k, v, dout), (self.q, self.k, self.v, self.dout))
             if dk is not None and dv is not None:
                 targets: tuple[Tensor, ...] = dk, dv
                 parts = None
@@ -302,15 +315,15 @@ class Backward(Inputs):
                     parts = self.float32(2, self.n_splits_dkdv, *self.k.shape)
                     targets = parts.unbind()
                 for launch in self.dkdv:
-                    launch(q, k, v, dout, lse, delta, *targets)
+                    launch(*given, lse, delta, *targets)
                 if parts is not None:
                     self.sum_dkdv(parts, dk, dv)
             if dq is not None:
                 if self.n_splits_dq == 1:
-                    self.dq(q, k, v, dout, lse, delta, dq)
+                    self.dq(*given, lse, delta, dq)
                 else:
                     parts = self.float32(self.n_splits_dq, *self.q.shape)
-                    self.dq(q, k, v, dout, lse, delta, parts)
+                    self.dq(*given, lse, delta, parts)
                     self.sum_dq(parts, dq, dq)
         return dq, dk, dv
 

@@ -4,10 +4,11 @@ A tensor of any leading dimensions comes as (batch, heads, rows, head_dim) with 
 first three; elements of a row lie side by side. Offsets of a tile are 64 bits wide, those within
 one 32: the launcher sees to it that a row's stride is below `configurations.MAX_ROW_STRIDE`.
 
-float32 comes as three bfloat16 tensors of the same shape, PARTS = 3, that add up to it: tensor
-cores multiply 16-bit numbers exactly, and six of the nine products of the parts hold all that
-float32 can (Henry, Tang and Heinecke 2019, "Leveraging the bfloat16 artificial intelligence
-datatype for higher-precision computations"). A tile is a tuple of its parts, of one where
+float32 comes as two float16 tensors of the same shape, PARTS = 2, that add up to it but for a
+power of two of each head, its unit: tensor cores multiply 16-bit numbers exactly, and two float16
+hold 22 bits and a sign between them, so three of the four products of the parts err by no more than
+float32 does (Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores while
+surpassing the FP32 theoretical peak performance"). A tile is a tuple of its parts, of one where
 PARTS = 1.
 """
 
@@ -20,6 +21,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+TOP_POWER = tl.constexpr(2.0**14)  # what is cut is at most twice as large: float16 ends at 65504
+SMALLEST = tl.constexpr(2.0**-100)  # magnitudes below it are taken for it
+SMALLEST_BITS = tl.constexpr((127 - 100) << 23)
+INFINITE_BITS = tl.constexpr(0x7F800000)
 
 
 @triton.jit
@@ -65,24 +71,67 @@ def load_parts(
         parts = (high,)
     else:
         base += part_stride
-        middle = load_tile(base, first, n_rows, row_stride, HEAD_DIM, ROWS, COLUMNS, RAGGED)
-        base += part_stride
         low = load_tile(base, first, n_rows, row_stride, HEAD_DIM, ROWS, COLUMNS, RAGGED)
-        parts = (high, middle, low)
+        parts = (high, low)
     return parts
 
 
 @triton.jit
 def split(x, DTYPE: tl.constexpr, PARTS: tl.constexpr):
-    """A float32 tile as its parts in bfloat16, or rounded to DTYPE where PARTS = 1."""
+    """A float32 tile as its parts in float16, or rounded to DTYPE where PARTS = 1.
+
+    Below 2^-14 a part has fewer bits: what is cut comes as large as TOP_POWER has it.
+    """
     if PARTS == 1:
         parts = (x.to(DTYPE),)
     else:
-        high = x.to(tl.bfloat16)
-        rest = x - high.to(tl.float32)
-        middle = rest.to(tl.bfloat16)
-        parts = (high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16))
+        high = x.to(tl.float16)
+        parts = (high, (x - high.to(tl.float32)).to(tl.float16))
     return parts
+
+
+@triton.jit
+def power_of_two(x):
+    """The largest one that is no larger than x, which is positive and finite; 0 below 2^-126."""
+    bits = x.to(tl.int32, bitcast=True) & 0x7F800000
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def unit(peaks, tensor, head, n_programs):
+    """What a head of a tensor in two parts is to be multiplied by: a power of two.
+
+    Args:
+        peaks: int32 (tensors, n_programs padded to a multiple of 4), the bits of the largest
+            magnitude in float32. tensor: which of them.
+    """
+    bits = tl.load(peaks + tensor * ((n_programs + 3) // 4 * 4) + head)
+    peak = tl.maximum(bits, SMALLEST_BITS).to(tl.float32, bitcast=True)
+    # A number that is not finite leaves no scale for the others: all of its head are NaN.
+    return tl.where(bits < INFINITE_BITS, power_of_two(peak) / TOP_POWER, float("nan"))
+
+
+@triton.jit
+def scaled(x, peak):
+    """Rows of x as `split` takes them, each by a power of two that follows from its largest so far.
+
+    Args:
+        peak: of each row, what the last call returned; `SMALLEST` at first.
+
+    Returns:
+        x times its rows' powers, the new peaks, and what a sum of earlier rows is to be multiplied
+        by to have the same powers as these.
+    """
+    new_peak = tl.maximum(peak, tl.max(tl.abs(x), 1))
+    row_unit = power_of_two(new_peak) / TOP_POWER
+    correction = power_of_two(peak) / power_of_two(new_peak)
+    return x * (1.0 / row_unit)[:, None], new_peak, correction
+
+
+@triton.jit
+def of_scaled(total, peak):
+    """A sum of what `scaled` gave, without the powers of two."""
+    return total * (power_of_two(peak) / TOP_POWER)[:, None]
 
 
 @triton.jit
@@ -90,18 +139,15 @@ def transposed(x, PARTS: tl.constexpr):
     if PARTS == 1:
         parts = (tl.trans(x[0]),)
     else:
-        parts = (tl.trans(x[0]), tl.trans(x[1]), tl.trans(x[2]))
+        parts = (tl.trans(x[0]), tl.trans(x[1]))
     return parts
 
 
 @triton.jit
 def product(a, b, PARTS: tl.constexpr, PRECISION: tl.constexpr):
     """a b in float32, the smallest products first; PRECISION is that of float32 tiles."""
-    if PARTS == 3:
-        total = tl.dot(a[2], b[0])
-        total = tl.dot(a[0], b[2], total)
-        total = tl.dot(a[1], b[1], total)
-        total = tl.dot(a[1], b[0], total)
+    if PARTS == 2:
+        total = tl.dot(a[1], b[0])
         total = tl.dot(a[0], b[1], total)
         total = tl.dot(a[0], b[0], total)
     else:
@@ -116,7 +162,7 @@ def add_product(total, a, b, PARTS: tl.constexpr, PRECISION: tl.constexpr):
     A tensor core cuts off what does not fit each time that it adds, always towards zero: in a long
     sum such errors do not cancel. So products of parts are added up outside of it, rounded.
     """
-    if PARTS == 3:
+    if PARTS == 2:
         total += product(a, b, PARTS, PRECISION)
     else:
         total = tl.dot(a[0], b[0], total, input_precision=PRECISION)
