@@ -161,7 +161,7 @@ def test_interpreted_a_part_without_a_visible_key_weighs_nothing():
 @interpreted
 @pytest.mark.parametrize("lengths", [(33, 40), (40, 33)])
 def test_interpreted_float32_of_every_magnitude(lengths):
-    """float16, of which it is made, has a range of its own; and each head has a scale of its own."""
+    """float16, of which it is made, has a range of its own, and a head a scale of its own."""
     q, k, v, dout = inputs(lengths, 16, F32, (6,))
     for x, powers in (
         (q, 0),
