@@ -41,7 +41,9 @@ SEARCH = "FLASH_ATTENTION_AUTOTUNE"
 COMPILING_THREADS = 16
 # Of a candidate's result from the first one's, relative: beyond rounding, a wrong kernel
 AGREEMENT = {"16-bit": 1e-2, "fp16x3": 1e-4, "tf32": 1e-2}
-SHAPES_Q = ((128, 128, 8), (128, 64, 8), (128, 64, 4), (128, 32, 8), (64, 64, 4), (64, 32, 4))
+SHAPES_Q = (
+    (128, 128, 8), (128, 64, 8), (128, 64, 4), (128, 32, 8), (64, 128, 4), (64, 64, 4), (64, 32, 4)
+)  # fmt: skip
 SHAPES_KV = ((64, 128, 8), (32, 128, 8), (16, 128, 8), (64, 64, 4), (32, 64, 4), (128, 64, 4))
 STAGES = (2, 3, 4)
 
