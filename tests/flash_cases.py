@@ -38,6 +38,7 @@ WIDE, HIGH = Tile(16, 32, 4, 2), Tile(32, 16, 4, 2)
 TILES = {
     "wide": Configuration(WIDE, WIDE, WIDE),
     "high": Configuration(HIGH, HIGH, HIGH),
+    "apart": Configuration(WIDE, WIDE, WIDE, dv=WIDE._replace(block_q=2 * WIDE.block_q)),
     "table": None,
 }
 

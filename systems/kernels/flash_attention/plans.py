@@ -268,13 +268,15 @@ class Backward(Inputs):
         lengths = (q.n_heads, q.heads, q.rows, k.rows)
         scales = (self.scale, self.scale * LOG2E)
 
-        tile = self.tiles.dkdv
+        tile, dv = self.tiles.dkdv, self.tiles.dv
         self.n_splits_dkdv, a_split = self.ranges(tile, k, n_splits_dkdv)
+        if dv is not None:  # dV's launch has the same ranges, and whole tiles of its own
+            a_split = -(-a_split // dv.block_q) * dv.block_q
+            self.n_splits_dkdv = -(-q.rows // a_split)
         targets = [0, *self.like_k.strides, 0, *self.like_v.strides]
         if self.n_splits_dkdv > 1:
             targets = 2 * [math.prod(k.shape), *k.dense_strides]
         numbers = (*inputs, *targets, *lengths, a_split, self.in_l2(q), *scales)
-        dv = self.tiles.dv
         sums = [(tile, True, dv is None)] + ([] if dv is None else [(dv, False, True)])
         self.dkdv = [
             self.launch(dkdv_kernel, tile, k, self.n_splits_dkdv, numbers, DK=has_dk, DV=has_dv)
