@@ -196,3 +196,28 @@ def test_gpu_every_implementation_is_the_same_function(implementation, leading, 
     if implementation != "auto" and why_not(*probe, causal, implementation):
         pytest.skip(f"{implementation} does not take this")
     _assert_right(implementation, *inputs, causal)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "n, dtype, expected",
+    [
+        (128, torch.bfloat16, "sdpa"),
+        (16_384, torch.bfloat16, "flash_hopper"),
+        (1024, torch.float32, "sdpa"),
+        (4096, torch.float32, "flash_triton"),
+    ],
+)
+def test_gpu_auto_is_what_was_measured_ahead(n, dtype, expected, monkeypatch):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("measured on a Hopper GPU")
+    called = []
+
+    def watched(q, k, v, is_causal, scale):
+        called.append(expected)
+        return torch.empty_like(q)
+
+    monkeypatch.setitem(ATTENTIONS, expected, watched)
+    q = torch.empty(1, n, 64, dtype=dtype, device="cuda")
+    flash_attention(q, q, q, True)
+    assert called == [expected]
