@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention import attention_reference
 from systems.kernels.flash_attention.configurations import Configuration, Tile
 from systems.kernels.flash_attention.launch import flash_backward, flash_forward
@@ -43,7 +44,7 @@ TILES = {
 }
 
 on_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    not torch.cuda.is_available() or not is_hopper(torch.device("cuda")),
     reason="needs a Hopper GPU",
 )
 quiet = pytest.mark.filterwarnings(

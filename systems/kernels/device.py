@@ -23,6 +23,13 @@ def runs_kernels(device: torch.device) -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Whether it is an H100, an H200 or the like: NVIDIA's compute capability 9.0."""
+    if device.type != "cuda" or torch.version.hip is not None:  # AMD's MI200 calls itself 9.0, too
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Make `device` the current one: Triton launches there, wherever the tensors are."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():

@@ -15,6 +15,7 @@ from systems.kernels.flash_attention import (
     flash_attention,
     why_not,
 )
+from tests.flash_cases import on_hopper
 
 PROBE = [torch.empty(1, 1, 2, 2)] * 3
 ON_CPU = ["auto", *(name for name in ATTENTIONS if why_not(*PROBE, True, name) is None)]
@@ -199,6 +200,7 @@ def test_gpu_every_implementation_is_the_same_function(implementation, leading, 
 
 
 @pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize(
     "n, dtype, expected",
     [
@@ -209,8 +211,6 @@ def test_gpu_every_implementation_is_the_same_function(implementation, leading, 
     ],
 )
 def test_gpu_auto_is_what_was_measured_ahead(n, dtype, expected, monkeypatch):
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("measured on a Hopper GPU")
     called = []
 
     def watched(q, k, v, is_causal, scale):

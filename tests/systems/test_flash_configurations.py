@@ -60,6 +60,11 @@ def test_ranges_hold_every_row_once_and_none_is_empty(length, n_splits, tiles):
         assert wanted is None or count <= wanted
 
 
+def test_no_ranges_are_refused():
+    with pytest.raises(ValueError, match="n_splits must be 1 or more, got 0"):
+        ranges(100, 16, 4, 132, 0)
+
+
 def test_groups_of_heads_worked_by_hand():
     # keys and values of 16384 rows of 64 bfloat16 take 4 MiB
     assert heads_in_l2(16384, 64, 2, 100) == 8

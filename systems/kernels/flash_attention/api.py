@@ -14,6 +14,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention.autograd import autocast
 from systems.kernels.flash_attention.layout import four_dimensional
 from systems.kernels.flash_attention.names import ATTENTIONS, why_not
@@ -95,7 +96,7 @@ def _best(q: Tensor, k: Tensor) -> str:
     least = LAUNCH_BOUND_FLOPS_FLOAT32 if is_float32 else LAUNCH_BOUND_FLOPS
     if flops < least or not q.is_cuda:
         return "sdpa"
-    if torch.cuda.get_device_capability(q.device) == (9, 0):
+    if is_hopper(q.device):
         for name in ("flash_hopper", "flash_triton"):
             if why_not(q, q, q, False, name) is None:
                 return name

@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention.configurations import (
     MAX_HEAD_DIM,
     Configuration,
@@ -77,7 +78,7 @@ def tuned(
         return table
     if torch.cuda.is_current_stream_capturing():
         return table
-    if wanted is None and torch.cuda.get_device_capability(device) == (9, 0):
+    if wanted is None and is_hopper(device):
         return table
     gpu = torch.cuda.get_device_name(device)
     path = _path(gpu, head_dim, dtype, precision, is_causal, n_queries, n_keys, n_heads)

@@ -144,8 +144,20 @@ def ranges(
     n_tiles = -(-length // block)
     if n_splits is None:
         n_splits = splits(n_programs, n_tiles, slots)
+    n_splits, tiles_a_split = cut(n_tiles, n_splits)
+    return n_splits, tiles_a_split * block
+
+
+def cut(n_tiles: int, n_splits: int) -> tuple[int, int]:
+    """Into how many ranges n_tiles go, n_splits or fewer, and tiles of each but the last.
+
+    Raises:
+        ValueError: n_splits is below 1.
+    """
+    if n_splits < 1:
+        raise ValueError(f"n_splits must be 1 or more, got {n_splits}")
     tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
-    return -(-n_tiles // tiles_a_split), tiles_a_split * block
+    return -(-n_tiles // tiles_a_split), tiles_a_split
 
 
 # Of an H200's 50 MiB of L2: the rest is for what the programs read once and write.

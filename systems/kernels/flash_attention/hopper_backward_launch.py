@@ -19,6 +19,7 @@ from torch import Tensor
 
 from systems.kernels.device import multiprocessors, on
 from systems.kernels.flash_attention import hopper_launch
+from systems.kernels.flash_attention.configurations import cut
 from systems.kernels.flash_attention.hopper_launch import readable, row_maps
 from systems.kernels.flash_attention.hopper_splits import BLOCK_K, BLOCK_Q, backward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
@@ -118,8 +119,8 @@ class Backward:
             n_splits = backward_splits(
                 n_programs, n_blocks, n_tiles, is_causal, head_dim, n_multiprocessors
             )
-        tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
-        self.n_splits = n_splits = -(-n_tiles // tiles_a_split)
+        n_splits, tiles_a_split = cut(n_tiles, n_splits)
+        self.n_splits = n_splits
         n_items = n_splits * n_programs * n_blocks
         self.n_rows = n_rows = n_programs * n_tiles * TILE
         self.head_dim = head_dim

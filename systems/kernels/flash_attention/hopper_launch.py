@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from systems.kernels.device import multiprocessors, on
-from systems.kernels.flash_attention.configurations import MAX_ROW_STRIDE, heads_in_l2
+from systems.kernels.device import is_hopper, multiprocessors, on
+from systems.kernels.flash_attention.configurations import MAX_ROW_STRIDE, cut, heads_in_l2
 from systems.kernels.flash_attention.hopper_splits import forward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
 from systems.kernels.flash_attention.movers import combining
@@ -65,7 +65,7 @@ def why_not(q: Tensor) -> str | None:
 
 @functools.lru_cache(maxsize=PLANS)
 def _why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if not is_hopper(device):
         return "flash_hopper needs a Hopper GPU (compute capability 9.0)"
     if dtype not in DTYPES or head_dim not in FORWARD:
         return (
@@ -152,8 +152,8 @@ class Forward:
             n_splits = forward_splits(
                 n_programs, n_blocks, n_tiles, is_causal, part_bytes, n_multiprocessors
             )
-        tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
-        self.n_splits = n_splits = -(-n_tiles // tiles_a_split)
+        n_splits, tiles_a_split = cut(n_tiles, n_splits)
+        self.n_splits = n_splits
         n_work = n_programs * n_blocks * n_splits
         numbers = (
             n_work, n_programs, heads, n_queries, n_keys, tiles_a_split * tile.block_k,
