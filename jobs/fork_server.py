@@ -37,13 +37,15 @@ def serve(handle: int, preload: list[str]) -> None:
 
     Args:
         handle: file descriptor of the worker's socket. The worker starts this with HELD blocked.
-        preload: modules to import before the first run.
+        preload: modules to import before the first run, each with what its own PRELOAD names.
     """
     connection = Connection(handle)
     adopt_orphans()
     for name in preload:
         try:
-            importlib.import_module(name)
+            module = importlib.import_module(name)
+            for late in getattr(module, "PRELOAD", ()):
+                importlib.import_module(late)
         except BaseException:  # the run that needs it will meet this too, and record it
             traceback.print_exc()
     code = 0

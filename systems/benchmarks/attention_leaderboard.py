@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VERSION = 1
+PRELOAD = ("torch._dynamo",)  # a first backward imports parts of it
 
 
 class Params(BenchmarkParams):

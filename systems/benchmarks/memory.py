@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from systems.benchmarks.training import Training
 
 VERSION = 1
+PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
 # Steps before the one that is measured: in them the optimizer makes its state, and cuBLAS its
 # workspaces, which would be counted as activations otherwise.
 WARMUP_STEPS = 2

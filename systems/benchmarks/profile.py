@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from systems.benchmarks.training import Training
 
 VERSION = 1
+PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
 PROFILED_STEPS = 3  # they differ by little, and each is megabytes of trace
 TRACE = "trace.json.gz"
 

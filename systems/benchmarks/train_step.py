@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from systems.benchmarks.training import Training
 
 VERSION = 1
+PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
 
 
 class Params(TransformerParams):

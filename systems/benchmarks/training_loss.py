@@ -15,6 +15,7 @@ from systems.benchmarks.base import WrongOutput
 from systems.benchmarks.transformer import TransformerParams
 
 VERSION = 1
+PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
 
 
 class Params(TransformerParams):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from systems.benchmarks.base import BenchmarkParams
 
 VERSION = 1
+PRELOAD = ("torch._dynamo",)  # as benchmarks have it: it must leave CUDA to the runs
 
 
 class Params(BenchmarkParams):

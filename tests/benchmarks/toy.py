@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -9,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from systems.benchmarks.base import BenchmarkParams
 
 VERSION = 1
+PRELOAD = ("colorsys",)  # nothing else imports it
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -36,4 +38,7 @@ class Params(BenchmarkParams):
 
 
 def run(params: Params) -> dict[str, Any]:
-    return {"samples_ms": {"forward": [params.size * params.scale] * 5}}
+    return {
+        "samples_ms": {"forward": [params.size * params.scale] * 5},
+        "facts": {"preloaded": "colorsys" in sys.modules},
+    }

@@ -329,6 +329,12 @@ def test_a_full_disk_for_the_log_does_not_hide_the_failure(tmp_path: Path) -> No
     server.close()
 
 
+def test_what_a_benchmark_preloads_is_there_when_its_runs_begin(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, [{"size": 1}], benchmark="tests.benchmarks.toy")
+    run("jobs.submit", sweep, "--local", "--out", tmp_path / "out")
+    assert facts(only(tmp_path / "out"))["preloaded"] is True
+
+
 def test_an_import_that_fails_does_not_end_the_server_and_one_that_exits_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

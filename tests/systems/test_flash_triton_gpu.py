@@ -23,7 +23,16 @@ from tests.flash_cases import (
 )
 
 pytestmark = [quiet, pytest.mark.usefixtures("outputs_hold_nan")]
-GPU_LENGTHS = [*LENGTHS, (239, 1), (799, 3), (128, 217), (640, 128), (1023, 1024), (1024, 1023)]
+GPU_LENGTHS = [
+    *LENGTHS,
+    (113, 203),
+    (239, 1),
+    (799, 3),
+    (128, 217),
+    (640, 128),
+    (1023, 1024),
+    (1024, 1023),
+]
 
 
 @pytest.mark.gpu
