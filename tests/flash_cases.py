@@ -105,7 +105,7 @@ def assert_right(q, k, v, dout, is_causal, scale=None, **options) -> None:
     largest_score = factor * (q.float() @ k.float().transpose(-1, -2)).abs().max().item()
     roundoffs = 1 if q.is_cuda else 4
     if q.dtype == F32 and q.shape[-1] < 16:
-        roundoffs *= 4  # of short products' sums, that of the parts' smallest product shows
+        roundoffs *= 4  # the product of the low parts, 2^-24 of |q| |k|, is left out
     allowance = roundoffs * torch.finfo(q.dtype).eps / 2 + largest_score * torch.finfo(F32).eps / 2
     assert lse.dtype == F32 and lse.shape == q.shape[:-1] and lse.is_contiguous()
     # A score is a sum of head_dim products in float32, and exp2 and log2 are good to 2 units

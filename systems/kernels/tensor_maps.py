@@ -33,6 +33,7 @@ class TensorMaps:
     """Of all tensors of one dtype, shape and layout, by address.
 
     Args:
+        dtype: float16, bfloat16 or float32.
         strides: in elements, the last 1; a dimension of one may have any.
         tile: shape of what is copied at once. What of it is past the end of a dimension is zeros
             when read, and not written.
@@ -53,10 +54,10 @@ class TensorMaps:
             shape[-1] if n == 1 else stride
             for n, stride in zip(shape[:-1], strides[:-1], strict=True)
         ] + [1]
-        gluon_dtype = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
-        self.layout = gl.NVMMASharedLayout.get_default_for(
-            self.tile, gluon_dtype.get(dtype, gl.float32)
-        )
+        kinds = {
+            torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32
+        }  # fmt: skip
+        self.layout = gl.NVMMASharedLayout.get_default_for(self.tile, kinds[dtype])
         self._made: dict[int, TensorMap] = {}
 
     def at(self, address: int) -> TensorMap:

@@ -202,15 +202,16 @@ def test_gpu_every_implementation_is_the_same_function(implementation, leading, 
 @pytest.mark.gpu
 @on_hopper
 @pytest.mark.parametrize(
-    "n, dtype, expected",
+    "n, head_dim, dtype, expected",
     [
-        (128, torch.bfloat16, "sdpa"),
-        (16_384, torch.bfloat16, "flash_hopper"),
-        (1024, torch.float32, "sdpa"),
-        (4096, torch.float32, "flash_triton"),
+        (128, 64, torch.bfloat16, "sdpa"),
+        (16_384, 64, torch.bfloat16, "flash_hopper"),
+        (1024, 64, torch.float32, "sdpa"),
+        (4096, 64, torch.float32, "flash_triton"),
+        (4096, 16, torch.float32, "flash_triton"),
     ],
 )
-def test_gpu_auto_is_what_was_measured_ahead(n, dtype, expected, monkeypatch):
+def test_gpu_auto_is_what_was_measured_ahead(n, head_dim, dtype, expected, monkeypatch):
     called = []
 
     def watched(q, k, v, is_causal, scale):
@@ -218,6 +219,6 @@ def test_gpu_auto_is_what_was_measured_ahead(n, dtype, expected, monkeypatch):
         return torch.empty_like(q)
 
     monkeypatch.setitem(ATTENTIONS, expected, watched)
-    q = torch.empty(1, n, 64, dtype=dtype, device="cuda")
+    q = torch.empty(1, n, head_dim, dtype=dtype, device="cuda")
     flash_attention(q, q, q, True)
     assert called == [expected]

@@ -183,6 +183,29 @@ def test_interpreted_float32_of_every_magnitude():
 
 
 @interpreted
+def test_interpreted_float32_of_rows_of_every_magnitude():
+    """An element is off by no more than 2^-39 of the largest of its head, its sums accordingly."""
+    q, k, v, dout = inputs((20, 20), 16, F32, (1,))
+    v *= 2.0 ** (torch.arange(20) * 2 - 38)[:, None]  # a causal row sees none that is larger
+    out = by_triton(q, k, v, dout, True, tiles=TILES["wide"])[0]
+    known = attention_reference(q, k, v, dout, True).out
+    error = (out - known).abs().amax(-1)
+    assert (error <= 2**-38 * v.abs().max() + 1e-6 * known.abs().amax(-1)).all()
+
+
+@interpreted
+@pytest.mark.parametrize("beyond", [math.nan, 1e30])
+def test_interpreted_float32_keys_that_no_query_sees_say_nothing_of_the_range(beyond):
+    q, k, v, dout = inputs((20, 45), 16, F32, (1,))
+    known = by_triton(q, k[:, :20], v[:, :20], dout, True, tiles=TILES["wide"])
+    k[:, 20:] = v[:, 20:] = beyond
+    out, lse, dq, dk, dv = by_triton(q, k, v, dout, True, tiles=TILES["wide"])
+    assert not dk[:, 20:].any() and not dv[:, 20:].any()
+    found = out, lse, dq, dk[:, :20], dv[:, :20]
+    assert all(torch.equal(a, b) for a, b in zip(found, known, strict=True))
+
+
+@interpreted
 @pytest.mark.parametrize(
     "which, of_it",
     [(0, (0, 1, 2, 3, 4)), (1, (0, 1, 2, 3, 4)), (2, (0, 2, 3)), (3, (2, 3, 4))],

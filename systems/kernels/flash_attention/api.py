@@ -81,18 +81,20 @@ def flash_attention(
 
 
 # Forward and backward of less take the GPU less time than Python takes to launch them, and there
-# torch is ahead: on the host of logs/h200/flash a call of both costs 0.2 to 0.5 ms by torch's
-# kernels, 0.2 to 0.4 by flash_triton and flash_hopper, 0.3 to 0.8 by flash_triton in float32. One
-# head of 16k tokens is 2.4e11: there flash_hopper takes the GPU 0.30 ms in place of cuDNN's 0.54.
-# In float32 one head of 4k is 1.5e10: flash_triton 0.19 in place of the efficient backend's 1.36.
+# torch is ahead: a call of both takes 0.19 ms by its fastest backend and 0.27 by this project's, as
+# logs/h200/flash has it of one head of 128 to 1,024 tokens in bf16, in the median. One head of 16k
+# is 2.4e11: there flash_hopper takes the GPU 0.30 ms in place of cuDNN's 0.54. In float32 one head
+# of 4k is 1.5e10: flash_triton 0.19 in place of the efficient backend's 1.36, which takes no less
+# for head dimensions below 64.
 LAUNCH_BOUND_FLOPS = 2e11
 LAUNCH_BOUND_FLOPS_FLOAT32 = 1e10
 
 
 def _best(q: Tensor, k: Tensor) -> str:
     """This project's kernels on a GPU that they were measured on, and else torch's choice."""
-    flops = 14.0 * q.numel() * k.shape[-2]
     is_float32 = q.dtype == torch.float32
+    head_dim = max(q.shape[-1], 64) if is_float32 else q.shape[-1]
+    flops = 14.0 * math.prod(q.shape[:-1]) * head_dim * k.shape[-2]
     least = LAUNCH_BOUND_FLOPS_FLOAT32 if is_float32 else LAUNCH_BOUND_FLOPS
     if flops < least or not q.is_cuda:
         return "sdpa"

@@ -31,9 +31,11 @@ import triton.language as tl
 
 from systems.kernels.flash_attention.tiles import (
     SMALLEST,
+    TOP_INVERSE,
     TOP_POWER,
     add_product,
     head_base,
+    in_parts,
     load_parts,
     load_rows,
     load_tile,
@@ -41,7 +43,6 @@ from systems.kernels.flash_attention.tiles import (
     product,
     scaled,
     schedule,
-    split,
     store_tile,
     transposed,
     unit,
@@ -82,7 +83,7 @@ def _units(peaks, head, n_programs, PARTS: tl.constexpr):
     if PARTS == 2:
         q, k = unit(peaks, 0, head, n_programs), unit(peaks, 1, head, n_programs)
         v, do = unit(peaks, 2, head, n_programs), unit(peaks, 3, head, n_programs)
-        s, dp, dq, dk, dv = q * k, v * do, k, q, do / TOP_POWER
+        s, dp, dq, dk, dv = q * k, v * do, k, q, do * TOP_INVERSE
     return s, dp, dq, dk, dv
 
 
@@ -90,11 +91,11 @@ def _units(peaks, head, n_programs, PARTS: tl.constexpr):
 def _add_scaled(
     total, peak, ds, other, DTYPE: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """total + dS other, and the peaks of dS's rows: dS has no bound that `split` could rely on."""
+    """total + dS other, and the peaks of dS's rows: dS has no bound that parts could rely on."""
     if PARTS == 2:
         ds, peak, correction = scaled(ds, peak)
         total = total * correction[:, None]
-    return add_product(total, split(ds, DTYPE, PARTS), other, PARTS, PRECISION), peak
+    return add_product(total, in_parts(ds, DTYPE, PARTS), other, PARTS, PRECISION), peak
 
 
 @triton.jit
@@ -128,7 +129,7 @@ def _add_queries(
         large_p = p
         if PARTS == 2:
             large_p *= TOP_POWER
-        dv = add_product(dv, split(large_p, dout.dtype.element_ty, PARTS), do, PARTS, PRECISION)
+        dv = add_product(dv, in_parts(large_p, dout.dtype.element_ty, PARTS), do, PARTS, PRECISION)
     if DK:
         row_delta = load_rows(delta, first_query, n_queries, BLOCK_Q, MASKED)
         dp = product(v, transposed(do, PARTS), PARTS, PRECISION)

@@ -28,13 +28,14 @@ import triton
 import triton.language as tl
 
 from systems.kernels.flash_attention.tiles import (
+    TOP_INVERSE,
     TOP_POWER,
     add_product,
     head_base,
+    in_parts,
     load_parts,
     product,
     schedule,
-    split,
     store_tile,
     transposed,
     unit,
@@ -58,17 +59,9 @@ def _add_tile(
     In two parts the accumulator is TOP_POWER times as large.
     """
     k = load_parts(
-        key,
-        part_stride,
-        first_key,
-        n_keys,
-        key_row_stride,
-        HEAD_DIM,
-        BLOCK_K,
-        BLOCK_D,
-        MASKED,
+        key, part_stride, first_key, n_keys, key_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED,
         PARTS,
-    )
+    )  # fmt: skip
     scores = product(q, transposed(k, PARTS), PARTS, PRECISION)
     if MASKED:
         keys = first_key + tl.arange(0, BLOCK_K)
@@ -93,7 +86,7 @@ def _add_tile(
     )  # fmt: skip
     if PARTS == 2:
         p *= TOP_POWER
-    p = split(p, value.dtype.element_ty, PARTS)
+    p = in_parts(p, value.dtype.element_ty, PARTS)
     accumulator = add_product(accumulator, p, v, PARTS, PRECISION)
     return accumulator, new_maximum, total
 
@@ -143,7 +136,7 @@ def forward_kernel(
     if PARTS == 2:
         q_unit, k_unit = unit(peaks, 0, head, n_programs), unit(peaks, 1, head, n_programs)
         scale_log2e *= q_unit * k_unit
-        out_unit = unit(peaks, 2, head, n_programs) / TOP_POWER
+        out_unit = unit(peaks, 2, head, n_programs) * TOP_INVERSE
     query = head_base(query, head, n_heads, q_batch, q_head)
     key = head_base(key, head, n_heads, k_batch, k_head)
     value = head_base(value, head, n_heads, v_batch, v_head)
@@ -172,7 +165,7 @@ def forward_kernel(
     # A row that has seen no key has the total 0: it gives 0 and -inf.
     seen = total != 0.0
     total = tl.where(seen, total, 1.0)
-    result = accumulator * (out_unit / total)[:, None]
+    result = accumulator / total[:, None] * out_unit
     row_lse = tl.where(seen, (maximum + tl.log2(total)) * LN2, float("-inf"))
     out = head_base(out + split.to(tl.int64) * out_split, head, n_heads, out_batch, out_head)
     store_tile(out, first_query, n_queries, out_row, result, HEAD_DIM, BLOCK_Q, BLOCK_D)

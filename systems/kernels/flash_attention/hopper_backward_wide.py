@@ -12,7 +12,7 @@ So what comes after its last product counts: dK and dV leave by the copy engine,
 of K and V.
 
     ring   slots of               filled by      read by              slots
-    kv     K, V of the item       producer       consumers            1
+    kv     K, V of the item       producer       consumers            1, filled once
     q      Q, dO, lse, delta      producer       consumers            2
     ds     dS^T of a tile         consumers      consumers            2
     dq     a half of dQ^T         a consumer     copy engine          1 for each half

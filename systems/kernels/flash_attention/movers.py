@@ -17,20 +17,20 @@ LAUNCHES = 4096  # kept at most, of each
 
 # A `Launch` is of one device and of tensors of one dtype each: what makes one is told of both.
 @functools.lru_cache(maxsize=LAUNCHES)
-def cutting(device: torch.device, count: int, of: Layout) -> Launch:
+def cutting(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
     """Of `parts_kernel`: (four float32 tensors, `count` of which are cut, their peaks, parts)."""
     from systems.kernels.flash_attention.parts_kernel import parts_kernel
 
-    numbers = (*of.strides, of.n_heads, of.heads, of.rows)
+    numbers = (*of.strides, of.n_heads, of.heads, of.rows, n_seen)
     return Launch(parts_kernel, (n_moving(of), count), numbers, moved(of))
 
 
 @functools.lru_cache(maxsize=LAUNCHES)
-def peaking(device: torch.device, count: int, of: Layout) -> Launch:
+def peaking(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
     """Of `peak_kernel`: (four float32 tensors, of which `count` are looked at, their peaks)."""
     from systems.kernels.flash_attention.parts_kernel import peak_kernel
 
-    numbers = (*of.strides, of.n_heads, of.heads, of.rows)
+    numbers = (*of.strides, of.n_heads, of.heads, of.rows, n_seen)
     return Launch(peak_kernel, (n_moving(of), count), numbers, moved(of))
 
 

@@ -156,8 +156,10 @@ class Inputs:
         parts_shape = (len(tensors), self.parts, *of.shape)
         parts = torch.empty(parts_shape, dtype=torch.float16, device=self.device)
         four = (*tensors, *[tensors[0]] * (4 - len(tensors)))
-        peaking(self.device, len(tensors), of)(*four, peaks)
-        cutting(self.device, len(tensors), of)(*four, peaks, parts)
+        # A key that no query sees says nothing of the range of the others.
+        n_seen = self.n_keys_seen() if of.rows == self.k.rows else of.rows
+        peaking(self.device, len(tensors), of, n_seen)(*four, peaks)
+        cutting(self.device, len(tensors), of, n_seen)(*four, peaks, parts)
         return parts
 
     def in_l2(self, of: Layout) -> int:

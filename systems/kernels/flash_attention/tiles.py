@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 TOP_POWER = tl.constexpr(2.0**14)  # what is cut is at most twice as large: float16 ends at 65504
+TOP_INVERSE = tl.constexpr(2.0**-14)
 SMALLEST = tl.constexpr(2.0**-100)  # magnitudes below it are taken for it
 SMALLEST_BITS = tl.constexpr((127 - 100) << 23)
 INFINITE_BITS = tl.constexpr(0x7F800000)
@@ -77,7 +78,7 @@ def load_parts(
 
 
 @triton.jit
-def split(x, DTYPE: tl.constexpr, PARTS: tl.constexpr):
+def in_parts(x, DTYPE: tl.constexpr, PARTS: tl.constexpr):
     """A float32 tile as its parts in float16, or rounded to DTYPE where PARTS = 1.
 
     Below 2^-14 a part has fewer bits: what is cut comes as large as TOP_POWER has it.
@@ -108,12 +109,12 @@ def unit(peaks, tensor, head, n_programs):
     bits = tl.load(peaks + tensor * ((n_programs + 3) // 4 * 4) + head)
     peak = tl.maximum(bits, SMALLEST_BITS).to(tl.float32, bitcast=True)
     # A number that is not finite leaves no scale for the others: all of its head are NaN.
-    return tl.where(bits < INFINITE_BITS, power_of_two(peak) / TOP_POWER, float("nan"))
+    return tl.where(bits < INFINITE_BITS, power_of_two(peak) * TOP_INVERSE, float("nan"))
 
 
 @triton.jit
 def scaled(x, peak):
-    """Rows of x as `split` takes them, each by a power of two that follows from its largest so far.
+    """Rows of x as `in_parts` takes them, by powers of two that follow from their largest so far.
 
     Args:
         peak: of each row, what the last call returned; `SMALLEST` at first.
@@ -123,7 +124,7 @@ def scaled(x, peak):
         by to have the same powers as these.
     """
     new_peak = tl.maximum(peak, tl.max(tl.abs(x), 1))
-    row_unit = power_of_two(new_peak) / TOP_POWER
+    row_unit = power_of_two(new_peak) * TOP_INVERSE
     correction = power_of_two(peak) / power_of_two(new_peak)
     return x * (1.0 / row_unit)[:, None], new_peak, correction
 
@@ -131,7 +132,7 @@ def scaled(x, peak):
 @triton.jit
 def of_scaled(total, peak):
     """A sum of what `scaled` gave, without the powers of two."""
-    return total * (power_of_two(peak) / TOP_POWER)[:, None]
+    return total * (power_of_two(peak) * TOP_INVERSE)[:, None]
 
 
 @triton.jit
