@@ -17,7 +17,7 @@ from systems.benchmarks.base import AttentionName, BenchmarkParams, Unsupported,
 # 1: the peak memory of forward held the graph of another call. 2: backward kept its graph, and so
 # the probabilities, to be called again. 3: no wall time, nothing under a CUDA graph.
 VERSION = 4
-PRELOAD = ("torch._dynamo",)  # a first backward imports parts of it
+PRELOAD = ("torch.fx.experimental.symbolic_shapes",)  # a first backward imports it
 Positive = Annotated[int, Field(ge=1)]
 LAUNCH_BOUND = 1024  # tokens up to which it matters what a launch costs the host
 # Largest relative L2 error that counts as right, outputs and gradients alike. A dtype's unit

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)  # a first backward imports parts of it
+PRELOAD = ("torch.fx.experimental.symbolic_shapes",)  # a first backward imports it
 
 
 class Params(BenchmarkParams):

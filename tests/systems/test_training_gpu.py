@@ -33,7 +33,7 @@ def _losses(**given: Any) -> list[float]:
     return losses
 
 
-def _hold_to(losses: list[float], plain: list[float], precision: str) -> None:
+def _assert_trains_alike(losses: list[float], plain: list[float], precision: str) -> None:
     assert losses[0] == pytest.approx(plain[0], rel=FIRST_LOSS[precision])
     assert losses == pytest.approx(plain, rel=LATER_LOSS[precision])
     assert plain[-1] < 0.9 * plain[0]  # it learns; the tolerance is far below what it moves
@@ -43,19 +43,21 @@ def _hold_to(losses: list[float], plain: list[float], precision: str) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16_pure"])
 def test_cuda_graphs_train_as_launches_do(precision, mode):
     losses = _losses(precision=precision, mode=mode, cuda_graph=True)
-    _hold_to(losses, _losses(precision=precision, mode=mode), precision)
+    _assert_trains_alike(losses, _losses(precision=precision, mode=mode), precision)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_pure"])
 def test_cuda_graphs_with_the_fused_optimizer(precision):
     losses = _losses(precision=precision, optimizer="fused", cuda_graph=True)
-    _hold_to(losses, _losses(precision=precision, optimizer="fused"), precision)
+    _assert_trains_alike(losses, _losses(precision=precision, optimizer="fused"), precision)
 
 
 @pytest.mark.parametrize("mode", ["compiled", "compiled_blocks"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_compiled_trains_as_eager_does(precision, mode):
-    _hold_to(_losses(precision=precision, mode=mode), _losses(precision=precision), precision)
+    _assert_trains_alike(
+        _losses(precision=precision, mode=mode), _losses(precision=precision), precision
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16_pure"])

@@ -40,7 +40,7 @@ class Configuration(NamedTuple):
     """A tile for each pass.
 
     dv: where dK and dV are launches of their own, for which registers do not hold both sums: the
-        tile of dV's, its blocks those of dkdv, which is then dK's.
+        tile of dV's, its blocks of keys those of dkdv, which is then dK's.
     """
 
     forward: Tile

@@ -177,18 +177,9 @@ class Backward:
         dq_sum, log2_lse, delta = work.split((n * self.head_dim, n, n))
         counter = torch.empty(1, dtype=torch.int32, device=device)
         self.prepare(out, dout, lse, log2_lse, delta, dq_sum, counter)
-        described = (
-            q,
-            dout,
-            k,
-            v,
-            log2_lse,
-            delta,
-            dq_sum,
-            dk,
-            dv,
-        )  # the last two not of all kernels
-        given = zip(self.maps, described, strict=False)
+        # As many of them as this kernel takes by descriptor
+        tensors = (q, dout, k, v, log2_lse, delta, dq_sum, dk, dv)[: len(self.maps)]
+        given = zip(self.maps, tensors, strict=True)
         maps = [maps.at(x.data_ptr()) for maps, x in given]
         if self.n_splits == 1:
             self.differentiate(counter, dk, dv, maps=maps)

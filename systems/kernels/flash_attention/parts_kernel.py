@@ -15,7 +15,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from systems.kernels.flash_attention.tiles import head_base, in_parts, load_tile, store_tile, unit
+from systems.kernels.flash_attention.tiles import (
+    head_base,
+    in_parts,
+    load_tile,
+    peak_of,
+    store_tile,
+    unit,
+)
 
 
 @triton.jit
@@ -50,8 +57,8 @@ def peak_kernel(
 
     Args:
         *_whole: as for `parts_kernel`.
-        peaks: int32 (1 to 4, n_programs padded to a multiple of 4), zeros, written: bits of the
-            largest magnitude of each head, which are in the order of magnitudes, NaN the largest.
+        peaks: as for `tiles.peak_of`, zeros, written: bits of magnitudes are in the order of
+            magnitudes, NaN's the largest.
     """
     x, head, _ = _tile(
         first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,
@@ -59,7 +66,7 @@ def peak_kernel(
     )  # fmt: skip
     magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     peak = tl.max(tl.max(magnitude, 1), 0)
-    tl.atomic_max(peaks + tl.program_id(1) * ((n_programs + 3) // 4 * 4) + head, peak)
+    tl.atomic_max(peak_of(peaks, tl.program_id(1), head, n_programs), peak)
 
 
 @triton.jit(do_not_specialize=["n_programs", "n_heads", "n_rows", "n_seen"])

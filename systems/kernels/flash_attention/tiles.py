@@ -99,14 +99,21 @@ def power_of_two(x):
 
 
 @triton.jit
-def unit(peaks, tensor, head, n_programs):
-    """What a head of a tensor in two parts is to be multiplied by: a power of two.
+def peak_of(peaks, tensor, head, n_programs):
+    """Where the peak of a head is.
 
     Args:
-        peaks: int32 (tensors, n_programs padded to a multiple of 4), the bits of the largest
-            magnitude in float32. tensor: which of them.
+        peaks: int32 (tensors, n_programs padded to a multiple of 4), bits of the largest magnitude
+            in float32. tensor: which of them.
     """
-    bits = tl.load(peaks + tensor * ((n_programs + 3) // 4 * 4) + head)
+    return peaks + tensor * ((n_programs + 3) // 4 * 4) + head
+
+
+@triton.jit
+def unit(peaks, tensor, head, n_programs):
+    """What a head of a tensor in two parts is to be multiplied by: a power of two. Arguments are
+    those of `peak_of`."""
+    bits = tl.load(peak_of(peaks, tensor, head, n_programs))
     peak = tl.maximum(bits, SMALLEST_BITS).to(tl.float32, bitcast=True)
     # A number that is not finite leaves no scale for the others: all of its head are NaN.
     return tl.where(bits < INFINITE_BITS, power_of_two(peak) * TOP_INVERSE, float("nan"))
