@@ -99,7 +99,7 @@ def compile_pass(
         **sums.get(name, {}),
     }  # fmt: skip
     multiplied = torch.float16 if in_parts else dtype
-    return _compile(PASSES[name], constants, head_dim, multiplied, dtype, tile.num_warps)
+    return _compile(PASSES[name], constants, head_dim, multiplied, dtype, tile.options)
 
 
 def compile_mover(name: str, head_dim: int, dtype: torch.dtype) -> Resources:
@@ -107,7 +107,7 @@ def compile_mover(name: str, head_dim: int, dtype: torch.dtype) -> Resources:
     columns = block_d(head_dim)
     constants = {"HEAD_DIM": head_dim, "ROWS": MOVED // columns, "COLUMNS": columns}
     written = torch.float16 if name == "parts" else dtype
-    return _compile(MOVERS[name], constants, head_dim, dtype, written, 4)
+    return _compile(MOVERS[name], constants, head_dim, dtype, written, {"num_warps": 4})
 
 
 def _compile(
@@ -116,7 +116,7 @@ def _compile(
     head_dim: int,
     multiplied: torch.dtype,
     written: torch.dtype,
-    warps: int,
+    options: dict[str, int],
 ) -> Resources:
     kinds = {
         **dict.fromkeys(FLOAT32, "*fp32"),
@@ -137,12 +137,13 @@ def _compile(
         kernel,
         {name: kinds.get(name, "i32") for name in names if name not in constants},
         constants,
-        warps,
         divisible_by_16=[name for name in names if is_aligned(name)],
+        **options,
     )
     with tempfile.TemporaryDirectory() as folder:
         used = resources(made, Path(folder))
     spilled = used["STACK"] + used["LOCAL"]
+    warps = made.metadata.num_warps
     return Resources(used["REG"], spilled, made.metadata.shared, warps, made.asm["ptx"], made)
 
 
@@ -231,7 +232,7 @@ def main() -> int:
             wrong = "" if found.shared <= SHARED_LIMIT else "TOO MUCH SHARED MEMORY"
             if found.spilled:
                 wrong = "SPILLS"
-            elif is_causal and found.resident != tile.resident:
+            elif found.resident < tile.resident:
                 wrong = f"{found.resident} RESIDENT"
             bad += bool(wrong)
             mask = "causal" if is_causal else "full"

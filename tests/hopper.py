@@ -13,7 +13,6 @@ def compile_for_hopper(
     kernel: Any,
     signature: Mapping[str, str],
     constexprs: Mapping[str, Any],
-    warps: int,
     *,
     divisible_by_16: Iterable[str] | None = None,
     **options: Any,
@@ -24,7 +23,7 @@ def compile_for_hopper(
         signature: Triton's type of every argument that is not constant: "*bf16", "i32".
         constexprs: values of those that are; of arguments that a launch would specialise, too.
         divisible_by_16: arguments that a launch would find to be so; by default all pointers.
-        options: of the launch, other than num_warps.
+        options: of the launch: num_warps and the like.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -41,7 +40,7 @@ def compile_for_hopper(
         {(names.index(name),): [["tt.divisibility", 16]] for name in divisible_by_16},
     )
     target = GPUTarget("cuda", 90, 32)
-    return triton.compile(source, target=target, options={"num_warps": warps, **options})
+    return triton.compile(source, target=target, options=options)
 
 
 def compile_gluon_for_hopper(

@@ -177,7 +177,7 @@ def test_compiled_for_hopper_it_moves_16_bytes_and_spills_nothing(use, aligned, 
         kernel.adamw_kernel,
         {"table": "*i64", "scalars": "*fp32", "keys": "*u32", "blocks": "*i32"},
         constants(dtype, dtype, state_dtype, master, state_dtype == BF16, aligned),
-        num_warps(dtype, dtype, state_dtype, master, BLOCK_SIZE),
+        num_warps=num_warps(dtype, dtype, state_dtype, master, BLOCK_SIZE),
         enable_fp_fusion=False,
     )
     used = resources(made, tmp_path)
@@ -204,7 +204,7 @@ def test_compiled_for_hopper_advance_spills_nothing(tmp_path):
 
     signature = {"table": "*i64", "scalars": "*fp32", "keys": "*u32", "n_rows": "i32"}
     made = compile_for_hopper(
-        kernel.advance_kernel, signature, {"ROWS": kernel.ROWS}, 4, enable_fp_fusion=False
+        kernel.advance_kernel, signature, {"ROWS": kernel.ROWS}, num_warps=4, enable_fp_fusion=False
     )
     used = resources(made, tmp_path)
     assert used["STACK"] == used["LOCAL"] == 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import pairwise, product
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
@@ -63,6 +64,48 @@ def test_ranges_hold_every_row_once_and_none_is_empty(length, n_splits, tiles):
 def test_no_ranges_are_refused():
     with pytest.raises(ValueError, match="n_splits must be 1 or more, got 0"):
         ranges(100, 16, 4, 132, 0)
+
+
+@settings(deadline=None)  # the first imports Triton
+@given(
+    st.integers(1, 300), st.integers(1, 300), st.integers(1, 3), st.integers(1, 3),
+    st.integers(1, 6), st.sampled_from([(16, 16), (32, 16), (48, 32)]), st.booleans(),
+    st.booleans(),
+)  # fmt: skip
+def test_schedule_has_every_item_once_and_of_a_causal_head_the_longest_first(
+    n_rows, n_others, n_programs, group, n_splits, blocks, is_causal, by_keys
+):
+    pytest.importorskip("triton")
+    from systems.kernels.flash_attention.tiles import schedule
+
+    block, other_block = blocks
+    n_blocks = -(-n_rows // block)
+    n_splits, a_split = ranges(n_others, other_block, n_blocks, 132, n_splits)
+    order = [
+        schedule.fn(item, n_blocks, n_programs, n_splits, a_split, group, block, is_causal, by_keys)
+        for item in range(n_blocks * n_programs * n_splits)
+    ]
+    everything = product(range(n_blocks), range(n_programs), range(n_splits))
+    assert sorted(order) == sorted(everything)
+    groups = [head // group for _, head, _ in order]
+    assert groups == sorted(groups)
+    if is_causal:
+        for head in range(n_programs):
+            lengths = [
+                seen(b, s, block, a_split, n_others, by_keys) for b, h, s in order if h == head
+            ]
+            lengths = [length for length in lengths if length > 0]
+            rises = [b - a for a, b in pairwise(lengths)]
+            short_of_last = n_splits * a_split - n_others
+            assert max(rises, default=0) <= block + short_of_last
+
+
+def seen(which, split, block, a_split, n_others, by_keys):
+    """How many of a split's rows the last query of a block sees, or the first key is seen by."""
+    first, end = split * a_split, min(n_others, (split + 1) * a_split)
+    if by_keys:
+        return end - max(first, which * block)
+    return min(end, (which + 1) * block) - first
 
 
 def test_groups_of_heads_worked_by_hand():
@@ -130,6 +173,7 @@ def test_compiled_for_hopper_nothing_spills(head_dim, name, is_causal):
     made = compile_pass(name, head_dim, BF16, is_causal, tile)
     assert made.spilled == 0
     assert made.shared <= SHARED_LIMIT
+    assert made.resident >= tile.resident
     assert "wgmma.mma_async" in made.ptx and "mma.sync" not in made.ptx
     # Tiles of the inner loop come by 16 bytes a copy, past the registers
     assert "cp.async.cg.shared.global" in made.ptx

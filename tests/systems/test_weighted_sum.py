@@ -194,7 +194,7 @@ def _made(which: str, dtype: torch.dtype, d: int):
         constants |= {"dy_stride": 1, "NEEDS_DX": True, "NEEDS_DW": True}
         function = kernel.backward_kernel
     even = [name for name in signature if name != "n_rows"]
-    return compile_for_hopper(function, signature, constants, 4, divisible_by_16=even)
+    return compile_for_hopper(function, signature, constants, num_warps=4, divisible_by_16=even)
 
 
 @compiled

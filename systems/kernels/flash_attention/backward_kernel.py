@@ -140,18 +140,21 @@ def _add_queries(
     return dk, dv, peak
 
 
-@triton.jit(do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "group"])
+@triton.jit(
+    do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "n_splits", "group"]
+)  # fmt: skip
 def dkdv_kernel(
     query, key, value, dout, peaks, lse, delta, dkey, dvalue,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     dout_batch, dout_head, dout_row,
     dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
-    n_programs, n_heads, n_queries, n_keys, queries_a_split, group, scale, scale_log2e,
+    n_programs, n_heads, n_queries, n_keys, n_splits, queries_a_split, group, scale,
+    scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values. Grid: (blocks of keys * batch * heads, splits).
+    """Gradients of keys and values. Grid: (blocks of keys * batch * heads * splits,).
 
     Args:
         query, dout: (PARTS, batch, heads, n_queries, HEAD_DIM).
@@ -160,15 +163,16 @@ def dkdv_kernel(
         lse, delta: float32 (batch, heads, n_queries), contiguous; natural logarithms.
         dkey, dvalue: (splits, batch, heads, n_keys, HEAD_DIM), written: from the queries of each
             split. Of the inputs' dtype, or float32 where there are several splits.
-        queries_a_split: a multiple of BLOCK_Q.
+        n_splits: ranges of queries. queries_a_split: of each but the last, a multiple of BLOCK_Q.
         scale: of the scores. scale_log2e: that times log2(e).
         DK, DV: which of the two is computed.
         The rest as for `forward_kernel`.
     """
-    # The first block of keys is seen by the most queries.
-    block, head = schedule(tl.cdiv(n_keys, BLOCK_K), n_programs, group, False)
+    block, head, split = schedule(
+        tl.program_id(0), tl.cdiv(n_keys, BLOCK_K), n_programs, n_splits, queries_a_split, group,
+        BLOCK_K, IS_CAUSAL, True,
+    )  # fmt: skip
     first_key = block * BLOCK_K
-    split = tl.program_id(1)
     first_query = split * queries_a_split
     last_query = tl.minimum(n_queries, first_query + queries_a_split)
     full_end = last_query // BLOCK_Q * BLOCK_Q
@@ -261,27 +265,30 @@ def _add_keys(
     return _add_scaled(dq, peak, ds, k, key.dtype.element_ty, PARTS, PRECISION)
 
 
-@triton.jit(do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "group"])
+@triton.jit(
+    do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "n_splits", "group"]
+)  # fmt: skip
 def dq_kernel(
     query, key, value, dout, peaks, lse, delta, dquery,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     dout_batch, dout_head, dout_row, dq_split, dq_batch, dq_head, dq_row,
-    n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale, scale_log2e,
+    n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group, scale, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of queries. Grid: (blocks of queries * batch * heads, splits).
+    """Gradient of queries. Grid: (blocks of queries * batch * heads * splits,).
 
     Args:
         dquery: (splits, batch, heads, n_queries, HEAD_DIM), written: from the keys of each split.
             Of the inputs' dtype, or float32 where there are several splits.
-        keys_a_split: a multiple of BLOCK_K.
+        n_splits: ranges of keys. keys_a_split: of each but the last, a multiple of BLOCK_K.
         The rest as for `dkdv_kernel`.
     """
-    # The last block of queries sees the most keys.
-    block, head = schedule(tl.cdiv(n_queries, BLOCK_Q), n_programs, group, IS_CAUSAL)
+    block, head, split = schedule(
+        tl.program_id(0), tl.cdiv(n_queries, BLOCK_Q), n_programs, n_splits, keys_a_split, group,
+        BLOCK_Q, IS_CAUSAL, False,
+    )  # fmt: skip
     first_query = block * BLOCK_Q
-    split = tl.program_id(1)
     first_key = split * keys_a_split
     last_key = tl.minimum(n_keys, first_key + keys_a_split)
     full_keys = n_keys  # those that every query of the block sees

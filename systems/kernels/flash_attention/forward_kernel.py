@@ -91,16 +91,18 @@ def _add_tile(
     return accumulator, new_maximum, total
 
 
-@triton.jit(do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "group"])
+@triton.jit(
+    do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "n_splits", "group"]
+)  # fmt: skip
 def forward_kernel(
     query, key, value, peaks, out, lse,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     out_split, out_batch, out_head, out_row,
-    n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale_log2e,
+    n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of queries * batch * heads, splits).
+    """Grid: (blocks of queries * batch * heads * splits,).
 
     Args:
         query: (PARTS, batch, heads, n_queries, HEAD_DIM); key, value: (PARTS, batch, heads, n_keys,
@@ -111,7 +113,7 @@ def forward_kernel(
         lse: float32 (splits, batch, heads, n_queries), contiguous, written; -inf without a key.
         *_split, *_batch, *_head, *_row: strides in elements.
         n_programs: batch * heads. n_heads: heads.
-        keys_a_split: a multiple of BLOCK_K.
+        n_splits: ranges of keys. keys_a_split: of each but the last, a multiple of BLOCK_K.
         group: heads that share the L2 cache, see `schedule`.
         scale_log2e: what the scores are multiplied by, times log2(e); not negative.
         HEAD_DIM: any; BLOCK_D is the next power of two from 16 on.
@@ -119,9 +121,11 @@ def forward_kernel(
         STAGES: tiles of keys and values on their way at once.
     """
     n_blocks = tl.cdiv(n_queries, BLOCK_Q)
-    block, head = schedule(n_blocks, n_programs, group, IS_CAUSAL)
+    block, head, split = schedule(
+        tl.program_id(0), n_blocks, n_programs, n_splits, keys_a_split, group, BLOCK_Q, IS_CAUSAL,
+        False,
+    )  # fmt: skip
     first_query = block * BLOCK_Q
-    split = tl.program_id(1)
     first_key = split * keys_a_split
     last_key = tl.minimum(n_keys, first_key + keys_a_split)
     full_keys = n_keys  # those that every query of the block sees

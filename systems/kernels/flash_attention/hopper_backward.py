@@ -244,14 +244,14 @@ def _consume(
 
 @gluon.jit(
     do_not_specialize=[
-        "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "queries_a_split", "group",
-        "n_items",
+        "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_a_split",
+        "group", "n_items",
     ]
 )  # fmt: skip
 def backward_kernel(
     q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, dq_desc, counter, dkey, dvalue,
     dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
-    n_programs, n_heads, n_queries, n_keys, n_padded, queries_a_split, group, n_items,
+    n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group, n_items,
     scale, scale_log2e, IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Grid: (programs,), any number up to n_items; they share the items. num_warps=4, those of dQ.
@@ -267,13 +267,14 @@ def backward_kernel(
         dkey, dvalue: (splits, batch, heads, n_keys, 64), written: from the queries of each split.
             Of the inputs' dtype, or float32 where there are several splits.
         n_programs: batch * heads. n_heads: heads.
-        queries_a_split: a multiple of 64. group: heads, see `Problem.place`.
+        n_splits: ranges of queries. queries_a_split: of each but the last, a multiple of 64.
+        group: heads, see `tiles.schedule`.
         n_items: splits * batch * heads * blocks of 128 keys.
         scale: of the scores. scale_log2e: that times log2(e).
     """
     problem = Problem(
-        n_programs, n_heads, n_queries, n_keys, n_padded, queries_a_split, group, n_items,
-        IS_CAUSAL,
+        n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group,
+        n_items, IS_CAUSAL,
     )  # fmt: skip
     shared = allocate(
         q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, DQ_SLOTS, 3, 1

@@ -136,8 +136,8 @@ class Backward:
         # L2 cache with what is added to them.
         group = -(-n_multiprocessors // n_blocks)
         numbers: tuple[float, ...] = (
-            n_programs, heads, n_queries, n_keys, n_tiles * TILE, tiles_a_split * TILE, group,
-            n_items, scale, scale * LOG2E,
+            n_programs, heads, n_queries, n_keys, n_tiles * TILE, n_splits, tiles_a_split * TILE,
+            group, n_items, scale, scale * LOG2E,
         )  # fmt: skip
         # Of what the kernel takes by descriptor, in its order
         tiles = (n_rows * head_dim // TILE, TILE)

@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
-from systems.kernels.flash_attention.tiles import head_base, load_tile
+from systems.kernels.flash_attention.tiles import head_base, load_tile, schedule
 
 LOG2E = tl.constexpr(1.4426950408889634)
 BLOCK_Q = gl.constexpr(64)  # queries of a step
@@ -123,6 +123,7 @@ class Problem:
     n_queries: gl.tensor
     n_keys: gl.tensor
     n_padded: gl.tensor
+    n_splits: gl.tensor
     queries_a_split: gl.tensor
     group: gl.tensor
     n_items: gl.tensor
@@ -130,14 +131,15 @@ class Problem:
 
     @gluon.constexpr_function
     def __init__(
-        self, n_programs, n_heads, n_queries, n_keys, n_padded, queries_a_split, group, n_items,
-        IS_CAUSAL,
+        self, n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group,
+        n_items, IS_CAUSAL,
     ):  # fmt: skip
         self.n_programs = n_programs
         self.n_heads = n_heads
         self.n_queries = n_queries
         self.n_keys = n_keys
         self.n_padded = n_padded
+        self.n_splits = n_splits
         self.queries_a_split = queries_a_split
         self.group = group
         self.n_items = n_items
@@ -145,23 +147,14 @@ class Problem:
 
     @gluon.jit
     def place(self, item):
-        """(split, head of batch * heads, first key, first tile, tiles, masked tiles) of an item.
-
-        Heads come in groups that share the L2 cache; in a group, the first blocks of all heads come
-        first, which in a causal pass have the most tiles (longest processing time first).
-        """
+        """(split, head of batch * heads, first key, first tile, tiles, masked tiles) of an item, in
+        the order of `tiles.schedule`."""
         BLOCK_K: gl.constexpr = 2 * HALF_K
-        n_blocks = gl.cdiv(self.n_keys, BLOCK_K)
-        n_a_split = n_blocks * self.n_programs
-        split = item // n_a_split
-        program = item % n_a_split
-        of_group = program // (self.group * n_blocks)
-        within = program % (self.group * n_blocks)
-        first_head = of_group * self.group
-        size = gl.minimum(self.group, self.n_programs - first_head)
-        first_key = within // size * BLOCK_K
-        head = first_head + within % size
-
+        block, head, split = schedule(
+            item, gl.cdiv(self.n_keys, BLOCK_K), self.n_programs, self.n_splits,
+            self.queries_a_split, self.group, BLOCK_K, self.IS_CAUSAL, True,
+        )  # fmt: skip
+        first_key = block * BLOCK_K
         first_query = split * self.queries_a_split
         last_query = gl.minimum(first_query + self.queries_a_split, self.n_queries)
         last_tile = gl.cdiv(last_query, BLOCK_Q)

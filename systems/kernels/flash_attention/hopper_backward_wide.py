@@ -192,14 +192,14 @@ def _consume(
 
 @gluon.jit(
     do_not_specialize=[
-        "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "queries_a_split", "group",
-        "n_items",
+        "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_a_split",
+        "group", "n_items",
     ]
 )  # fmt: skip
 def wide_backward_kernel(
     q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, dq_desc, dk_desc, dv_desc,
     counter, dk_parts, dv_parts,
-    n_programs, n_heads, n_queries, n_keys, n_padded, queries_a_split, group, n_items,
+    n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group, n_items,
     scale, scale_log2e, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Grid: (n_items,). num_warps=4, those of consumer 0.
@@ -210,9 +210,11 @@ def wide_backward_kernel(
         dk_parts, dv_parts: float32 (splits, batch, heads, n_keys, 128), contiguous, written if
             SPLIT: from the queries of each split.
     """
+    if not SPLIT:
+        n_splits = gl.to_tensor(1)  # for the compiler
     problem = Problem(
-        n_programs, n_heads, n_queries, n_keys, n_padded, queries_a_split, group, n_items,
-        IS_CAUSAL,
+        n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group,
+        n_items, IS_CAUSAL,
     )  # fmt: skip
     shared = allocate(q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, 2, 2, 2)
     fence_async_shared()

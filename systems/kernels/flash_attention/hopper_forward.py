@@ -62,6 +62,7 @@ from systems.kernels.flash_attention.hopper_registers import (
     scale_rows,
     unpack,
 )
+from systems.kernels.flash_attention.tiles import schedule
 
 LN2 = gl.constexpr(0.6931471805599453)
 FLOOR = gl.constexpr(-3.0e38)  # as in `forward_kernel`
@@ -90,22 +91,17 @@ def _publish(work, next_work, full, empty, turn):
 
 @gluon.jit
 def _place_of(
-    work, n_programs, n_queries, n_keys, keys_a_split, group,
+    work, n_programs, n_queries, n_keys, n_splits, keys_a_split, group,
     BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Of a piece of work: head, split, first query, first key, end of the keys and number of their
-    tiles, 1 or more. The order is that of `tiles.schedule`, the splits one after the other."""
-    n_blocks = gl.cdiv(n_queries, BLOCK_Q)
-    split = 0
-    if SPLIT:
-        split = work // (n_blocks * n_programs)
-        work = work % (n_blocks * n_programs)
-    first = work // (group * n_blocks) * group
-    within = work % (group * n_blocks)
-    size = gl.minimum(group, n_programs - first)  # the last group may be smaller
-    block = within // size
-    if IS_CAUSAL:
-        block = n_blocks - 1 - block
+    tiles, 1 or more; in the order of `tiles.schedule`."""
+    if not SPLIT:
+        n_splits = 1
+    block, head, split = schedule(
+        work, gl.cdiv(n_queries, BLOCK_Q), n_programs, n_splits, keys_a_split, group,
+        BLOCK_Q, IS_CAUSAL, False,
+    )  # fmt: skip
     first_query = block * BLOCK_Q
     first_key = 0
     last_key = n_keys
@@ -115,7 +111,7 @@ def _place_of(
     if IS_CAUSAL:
         last_key = gl.minimum(last_key, gl.minimum(first_query + BLOCK_Q, n_queries))
     n_tiles = gl.maximum(1, gl.cdiv(last_key - first_key, BLOCK_K))
-    return first + within % size, split, first_query, first_key, last_key, n_tiles
+    return head, split, first_query, first_key, last_key, n_tiles
 
 
 @gluon.jit
@@ -126,7 +122,7 @@ def _producer(
 ):  # fmt: skip
     """Has the queries of a block brought, then keys and values from the last tile to the first."""
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters = tensors
-    n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group = scalars
+    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group = scalars
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
     turn = 0
@@ -135,7 +131,7 @@ def _producer(
     while work < n_work:
         _publish(work, next_work, work_full, work_empty, turn)
         head, _, first_query, first_key, _, n_tiles = _place_of(
-            work, n_programs, n_queries, n_keys, keys_a_split, group,
+            work, n_programs, n_queries, n_keys, n_splits, keys_a_split, group,
             BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
         )  # fmt: skip
         batch = head // n_heads
@@ -165,7 +161,7 @@ def _producer(
             start -= BLOCK_K
             n += 1
         turn += 1
-        work = gl.num_programs(0) + gl.atomic_add(counters, 1)
+        work = gl.num_programs(0) + gl.atomic_add(counters, 1, sem="relaxed")
     _publish(work, next_work, work_full, work_empty, turn)
     # The last program to come here leaves the counters as it found them.
     if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
@@ -181,7 +177,7 @@ def _consumer(
 ):  # fmt: skip
     """Output and log-sum-exp of the queries WHICH * 64 to WHICH * 64 + 63 of each block."""
     out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem, next_work = tensors
-    n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group = scalars
+    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group = scalars
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
     dtype: gl.constexpr = q_smem.dtype
@@ -196,7 +192,7 @@ def _consumer(
     work = _next_work(next_work, work_full, work_empty, turn)
     while work < n_work:
         head, split, first_query, first_key, last_key, n_tiles = _place_of(
-            work, n_programs, n_queries, n_keys, keys_a_split, group,
+            work, n_programs, n_queries, n_keys, n_splits, keys_a_split, group,
             BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
         )  # fmt: skip
         first_query += WHICH * ROWS
@@ -312,12 +308,13 @@ def _consumer(
 
 @gluon.jit(
     do_not_specialize=[
-        "n_work", "n_programs", "n_heads", "n_queries", "n_keys", "keys_a_split", "group"
+        "n_work", "n_programs", "n_heads", "n_queries", "n_keys", "n_splits", "keys_a_split",
+        "group",
     ]
 )  # fmt: skip
 def hopper_forward_kernel(
     q_desc, k_desc, v_desc, out_desc, parts, lse, counters,
-    n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group, scale_log2e,
+    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group, scale_log2e,
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
     IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
@@ -333,7 +330,8 @@ def hopper_forward_kernel(
         counters: int32 (2,), zero, and zero again when all programs have ended.
         n_work: blocks of CONSUMERS * 64 queries * batch * heads * splits.
         n_programs: batch * heads. n_heads: heads.
-        keys_a_split: a multiple of BLOCK_K. group: see `tiles.schedule`.
+        n_splits: ranges of keys. keys_a_split: of each but the last, a multiple of BLOCK_K.
+        group: see `tiles.schedule`.
         scale_log2e: what the scores are multiplied by, times log2(e); not negative.
         HEAD_DIM: 64 or 128.
         MASKED: whether the last tile of keys has any that some query does not see.
@@ -368,7 +366,7 @@ def hopper_forward_kernel(
         mbarrier.init(v_empty.index(i), count=CONSUMERS)
     fence_async_shared()
 
-    scalars = (n_work, n_programs, n_heads, n_queries, n_keys, keys_a_split, group)
+    scalars = (n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty)
     brought = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters)
     used = (out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem, next_work)

@@ -156,7 +156,7 @@ class Forward:
         self.n_splits = n_splits
         n_work = n_programs * n_blocks * n_splits
         numbers = (
-            n_work, n_programs, heads, n_queries, n_keys, tiles_a_split * tile.block_k,
+            n_work, n_programs, heads, n_queries, n_keys, n_splits, tiles_a_split * tile.block_k,
             heads_in_l2(n_keys, head_dim, 2, n_programs), scale * LOG2E,
         )  # fmt: skip
         constants = {

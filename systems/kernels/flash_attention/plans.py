@@ -186,8 +186,8 @@ class Inputs:
             "BLOCK_D": self.moved["COLUMNS"], **self.constants, "STAGES": tile.num_stages,
             **constants,
         }  # fmt: skip
-        grid = (-(-of.rows // block) * of.n_heads, n_splits)
-        return Launch(kernel, grid, numbers, every, num_warps=tile.num_warps)
+        grid = (-(-of.rows // block) * of.n_heads * n_splits,)
+        return Launch(kernel, grid, numbers, every, **tile.options)
 
     def ranges(self, tile: Tile, of: Layout, n_splits: int | None) -> tuple[int, int]:
         """How many ranges the other axis is cut into for programs of `of`, and rows of each."""
@@ -216,7 +216,8 @@ class Forward(Inputs):
         numbers = (
             *self.addressed(q), *self.addressed(k), *self.addressed(self.v),
             *(part if self.n_splits > 1 else (0, *self.like_q.strides)),
-            q.n_heads, q.heads, q.rows, k.rows, keys_a_split, self.in_l2(k), self.scale * LOG2E,
+            q.n_heads, q.heads, q.rows, k.rows, self.n_splits, keys_a_split, self.in_l2(k),
+            self.scale * LOG2E,
         )  # fmt: skip
         self.attend = self.launch(forward_kernel, tile, q, self.n_splits, numbers)
         self.combine = combining(self.device, self.dtype, self.n_splits, self.like_q)
@@ -278,7 +279,9 @@ class Backward(Inputs):
         targets = [0, *self.like_k.strides, 0, *self.like_v.strides]
         if self.n_splits_dkdv > 1:
             targets = 2 * [math.prod(k.shape), *k.dense_strides]
-        numbers = (*inputs, *targets, *lengths, a_split, self.in_l2(q), *scales)
+        numbers = (
+            *inputs, *targets, *lengths, self.n_splits_dkdv, a_split, self.in_l2(q), *scales
+        )  # fmt: skip
         sums = [(tile, True, dv is None)] + ([] if dv is None else [(dv, False, True)])
         self.dkdv = [
             self.launch(dkdv_kernel, tile, k, self.n_splits_dkdv, numbers, DK=has_dk, DV=has_dv)
@@ -292,7 +295,9 @@ class Backward(Inputs):
         targets = [0, *self.like_q.strides]
         if self.n_splits_dq > 1:
             targets = [math.prod(q.shape), *q.dense_strides]
-        numbers = (*inputs, *targets, *lengths, a_split, self.in_l2(k), *scales)
+        numbers = (
+            *inputs, *targets, *lengths, self.n_splits_dq, a_split, self.in_l2(k), *scales
+        )  # fmt: skip
         self.dq = self.launch(dq_kernel, tile, q, self.n_splits_dq, numbers)
         self.sum_dq = summing(self.device, self.dtype, self.n_splits_dq, self.like_q)
 

@@ -205,23 +205,36 @@ def load_rows(base, first, n_rows, ROWS: tl.constexpr, RAGGED: tl.constexpr):
 
 
 @triton.jit
-def schedule(n_blocks, n_programs, group, LAST_FIRST: tl.constexpr):
-    """(block, head) of this program, of n_blocks * n_programs.
+def schedule(
+    item, n_blocks, n_programs, n_splits, rows_a_split, group,
+    BLOCK: tl.constexpr, IS_CAUSAL: tl.constexpr, BY_KEYS: tl.constexpr,
+):  # fmt: skip
+    """(block, head, split) of one of n_blocks * n_programs * n_splits items of work.
 
-    Heads come in groups that share the L2 cache. Within a group the first blocks of all heads come
-    before the second ones, from the other end where LAST_FIRST: so the longest of a causal pass
-    start first and the short ones fill the gaps that they leave (longest processing time first).
+    Heads come in groups that share the L2 cache. Within a group the longest items of a causal pass
+    come first and the short ones fill the gaps that they leave (longest processing time first).
+    Without splits these are the last blocks of queries, or the first of keys. A block's distance
+    from where its split's rows are all seen decides how long it is: so blocks are counted from
+    there, and those of which a split has nothing come around to the front.
 
     Args:
         n_programs: batch * heads.
+        n_splits: ranges that the other axis is cut into, of rows_a_split rows each.
         group: heads of a group.
+        BLOCK: rows of a block.
+        BY_KEYS: blocks are of keys and splits of queries, not the other way round.
     """
-    program = tl.program_id(0)
-    of_group = program // (group * n_blocks)
-    within = program % (group * n_blocks)
-    first = of_group * group
-    size = tl.minimum(group, n_programs - first)  # the last group may be smaller
-    block = within // size
-    if LAST_FIRST:
-        block = n_blocks - 1 - block
-    return block, first + within % size
+    a_head = n_blocks * n_splits
+    first = item // (group * a_head) * group
+    within = item % (group * a_head)
+    size = min(group, n_programs - first)  # the last group may be smaller
+    head = first + within % size
+    split = within // size % n_splits
+    block = within // size // n_splits
+    if IS_CAUSAL:
+        if BY_KEYS:
+            block += n_blocks - (n_splits - 1 - split) * rows_a_split // BLOCK % n_blocks
+        else:
+            block = n_blocks - 1 - block + split * rows_a_split // BLOCK
+        block = block % n_blocks
+    return block, head, split
