@@ -18,6 +18,9 @@ pytest.register_assert_rewrite("tests.adamw_cases")
 if TYPE_CHECKING:
     from tests.ranks import Ranks
 
+# With each empty cache torch.compile builds six programs, in 13 s, to learn what the processor's
+# flags say.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # Files that take a minute and more, longest first
 LONG = [

@@ -272,8 +272,8 @@ def test_fresh_caches_leaves_those_of_others_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(mine))
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     point = {
-        "mode": "compiled", "num_layers": 1, "warmup_steps": 0, "measure_steps": 2,
-        "passes": "forward",
+        "mode": "compiled", "num_layers": 1, "attention": "sdpa", "warmup_steps": 0,
+        "measure_steps": 2, "passes": "forward",
     }  # fmt: skip
     torch.compiler.reset()
     fresh = run(params(**point, fresh_caches=True))

@@ -211,7 +211,7 @@ def wide_backward_kernel(
             SPLIT: from the queries of each split.
     """
     if not SPLIT:
-        n_splits = gl.to_tensor(1)  # for the compiler
+        n_splits = gl.to_tensor(1)  # a constant: divisions by it fold
     problem = Problem(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group,
         n_items, IS_CAUSAL,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.kernels.device import multiprocessors, on, runs_kernels
+from systems.kernels.device import is_hopper, multiprocessors, on, runs_kernels
 from systems.kernels.flash_attention.autotune import tuned
 from systems.kernels.flash_attention.configurations import (
     DTYPES,
@@ -187,7 +187,7 @@ class Inputs:
             **constants,
         }  # fmt: skip
         grid = (-(-of.rows // block) * of.n_heads * n_splits,)
-        return Launch(kernel, grid, numbers, every, **tile.options)
+        return Launch(kernel, grid, numbers, every, **tile.options(is_hopper(self.device)))
 
     def ranges(self, tile: Tile, of: Layout, n_splits: int | None) -> tuple[int, int]:
         """How many ranges the other axis is cut into for programs of `of`, and rows of each."""

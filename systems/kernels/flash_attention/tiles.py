@@ -215,7 +215,8 @@ def schedule(
     come first and the short ones fill the gaps that they leave (longest processing time first).
     Without splits these are the last blocks of queries, or the first of keys. A block's distance
     from where its split's rows are all seen decides how long it is: so blocks are counted from
-    there, and those of which a split has nothing come around to the front.
+    there, and those of which a split has nothing come around to the front. All splits of one rank
+    come side by side, also where nothing is causal.
 
     Args:
         n_programs: batch * heads.
@@ -233,7 +234,8 @@ def schedule(
     block = within // size // n_splits
     if IS_CAUSAL:
         if BY_KEYS:
-            block += n_blocks - (n_splits - 1 - split) * rows_a_split // BLOCK % n_blocks
+            n_seen = ((split + 1) * rows_a_split + BLOCK - 1) // BLOCK
+            block += n_blocks - max(0, n_blocks - n_seen)
         else:
             block = n_blocks - 1 - block + split * rows_a_split // BLOCK
         block = block % n_blocks
