@@ -9,7 +9,7 @@ from itertools import accumulate, product
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
@@ -78,8 +78,6 @@ def test_schedule_has_every_item_once_and_of_a_causal_head_the_longest_first(
     pytest.importorskip("triton")
     from systems.kernels.flash_attention.tiles import schedule
 
-    # Splits of queries that come after all keys are whole for every block: their order is free.
-    assume(not by_keys or n_others <= n_rows)
     block, other_block = blocks
     n_blocks = -(-n_rows // block)
     n_splits, a_split = ranges(n_others, other_block, n_blocks, 132, n_splits)
@@ -91,7 +89,8 @@ def test_schedule_has_every_item_once_and_of_a_causal_head_the_longest_first(
     assert sorted(order) == sorted(everything)
     groups = [head // group for _, head, _ in order]
     assert groups == sorted(groups)
-    if is_causal:
+    # Splits of queries that come after all keys are whole for every block: their order is free.
+    if is_causal and (not by_keys or n_others <= n_rows):
         for head in range(n_programs):
             lengths = [
                 seen(b, s, block, a_split, n_others, by_keys) for b, h, s in order if h == head
@@ -176,7 +175,7 @@ def test_compiled_for_hopper_nothing_spills(head_dim, name, is_causal):
     made = compile_pass(name, head_dim, BF16, is_causal, tile)
     assert made.spilled == 0
     assert made.shared <= SHARED_LIMIT
-    assert made.resident >= tile.resident
+    assert made.resident == tile.resident if is_causal else made.resident >= tile.resident
     assert "wgmma.mma_async" in made.ptx and "mma.sync" not in made.ptx
     # Tiles of the inner loop come by 16 bytes a copy, past the registers
     assert "cp.async.cg.shared.global" in made.ptx

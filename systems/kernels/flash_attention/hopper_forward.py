@@ -7,8 +7,8 @@ A program works on CONSUMERS * 64 queries of one head at a time, and has these w
     consumer c   4 warps, 64 queries: scores, softmax, output. Consumer 0 is the default partition
 
 There are as many programs as multiprocessors. A producer takes the next block of queries from a
-counter in global memory, the longest first, and publishes it to its consumers: they are still busy
-with one block when the queries, keys and values of the next arrive.
+counter in global memory, in the order of `tiles.schedule`, and publishes it to its consumers: they
+are still busy with one block when the queries, keys and values of the next arrive.
 
 Every slot in shared memory has two barriers. `full`: the copy engine (for a number, the producer)
 arrives when all is there. `empty`: who reads it arrives when done, and it may be overwritten. A

@@ -215,8 +215,8 @@ def schedule(
     come first and the short ones fill the gaps that they leave (longest processing time first).
     Without splits these are the last blocks of queries, or the first of keys. A block's distance
     from where its split's rows are all seen decides how long it is: so blocks are counted from
-    there, and those of which a split has nothing come around to the front. All splits of one rank
-    come side by side, also where nothing is causal.
+    there, and those of which a split has nothing come around to the front. Splits take turns, also
+    where nothing is causal.
 
     Args:
         n_programs: batch * heads.
@@ -235,7 +235,7 @@ def schedule(
     if IS_CAUSAL:
         if BY_KEYS:
             n_seen = ((split + 1) * rows_a_split + BLOCK - 1) // BLOCK
-            block += n_blocks - max(0, n_blocks - n_seen)
+            block += min(n_blocks, n_seen)
         else:
             block = n_blocks - 1 - block + split * rows_a_split // BLOCK
         block = block % n_blocks
