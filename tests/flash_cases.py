@@ -80,10 +80,14 @@ def sdpa(q, k, v, is_causal=False, scale=None):
 
 
 def by_sdpa(q, k, v, dout, is_causal, scale):
-    """out, dq, dk, dv of torch, in the inputs' dtype."""
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    """out, dq, dk, dv of torch, in the inputs' dtype.
+
+    Of copies: some of its kernels read from any address as if 16 divided it, which ends in CUDA's
+    misaligned address.
+    """
+    q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
     out = sdpa(q, k, v, is_causal, scale)
-    out.backward(dout)
+    out.backward(dout.clone())
     return out.detach(), q.grad, k.grad, v.grad
 
 

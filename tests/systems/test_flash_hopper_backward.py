@@ -31,12 +31,11 @@ HEAD_DIMS = (64, 128)
 @pytest.mark.parametrize("form", ["full", "causal", "split"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_compiled_for_hopper(head_dim, form, tmp_path):
-    """64 spills nothing; 128 keeps a few constants of its loops outside of registers."""
     triton = pytest.importorskip("triton")
-    from scripts.compile_check import ALLOWED_HOPPER_SPILLS, SHARED_LIMIT, compile_hopper
+    from scripts.compile_check import SHARED_LIMIT, compile_hopper
 
     found = compile_hopper("backward", head_dim, form)
-    assert found.spilled <= ALLOWED_HOPPER_SPILLS.get(("backward", head_dim), 0)
+    assert found.spilled == 0
     assert found.shared <= SHARED_LIMIT
     assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add" in found.ptx
     # Registers are handed from warps to warps, and products wait for each other in groups only:
@@ -61,11 +60,11 @@ def test_interpreted_preparation_is_of_whole_tiles():
     batch, heads, n, padded, d = 2, 3, 100, 128, 64
     out, dout = (torch.randn(batch, n, heads, d).to(F16).transpose(1, 2) for _ in range(2))
     lse = torch.randn(batch, heads, n)
-    log2_lse, delta = torch.full((2, batch, heads, padded), math.nan)
+    log2_lse, minus_delta = torch.full((2, batch, heads, padded), math.nan)
     dq_sum = torch.full((batch * heads * padded * d,), math.nan)
     counter = torch.full((1,), 7, dtype=torch.int32)
     prepare_kernel[batch * heads * padded // 64,](
-        out, dout, lse, log2_lse, delta, dq_sum, counter,
+        out, dout, lse, log2_lse, minus_delta, dq_sum, counter,
         *out.stride()[:3], *dout.stride()[:3], heads, n, padded, HEAD_DIM=d, ROWS=64,
     )  # fmt: skip
 
@@ -74,9 +73,9 @@ def test_interpreted_preparation_is_of_whole_tiles():
 
     assert torch.allclose(in_order(log2_lse)[..., :n], lse * math.log2(math.e), rtol=1e-6)
     assert (in_order(log2_lse)[..., n:] == math.inf).all()
-    want = (out.float() * dout.float()).sum(-1)
-    assert torch.allclose(in_order(delta)[..., :n], want, atol=1e-4)
-    assert (in_order(delta)[..., n:] == 0).all()
+    want = -(out.float() * dout.float()).sum(-1)
+    assert torch.allclose(in_order(minus_delta)[..., :n], want, atol=1e-4)
+    assert (in_order(minus_delta)[..., n:] == 0).all()
     assert (dq_sum == 0).all() and counter.item() == 0
 
 

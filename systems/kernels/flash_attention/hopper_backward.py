@@ -3,7 +3,7 @@
 Algorithm 2 of Dao 2023, by blocks of keys, dQ added up in float32 in global memory. The warps of a
 program, which runs on a multiprocessor of its own, have parts:
 
-    producer (1 warp)          copies K and V of a block, and Q, dO, lse and delta of each tile
+    producer (1 warp)          copies K and V of a block, and Q, dO, lse, -delta of each tile
     consumer 0, 1 (4 warps)    have 64 keys each and pass over the queries that see them:
                                    S^T = K Q^T             dP^T = V dO^T
                                    P^T = exp2(S^T - lse)   dV += P^T dO
@@ -14,7 +14,7 @@ program, which runs on a multiprocessor of its own, have parts:
 
     ring   slots of               filled by      read by              slots
     kv     K, V of an item        producer       consumers, dQ        2
-    q      Q, dO, lse, delta      producer       consumers            2
+    q      Q, dO, lse, -delta     producer       consumers            2
     ds     dS^T of a tile         consumers      dQ                   2
     dq     dQ^T of a tile         dQ             copy engine          2
     item   number of an item      producer       consumers, dQ        2
@@ -108,14 +108,14 @@ class Dealer:
 
 
 @gluon.jit
-def _produce(shared, problem, dealer, q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc):
+def _produce(shared, problem, dealer, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc):
     turn = 0
     n = 0
     item = gl.program_id(0)
     while item < problem.n_items:
         n = load_item(
-            shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, item, turn, n,
-            KV_SLOTS, Q_SLOTS,
+            shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc,
+            item, turn, n, KV_SLOTS, Q_SLOTS,
         )  # fmt: skip
         item = dealer.take(turn)
         turn += 1
@@ -178,7 +178,7 @@ def _step(
     s = times(k, q, layout)
     dp = times(v, do, layout)
     lse = row_of(shared.lse.index(q_slot), layout)
-    delta = row_of(shared.delta.index(q_slot), layout)
+    minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
     s = warpgroup_mma_wait(1, deps=[s])
     p = gl.exp2(s * scale_log2e - lse[None, :])
     if MASKED:
@@ -186,7 +186,7 @@ def _step(
     p16 = gl.convert_layout(p.to(dtype), operand)
     dv = warpgroup_mma(p16, do, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=[dp])
-    ds = (p * (dp - delta[None, :])).to(dtype)
+    ds = (p * (dp + minus_delta[None, :])).to(dtype)
     ds16 = gl.convert_layout(ds, operand)
     dk = warpgroup_mma(ds16, q, dk, is_async=True)
     mbarrier.wait(shared.ds_empty.index(ds_slot), (n // DS_SLOTS) & 1 ^ 1)
@@ -249,7 +249,7 @@ def _consume(
     ]
 )  # fmt: skip
 def backward_kernel(
-    q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, dq_desc, counter, dkey, dvalue,
+    q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, counter, dkey, dvalue,
     dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group, n_items,
     scale, scale_log2e, IS_CAUSAL: gl.constexpr,
@@ -259,7 +259,7 @@ def backward_kernel(
     Args:
         q_desc, do_desc: descriptors of (batch, heads, n_queries, 64), blocks of 64 rows.
         k_desc, v_desc: of (batch, heads, n_keys, 64), blocks of 64 rows.
-        lse_desc, delta_desc: of float32 (batch * heads * n_padded,), blocks of 64, as
+        lse_desc, minus_delta_desc: of float32 (batch * heads * n_padded,), blocks of 64, as
             `prepare_kernel` makes them.
         dq_desc: of float32 (batch * heads * n_padded, 64), blocks of (64, 64): zeros to which
             dQ / scale is added, the tile of 64 queries transposed.
@@ -294,7 +294,7 @@ def backward_kernel(
                         dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
                         scale, scale_log2e, gl.constexpr(1))),
             (_produce, (shared, problem, dealer,
-                        q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc)),
+                        q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
         ],
         [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
     )  # fmt: skip

@@ -174,11 +174,11 @@ class Backward:
     ) -> None:  # fmt: skip
         n, device = self.n_rows, q.device
         work = torch.empty(n * (self.head_dim + 2), dtype=torch.float32, device=device)
-        dq_sum, log2_lse, delta = work.split((n * self.head_dim, n, n))
+        dq_sum, log2_lse, minus_delta = work.split((n * self.head_dim, n, n))
         counter = torch.empty(1, dtype=torch.int32, device=device)
-        self.prepare(out, dout, lse, log2_lse, delta, dq_sum, counter)
+        self.prepare(out, dout, lse, log2_lse, minus_delta, dq_sum, counter)
         # As many of them as this kernel takes by descriptor
-        tensors = (q, dout, k, v, log2_lse, delta, dq_sum, dk, dv)[: len(self.maps)]
+        tensors = (q, dout, k, v, log2_lse, minus_delta, dq_sum, dk, dv)[: len(self.maps)]
         given = zip(self.maps, tensors, strict=True)
         maps = [maps.at(x.data_ptr()) for maps, x in given]
         if self.n_splits == 1:

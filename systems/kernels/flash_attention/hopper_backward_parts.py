@@ -38,7 +38,7 @@ HALF_K = gl.constexpr(64)  # keys of a consumer
 
 @triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded"])
 def prepare_kernel(
-    out, dout, lse, log2_lse, delta, dq_sum, counter,
+    out, dout, lse, log2_lse, minus_delta, dq_sum, counter,
     out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries, n_padded,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -49,9 +49,9 @@ def prepare_kernel(
     Args:
         out, dout: (batch, heads, n_queries, HEAD_DIM).
         lse: float32 (batch, heads, n_queries), contiguous; natural logarithms.
-        log2_lse, delta: float32 (batch, heads, n_padded), contiguous, written: lse in base 2 and
-            rowsum(dout * out). Past n_queries inf, which makes P zero, and 0. Each 64 are in the
-            order in which `row_of` reads them.
+        log2_lse, minus_delta: float32 (batch, heads, n_padded), contiguous, written: lse in base 2
+            and -rowsum(dout * out). Past n_queries inf, which makes P zero, and 0. Each 64 are in
+            the order in which `row_of` reads them.
         dq_sum: float32 (batch * heads * n_padded * HEAD_DIM,), written: zeros.
         counter: int32 (1,), written: zero.
         n_padded: n_queries rounded up to a multiple of ROWS, which is 64.
@@ -73,7 +73,7 @@ def prepare_kernel(
     # In the layout of a product thread t of four has the columns 8 j + 2 t + e: here side by side.
     place = first + column // 2 % 4 * 16 + column // 8 * 2 + column % 2
     tl.store(log2_lse + before + place, row_lse * LOG2E)
-    tl.store(delta + before + place, total)
+    tl.store(minus_delta + before + place, -total)
     element = tl.arange(0, HEAD_DIM)
     zeros = tl.zeros((ROWS, HEAD_DIM), tl.float32)
     tl.store(dq_sum + (before + row[:, None]) * HEAD_DIM + element[None, :], zeros)
@@ -182,19 +182,19 @@ class Shared:
     q: gl.shared_memory_descriptor  # (slots, 64, head_dim)
     do: gl.shared_memory_descriptor
     lse: gl.shared_memory_descriptor  # float32 (slots, 64), in base 2
-    delta: gl.shared_memory_descriptor
+    minus_delta: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor  # (2 * slots, 64 keys, 64 queries): slots of two halves
     dq: gl.shared_memory_descriptor  # float32 (slots, 64 of head_dim, 64 queries)
     kv_full: gl.shared_memory_descriptor  # one for each half
     kv_empty: gl.shared_memory_descriptor
-    q_full: gl.shared_memory_descriptor  # of q, do, lse and delta
+    q_full: gl.shared_memory_descriptor  # of q, do, lse and minus_delta
     q_empty: gl.shared_memory_descriptor
     ds_full: gl.shared_memory_descriptor  # one for each half
     ds_empty: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
     def __init__(
-        self, k, v, q, do, lse, delta, ds, dq,
+        self, k, v, q, do, lse, minus_delta, ds, dq,
         kv_full, kv_empty, q_full, q_empty, ds_full, ds_empty,
     ):  # fmt: skip
         self.k = k
@@ -202,7 +202,7 @@ class Shared:
         self.q = q
         self.do = do
         self.lse = lse
-        self.delta = delta
+        self.minus_delta = minus_delta
         self.ds = ds
         self.dq = dq
         self.kv_full = kv_full
@@ -264,7 +264,7 @@ def _copy(desc, coord, barrier, shared):
 
 @gluon.jit
 def load_item(
-    shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, item, turn, n,
+    shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, item, turn, n,
     KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr,
 ):  # fmt: skip
     """What the producer warp does for one item: issue its copies, each as soon as there is room.
@@ -292,11 +292,11 @@ def load_item(
         padded_row = item_head * problem.n_padded + row
         q_full = shared.q_full.index(slot)
         mbarrier.wait(shared.q_empty.index(slot), ((n + i) // Q_SLOTS) & 1 ^ 1)
-        mbarrier.expect(q_full, BLOCK_Q * (bytes_a_row + 8))  # 8: of lse and delta
+        mbarrier.expect(q_full, BLOCK_Q * (bytes_a_row + 8))  # 8: of lse and minus_delta
         _copy(q_desc, [batch, head, row, 0], q_full, shared.q.index(slot))
         _copy(do_desc, [batch, head, row, 0], q_full, shared.do.index(slot))
         _copy(lse_desc, [padded_row], q_full, shared.lse.index(slot))
-        _copy(delta_desc, [padded_row], q_full, shared.delta.index(slot))
+        _copy(minus_delta_desc, [padded_row], q_full, shared.minus_delta.index(slot))
     return n + n_tiles
 
 

@@ -13,7 +13,7 @@ of K and V.
 
     ring   slots of               filled by      read by              slots
     kv     K, V of the item       producer       consumers            1, filled once
-    q      Q, dO, lse, delta      producer       consumers            2
+    q      Q, dO, lse, -delta     producer       consumers            2
     ds     dS^T of a tile         consumers      consumers            2
     dq     a half of dQ^T         a consumer     copy engine          1 for each half
 """
@@ -59,10 +59,10 @@ PRODUCER_REGISTERS = gl.constexpr(24)
 
 
 @gluon.jit
-def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc):
+def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc):
     load_item(
-        shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, gl.program_id(0),
-        0, 0, KV_SLOTS, Q_SLOTS,
+        shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc,
+        gl.program_id(0), 0, 0, KV_SLOTS, Q_SLOTS,
     )  # fmt: skip
 
 
@@ -127,11 +127,13 @@ def _step(
     mbarrier.arrive(shared.ds_empty.index((i + DS_SLOTS - 1) % DS_SLOTS), count=1, pred=i > 0)
     if i > 0:
         _add_dq(shared, dq_desc, dq, row, HALF)
-    delta = row_of(shared.delta.index(q_slot), layout)
-    dp = times(v, do, layout)
+    # dP^T - delta: a sum that starts from -delta needs no registers for delta, and none are left.
+    minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
+    dp, _ = gl.broadcast(minus_delta[None, :], p)
+    dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
     dv = warpgroup_mma(p16, do, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=[dp])
-    ds = (p * (dp - delta[None, :])).to(dtype)
+    ds = (p * dp).to(dtype)
     ds16 = gl.convert_layout(ds, operand)
     dk = warpgroup_mma(ds16, q, dk, is_async=True)
     mbarrier.wait(shared.ds_empty.index(ds_slot), (i // DS_SLOTS) & 1 ^ 1)
@@ -197,7 +199,7 @@ def _consume(
     ]
 )  # fmt: skip
 def wide_backward_kernel(
-    q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, dq_desc, dk_desc, dv_desc,
+    q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, dk_desc, dv_desc,
     counter, dk_parts, dv_parts,
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group, n_items,
     scale, scale_log2e, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
@@ -224,7 +226,8 @@ def wide_backward_kernel(
                         scale, scale_log2e, gl.constexpr(0), SPLIT)),
             (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dk_parts, dv_parts,
                         scale, scale_log2e, gl.constexpr(1), SPLIT)),
-            (_produce, (shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc)),
+            (_produce, (shared, problem,
+                        q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
         ],
         [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
     )  # fmt: skip
