@@ -82,8 +82,8 @@ def sdpa(q, k, v, is_causal=False, scale=None):
 def by_sdpa(q, k, v, dout, is_causal, scale):
     """out, dq, dk, dv of torch, in the inputs' dtype.
 
-    Of copies: some of its kernels read from any address as if 16 divided it, which ends in CUDA's
-    misaligned address.
+    Of copies: on a GPU torch 2.11's kernels for 16 bits read from any address as if 16 divided it,
+    which ends in CUDA's misaligned address.
     """
     q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
     out = sdpa(q, k, v, is_causal, scale)

@@ -44,7 +44,7 @@ def test_compiled_for_hopper(head_dim, form, tmp_path):
     dump = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(tmp_path / "kernel.cubin")]
     sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
     assert "USETMAXREG" in sass
-    assert 0 < sass.count("WARPGROUP.") < sass.count("HGMMA")
+    assert 0 < sass.count("WARPGROUP.") < sass.count("HGMMA") / 2
 
 
 @pytest.mark.timeout(900)  # of many tests, each with the usual one

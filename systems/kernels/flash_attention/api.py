@@ -81,10 +81,10 @@ def flash_attention(
 
 
 # Forward and backward of less take the GPU less time than Python takes to launch them, and there
-# torch is ahead: a call of both takes 0.19 ms by its fastest backend and 0.27 by this project's, as
+# torch is ahead: a call of both takes 0.19 ms by its fastest backend and 0.28 by flash_hopper, as
 # logs/h200/flash has it of one head of 128 to 1,024 tokens in bf16, in the median. One head of 16k
 # is 2.4e11: there flash_hopper takes the GPU 0.27 ms in place of cuDNN's 0.54. In float32 one head
-# of 4k is 1.5e10: flash_triton 0.19 in place of the efficient backend's 1.36, which takes no less
+# of 4k is 1.5e10: flash_triton 0.17 in place of the efficient backend's 1.36, which takes no less
 # for head dimensions below 64.
 LAUNCH_BOUND_FLOPS = 2e11
 LAUNCH_BOUND_FLOPS_FLOAT32 = 1e10

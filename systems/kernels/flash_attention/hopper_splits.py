@@ -14,12 +14,13 @@ from systems.kernels.flash_attention.configurations import cut
 SPLITS = (1, 2, 3, 4, 6, 8)
 # Measured on an H200: a tile of keys; bytes of parts, written and read again; a kernel that adds
 # them up, without these. For the forward pass of one causal head, head_dim 64 and 128, 4k to
-# 32k, the estimate is off by 3% in the middle case and 15% in the worst.
+# 32k, the estimate is off by 3% in the middle case and 11% in the worst.
 FORWARD_TILE_SECONDS = 1.5e-6
 PART_BYTES_A_SECOND = 1.2e12
 ADD_SECONDS = 6e-6
-# What an item costs a forward pass beside its tiles, as so many of them: 16k tokens in heads of 1k
-# take 2.8 us an item longer than tiles do in heads of 4k to 16k. Not looked for in backward.
+# What an item costs a forward pass beside its tiles, as so many of them: of 0 to 3 what estimates
+# one head best. (16k tokens in full heads of 1k take 1 to 2 us an item longer than their tiles do
+# in heads of 16k.) Not looked for in backward.
 FORWARD_ITEM_TILES = 2
 # A step, by head_dim, from 2.5 and 4.7 ms for 16 causal heads of 16k on an H200
 BACKWARD_STEP_SECONDS = {64: 1.3e-6, 128: 2.3e-6}
