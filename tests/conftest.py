@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 # With each empty cache torch.compile builds six programs, in 13 s, to learn what the processor's
 # flags say.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-# Of every process of the tests, which are as many as there are cores and more: OpenMP's threads
-# wait by spinning, for a core that others need. A quarter of all processor time went there.
-os.environ["OMP_NUM_THREADS"] = "1"
 
 # Files that take a minute and more, longest first
 LONG = [
