@@ -89,17 +89,19 @@ def test_schedule_has_every_item_once_and_of_a_causal_head_the_longest_first(
     assert sorted(order) == sorted(everything)
     groups = [head // group for _, head, _ in order]
     assert groups == sorted(groups)
-    # Splits of queries that come after all keys are whole for every block: their order is free.
-    if is_causal and (not by_keys or n_others <= n_rows):
+    if is_causal:
+        # How much longer a later item may be: by the steps of the order, and by the queries that
+        # see all keys, of which every block has as many.
+        short_of_last = n_splits * a_split - n_others
+        past_all_keys = max(0, n_others - n_rows) if by_keys else 0
         for head in range(n_programs):
             lengths = [
                 seen(b, s, block, a_split, n_others, by_keys) for b, h, s in order if h == head
             ]
             lengths = [length for length in lengths if length > 0]
             longest_after = list(accumulate(reversed(lengths), max))[::-1]
-            short_of_last = n_splits * a_split - n_others
             for length, longest in zip(lengths, longest_after, strict=True):
-                assert longest <= length + block + short_of_last
+                assert longest <= length + block + short_of_last + past_all_keys
 
 
 def seen(which, split, block, a_split, n_others, by_keys):

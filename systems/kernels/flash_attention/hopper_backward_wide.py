@@ -128,8 +128,7 @@ def _step(
     if i > 0:
         _add_dq(shared, dq_desc, dq, row, HALF)
     # dP^T - delta: a sum that starts from -delta needs no registers for delta, and none are left
-    # beside dK, dV, dP and P twice. It delays the product: full passes take 1.4% longer than with
-    # delta subtracted and 48 bytes spilled, causal ones 0.6% less.
+    # beside dK, dV, dP and P twice. What it costs is in docs/hopper_attention.md.
     minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
     dp, _ = gl.broadcast(minus_delta[None, :], p)
     dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
