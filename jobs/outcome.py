@@ -69,11 +69,12 @@ def of_ranks(nodes: list[Outcome], expired: bool, timeout_s: float, world_size: 
             return failed("killed", node["lost"], _LOST[node["lost"]])
     stacks = "\n\n".join(node["stacks"] for node in nodes if node["stacks"])
     failures = [*_raised(outcomes), *_silent(nodes, world_size)]
-    if failures:
-        _, _, rank, outcome = min(failures, key=lambda failure: failure[:3])
-        return outcome | {"failure": outcome["failure"] | {"rank": rank}}
-    if expired:
+    first = min(failures, key=lambda failure: failure[:3], default=None)
+    if expired and (first is None or first[0] >= _CONSEQUENCE):
         return timed_out(timeout_s, stacks)
+    if first is not None:
+        _, _, rank, outcome = first
+        return outcome | {"failure": outcome["failure"] | {"rank": rank}}
     for node in nodes:
         if node["exit_code"] != 0:  # torchrun's agent itself
             return died(node["exit_code"], node["log_end"], node["out_of_memory"])
@@ -84,13 +85,15 @@ def of_ranks(nodes: list[Outcome], expired: bool, timeout_s: float, world_size: 
 
 # Of a rank that failed: how likely others failed first (0: not), when it was seen, rank, outcome.
 _Failure = tuple[int, float, int, Outcome]
+_CONSEQUENCE = 3  # from here on one of others' ends, which the timeout brings about too
 
 
 def _raised(outcomes: list[Outcome]) -> Iterator[_Failure]:
     """What ranks raised. Of one another's end, they may tell sooner than that one of its own."""
     for outcome in outcomes:
         if outcome["status"] != "ok":
-            yield 3 if outcome["by_another"] else 1, outcome["ended_at"], outcome["rank"], outcome
+            order = _CONSEQUENCE if outcome["by_another"] else 1
+            yield order, outcome["ended_at"], outcome["rank"], outcome
 
 
 def _silent(nodes: list[Outcome], world_size: int) -> Iterator[_Failure]:
