@@ -1,4 +1,5 @@
-"""The process that runs are forked from: it has imported torch once, and a fork costs milliseconds.
+"""The process that runs are forked from: it has imported torch, or what else they need, once, and a
+fork costs milliseconds.
 
 A worker starts it (`jobs.isolation.ForkServer`), tells it over a socket what to run, one run at a
 time, and hears how each ended. It adopts the orphans of what it forked, so when a run has ended it
@@ -19,17 +20,19 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from types import ModuleType
 from typing import Any
 
 EXIT_S = 10.0  # for killed processes to go; one that is stuck in a driver may take longer
 DUMP_STACKS = signal.SIGUSR1
 # Slurm signals every process of a step it can find: these must reach the worker alone.
 HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+PRELOAD = ("torch",)  # of a benchmark that does not say what its runs need
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def serve(handle: int, preload: list[str]) -> None:
+def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
     """The server's main function.
 
     Orders:  ("start", function, arguments, scratch folder), ("stacks",), ("kill",)
@@ -37,17 +40,17 @@ def serve(handle: int, preload: list[str]) -> None:
 
     Args:
         handle: file descriptor of the worker's socket. The worker starts this with HELD blocked.
-        preload: modules to import before the first run, each with what its own PRELOAD names.
+        modules: what to import before the first run.
+        benchmarks: modules to import after those, each with what its own PRELOAD names.
     """
     connection = Connection(handle)
     adopt_orphans()
-    for name in preload:
-        try:
-            module = importlib.import_module(name)
-            for late in getattr(module, "PRELOAD", ()):
-                importlib.import_module(late)
-        except BaseException:  # the run that needs it will meet this too, and record it
-            traceback.print_exc()
+    for name in modules:
+        _import(name)
+    for name in benchmarks:
+        module = _import(name)
+        for late in getattr(module, "PRELOAD", PRELOAD):
+            _import(late)
     code = 0
     server = _Server(connection)
     try:
@@ -63,6 +66,14 @@ def serve(handle: int, preload: list[str]) -> None:
         shutil.rmtree(server.scratch, ignore_errors=True)
     flush()
     os._exit(code)  # what torch does at exit takes longer than a run's start
+
+
+def _import(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except BaseException:  # the run that needs it will meet this too, and record it
+        traceback.print_exc()
+        return None
 
 
 class _Server:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -83,19 +83,24 @@ def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
 
 
 class ForkServer:
-    """Starts processes, one at a time, that begin with `preload` already imported.
+    """Starts processes, one at a time, that begin with modules already imported.
+
+    Args:
+        modules: what to import.
+        benchmarks: modules to import after those, each with what its own PRELOAD names.
 
     Raises:
         ServerDied: importing those modules ended the server, or took longer than START_S.
     """
 
-    def __init__(self, preload: list[str]):
+    def __init__(self, modules: Iterable[str] = (), benchmarks: Iterable[str] = ()):
         ours, theirs = socket.socketpair()
         with theirs, blocked_signals():  # the server keeps the mask for its life
             code = "import sys; from jobs.fork_server import serve; "
-            code += "serve(int(sys.argv[1]), sys.argv[2:])"
+            code += "serve(int(sys.argv[1]), sys.argv[2].split(), sys.argv[3].split())"
+            names = [" ".join(modules), " ".join(benchmarks)]
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", code, str(theirs.fileno()), *preload],
+                [sys.executable, "-u", "-c", code, str(theirs.fileno()), *names],
                 env=_with_project(dict(os.environ)),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

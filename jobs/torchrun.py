@@ -53,12 +53,12 @@ def agent(request: Request) -> None:
 
 
 def _launch(request: Request, report: dict[str, Any]) -> None:
+    assert request.nproc_per_node is not None
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    assert request.nproc_per_node is not None
     scratch = Path(request.scratch)
     store = None
     endpoint = request.endpoint

@@ -285,12 +285,18 @@ class Worker:
     def _new_server(self) -> ForkServer:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         names = dict.fromkeys(self.manifest.runs[run].benchmark for run, _ in self.job.tasks)
-        modules = [n if "." in n else f"systems.benchmarks.{n}" for n in names]
+        modules = ["jobs.run_process"]
+        benchmarks = [n if "." in n else f"systems.benchmarks.{n}" for n in names]
+        shape = self.job.shape
+        if shape.nproc_per_node is not None:  # torchrun starts each rank anew: it imports those
+            modules, benchmarks = ["torch", "jobs.torchrun"], []
+        elif shape.gpus_per_node > 0:  # a run looks with torch whether it has the GPUs it was given
+            modules = ["torch", *modules]
         try:
-            return ForkServer(["torch", "jobs.run_process", "jobs.torchrun", *modules])
+            return ForkServer(modules, benchmarks)
         except ServerDied as error:  # an import that ends its process: let it end the runs' own
             say(f"{error}; the runs import what they need themselves")
-            return ForkServer([])
+            return ForkServer()
 
     def _record(self, attempt: Attempt, outcome: Outcome) -> None:
         record = self.recorder.write(attempt, outcome)

@@ -4,8 +4,9 @@ A benchmark is one file in this folder with
     VERSION = 1                       raised when what is measured, or a default, changes
     class Params(BenchmarkParams)     its parameters, typed, with defaults
     def run(params) -> dict           the measurement; returns facts (`jobs.record.Measurements`)
-    PRELOAD = ("a.module",)           optional: what a run would else import late; imported once for
-                                      all runs of a job but those of torchrun, and leaves CUDA alone
+    PRELOAD = ("a.module",)           optional, ("torch",) where it is missing: what to import once
+                                      for all runs of a job, before the first; () is nothing. It
+                                      must leave CUDA alone. Ranks of torchrun import for themselves
 It imports torch inside `run` only: a login node reads `Params` without torch.
 """
 
