@@ -179,7 +179,7 @@ class SlurmCluster:
                 queue = self.client("squeue", "--states=all")
                 report = f"{queue.stdout}{queue.stderr}{self._tails()}"
                 raise TimeoutError(f"waited {timeout_s} s for {what}\n{report}")
-            time.sleep(0.1)
+            time.sleep(0.2)
         return value
 
     def client(self, *command: str) -> subprocess.CompletedProcess[str]:

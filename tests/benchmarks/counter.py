@@ -9,6 +9,7 @@ from pydantic import Field
 from systems.benchmarks.base import BenchmarkParams
 
 VERSION = 1
+PRELOAD = ()
 
 
 class Params(BenchmarkParams):

@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from systems.benchmarks.base import (
 )
 
 VERSION = 1
+PRELOAD = ()
 ACTIONS: dict[str, Callable[[Params], dict[str, Any]]] = {}
 
 
@@ -32,6 +34,7 @@ class Params(BenchmarkParams):
     tag: int = 0  # tells apart runs that do the same
     rank: int | None = None  # of several ranks, the one that does it; the others wait for it
     deaf: bool = False  # the others do not heed SIGTERM
+    gloo: bool = False  # the ranks meet through torch, and import it; else they only take a socket
     path: str = ""  # a file to write, or a FIFO whose reader hears that the run has come so far
     artifact: str = ""  # a file to leave, of each rank its own, before anything else
     pair: tuple[int, int] = (1, 2)  # JSON has no tuples; this must come through all the same
@@ -48,23 +51,58 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def _run_rank(params: Params) -> dict[str, Any]:
+    if not params.gloo:
+        return _act(params, Peers().barrier)
     import torch.distributed as dist
 
     from systems.parallel import process_group
 
     with process_group("gloo"):
-        rank = dist.get_rank()
-        dist.barrier()
-        if params.rank in (rank, -1):
-            ACTIONS[params.what](params)
-        elif params.deaf:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            hang_in_python(params)
-        dist.barrier()
-        return facts() | {
-            "samples_ms": {"call": [rank + 1.0, rank + 1.0]},
-            "peak_memory_bytes": {"call": rank + 10},
-        }
+        return _act(params, dist.barrier)
+
+
+def _act(params: Params, barrier: Callable[[], object]) -> dict[str, Any]:
+    rank = int(os.environ["RANK"])
+    barrier()
+    if params.rank in (rank, -1):
+        ACTIONS[params.what](params)
+    elif params.deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hang_in_python(params)
+    barrier()
+    return facts() | {
+        "samples_ms": {"call": [rank + 1.0, rank + 1.0]},
+        "peak_memory_bytes": {"call": rank + 10},
+    }
+
+
+class Peers:
+    """The ranks of a run on this machine, all connected to rank 0."""
+
+    def __init__(self) -> None:
+        name = "\0" + os.environ["TORCHELASTIC_RUN_ID"]
+        others = int(os.environ["WORLD_SIZE"]) - 1
+        self._leads = os.environ["RANK"] == "0"
+        if self._leads:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(name)
+            listener.listen()
+            self._connections = [listener.accept()[0] for _ in range(others)]
+            return
+        self._connections = [socket.socket(socket.AF_UNIX)]
+        while self._connections[0].connect_ex(name):
+            time.sleep(0.01)
+
+    def barrier(self) -> None:
+        """Raises what a collective would if a rank is gone."""
+        if not self._leads:
+            self._connections[0].send(b"x")
+        for connection in self._connections:
+            if not connection.recv(1):
+                raise ConnectionError("Connection closed by peer")
+        if self._leads:
+            for connection in self._connections:
+                connection.send(b"x")
 
 
 def facts() -> dict[str, Any]:
@@ -77,6 +115,8 @@ def facts() -> dict[str, Any]:
             "server": os.getppid(),
             "worker": _parent_of(os.getppid()),
             "at": [time.monotonic()],
+            "worked": time.process_time(),
+            "torch": "torch" in sys.modules,
             "environment": environment,
             "files": sorted(map(_target, os.listdir("/proc/self/fd"))),
             "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
@@ -92,6 +132,15 @@ def action(function: Callable[[Params], dict[str, Any]]) -> Callable[[Params], d
 
 @action
 def ok(params: Params) -> dict[str, Any]:
+    return {}
+
+
+@action
+def meet(params: Params) -> dict[str, Any]:
+    """Wait until the other of two runs is here too."""
+    Path(f"{params.path}.{params.tag}").touch()
+    while not all(Path(f"{params.path}.{tag}").exists() for tag in (0, 1)):
+        time.sleep(0.01)
     return {}
 
 
@@ -272,7 +321,7 @@ def tensor(params: Params) -> dict[str, Any]:
 
 @action
 def many_facts(params: Params) -> dict[str, Any]:
-    return {"samples_ms": {"call": [0.125] * 1_000_000}}
+    return {"samples_ms": {"call": [0.125] * 200_000}}
 
 
 @action

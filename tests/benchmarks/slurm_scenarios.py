@@ -11,6 +11,7 @@ from typing import Any, Literal
 from systems.benchmarks.base import BenchmarkParams
 
 VERSION = 1
+PRELOAD = ()
 LONGEST_S = 240.0
 MOST_EATEN = 40  # times 100 MB
 SHOWN = ("RANK", "MASTER_PORT", "SLURM_CPU_BIND", "CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK")

@@ -40,5 +40,5 @@ class Params(BenchmarkParams):
 def run(params: Params) -> dict[str, Any]:
     return {
         "samples_ms": {"forward": [params.size * params.scale] * 5},
-        "facts": {"preloaded": "colorsys" in sys.modules},
+        "facts": {"preloaded": "colorsys" in sys.modules, "torch": "torch" in sys.modules},
     }

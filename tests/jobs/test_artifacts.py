@@ -1,15 +1,15 @@
-"""Files that runs leave: where they go, and who tells of them."""
+"""Files that runs leave: where they go, and who tells of them. (test_stop.py: those of a run whose
+worker died.)"""
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from systems.benchmarks.base import artifacts_folder
-from tests.harness import ROOT, left_by, only, records, run, write_sweep, written
+from tests.harness import ROOT, call, left_by, only, records, run, write_sweep
 
 LEFT = {"trace": "a trace"}
 
@@ -25,7 +25,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     sweep = write_sweep(folder, cases, repeats=2)
     surrounding = {"RUN_ARTIFACTS": str(folder / "of another run")}
-    run("jobs.submit", sweep, "--local", "--out", folder / "out", environment=surrounding)
+    call("jobs.submit", sweep, "--local", "--out", folder / "out", environment=surrounding)
     return folder / "out"
 
 
@@ -50,7 +50,7 @@ def test_logs_says_where_they_are(out: Path) -> None:
     told = run("jobs", "logs", killed.run, "--in", out).stdout
     folder = out / "artifacts" / f"{killed.run}-"
     assert f"# it left files in {folder}" in told
-    assert "left files" not in run("jobs", "logs", silent.run, "--in", out).stdout
+    assert "left files" not in call("jobs", "logs", silent.run, "--in", out).stdout
 
 
 def test_a_debug_run_and_its_replay_leave_files_too(tmp_path: Path) -> None:
@@ -63,20 +63,6 @@ def test_a_debug_run_and_its_replay_leave_files_too(tmp_path: Path) -> None:
     replays = ROOT / "logs" / "replay"
     again = [record for record in records(replays) if record.run == first.run][-1]
     assert left_by(replays, again) == LEFT
-
-
-def test_what_a_dead_worker_left_is_not_taken_for_the_next_attempts(tmp_path: Path) -> None:
-    cases: list[dict[str, Any]] = [{"what": "kill_worker", "artifact": "trace"}]
-    manifest = written(write_sweep(tmp_path, cases), tmp_path / "out")
-    (identity,) = manifest.runs
-    assert run("jobs.worker", manifest.path, "0").returncode == -signal.SIGKILL
-    assert run("jobs.worker", manifest.path, "0").returncode == -signal.SIGKILL
-    assert run("jobs.worker", manifest.path, "0").returncode == 0
-    record = only(manifest.folder)
-    assert (record.failure and record.failure.type, record.artifacts) == ("WorkerDied", None)
-    told = run("jobs", "logs", identity, "--in", manifest.folder).stdout
-    for attempt in (1, 2):
-        assert f"# it left files in {manifest.artifacts(identity, 0, attempt)}\n" in told
 
 
 def test_without_the_launcher_they_go_to_the_working_folder(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import ROOT, run, write_sweep
+from tests.harness import ROOT, call, run, write_sweep, written
 
 # ---- a manifest ----------------------------------------------------------------------------------
 
@@ -22,11 +22,8 @@ def spoil(path: Path, **changes: Any) -> None:
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    out = tmp_path / "out"
-    sweep = write_sweep(tmp_path, [{"what": "ok"}])
-    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
-    (path,) = out.glob("submissions/*/manifest.json")
-    return path
+    submission = written(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out")
+    return submission.path / "manifest.json"
 
 
 def test_a_broken_manifest_is_named_with_what_is_wrong(manifest: Path) -> None:
@@ -45,13 +42,14 @@ def test_a_broken_manifest_is_named_with_what_is_wrong(manifest: Path) -> None:
     for spoiled, words in broken:
         manifest.write_text(whole)
         spoiled()
-        done = run("jobs", "status", out)
+        done = call("jobs", "status", out)
         assert done.returncode == 2 and done.stdout.count("\n") == 1, done.stdout
         assert str(manifest.parent) in done.stdout and words in done.stdout
     for command in (["aggregate", out], ["jobs", "logs", "0", "--in", out], ["jobs", "retry", out]):
-        done = run(*command)
+        done = call(*command)
         assert done.returncode == 2 and done.stdout.count("\n") == 1, done.stdout
-    again = run("jobs.submit", out.parent / "sweep.yaml", "--local", "--out", out)
+    assert run("jobs", "status", out).stdout == call("jobs", "status", out).stdout
+    again = call("jobs.submit", out.parent / "sweep.yaml", "--local", "--out", out)
     assert again.returncode == 2 and again.stdout.count("\n") == 1, again.stdout
 
 
@@ -75,14 +73,15 @@ def beside(folder: Path) -> dict[str, str]:
     ],
 )
 def test_a_benchmark_that_cannot_be_imported_is_an_error_of_the_sweep(
-    tmp_path: Path, text: str, cause: str, line: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, cause: str, line: int
 ) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "odd").mkdir()
     module = tmp_path / "odd" / "needy.py"
     module.write_text(text)
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text("name: a\nbenchmark: odd.needy\n")
-    done = run("jobs.submit", sweep, "--dry-run", environment=beside(tmp_path))
+    done = call("jobs.submit", sweep, "--dry-run")
     assert done.returncode == 2
     why = f"benchmark 'odd.needy' cannot be imported: {cause} ({module}:{line})"
     assert done.stdout == f"{sweep}:2:12: {why}\n"

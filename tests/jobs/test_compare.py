@@ -19,6 +19,7 @@ from jobs.compare import MIN_SAMPLES, bootstrap_ratio, compare, verdict
 from jobs.local_queue import process_handle
 from jobs.manifest import write_handles
 from jobs.status import observe
+from tests.harness import call
 from tests.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
 
 ROOT = Path(__file__).parents[2]
@@ -262,11 +263,11 @@ def test_interval_scales_with_the_samples(repeats: list[list[float]], factor: fl
 
 
 def test_many_runs_with_repeats_are_compared_in_seconds(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, f"grid: {{size: {list(range(1, 41))}}}\nrepeats: 3\n")
+    pair = Pair(tmp_path, f"grid: {{size: {list(range(1, 21))}}}\nrepeats: 3\n")
     pair.fill(lambda params, repeat: ok(*noise(1.0)), lambda params, repeat: ok(*noise(1.0)))
-    start = time.monotonic()
+    start = time.process_time()
     assert set(pair.verdicts().values()) == {"same"}
-    assert time.monotonic() - start < 15  # some 2 s on a machine that does nothing else
+    assert time.process_time() - start < 8  # it takes some 1 s
 
 
 # ---- the command line ----------------------------------------------------------------------------
@@ -287,7 +288,7 @@ def test_exit_code_says_regression(tmp_path: Path, changed: Outcome, code: int, 
         lambda params, repeat: ok(*noise(1.0)),
         lambda params, repeat: changed if params["size"] == 2 else ok(*noise(1.0)),
     )
-    done = script(pair.before.path, pair.after.path)
+    done = call("aggregate", "compare", pair.before.path, pair.after.path)
     assert (done.returncode, done.stderr) == (code, "")
     assert words in done.stdout
     if words in ("faster", "slower"):
@@ -306,6 +307,6 @@ def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
     done = script(pair.before.path, pair.after.path)
     assert done.returncode == 2
     assert "no measured run in common" in done.stderr
-    nowhere = script(pair.before.path, tmp_path / "nowhere")
+    nowhere = call("aggregate", "compare", pair.before.path, tmp_path / "nowhere")
     assert nowhere.returncode == 2
     assert "holds no submission" in nowhere.stderr

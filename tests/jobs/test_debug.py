@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.harness import Fifo, alive, facts, only, records, run, start, write_sweep
+from tests.harness import (
+    PATIENCE_S,
+    Fifo,
+    alive,
+    call,
+    facts,
+    only,
+    records,
+    run,
+    start,
+    write_sweep,
+)
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
@@ -27,7 +38,7 @@ def test_stops_at_the_first_failure_and_shows_its_traceback(
     process = start(
         "jobs.submit", sweep, "--debug", "--out", out, environment={"RANK": "5", "WORLD_SIZE": "9"}
     )
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert 'misbehave.py", line' in output and "in raises\n" in output
     assert "ValueError: the message [/red] of the exception" in output
@@ -63,7 +74,7 @@ def test_interrupted_is_recorded_as_cancelled_and_resumed(
     process = start("jobs.submit", sweep, "--debug", "--out", out)
     waiting, child = fifo.pids()
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and "interrupted" in output
     assert not alive(waiting)
     assert only(out, what="wait").status == "cancelled"
@@ -78,6 +89,6 @@ def test_interrupted_is_recorded_as_cancelled_and_resumed(
 
 def test_a_shape_that_this_machine_lacks_is_unsupported_and_no_failure(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, [{"what": "ok"}], resources={"nodes": 2, "gpus_per_node": 0})
-    done = run("jobs.submit", sweep, "--debug", "--out", tmp_path / "out")
+    done = call("jobs.submit", sweep, "--debug", "--out", tmp_path / "out")
     assert done.returncode == 0
     assert only(tmp_path / "out").status == "unsupported"

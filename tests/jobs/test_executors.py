@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,7 @@ from jobs.executors import Array, arrays, sbatch_texts
 from jobs.expand import Shape
 from jobs.manifest import Job, Manifest
 from jobs.schema import Sweep
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.harness import ROOT, call
 
 
 def manifest(folder: Path, jobs: list[Job], **slurm: object) -> Manifest:
@@ -92,18 +89,15 @@ def test_setup_line(tmp_path: Path, line: str, code: int) -> None:
     assert ("setup failed: " + line in done.stderr) == bool(code)
 
 
-def submit(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jobs.submit", "sweeps/quickstart.yaml", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
-    )
+QUICKSTART = ROOT / "sweeps" / "quickstart.yaml"
 
 
 def test_dry_run_shows_the_cluster_file(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text("slurm: {partition: h100, account: lab, qos: long, constraint: nvlink}\n")
     out = tmp_path / "out"
-    done = submit("--dry-run", "--sbatch", "--cluster-file", str(cluster), "--out", str(out))
+    options = ["--dry-run", "--sbatch", "--cluster-file", cluster, "--out", out]
+    done = call("jobs.submit", QUICKSTART, *options)
     assert done.returncode == 0, done.stderr
     for option in ("partition=h100", "account=lab", "qos=long", "constraint=nvlink"):
         assert f"#SBATCH --{option}\n" in done.stdout
@@ -111,7 +105,8 @@ def test_dry_run_shows_the_cluster_file(tmp_path: Path) -> None:
 
 
 def test_without_slurm_submit_says_so(tmp_path: Path) -> None:
-    done = submit("--out", str(tmp_path / "out"), PATH=str(tmp_path))
+    nowhere = {"PATH": str(tmp_path)}
+    done = call("jobs.submit", QUICKSTART, "--out", tmp_path / "out", environment=nowhere)
     assert done.returncode == 2
     assert "no sbatch on PATH" in done.stderr and "--local" in done.stderr
     assert not (tmp_path / "out").exists()

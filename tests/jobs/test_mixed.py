@@ -10,8 +10,9 @@ import pytest
 
 from jobs.expand import expand
 from jobs.manifest import read_manifest, write_manifest
+from jobs.provenance import cpu_device
 from jobs.submission import Options, prepare, reload
-from tests.harness import only, records, run
+from tests.harness import call, only, records, run
 from tests.results_folder import ResultsFolder, errors, failed, load, ok, write
 
 TOY, COUNTER = "tests.benchmarks.toy", "tests.benchmarks.counter"
@@ -230,7 +231,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A mixed sweep that was run here, and its results."""
     folder = tmp_path_factory.mktemp("mixed")
     sweep = write(folder, MIXED + "runs_per_job: 100\n" + TABLES)
-    done = run("jobs.submit", sweep, "--local", "--out", folder / "out")
+    done = call("jobs.submit", sweep, "--local", "--out", folder / "out")
     assert done.returncode == 0 and "6 ok" in done.stdout, done.stdout
     assert "tests.benchmarks.counter size=1 depth=3" in done.stdout
     return sweep, folder / "out"
@@ -241,7 +242,7 @@ def test_both_are_measured_and_a_second_submission_has_nothing_to_do(
 ) -> None:
     sweep, out = measured
     assert only(out, depth=3, size=2).benchmark == COUNTER
-    again = run("jobs.submit", sweep, "--local", "--out", out)
+    again = call("jobs.submit", sweep, "--local", "--out", out)
     assert again.returncode == 0 and "6 runs were measured before" in again.stdout
     assert len(records(out)) == 6
     told = json.loads(run("jobs", "status", out, "--json").stdout)
@@ -249,20 +250,20 @@ def test_both_are_measured_and_a_second_submission_has_nothing_to_do(
 
 
 def test_a_dry_run_lists_the_runs_of_both(measured: tuple[Path, Path], tmp_path: Path) -> None:
-    done = run("jobs.submit", measured[0], "--dry-run", "--out", tmp_path)
+    done = call("jobs.submit", measured[0], "--dry-run", "--out", tmp_path)
     assert f"mixed ({TOY}, {COUNTER})" in done.stdout
     assert f"{TOY} size=2\n" in done.stdout and f"{COUNTER} size=2 depth=3\n" in done.stdout
 
 
 def test_a_run_of_a_cases_benchmark_is_replayed(measured: tuple[Path, Path]) -> None:
     record = only(measured[1], depth=3, size=2)
-    assert f"# {COUNTER} size=2" in run("jobs", "logs", record.run, "--in", measured[1]).stdout
+    assert f"# {COUNTER} size=2" in call("jobs", "logs", record.run, "--in", measured[1]).stdout
     replayed = run("jobs", "replay", record.run, "--in", measured[1])
     assert replayed.returncode == 0 and "1 ok" in replayed.stdout
 
 
 def aggregated(*arguments: str | Path) -> str:
-    return run("aggregate", *arguments).stdout
+    return call("aggregate", *arguments).stdout
 
 
 def test_a_table_is_of_one_benchmark(measured: tuple[Path, Path]) -> None:
@@ -284,7 +285,7 @@ def test_compare_names_the_benchmark_of_each_run(tmp_path: Path) -> None:
     before, after = ResultsFolder(tmp_path / "before"), ResultsFolder(tmp_path / "after")
     before.submit(loaded, lambda params, repeat: ok(*[1.0] * 9))
     after.submit(loaded, lambda params, repeat: ok(*[2.0 if "depth" in params else 1.0] * 9))
-    done = run("aggregate", "compare", before.path, after.path)
+    done = call("aggregate", "compare", before.path, after.path)
     assert done.returncode == 1 and "4 slower, 2 same" in done.stdout
     rows = [line for line in done.stdout.splitlines() if "slower" in line and "|" in line]
     assert len(rows) == 4 and all(COUNTER in row for row in rows)
@@ -292,10 +293,12 @@ def test_compare_names_the_benchmark_of_each_run(tmp_path: Path) -> None:
 
 def test_retry_submits_what_failed_of_either(tmp_path: Path) -> None:
     folder = ResultsFolder(tmp_path / "out")
-    loaded = load(tmp_path, MIXED)
     folder.submit(
-        loaded, lambda params, repeat: failed("error") if params["size"] == 2 else ok(1.0)
+        load(tmp_path, MIXED + "runs_per_job: 100\n"),
+        lambda params, repeat: failed("error") if params["size"] == 2 else ok(1.0),
+        cpu_device(),
     )
-    # Measured elsewhere, as far as this machine can tell: all of it is run here.
-    done = run("jobs", "retry", folder.path)
-    assert done.returncode == 0 and "6 ok" in done.stdout
+    done = call("jobs", "retry", folder.path)
+    assert done.returncode == 0 and "3 ok" in done.stdout
+    again = [(r.benchmark, r.params["size"]) for r in records(folder.path)[-3:]]
+    assert again == [(TOY, 2), (COUNTER, 2), (COUNTER, 2)]

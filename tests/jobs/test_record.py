@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -295,14 +296,21 @@ def test_a_full_disk_costs_no_record_that_was_there(
     assert bad == []
 
 
-def test_room_that_comes_while_it_tries_again_is_used(full_disk: Path) -> None:
+def test_room_that_comes_while_it_tries_again_is_used(
+    full_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = RecordWriter(full_disk / "records", "a")
     while writer.write(big(0), tries=1):
         pass
-    timer = threading.Timer(0.5, (full_disk / "ballast").unlink)
-    timer.start()
-    assert writer.write(big(1), tries=2)  # 2 s between the two
-    timer.join()
+    waits: list[float] = []
+
+    def make_room(seconds: float) -> None:
+        waits.append(seconds)
+        (full_disk / "ballast").unlink()
+
+    monkeypatch.setattr(time, "sleep", make_room)
+    assert writer.write(big(1), tries=2)
+    assert waits == [2]
     records, bad = read_records(full_disk)
     assert records[-1].run == run(1).id
     assert bad == []

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.provenance import git_state
 from jobs.run_process import describe
-from tests.harness import records, run, write_sweep
+from tests.harness import call, records, run, write_sweep
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def half_failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_what_failed_before_is_no_success_the_second_time(half_failed: tuple[Path, Path]) -> None:
     sweep, out = half_failed
     before = len(records(out))
-    again = run("jobs.submit", sweep, "--local", "--out", out)
+    again = call("jobs.submit", sweep, "--local", "--out", out)
     assert again.returncode == 1
     assert "1 runs were measured before" in again.stdout
     assert "1 runs failed before (1 error); --retry-failed" in again.stdout
@@ -34,7 +34,7 @@ def test_what_failed_before_is_no_success_the_second_time(half_failed: tuple[Pat
 
 def test_retry_finds_failures_behind_a_filtered_submission(half_failed: tuple[Path, Path]) -> None:
     sweep, out = half_failed
-    run("jobs.submit", sweep, "--local", "--out", out, "--filter", "what == ok")
+    call("jobs.submit", sweep, "--local", "--out", out, "--filter", "what == ok")
     before = len(records(out))
     retried = run("jobs", "retry", out)
     assert retried.returncode == 1  # it fails again

@@ -1,11 +1,13 @@
 """Submissions to a real Slurm cluster, from the command line to the records.
 
 The scenarios that wait are submitted together, and each test then looks at its own; the tests that
-make others wait (the controller's restart) come last.
+make others wait (the controller's restart) come last. Most commands are called in this process:
+each of them is a process of its own in one test at least.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,11 +21,14 @@ from typing import Any
 import pytest
 
 from jobs.record import Record, read_records
+from tests.harness import call
 from tests.slurm_cluster import SlurmCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARK = "tests.benchmarks.slurm_scenarios"
-SOON_S = 120.0  # for what waits for nothing but its turn
+SOON_S = 240.0  # for what waits for nothing but its turn
+LIMIT = {"resources": {"timeout_min": 1}}
+LAST = 99  # index of the run that raises
 
 pytestmark = pytest.mark.slurm
 
@@ -52,32 +57,40 @@ class Scenario:
         """What `until` is to a run: a file, except for the two values that are none."""
         return until if until in ("", "requeued") else str(self.folder / until)
 
-    def submit(
-        self, *arguments: str, prefix: tuple[str, ...] = (), **environment: str
-    ) -> subprocess.CompletedProcess[str]:
-        """`python -m jobs.submit` of this sweep, as a user would call it."""
+    def submit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`jobs.submit` of this sweep."""
+        return self.call("jobs.submit", self.file_of_sweep(), "--out", "out", *arguments)
+
+    def submit_alone(self, *prefix: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """The same in a process of its own, as a user would call it."""
+        command = ["jobs.submit", self.file_of_sweep(), "--out", "out"]
+        return self.alone(*prefix, sys.executable, "-m", *command, **environment)
+
+    def file_of_sweep(self) -> str:
         path = self.folder / f"{self.name}.yaml"
         path.write_text(json.dumps(self.sweep))  # JSON is YAML
-        command = [sys.executable, "-m", "jobs.submit", str(path), "--out", "out"]
-        return self.command(*prefix, *command, *arguments, **environment)
+        return str(path)
 
-    def jobs(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`python -m jobs ...`."""
-        return self.command(sys.executable, "-m", "jobs", *arguments)
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`python -m ARGUMENTS` in the scenario's folder, from which a job finds the project only
+        by PYTHONPATH."""
+        with contextlib.chdir(self.folder):
+            return call(*arguments, environment=self.cluster.environment)
 
-    def command(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run it in the scenario's folder, from which the project is only found by PYTHONPATH."""
+    def alone(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """A command of its own in that folder."""
         project = {"PYTHONPATH": str(ROOT)}
         return subprocess.run(
             command,
             cwd=self.folder,
             env=os.environ | self.cluster.environment | project | environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
 
     def status(self) -> dict[str, Any]:
-        return json.loads(self.jobs("status", "out", "--json").stdout)  # type: ignore[no-any-return]
+        return json.loads(self.call("jobs", "status", "out", "--json").stdout)  # type: ignore[no-any-return]
 
     def records(self) -> list[Record]:
         records, bad = read_records(self.out)
@@ -101,10 +114,12 @@ class Scenario:
         return [json.loads(path.read_text()) for path in paths]
 
     def executing(self) -> dict[str, Any]:
-        """Wait until some run executes; what its worker says."""
+        """Wait until some run executes; what its worker says, which may be late."""
 
         def running() -> list[dict[str, Any]]:
-            return [state for state in self.worker_states() if state["running"]]
+            ended = {record.run for record in self.records()}
+            told = [state for state in self.worker_states() if state["running"]]
+            return [state for state in told if state["running"]["run"] not in ended]
 
         return self.cluster.wait_for(running, SOON_S, f"{self.name} to execute")[0]
 
@@ -133,14 +148,13 @@ class Scenarios:
     def submitted(self, name: str, **sweep: Any) -> Scenario:
         scenario = self.new(name, **sweep)
         done = scenario.submit()
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stdout
         return scenario
 
 
 @pytest.fixture(scope="module")
 def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
     made = Scenarios(slurm_cluster, tmp_path_factory.mktemp("results of scenarios"))
-    limit = {"resources": {"timeout_min": 1}}
     made.submitted(
         "preempted",
         zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
@@ -149,12 +163,11 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
         resources={"cpus_per_task": slurm_cluster.cpus},
     )
     made.submitted(
-        "limit",
+        "warned",
         zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
         runs_per_job=3,
-        **limit,
+        **LIMIT,
     )
-    made.submitted("endless", fixed={"until": "never"}, grid={"index": [0]}, **limit)
     made.submitted(
         "cancelled",
         zip={"index": [0, 1, 2], "until": ["go", "", ""]},
@@ -166,7 +179,7 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
         "memory",
         grid={"do": ["measure", "eat_memory", "raise"]},
         runs_per_job=3,
-        resources={"mem_gb": 1.5},
+        resources={"mem_gb": 0.5},
     )
     made.submitted("gpu", grid={"index": [0]}, resources={"gpus_per_node": 1})
     made.submitted(
@@ -177,12 +190,32 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
         launch={"nproc_per_node": 2},
     )
     made.submitted("setup", grid={"index": [0, 1]}, slurm={"setup": ["# comment", "cat /nowhere"]})
-    made.submitted(
+    array = made.new(
         "array",
-        cases=[{"grid": {"index": list(range(19))}}, {"fixed": {"index": 19, "do": "raise"}}],
+        cases=[
+            {"grid": {"index": list(range(slurm_cluster.max_array_size + 1))}},
+            {"fixed": {"index": LAST, "do": "raise"}},
+        ],
         slurm={"array_parallelism": 4},
     )
+    done = array.submit_alone()
+    assert done.returncode == 0, done.stdout
     preempt(made.made["preempted"])
+    warn(made.made["warned"])
+    return made
+
+
+@pytest.fixture(scope="module")
+def limits(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
+    """Those that wait for the shortest time limit that Slurm has, a minute."""
+    made = Scenarios(slurm_cluster, tmp_path_factory.mktemp("limits"))
+    made.submitted(
+        "limit",
+        zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
+        runs_per_job=3,
+        **LIMIT,
+    )
+    made.submitted("endless", fixed={"until": "never"}, grid={"index": [0]}, **LIMIT)
     return made
 
 
@@ -193,6 +226,16 @@ def preempt(scenario: Scenario) -> None:
     cpus = f"--cpus-per-task={scenario.cluster.cpus}"
     other = ("sbatch", "--partition=high", cpus, "--output=/dev/null", "--wrap=true")
     assert scenario.cluster.client(*other).returncode == 0
+
+
+def warn(scenario: Scenario) -> None:
+    """Send Slurm's warning of the time limit once the second run executes, and do not wait for the
+    limit itself."""
+    scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
+    scenario.executing()
+    (line,) = scenario.queue()
+    scancel = scenario.cluster.client("scancel", "--signal=USR2", line.split()[0])
+    assert scancel.returncode == 0, scancel.stderr
 
 
 def by_index(records: list[Record]) -> dict[int, list[Record]]:
@@ -219,20 +262,19 @@ def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
     scenario = scenarios.made["cancelled"]
     scenario.executing()
     assert states(scenario.status()) == ["running", "queued", "queued"]
-    done = scenario.jobs("cancel", "out")
-    assert done.returncode == 0, done.stderr
-    assert "cancelled 3 jobs" in done.stdout
+    done = scenario.alone(sys.executable, "-m", "jobs", "cancel", "out")
+    assert done.returncode == 0 and "cancelled 3 jobs" in done.stdout, done.stdout
     (record,) = scenario.finish()
     assert (record.status, record.params["index"]) == ("cancelled", 0)
     assert states(scenario.status()) == ["cancelled"] * 3
-    assert scenario.jobs("status", "out").returncode == 1
+    assert scenario.call("jobs", "status", "out").returncode == 1
 
     scenario.let("go")
     done = scenario.submit()
     assert "submitted 3 runs as 3 jobs" in done.stdout
     scenario.finish()
     assert states(scenario.status()) == ["ok"] * 3
-    assert "cancelled 0 jobs" in scenario.jobs("cancel", "out").stdout
+    assert "cancelled 0 jobs" in scenario.call("jobs", "cancel", "out").stdout
     attempts = {i: [r.status for r in rs] for i, rs in by_index(scenario.records()).items()}
     assert attempts == {0: ["cancelled", "ok"], 1: ["ok"], 2: ["ok"]}
 
@@ -248,8 +290,8 @@ def test_killed_worker(scenarios: Scenarios) -> None:
     assert states(status) == ["ok", "killed", "killed"]
     assert all("FAILED" in task["detail"] for task in status["tasks"][1:])
     assert all("task 0: Killed" in task["detail"] for task in status["tasks"][1:])
-    table = scenario.command(sys.executable, str(ROOT / "aggregate.py"), "out")
-    assert table.returncode == 0, table.stderr
+    table = scenario.call("aggregate", "out")
+    assert table.returncode == 0, table.stdout
     assert table.stdout.count(" killed |") == 2
     assert "killed: Slurm job" in table.stdout and "is FAILED" in table.stdout
 
@@ -271,14 +313,15 @@ def test_failing_runs(scenarios: Scenarios) -> None:
     assert killed.status == "killed"
     assert killed.failure is not None and killed.failure.type == "SIGKILL"
     assert measured.status == "ok"
-    told = scenario.jobs("logs", raised.run, "--in", "out")
+    told = scenario.call("jobs", "logs", raised.run, "--in", "out")
     assert "ValueError: run 0 was told to raise" in told.stdout
 
-    replayed = scenario.jobs("replay", measured.run, "--in", "out")
-    assert replayed.returncode == 0, replayed.stderr
+    replay = [sys.executable, "-m", "jobs", "replay", measured.run, "--in", "out"]
+    replayed = scenario.alone(*replay)
+    assert replayed.returncode == 0, replayed.stdout
     assert "python -m jobs.submit" in replayed.stdout
 
-    retried = scenario.jobs("retry", "out")
+    retried = scenario.call("jobs", "retry", "out")
     assert "submitted 2 runs as 1 jobs" in retried.stdout
     again = scenario.finish()[3:]
     assert [(r.run, r.status, r.attempt) for r in again] == [
@@ -308,7 +351,7 @@ def test_failing_setup_ends_the_job(scenarios: Scenarios) -> None:
     status = scenario.status()
     assert states(status) == ["killed", "killed"]
     assert all("setup failed: cat /nowhere" in task["detail"] for task in status["tasks"])
-    told = scenario.jobs("logs", status["tasks"][0]["run"], "--in", "out")
+    told = scenario.call("jobs", "logs", status["tasks"][0]["run"], "--in", "out")
     assert "No such file or directory" in told.stdout
 
 
@@ -316,7 +359,7 @@ def test_unknown_partition(scenarios: Scenarios) -> None:
     scenario = scenarios.new("unknown", grid={"index": [0, 1]}, slurm={"partition": "nowhere"})
     done = scenario.submit()
     assert done.returncode == 2
-    assert "sbatch refused 2 jobs" in done.stderr and "invalid partition" in done.stderr
+    assert "sbatch refused 2 jobs" in done.stdout and "invalid partition" in done.stdout
     assert states(scenario.status()) == ["missing", "missing"]
     possible = scenario.submit("slurm.partition=debug", "--dry-run")
     assert "2 (0 done, 0 in flight)" in possible.stdout
@@ -328,8 +371,8 @@ def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
     scenario = scenarios.new("refused", cases=[{"fixed": {"index": 0}}, impossible])
     done = scenario.submit()
     assert done.returncode == 2
-    assert "sbatch refused 1 jobs (5 nodes): sbatch: error" in done.stderr
-    assert "submitted before that, and still there" in done.stderr
+    assert "sbatch refused 1 jobs (5 nodes): sbatch: error" in done.stdout
+    assert "submitted before that, and still there" in done.stdout
     scenario.finish()
     status = scenario.status()
     assert states(status) == ["ok", "missing"]
@@ -340,8 +383,8 @@ def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
     """What surrounds the submitting command does not reach the job."""
     scenario = scenarios.new("inside", grid={"index": [0]}, resources={"cpus_per_task": 2})
     leaks = {"RANK": "3", "MASTER_PORT": "29500", "SLURM_CPU_BIND": "quiet,mask_cpu:0x8"}
-    done = scenario.submit(prefix=("srun", "--export=ALL"), **leaks)
-    assert done.returncode == 0, done.stderr
+    done = scenario.submit_alone("srun", "--export=ALL", **leaks)
+    assert done.returncode == 0, done.stdout
     (record,) = scenario.finish()
     assert record.status == "ok" and record.measurements is not None, record.failure
     seen = record.measurements.facts["environment"]
@@ -358,13 +401,14 @@ def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
 
 
 def test_array(scenarios: Scenarios) -> None:
-    """20 jobs, in two arrays because the cluster's MaxArraySize is 10; four at once, no more."""
+    """In two arrays because of the cluster's MaxArraySize; four jobs at once, no more."""
     scenario = scenarios.made["array"]
     records = scenario.finish()
     assert len({record.slurm["array_job_id"] for record in records}) == 2
-    assert len(by_index(records)) == len(records) == 20
+    jobs = scenarios.cluster.max_array_size + 2
+    assert len(by_index(records)) == len(records) == jobs
     (raised,) = (record for record in records if record.status != "ok")
-    assert (raised.status, raised.params["index"]) == ("error", 19)
+    assert (raised.status, raised.params["index"]) == ("error", LAST)
     assert raised.failure is not None and "told to raise" in (raised.failure.traceback or "")
     at_once = [sum(r.started_at <= t.started_at < r.finished_at for r in records) for t in records]
     assert 1 < max(at_once) <= 4
@@ -379,8 +423,8 @@ def assert_requeued(records: list[Record]) -> None:
     assert told[1][1].slurm["restart_count"] == told[2][0].slurm["restart_count"] == "1"
 
 
-def test_time_limit(scenarios: Scenarios) -> None:
-    assert_requeued(scenarios.made["limit"].finish())
+def test_warning_of_the_time_limit(scenarios: Scenarios) -> None:
+    assert_requeued(scenarios.made["warned"].finish())
 
 
 def test_preemption(scenarios: Scenarios) -> None:
@@ -388,8 +432,14 @@ def test_preemption(scenarios: Scenarios) -> None:
     assert_requeued(scenarios.made["preempted"].finish())
 
 
-def test_run_that_never_fits_the_limit(scenarios: Scenarios) -> None:
-    (record,) = scenarios.made["endless"].finish()
+@pytest.mark.slow  # test_warning_of_the_time_limit: Slurm's warning; test_sbatch_text: its place
+def test_time_limit(limits: Scenarios) -> None:
+    assert_requeued(limits.made["limit"].finish())
+
+
+@pytest.mark.slow  # test_preempted_then_over_the_limit_then_done: what the worker makes of it
+def test_run_that_never_fits_the_limit(limits: Scenarios) -> None:
+    (record,) = limits.made["endless"].finish()
     assert record.status == "timeout"
     assert record.failure is not None and "limit of 1 min" in record.failure.message
 

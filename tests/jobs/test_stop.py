@@ -15,9 +15,11 @@ from jobs.folder_lock import LOCK
 from jobs.isolation import job_environment
 from jobs.manifest import Manifest
 from tests.harness import (
+    PATIENCE_S,
     ROOT,
     alive,
     await_true,
+    call,
     heed_signals,
     only,
     parent_of,
@@ -62,10 +64,10 @@ def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
         server = parent_of(waiting)
         for pid in (waiting, server, worker.pid):  # as where Slurm tracks processes by their tree
             os.kill(pid, signal.SIGUSR2)
-        assert worker.wait(60) == 7
+        assert worker.wait(PATIENCE_S) == 7
         await_true(lambda pid=server: not alive(pid), "the fork server ended")  # type: ignore[misc]
         assert not alive(waiting) and not alive(child)
-    assert start_warned(manifest, "").wait(60) == 0
+    assert start_warned(manifest, "").wait(PATIENCE_S) == 0
     found = [(r.params["what"], r.params["tag"], r.status) for r in records(manifest.folder)]
     assert found == [
         ("ok", 0, "ok"),
@@ -91,7 +93,7 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
         queue, _, pids = waiting_queue()
         assert statuses(out) == {"ok0": "ok", "wait0": "running", "ok1": "queued"}
         queue.send_signal(number)
-        output, _ = queue.communicate(timeout=60)
+        output, _ = queue.communicate(timeout=PATIENCE_S)
         assert queue.returncode == 130 and "goes on from there" in output
         assert not any(map(alive, pids))
         assert [r.status for r in records(out)][-1] == "cancelled"
@@ -104,7 +106,7 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
 
     queue, worker, pids = waiting_queue()
     os.kill(worker, signal.SIGKILL)
-    output, _ = queue.communicate(timeout=60)
+    output, _ = queue.communicate(timeout=PATIENCE_S)
     assert queue.returncode == 1 and "ended with -9" in output and "2 runs left no record" in output
     await_true(lambda: not any(map(alive, pids)), "what the worker had started ended")
     assert len(records(out)) == 5  # a dead worker writes nothing
@@ -129,7 +131,7 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
 def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) -> None:
     cases: list[dict[str, Any]] = [
         {"what": "ok"},
-        {"what": "kill_worker"},
+        {"what": "kill_worker", "artifact": "trace"},
         {"what": "ok", "tag": 1},
     ]
     manifest = written(write_sweep(tmp_path, cases), tmp_path / "out")
@@ -137,9 +139,14 @@ def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) ->
     assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
     found = [(r.params["what"], r.status) for r in records(manifest.folder)]
     assert found == [("ok", "ok"), ("kill_worker", "killed"), ("ok", "ok")]
-    failure = only(manifest.folder, what="kill_worker").failure
-    assert failure is not None and failure.type == "WorkerDied"
-    assert "died 2 times" in failure.message
+    record = only(manifest.folder, what="kill_worker")
+    assert record.failure is not None and record.failure.type == "WorkerDied"
+    assert "died 2 times" in record.failure.message
+    # What a dead worker left is not taken for the next attempt's, and is not forgotten.
+    assert record.artifacts is None
+    told = call("jobs", "logs", record.run, "--in", manifest.folder).stdout
+    for attempt in (1, 2):
+        assert f"# it left files in {manifest.artifacts(record.run, 0, attempt)}\n" in told
 
 
 # ---- the terminal is closed ----------------------------------------------------------------------
@@ -162,7 +169,7 @@ def test_closing_the_terminal_stops_the_queue_in_order(tmp_path: Path) -> None:
     os.close(theirs)
     pids = fifo.pids()
     os.close(ours)
-    assert queue.wait(60) == 130
+    assert queue.wait(PATIENCE_S) == 130
     assert not any(map(alive, pids))
     assert [r.status for r in records(out)] == ["ok", "cancelled"]
     assert statuses(out) == {"ok0": "ok", "wait0": "cancelled", "ok1": "cancelled"}
@@ -178,7 +185,7 @@ def test_under_nohup_the_queue_goes_on(tmp_path: Path) -> None:
     waiting, _ = fifo.pids()
     queue.send_signal(signal.SIGHUP)
     os.kill(waiting, signal.SIGKILL)
-    assert queue.wait(60) == 1
+    assert queue.wait(PATIENCE_S) == 1
     assert [r.status for r in records(out)] == ["ok", "killed", "ok"]
 
 
@@ -190,18 +197,18 @@ def test_a_folder_has_one_queue_at_a_time(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = start("jobs.submit", sweep, "--local", "--out", out)
     fifo.pids()
-    for executor in ("--local", "--debug"):
-        second = run("jobs.submit", sweep, executor, "--out", out)
+    for submit, executor in ((call, "--local"), (run, "--debug")):
+        second = submit("jobs.submit", sweep, executor, "--out", out)
         assert second.returncode == 2
         assert f"{out} is in use by process {first.pid} on {os.uname().nodename}" in second.stdout
         assert str(sweep) in second.stdout and "--force" in second.stdout
     assert len(records(out)) == 1
     fifo.open()
-    forced = run("jobs.submit", sweep, "--local", "--out", out, "--force")
+    forced = call("jobs.submit", sweep, "--local", "--out", out, "--force")
     assert forced.returncode == 0 and "3 ok" in forced.stdout
     first.terminate()
-    first.communicate(timeout=60)
-    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    first.communicate(timeout=PATIENCE_S)
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
 
 
 def test_a_lock_that_nobody_holds_stops_nobody(tmp_path: Path) -> None:
@@ -210,4 +217,4 @@ def test_a_lock_that_nobody_holds_stops_nobody(tmp_path: Path) -> None:
     out.mkdir()
     (out / LOCK).write_text("process 1 on elsewhere")
     sweep = write_sweep(tmp_path, [{"what": "ok"}])
-    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0

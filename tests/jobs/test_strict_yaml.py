@@ -160,9 +160,9 @@ def test_alias_is_a_value_of_its_own_at_each_place() -> None:
 def test_billion_laughs_end_soon_with_one_error() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
-    start = time.monotonic()
+    start = time.process_time()
     found = problems("\n".join(lines))
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20
     assert [message for *_, message in found] == [f"more than {MAX_NODES} values, aliases counted"]
 
 

@@ -12,7 +12,7 @@ from jobs.expand import expand
 from jobs.strict_yaml import InputError
 from jobs.sweep import load_sweep
 from tests.benchmarks import toy
-from tests.harness import run
+from tests.harness import call
 from tests.results_folder import TOY, errors, load, params_of, write
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
@@ -363,7 +363,7 @@ cases:
 @pytest.mark.parametrize("option", ["--dry-run", "--local"])
 def test_a_warning_is_said_and_stops_nothing(tmp_path: Path, option: str) -> None:
     path = write(tmp_path, TOY + "fixed: {size: 1}\nexclude: [size > 1]\n")
-    done = run("jobs.submit", path, option, "--out", tmp_path / "out")
+    done = call("jobs.submit", path, option, "--out", tmp_path / "out")
     assert done.returncode == 0
     assert f"warning: {path}:4:11: exclude: no run is like this\n" in done.stdout
 
@@ -378,10 +378,13 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
+OWN = [path.read_text() for path in sorted(SWEEPS.glob("*.yaml"))]
+
+
 @st.composite
 def damaged(draw: st.DrawFn) -> str:
     """One of the project's own sweeps after a few slips of the hand."""
-    text = draw(st.sampled_from([path.read_text() for path in sorted(SWEEPS.glob("*.yaml"))]))
+    text = draw(st.sampled_from(OWN))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(text)))
         text = text[:at] + draw(PIECES) + text[at + draw(st.integers(0, 8)) :]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from jobs.fork_server import descendants
 from jobs.isolation import ForkServer, ServerDied
@@ -22,9 +21,11 @@ from jobs.record import Record
 from jobs.run_process import Request, execute, run_alone
 from tests.harness import (
     LEAKS,
+    PATIENCE_S,
     ROOT,
     alive,
     await_true,
+    call,
     facts,
     only,
     records,
@@ -34,6 +35,7 @@ from tests.harness import (
 )
 
 TRIVIAL = 12  # runs in a row that do nothing
+TORCH_S = 0.5  # of processor time: less than any import of torch takes
 ENDINGS = {
     "raises": "error",
     "raise_unprintable": "error",
@@ -64,7 +66,8 @@ ENDINGS = {
 
 
 class Endings:
-    """One job: every ending once, a harmless run after each, and a few that do nothing."""
+    """One job: every ending once, a harmless run after each, and a few that do nothing. One of its
+    benchmarks does not say what to import, so torch is there for all of its runs."""
 
     def __init__(self, folder: Path):
         self.out = folder / "out"
@@ -80,8 +83,9 @@ class Endings:
                 case["path"] = str(self.children[what == "hang_with_children"])
             cases += [case, {"what": "ok", "tag": i}]
         cases.append({"what": "os_exit", "tag": 3})
+        cases.append({"what": "silent", "benchmark": "tests.benchmarks.silent"})
         cases += [{"what": "ok", "tag": 100 + i} for i in range(TRIVIAL)]
-        sweep = write_sweep(folder, cases, timeout_s=30)
+        sweep = write_sweep(folder, cases)
         environment = LEAKS | {"TMPDIR": str(self.temporary)}
         self.done = run("jobs.submit", sweep, "--local", "--out", self.out, environment=environment)
         self.cases = cases
@@ -89,7 +93,9 @@ class Endings:
         self.trivial = [r for r in self.records if r.params["tag"] >= 100]
 
     def of(self, what: str, tag: int = 0) -> Record:
-        return only(self.out, what=what, tag=tag)
+        wanted = {"what": what, "tag": tag}
+        (found,) = (r for r in self.records if wanted.items() <= r.params.items())
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -158,12 +164,12 @@ def test_a_hang_is_cut_at_its_timeout_and_shows_where(
     _, message, traceback = told(record)
     assert message == "took more than 1 s"
     assert f"in {where}" in traceback
-    assert 1.0 <= record.finished_at - record.started_at < 6.0
+    assert 1.0 <= record.finished_at - record.started_at < 30.0  # and not the sweep's 60 s
 
 
 def test_a_run_that_has_measured_does_not_wait_for_its_threads(endings: Endings) -> None:
     record = endings.of("hang_at_exit")
-    assert record.finished_at - record.started_at < 6.0
+    assert record.finished_at - record.started_at < 30.0  # of 60
 
 
 def test_out_of_memory_on_the_host(endings: Endings) -> None:
@@ -181,7 +187,7 @@ def test_a_fact_that_is_no_fact_is_named(endings: Endings) -> None:
 
 def test_many_facts_arrive_whole(endings: Endings) -> None:
     measurements = endings.of("many_facts").measurements
-    assert measurements is not None and len(measurements.samples_ms["call"]) == 1_000_000
+    assert measurements is not None and len(measurements.samples_ms["call"]) == 200_000
 
 
 def test_much_output_is_kept_in_the_log_and_not_in_the_record(endings: Endings) -> None:
@@ -226,7 +232,8 @@ def test_isolation_costs_much_less_than_an_import_of_torch(endings: Endings) -> 
     print(f"from one run to the next: {statistics.median(gaps) * 1e3:.0f} ms")
     assert statistics.median(gaps) < 1.5
     for record in endings.trivial:
-        assert record.seconds.starting is not None and 0 < record.seconds.starting < 1.5
+        assert record.seconds.starting is not None and record.seconds.starting > 0
+        assert facts(record)["torch"] and facts(record)["worked"] < TORCH_S
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -234,7 +241,7 @@ def test_isolation_costs_much_less_than_an_import_of_torch(endings: Endings) -> 
 
 @pytest.fixture
 def memory_cgroup() -> Any:
-    """A memory cgroup of 1 GiB inside this process's own."""
+    """A memory cgroup of 256 MiB inside this process's own."""
     mine = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     v1 = [path for _, controllers, path in mine if "memory" in controllers.split(",")]
     root = "/sys/fs/cgroup/memory" if v1 else "/sys/fs/cgroup"
@@ -243,7 +250,7 @@ def memory_cgroup() -> Any:
     try:
         folder.mkdir()
         limit = folder / ("memory.limit_in_bytes" if v1 else "memory.max")
-        limit.write_text(str(2**30))
+        limit.write_text(str(2**28))
     except OSError as error:
         if folder.exists():
             folder.rmdir()
@@ -296,10 +303,13 @@ def test_params_that_the_benchmark_no_longer_knows_are_an_error(tmp_path: Path) 
     assert outcome["status"] == "error" and "gone" in outcome["failure"]["message"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here CUDA starts")
 def test_a_driver_that_lists_gpus_and_does_not_start_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("here CUDA starts")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     outcome = execute(request(tmp_path, gpus=["0"]))
     assert outcome["status"] == "error"
@@ -323,16 +333,30 @@ def test_a_full_disk_for_the_log_does_not_hide_the_failure(tmp_path: Path) -> No
         folder.mkdir()
         params = {"what": "raises", "pair": [1, 2]}
         child = server.start(run_alone, request(folder, log=log, params=params))
-        assert child.wait(30)
+        assert child.wait(PATIENCE_S)
         outcome = json.loads((folder / "outcome0.json").read_text())
         assert outcome["failure"]["type"] == "ValueError"
     server.close()
 
 
-def test_what_a_benchmark_preloads_is_there_when_its_runs_begin(tmp_path: Path) -> None:
-    sweep = write_sweep(tmp_path, [{"size": 1}], benchmark="tests.benchmarks.toy")
-    run("jobs.submit", sweep, "--local", "--out", tmp_path / "out")
-    assert facts(only(tmp_path / "out"))["preloaded"] is True
+def test_what_a_benchmark_preloads_is_there_when_its_runs_begin(endings: Endings) -> None:
+    assert facts(endings.of("silent"))["torch"] is True  # it does not say, and so it has torch
+    assert endings.of("silent").environment["loaded"]["torch"]
+
+
+def test_no_process_imports_torch_for_benchmarks_that_preload_something_else(
+    tmp_path: Path,
+) -> None:
+    cases: list[dict[str, Any]] = [
+        {"what": "ok"},
+        {"size": 1, "benchmark": "tests.benchmarks.toy"},
+    ]
+    sweep, out = write_sweep(tmp_path, cases), tmp_path / "out"
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    assert facts(only(out, size=1))["preloaded"] is True
+    for record in records(out):
+        assert facts(record)["torch"] is False
+        assert record.environment["loaded"] == {}
 
 
 def test_an_import_that_fails_does_not_end_the_server_and_one_that_exits_is_told(
@@ -343,7 +367,7 @@ def test_an_import_that_fails_does_not_end_the_server_and_one_that_exits_is_told
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     server = ForkServer(["failing", "no_such_module"])
     child = server.start(time.sleep, 0)
-    assert child.wait(30) and child.exit_code == 0
+    assert child.wait(PATIENCE_S) and child.exit_code == 0
     server.close()
     with pytest.raises(ServerDied, match="5"):
         ForkServer(["exiting"])
@@ -355,5 +379,5 @@ def test_a_server_that_is_killed_takes_its_run_with_it() -> None:
     await_true(lambda: bool(descendants(server.pid)), "the run began")
     (pid,) = descendants(server.pid)
     os.kill(server.pid, signal.SIGKILL)
-    assert child.wait(30) and child.lost and not server.alive
+    assert child.wait(PATIENCE_S) and child.lost and not server.alive
     await_true(lambda: not alive(pid), "the run ended")
