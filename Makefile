@@ -1,12 +1,13 @@
 # make quickstart   install, run a small sweep on this machine, print its tables
-# make test         install what the tests need, run them all (GPU tests: make test-gpu)
+# make test         install what the tests need, run them: 4 minutes on two cores
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 # Some tests wait for most of their time
 JOBS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: help install quickstart test test-gpu lint format compile-check bench report clean
+.PHONY: help install quickstart lint format compile-check bench report clean \
+  test test-slow test-all test-portable test-numeric test-exhaustive test-gpu
 
 help:
 	@sed -n 's/^# make/make/p' $(MAKEFILE_LIST)
@@ -32,11 +33,50 @@ quickstart: $(VENV)/installed
 	$(BIN)/python -m jobs.submit sweeps/quickstart.yaml --local
 	$(BIN)/python aggregate.py logs/quickstart --plot logs/quickstart/plots
 
-test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not gpu' $(ARGS)
+PYTEST = $(BIN)/python -m pytest -n $(JOBS)
+# Triton decides at import whether it interprets its kernels on the CPU, so those tests run apart.
+# pytest ends with 5 where ARGS select none of them.
+define interpreted
+env $(SETTING) TRITON_INTERPRET=1 $(PYTEST) tests/interpreted $(1) $(ARGS) || [ $$? -eq 5 ]
+endef
 
+test: $(VENV)/installed-test
+	$(PYTEST) $(ARGS)
+	$(call interpreted)
+
+# make test-slow     what make test leaves out: compiling for long, and all studies
+test-slow: $(VENV)/installed-test
+	$(PYTEST) -m 'slow and not gpu' $(ARGS)
+	$(call interpreted,-m slow)
+
+# make test-all      make test, make test-slow
+test-all: test test-slow
+
+# make test-portable the numeric tests as other processors, libraries and thread counts compute
+PORTABLE = ATEN_CPU_CAPABILITY=default \
+  $(shell grep -qw avx2 /proc/cpuinfo && echo ATEN_CPU_CAPABILITY=avx2) \
+  $(shell grep -qw avx512f /proc/cpuinfo && echo ATEN_CPU_CAPABILITY=avx512) \
+  MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
+test-portable: $(VENV)/installed-test
+	for setting in $(PORTABLE); do \
+	  $(MAKE) --no-print-directory test-numeric SETTING=$$setting || exit 1; \
+	done
+
+# make test-numeric  the numeric tests; SETTING=ATEN_CPU_CAPABILITY=default, or another variable
+test-numeric: $(VENV)/installed-test
+	env $(SETTING) $(PYTEST) tests/systems $(ARGS)
+	$(call interpreted)
+
+# make test-exhaustive  many seeds, many repeats, every integer operation of a kernel checked
+test-exhaustive: $(VENV)/installed-test
+	$(PYTEST) -m 'exhaustive and not gpu' $(ARGS)
+	REPEATS=20 $(PYTEST) tests/systems/test_ddp.py tests/systems/test_fsdp.py \
+	  tests/systems/test_sharded_optimizer.py $(ARGS)
+	$(call interpreted,-m exhaustive)
+
+# make test-gpu      the tests that need an NVIDIA GPU; those that need two skip where there is one
 test-gpu: $(VENV)/installed-test
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+	$(BIN)/python -m pytest -m 'gpu and not exhaustive' $(ARGS)
 
 # make lint         formatting, lint and types
 lint: $(VENV)/installed-dev

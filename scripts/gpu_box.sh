@@ -45,12 +45,12 @@ fi
 
 if [ "${TESTS:-all}" = all ]; then
     step 'CPU tests'
-    "$python" -m pytest -q -m 'not gpu and not slurm' -p no:cacheprovider >"$box/cpu-tests.log" 2>&1 || failed=1
+    "$python" -m pytest -q -m 'not gpu and not slurm and not slow and not exhaustive' -p no:cacheprovider >"$box/cpu-tests.log" 2>&1 || failed=1
     tail -n 15 "$box/cpu-tests.log"
 fi
 if [ "${TESTS:-all}" != none ]; then
     step 'GPU tests'
-    "$python" -m pytest -q -m gpu -p no:cacheprovider >"$box/gpu-tests.log" 2>&1 || failed=1
+    "$python" -m pytest -q -m 'gpu and not exhaustive' -p no:cacheprovider >"$box/gpu-tests.log" 2>&1 || failed=1
     tail -n 25 "$box/gpu-tests.log"
 fi
 

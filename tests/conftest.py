@@ -18,18 +18,41 @@ pytest.register_assert_rewrite("tests.adamw_cases")
 if TYPE_CHECKING:
     from tests.ranks import Ranks
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Several processes share the processor. OpenMP's threads wait for each other by spinning: where
+    # they do not run at once, two of them took nine times the processor time of one.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # With each empty cache torch.compile builds six programs, in 13 s, to learn what the processor's
 # flags say.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-# Files that take a minute and more, longest first
+INTERPRETED = Path(__file__).parent / "interpreted"
+
+# Files that take longest, longest first; one of those that share ranks stands for all of them
 LONG = [
-    "test_studies.py",
-    "test_flash_triton.py",
     "test_slurm.py",
-    "test_stop.py",
+    "test_fsdp.py",
     "test_torchrun.py",
+    "test_stop.py",
+    "test_memory.py",
+    "test_worker.py",
 ]
+# Files without anything that is shared by their tests and takes long to make
+INDEPENDENT = (
+    "tests/interpreted/",
+    "tests/systems/test_flash_hopper",
+    "tests/systems/test_flash_margins.py",
+    "tests/systems/test_flash_triton_gpu.py",
+    "tests/test_studies.py",
+)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Triton decides at import whether it interprets: a process has one kind of tests."""
+    interprets = os.environ.get("TRITON_INTERPRET") == "1"
+    if collection_path.is_relative_to(INTERPRETED) or not collection_path.name.startswith("test_"):
+        return None if interprets or collection_path != INTERPRETED else True
+    return True if interprets else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,6 +71,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByWhatTheyShare(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(INDEPENDENT):
+                return nodeid
             file = nodeid.partition("::")[0]
             return "ranks" if _needs_ranks(file) else file
 
@@ -72,13 +97,6 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClu
         pytest.skip(reason)
     with SlurmCluster(tmp_path_factory.mktemp("slurm"), max_array_size=10) as cluster:
         yield cluster
-
-
-@pytest.fixture(autouse=os.environ.get("TRITON_INTERPRET") == "1")
-def interpreter_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.triton_interpreter import mend_interpreter
-
-    mend_interpreter(monkeypatch)
 
 
 @pytest.fixture
@@ -133,12 +151,7 @@ def one_thread() -> Iterator[None]:
 )
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """A process group; its processes serve all tests of the world size."""
-    import torch  # here: most tests have no use for it
+    from tests.ranks import world  # imports torch, for which most tests have no use
 
-    from tests.ranks import world
-
-    backend, world_size = request.param
-    if backend == "nccl" and torch.cuda.device_count() < world_size:
-        pytest.skip(f"needs {world_size} GPUs, {torch.cuda.device_count()} visible")
-    with world(backend, world_size) as ranks:
+    with world(*request.param) as ranks:
         yield ranks

@@ -108,6 +108,15 @@ def assert_same_on_all_ranks(tensors: Iterable[Tensor]) -> None:
     assert all(torch.equal(other, own) for other in everyone)
 
 
+def share_of_tolerance(model: nn.Module, reference: nn.Module, tolerance: float) -> float:
+    """The largest difference of any weight, where 1 is what `assert_close` allows."""
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    return max(
+        ((p - q).abs() / (tolerance + tolerance * q.abs())).max().item()
+        for p, q in ((p.detach(), q.detach()) for p, q in pairs)
+    )
+
+
 def assert_close(model: nn.Module, reference: nn.Module, tolerance: float) -> None:
     for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(

@@ -11,9 +11,17 @@ import pytest
 from tests.harness import ROOT, records, run
 
 STUDIES = sorted((ROOT / "sweeps" / "cpu").glob("*.yaml"))
+# One on one process, with plots; one on two ranks, with a picture
+FAST = ("flash_heads", "ddp")
 
 
-@pytest.mark.parametrize("sweep", STUDIES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem in FAST else pytest.mark.slow)
+        for path in STUDIES
+    ],
+)
 def test_study_on_a_processor(sweep: Path, tmp_path: Path) -> None:
     done = run("jobs.submit", sweep, "--local", "--out", tmp_path / "results")
     assert done.returncode == 0, done.stdout

@@ -23,7 +23,7 @@ from tests.adamw_cases import (
     randn,
     set_grads,
 )
-from tests.triton_interpreter import assert_import_leaves_triton_alone
+from tests.imports import assert_import_leaves_triton_alone
 
 
 @pytest.mark.parametrize("use", USES)

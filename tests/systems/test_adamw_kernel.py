@@ -1,9 +1,5 @@
-"""The kernel of FusedAdamW, interpreted and on a GPU: against the reference, and in the optimizer,
-CUDA graphs included; and what the compiler makes of it.
-
-Tests named `interpreted` run the kernel on a CPU, in a process of their own, or by
-`TRITON_INTERPRET=1 pytest tests/systems/test_adamw_kernel.py -k interpreted`.
-"""
+"""The kernel of FusedAdamW: what the compiler makes of it, and on a GPU against the reference, in
+the optimizer and in CUDA graphs. tests/interpreted has it on a CPU."""
 
 from __future__ import annotations
 
@@ -13,159 +9,25 @@ import re
 import pytest
 import torch
 
-from systems.kernels.adamw import FusedAdamW, adamw_reference, fused_adamw
-from systems.kernels.adamw.launch import BLOCK_SIZE, Tables, constants, num_warps
+from systems.kernels.adamw import fused_adamw
+from systems.kernels.adamw.launch import BLOCK_SIZE, constants, num_warps
 from systems.kernels.adamw.reference import key, random_bits, round_stochastically
 from tests.adamw_cases import (
     BF16,
-    F16,
     F32,
     HYPER,
     SIZES,
     USES,
     assert_against_float64,
+    assert_kernel_is_reference,
     assert_same,
     make_optimizer,
     make_parameters,
-    randn,
     set_grads,
 )
 from tests.hopper import compile_for_hopper, resources
-from tests.triton_interpreter import assert_interpreted_tests_pass, compiled, interpreted
 
 
-@compiled
-@pytest.mark.timeout(900)  # of many tests, each with the usual one
-def test_the_kernel_in_the_interpreter():
-    assert_interpreted_tests_pass(__file__)
-
-
-def _tensors(use: str, n: int, device: str, offset: int) -> list[torch.Tensor | None]:
-    """param, exp_avg, exp_avg_sq, master, step, `offset` elements past an aligned address."""
-    dtype, state_dtype, has_master = USES[use]
-
-    def tensor(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        room = torch.empty(n + offset, dtype=dtype, device=device)
-        return room[offset:].copy_(values)
-
-    values = randn(n, 3, F32)
-    master = tensor(values, F32) if has_master else None
-    moments = [tensor(torch.zeros(n), state_dtype) for _ in range(2)]
-    step = torch.zeros((), dtype=torch.int64, device=device)
-    return [tensor(values, dtype), *moments, master, step]
-
-
-def _assert_kernel_is_reference(use: str, n: int, device: str, offset: int) -> None:
-    dtype, state_dtype, has_master = USES[use]
-    ours, known = (_tensors(use, n, device, offset) for _ in range(2))
-    # The interpreter cuts bfloat16 off where a GPU rounds to nearest
-    cuts_off = device == "cpu" and dtype == BF16 and has_master
-    one_unit = {F32: 2**-20, BF16: 2**-7, F16: 2**-10}
-    for step in range(3):
-        grad = randn(n + offset, step, dtype).to(device)[offset:]
-        options = {**HYPER, "stochastic_rounding": True, "seed": 9, "index": step % 2}
-        for function, (param, *rest) in ((fused_adamw, ours), (adamw_reference, known)):
-            function(param, grad, *rest, **options)
-        names = ("param", "exp_avg", "exp_avg_sq", "master", "step")
-        for name, a, b in zip(names, ours, known, strict=True):
-            if a is None:
-                continue
-            if name in ("param", "master") and (
-                state_dtype == BF16 or (cuts_off and name == "param")
-            ):
-                # Approximate division: fused_adamw says how far it may be off
-                torch.testing.assert_close(a, b, rtol=one_unit[a.dtype], atol=1e-8)
-                if n and a.dtype == BF16 and not cuts_off:
-                    assert (a != b).double().mean().item() <= 1e-3
-                b.copy_(a)  # so that the next step starts alike
-            else:
-                assert torch.equal(a, b), f"{name} at step {step}"
-
-
-@interpreted
-@pytest.mark.parametrize("use", USES)
-def test_interpreted_kernel_is_the_reference(use):
-    for n, offset in [(1, 0), (1023, 0), (1025, 3), (2049, 0), (0, 0)]:
-        _assert_kernel_is_reference(use, n, "cpu", offset)
-
-
-@interpreted
-@pytest.mark.parametrize("use", ["fp32", "bf16"])
-def test_interpreted_optimizer_against_float64(use):
-    assert_against_float64(use, "cpu")
-
-
-@interpreted
-def test_interpreted_step_takes_mixed_dtypes_moving_gradients_and_groups():
-    """One table, three variants, one of them unaligned; the reference has no table to get wrong."""
-
-    def parameters():
-        unaligned = torch.nn.Parameter(randn(1030, 4, F32)[1:])
-        return [*make_parameters(F32)[:3], *make_parameters(F16), unaligned]
-
-    ours, known = parameters(), parameters()
-    optimizers = [
-        FusedAdamW([{"params": p[:4]}, {"params": p[4:], "lr": 0.5, "seed": 3}], **HYPER)
-        for p in (ours, known)
-    ]
-    kept = []  # old gradients, so that the next ones lie elsewhere
-    for step in range(5):
-        for p in (ours, known):
-            if step != 3:
-                kept.append([q.grad for q in p])
-                for q in p:
-                    q.grad = None
-            set_grads(p, step)
-            if step == 2:
-                p[1].grad = None
-        optimizers[0].step()
-        for index, p in enumerate(known):
-            if p.grad is None:
-                continue
-            group = optimizers[1].param_groups[index >= 4]
-            state = optimizers[1]._state(p, group)
-            adamw_reference(
-                p, p.grad, state["exp_avg"], state["exp_avg_sq"], state.get("master"),
-                state["step"], stochastic_rounding=False, seed=group["seed"], index=index,
-                **{name: group[name] for name in HYPER},
-            )  # fmt: skip
-    assert_same(*optimizers)
-    assert len(optimizers[0]._tables[torch.device("cpu")].blocks) == 3
-
-
-@interpreted
-def test_interpreted_prepare_changes_no_parameter():
-    parameters = make_parameters(BF16)
-    set_grads(parameters, 0)
-    before = [p.detach().clone() for p in parameters]
-    optimizer = make_optimizer("bf16", parameters)
-    optimizer.prepare()
-    assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
-    assert all(int(optimizer.state[p]["step"]) == 0 for p in parameters)
-
-
-@interpreted
-def test_interpreted_tables_are_kept_until_an_address_changes(monkeypatch):
-    made = []
-    init = Tables.__init__
-
-    def count(*args, **kwargs):
-        made.append(1)
-        init(*args, **kwargs)
-
-    monkeypatch.setattr(Tables, "__init__", count)
-    parameters = make_parameters(F32)
-    optimizer = make_optimizer("fp32", parameters)
-    for step in range(3):
-        set_grads(parameters, step)
-        optimizer.step()
-    assert len(made) == 1
-    parameters[0].grad = parameters[0].grad.clone()
-    optimizer.step()
-    assert len(made) == 2
-
-
-@compiled
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("use", ["fp32", "bf16_master", "bf16"])
 def test_compiled_for_hopper_it_moves_16_bytes_and_spills_nothing(use, aligned, tmp_path):
@@ -197,7 +59,6 @@ def test_compiled_for_hopper_it_moves_16_bytes_and_spills_nothing(use, aligned, 
         assert found == [4, 3]
 
 
-@compiled
 def test_compiled_for_hopper_advance_spills_nothing(tmp_path):
     pytest.importorskip("triton")
     from systems.kernels.adamw import kernel
@@ -222,7 +83,7 @@ def test_gpu_against_float64(use):
 @pytest.mark.parametrize("n", [*SIZES, 1_000_003])
 @pytest.mark.parametrize("use", USES)
 def test_gpu_kernel_is_the_reference(use, n, offset):
-    _assert_kernel_is_reference(use, n, "cuda", offset)
+    assert_kernel_is_reference(use, n, "cuda", offset)
 
 
 @pytest.mark.gpu

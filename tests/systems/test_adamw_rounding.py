@@ -54,19 +54,19 @@ def test_representable_values_infinities_and_nan_stay():
 
 def test_random_bits_are_uniform_independent_and_counted():
     n = 1 << 17
-    drawn = random_bits(n, 7)
+    drawn = random_bits(n, key(1, 0, 1))
     for bits in drawn:
         assert bits.min() >= 0 and bits.max() < 1 << 16
         counts = torch.bincount(bits >> 8, minlength=256).double()
         chi2 = ((counts - n / 256) ** 2 / (n / 256)).sum().item()
         assert 150 < chi2 < 380  # 255 degrees of freedom, about five standard deviations
-    unit = [b.double() / (1 << 16) - 0.5 for b in (*drawn, *random_bits(n, 8))]
+    unit = [b.double() / (1 << 16) - 0.5 for b in (*drawn, *random_bits(n, key(1, 0, 2)))]
     for i, a in enumerate(unit):
         assert abs((a[1:] * a[:-1]).mean().item() * 12) < 5 / n**0.5
         for b in unit[:i]:
             assert abs((a * b).mean().item() * 12) < 5 / n**0.5
-    whole = random_bits(100, 7, start=(1 << 32) - 50)
-    part = random_bits(50, 7, start=1 << 32)
+    whole = random_bits(100, key(1, 0, 1), start=(1 << 32) - 50)
+    part = random_bits(50, key(1, 0, 1), start=1 << 32)
     for a, b, first in zip(whole, part, drawn, strict=True):
         assert torch.equal(a[50:], b)  # whatever the start
         assert not torch.equal(b, first[:50])  # past 2^32 they are others

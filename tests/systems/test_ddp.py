@@ -1,6 +1,6 @@
 """The data parallel wrappers against training on one process, on 2 and 4 ranks; how they fail.
 
-A function that takes `Here` first is a case: every rank runs it, five times over.
+A function that takes `Here` first is a case: every rank runs it, several times over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.parallel_models import (
     loss_of,
     share,
 )
-from tests.ranks import Here, two_ranks, world
+from tests.ranks import TIMEOUT_S, Here, two_ranks, world
 
 WRAPPERS = {
     "naive": NaiveDDP,
@@ -37,7 +37,8 @@ WRAPPERS = {
 }
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, eps=1e-4),
+    # lr / eps = 1: a weight moves by no more than its gradient is off
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, eps=1e-2),
 }
 STEPS = 2
 
@@ -323,12 +324,12 @@ def test_gpu_a_step_never_waits_for_the_device(ranks, wrapper, sharded):
 
 @pytest.mark.parametrize("wrapper", ["naive", "bucketed_small"])
 def test_a_rank_that_dies_ends_the_others(wrapper):
-    with world("gloo", 3, timeout_s=20) as ranks:
+    with world("gloo", 3) as ranks:
         ranks.assert_passes(goes_out_during_backward, wrapper, 0 if wrapper == "naive" else 5)
         start = time.monotonic()
         told = ranks.outcomes(dies_in_the_middle_of_backward, wrapper)
-        assert time.monotonic() - start < 20
-    assert told[1] == "died"
+        assert time.monotonic() - start < TIMEOUT_S  # they hear of it
+    assert told[1] == "died with exit code 9"
     for rank in (0, 2):
         assert "RuntimeError" in told[rank]
 

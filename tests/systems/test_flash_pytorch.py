@@ -1,5 +1,5 @@
-"""FlashAttention in plain torch: against float64, against torch's own of the same dtype, and what
-makes it flash: no whole matrix of scores, no tile above the diagonal, one compilation."""
+"""FlashAttention in plain torch: against float64, and what makes it flash: no whole matrix of
+scores, no tile above the diagonal, one compilation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from systems.kernels.flash_attention import FlashAttentionPyTorch, attention_reference, sdpa
 from systems.kernels.flash_attention import tiled as tiled_module
 from systems.kernels.flash_attention.tiled import tiled_forward
+from tests.attention_error import assert_within_limits
 
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
 # (queries, keys), those of FlashAttention's own tests, and none
 LENGTHS = [
     (1, 1), (239, 1), (799, 3), (113, 203), (128, 217), (108, 256), (384, 256), (640, 128),
-    (1023, 1024), (1024, 1023), (4224, 4224), (0, 5), (5, 0), (0, 0),
+    (1023, 1024), (1024, 1023), (0, 5), (5, 0), (0, 0),
 ]  # fmt: skip
 SMALL = [(1, 1), (9, 9), (7, 12), (12, 7), (5, 1), (1, 5), (8, 6)]
 GRADIENTS = ("dq", "dk", "dv")
@@ -71,41 +72,27 @@ def _lse(out: Tensor) -> Tensor:
 
 
 def _assert_right(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> None:
-    """Every element within twice torch's own largest error, and a rounding of the result."""
-    dtype = q.dtype
-    ours = _results(_flash(causal), q, k, v, dout)
-    exact = attention_reference(q, k, v, dout, is_causal=causal)
-    theirs = _results(
-        lambda q, k, v: sdpa(q, k, v, causal, implementation="sdpa_math"), q, k, v, dout
-    )
-    for name, given_ in ours.items():
-        known = getattr(exact, name)
-        assert given_.shape == known.shape and given_.dtype == dtype
-        if not known.numel():
-            continue
-        roundoff = torch.finfo(dtype).eps / 2
-        limit = 2 * (theirs[name].double() - known).abs().max() + roundoff * known.abs().max()
-        if name in ("dq", "dk") and k.shape[-2] == 1:
-            # The softmax of one score does not depend on it, and torch's backward of softmax finds
-            # p (dp - p dp) = 0 exactly. Here it is dP - D: tiled_backward.
-            terms = (dout.double().abs() * v.double().abs()).sum(-1, keepdim=True)
-            times = k if name == "dq" else q
-            terms = terms if name == "dq" else terms.sum(-2, keepdim=True)
-            limit += 2**-22 * (terms.max() * times.double().abs().max())
-        assert (given_.double() - known).abs().max() <= limit, name
-
-    q = q.detach().requires_grad_()
-    lse = _lse(FlashAttentionPyTorch.apply(q, k, v, causal))
-    assert lse.dtype == F32
-    torch.testing.assert_close(lse.double(), exact.lse, rtol=1e-6, atol=2e-6)
+    """out, lse and gradients have the right shapes and dtypes and lie within their limits."""
+    found = _results(_flash(causal), q, k, v, dout)
+    for name, like in (("out", q), ("dq", q), ("dk", k), ("dv", v)):
+        assert found[name].shape == like.shape and found[name].dtype == q.dtype
+    lse = _lse(FlashAttentionPyTorch.apply(q.detach().requires_grad_(), k, v, causal))
+    assert lse.dtype == F32 and lse.shape == q.shape[:-1]
+    if q.numel() and k.numel():
+        assert_within_limits(found | {"lse": lse}, q, k, v, dout, causal)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
-def test_as_near_to_float64_as_torch(dtype, lengths, causal):
-    leading = (1, 1) if max(lengths) > 4000 else (1, 2)
-    _assert_right(*_inputs(lengths, dtype, leading, head_dim=64), causal)
+def test_against_float64(dtype, lengths, causal):
+    _assert_right(*_inputs(lengths, dtype, (1, 2), head_dim=64), causal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+def test_many_tiles_against_float64(causal):
+    _assert_right(*_inputs((4224, 4224), F32, (1, 1), head_dim=64), causal)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -325,9 +312,9 @@ def test_a_caller_that_is_compiled_takes_it_in(small_tiles):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("lengths", [*LENGTHS, (4224, 4224)])
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
-def test_gpu_as_near_to_float64_as_torch(dtype, lengths, causal):
+def test_gpu_against_float64(dtype, lengths, causal):
     _assert_right(*_inputs(lengths, dtype, (1, 2), head_dim=64, device="cuda"), causal)
 
 

@@ -1,6 +1,6 @@
 """The sharded optimizer against the one that it wraps, on 2 and 4 ranks.
 
-A function that takes `Here` first is a case: every rank runs it, five times over.
+A function that takes `Here` first is a case: every rank runs it, several times over.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from tests.parallel_models import (
     loss_of,
     share,
 )
-from tests.ranks import Here, world
+from tests.ranks import TIMEOUT_S, Here, world
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
-    "adamw": (torch.optim.AdamW, {"lr": 1e-2, "eps": 1e-4}),
-    "fused_adamw": (FusedAdamW, {"lr": 1e-2, "eps": 1e-4}),
+    # lr / eps = 1: a weight moves by no more than its gradient is off
+    "adamw": (torch.optim.AdamW, {"lr": 1e-2, "eps": 1e-2}),
+    "fused_adamw": (FusedAdamW, {"lr": 1e-2, "eps": 1e-2}),
     "rprop": (torch.optim.Rprop, {"lr": 1e-2}),
 }
 
@@ -266,11 +267,11 @@ def test_as_the_wrapped_optimizer(ranks, case):
 
 
 def test_a_rank_that_dies_ends_the_others():
-    with world("gloo", 3, timeout_s=20) as ranks:
+    with world("gloo", 3) as ranks:
         start = time.monotonic()
         told = ranks.outcomes(dies_before_its_step)
-        assert time.monotonic() - start < 20
-    assert told[1] == "died"
+        assert time.monotonic() - start < TIMEOUT_S  # they hear of it
+    assert told[1] == "died with exit code 9"
     assert all("RuntimeError" in told[rank] for rank in (0, 2))
 
 

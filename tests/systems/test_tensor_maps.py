@@ -7,9 +7,6 @@ import torch
 
 from systems.kernels import tensor_maps
 from systems.kernels.tensor_maps import TensorMaps
-from tests.triton_interpreter import compiled
-
-pytestmark = compiled
 
 
 def test_an_address_has_one_map_as_long_as_it_is_kept(monkeypatch):

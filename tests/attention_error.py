@@ -1,0 +1,204 @@
+"""How far attention in finite precision may be from attention in float64: a derived limit.
+
+First-order rounding error analysis of FlashAttention-2 (Dao 2023, arXiv:2307.08691, algorithms 1
+and 2). Each rounding is an independent error of mean zero and of at most one unit roundoff of the
+number that is rounded. A sum of errors e_i a_i with |e_i| <= 1 then has a standard deviation of at
+most norm(a), and exceeds CONFIDENCE times that with probability 2 exp(-CONFIDENCE**2 / 2)
+(Hoeffding's inequality; Higham and Mary 2019, "A New Approach to Probabilistic Rounding Error
+Analysis", https://doi.org/10.1137/18M1226312). The order in which a sum is taken does not enter:
+of n terms, each of the n partial sums is at most the sum of the magnitudes. So the limit is the
+same for every processor, vector unit, number of threads and tile size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# Of single elements, in standard deviations; of the norm of n elements it is CONFIDENCE / sqrt(n)
+CONFIDENCE = 6.0
+NAMES = ("out", "lse", "dq", "dk", "dv")
+
+
+class Precision(NamedTuple):
+    """Unit roundoffs of an implementation's steps.
+
+    Attributes:
+        result: of out, dq, dk and dv as they are returned.
+        operand: of P and dS, as they enter a product.
+        term: of one term of a product of inputs. Products of 16-bit numbers are exact in float32.
+        sum: of sums, exponentials, lse.
+        smallest: error of the smallest operands and results.
+        depth: error of an operand as a share of the largest number of its matrix.
+    """
+
+    result: float
+    operand: float
+    term: float
+    sum: float
+    smallest: float
+    depth: float = 0.0
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Largest relative error of rounding to nearest."""
+    return torch.finfo(dtype).eps / 2
+
+
+def precision_of(dtype: torch.dtype, split_float32: bool = False) -> Precision:
+    """Of an implementation that rounds nothing below float32 but its 16-bit operands and results.
+
+    Args:
+        dtype: of the inputs.
+        split_float32: products of float32 are made of two float16 halves of each factor. A factor
+            is off by up to 2**-22 then, and the product of the lower halves, another 2**-22 of the
+            term, is left out. The halves of a matrix have one exponent in common: they end 2**-38
+            below its largest number.
+    """
+    own = unit_roundoff(dtype)
+    wide = unit_roundoff(torch.promote_types(dtype, torch.float32))
+    # GPUs flush what is below float32's normal numbers to zero
+    wide_info = torch.finfo(torch.promote_types(dtype, torch.float32))
+    smallest = max(torch.finfo(dtype).smallest_normal * 2 * own, wide_info.smallest_normal)
+    if own > wide:
+        return Precision(own, own, 0.0, wide, smallest)
+    if split_float32 and dtype == torch.float32:
+        return Precision(own, 3 * 2**-22, 3 * 2**-22, wide, smallest, 2**-38)
+    return Precision(own, wide, wide, wide, smallest)
+
+
+class Limits(NamedTuple):
+    """Exact results in float64, and the standard deviation that each element may be off by."""
+
+    exact: dict[str, Tensor]
+    deviation: dict[str, Tensor]
+
+
+@torch.no_grad()
+def attention_limits(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    precision: Precision,
+) -> Limits:
+    """Exact out, lse, dq, dk, dv and the deviation allowed to each of their elements.
+
+    Holds several matrices of scores in float64: for 4,096 tokens and a head some 2 GB.
+
+    Args:
+        q, dout: (..., n_queries, head_dim). k, v: (..., n_keys, head_dim).
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    result, operand, term, total, smallest, depth = precision
+    q, k, v, dout = (x.detach().double() for x in (q, k, v, dout))
+    n_queries, n_keys, d = q.shape[-2], k.shape[-2], q.shape[-1]
+
+    def floor(x: Tensor) -> Tensor:
+        """Error of every element of an operand, however small it is."""
+        return smallest + depth * x.abs().amax((-2, -1), keepdim=True)
+
+    def operands_error(a: Tensor, a_error: Tensor, b: Tensor) -> Tensor:
+        """Deviation of each element of a b for errors of a, for floor(b), and of the sum."""
+        squares = a_error.square() @ b.square()
+        squares += a.square().sum(-1, keepdim=True) * floor(b).square()
+        return squares.sqrt() + total * math.sqrt(a.shape[-1]) * (a.abs() @ b.abs())
+
+    def inputs_error(a: Tensor, b: Tensor) -> Tensor:
+        """Deviation of each element of a b, where a and b are inputs."""
+        return operands_error(a, term * a.abs() + floor(a), b)
+
+    scores = scale * (q @ k.mT)
+    if is_causal:
+        hidden = torch.ones(n_queries, n_keys, dtype=torch.bool, device=q.device).triu(1)
+        scores.masked_fill_(hidden, -math.inf)
+    lse = torch.logsumexp(scores, -1)
+    p = (scores - lse[..., None]).exp()
+    out = p @ v
+    dp = dout @ v.mT
+    delta = (dout * out).sum(-1, keepdim=True)
+    ds = p * (dp - delta)
+    exact = {
+        "out": out,
+        "lse": lse,
+        "dq": scale * (ds @ k),
+        "dk": scale * (ds.mT @ q),
+        "dv": p.mT @ dout,
+    }
+    # The exponential: its argument is a difference of score and maximum, each rounded, scaled by
+    # log2(e); exp2 itself is good to 2 units in the last place.
+    largest = scores.masked_fill(scores.isinf(), 0).abs().amax(-1, keepdim=True)
+    score_error = abs(scale) * inputs_error(q, k.mT) + total * (4 + 4 * largest)
+    lse_error = (p * score_error).square().sum(-1, keepdim=True).sqrt()
+    lse_error += total * (math.sqrt(n_keys) + 2 * lse[..., None].abs())
+    p_error = score_error + lse_error  # relative
+    p_operand_error = p * (p_error + operand) + floor(p)
+    # An error of P moves out by (v - out) times it, for the row is divided by its sum
+    out_error = operands_error(p, p_operand_error, v)
+    out_error += p_operand_error.norm(dim=-1, keepdim=True) * out.abs()
+    out_error += total * math.sqrt(n_keys) * (p @ v.abs())  # rescaled where the maximum grows
+    # D = rowsum(dO * O), of the rounded O: its error is the same for a whole row of dS
+    row_error = (dout.abs() * out_error).sum(-1, keepdim=True)
+    row_error += result * (dout * out).norm(dim=-1, keepdim=True)
+    row_error += total * math.sqrt(d) * (dout * out).abs().sum(-1, keepdim=True)
+    ds_error = p * inputs_error(dout, v.mT) + (p_error + operand) * ds.abs() + floor(ds)
+    dq_error = operands_error(ds, ds_error, k)
+    dq_error += row_error * (p @ k).abs() + lse_error * (ds @ k).abs()
+    dk_error = operands_error(ds.mT, (ds_error + row_error * p).mT, q)
+    dv_error = operands_error(p.mT, p_operand_error.mT, dout)
+    deviation = {
+        "out": out_error,
+        "lse": lse_error[..., 0],
+        "dq": abs(scale) * dq_error,
+        "dk": abs(scale) * dk_error,
+        "dv": dv_error,
+    }
+    for name, x in exact.items():
+        deviation[name] += (total if name == "lse" else result) * x.abs() + smallest
+    return Limits(exact, deviation)
+
+
+def shares_of_limits(found: dict[str, Tensor], limits: Limits) -> dict[str, float]:
+    """The error of each result as a share of its limit: above 1 it is wrong, NaN is too.
+
+    `NAME` is of the element that is furthest off, `NAME norm` of the norm of all errors.
+    """
+    shares = {}
+    for name, x in found.items():
+        exact, deviation = limits.exact[name], limits.deviation[name]
+        if not exact.numel():
+            continue
+        error = (x.double() - exact).abs()
+        shares[name] = (error / (CONFIDENCE * deviation)).max().item()
+        room = 1 + CONFIDENCE / math.sqrt(exact.numel())
+        shares[f"{name} norm"] = (error.norm() / (room * deviation.norm())).item()
+    return shares
+
+
+def attention_shares(
+    found: dict[str, Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None = None,
+    split_float32: bool = False,
+) -> dict[str, float]:
+    """`shares_of_limits` of what was found from these inputs: all of NAMES, or some."""
+    precision = precision_of(q.dtype, split_float32)
+    limits = attention_limits(q, k, v, dout, is_causal, scale, precision)
+    return shares_of_limits(found, limits)
+
+
+def assert_within_limits(found: dict[str, Tensor], *inputs: Any, **options: Any) -> None:
+    """No error is above its limit. Arguments are those of `attention_shares`."""
+    shares = attention_shares(found, *inputs, **options)
+    wrong = {name: share for name, share in shares.items() if not share <= 1}
+    told = ", ".join(f"{name} {share:.3g}" for name, share in wrong.items())
+    assert not wrong, f"errors in units of their limits: {told}"

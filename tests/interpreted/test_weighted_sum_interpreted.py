@@ -1,0 +1,40 @@
+"""The kernels of the weighted sum against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from systems.kernels.weighted_sum import autograd as autograd_module
+from systems.kernels.weighted_sum import weighted_sum
+from tests.weighted_sum_cases import F32, LAYOUTS, ROUNDING, SHAPES, assert_against_float64, randn
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_against_float64(shape, dtype):
+    assert_against_float64(shape, dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides(layout):
+    assert_against_float64((3, 4, 33), F32, layout, strided=True)
+
+
+def test_many_tiles_a_program(monkeypatch):
+    monkeypatch.setattr(autograd_module, "TILE", 64)
+    monkeypatch.setattr(autograd_module, "MAX_COLUMNS", 16)
+    monkeypatch.setattr(autograd_module, "MAX_PROGRAMS", 3)
+    assert_against_float64((50, 41), F32)  # 13 tiles of rows over 3 programs, 3 tiles of columns
+
+
+@pytest.mark.parametrize("only", ["x", "w"])
+def test_what_needs_no_gradient_gets_none(only):
+    x = randn((20, 6), 0, F32, "cpu").requires_grad_(only == "x")
+    w = randn((6,), 1, F32, "cpu").requires_grad_(only == "w")
+    weighted_sum(x, w).sum().backward()
+    assert (x.grad is None) == (only == "w") and (w.grad is None) == (only == "x")
+    if only == "x":
+        assert torch.equal(x.grad, w.expand(20, 6))
+    else:
+        torch.testing.assert_close(w.grad, x.sum(0))

@@ -1,0 +1,66 @@
+"""Limits of other numeric tests: what is right stays under half of them, over many seeds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from systems.benchmarks.training import make_training
+from systems.benchmarks.training_check import TOLERANCE, check_training
+from systems.kernels.adamw import FusedAdamW
+from systems.parallel import FlatDDP, ShardedOptimizer
+from tests.adamw_cases import USES, float64_shares
+from tests.margins import assert_margin
+from tests.parallel_models import batch, build, loss_of, share, share_of_tolerance
+from tests.ranks import Here
+from tests.tiny_training import CPU, ON_CPU, params
+
+pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_adamw(use):
+    assert_margin(lambda seed: float64_shares(use, "cpu", seed))
+
+
+@pytest.mark.parametrize("precision", ON_CPU)
+def test_the_check_of_a_training(precision):
+    def shares_of(seed):
+        errors = check_training(make_training(params(precision=precision, seed=seed), CPU))
+        return {name: errors[name] / limit for name, limit in TOLERANCE[precision].items()}
+
+    assert_margin(shares_of)
+
+
+def trains_as_one_process(here: Here, name: str, sharded: str | None) -> None:
+    """Three steps on this rank's share of each batch, and on the whole batch alone."""
+
+    def shares_of(seed):
+        reference = build(name, seed, here.device)
+        wrapped = FlatDDP(build(name, seed, here.device))
+        options = {"lr": 1e-2, "eps": 1e-2}
+        kind = FusedAdamW if sharded == "fused" else torch.optim.AdamW
+        theirs = kind(reference.parameters(), **options)
+        ours = kind(wrapped.parameters(), **options)
+        if sharded is not None:
+            ours = ShardedOptimizer(wrapped.parameters(), kind, **options)
+        for step in range(3):
+            data = batch(name, 10 * seed + step, here.device)
+            for model, optimizer in ((wrapped, ours), (reference, theirs)):
+                mine = share(data, here.rank, here.world_size) if model is wrapped else data
+                optimizer.zero_grad()
+                loss_of(model, *mine).backward()
+                if model is wrapped:
+                    wrapped.finish_gradient_synchronization()
+                optimizer.step()
+        return {"weights": share_of_tolerance(wrapped.module, reference, here.tolerance)}
+
+    assert_margin(shares_of)
+
+
+@pytest.mark.parametrize(
+    ("name", "sharded"),
+    [("toy", None), ("tied", None), ("transformer", None), ("tied", "torch"), ("tied", "fused")],
+)
+def test_data_parallel(ranks, name, sharded):
+    ranks.assert_passes(trains_as_one_process, name, sharded, repeats=1)

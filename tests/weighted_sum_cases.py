@@ -1,0 +1,61 @@
+"""What the tests of the weighted sum share: shapes, layouts, and what is right."""
+
+from __future__ import annotations
+
+import torch
+
+from systems.kernels.weighted_sum import weighted_sum
+
+F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
+# One row, one column, around a tile's edge, none at all, and leading dimensions of any number
+SHAPES = [
+    (7, 5), (1, 1), (1, 300), (129, 16), (2, 3, 65), (2, 1, 3, 17), (9,), (0, 4), (3, 0), (2, 0, 5)
+]  # fmt: skip
+LAYOUTS = ["contiguous", "transposed", "sliced", "permuted", "expanded"]
+# Largest error relative to the sum of the magnitudes of what is summed. In 16 bits it is a theorem:
+# the result's unit roundoff, and a few of float32 on the way. In float32 16 roundoffs, 4 deviations
+# of the sums here, of which an expanded x rounds all terms alike.
+ROUNDING = {F32: 2**-20, BF16: 2**-8 + 2**-20, F16: 2**-11 + 2**-20}
+
+
+def randn(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=F64).to(dtype).to(device)
+
+
+def make_x(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str) -> torch.Tensor:
+    if layout == "transposed":
+        return randn(shape[::-1], 0, dtype, device).permute(*reversed(range(len(shape))))
+    if layout == "sliced":  # every second element of every row, not from the first
+        return randn((*shape[:-1], 2 * shape[-1] + 1), 0, dtype, device)[..., 1::2]
+    if layout == "permuted" and len(shape) > 2:  # no view has these rows in one dimension
+        return randn((shape[1], shape[0], *shape[2:]), 0, dtype, device).transpose(0, 1)
+    if layout == "expanded":  # every row is the same one
+        return randn(shape[-1:], 0, dtype, device).expand(shape)
+    return randn(shape, 0, dtype, device)
+
+
+def assert_against_float64(shape, dtype, layout="contiguous", device="cpu", strided=False) -> None:
+    """y, dx and dw against float64, an element at a time."""
+    x = make_x(shape, layout, dtype, device).requires_grad_()
+    w = randn((2 * shape[-1],), 1, dtype, device)[::2] if strided else None
+    w = (randn(shape[-1:], 1, dtype, device) if w is None else w).requires_grad_()
+    dy = randn((), 2, dtype, device).expand(shape[:-1]) if strided else None
+    dy = randn(shape[:-1], 2, dtype, device) if dy is None else dy
+    y = weighted_sum(x, w)
+    assert y.shape == shape[:-1] and y.dtype == dtype
+    dx, dw = torch.autograd.grad(y, (x, w), dy)
+    assert dx.shape == x.shape and dw.shape == w.shape and dx.dtype == dw.dtype == dtype
+
+    x, w, dy = (t.detach().double() for t in (x, w, dy))
+    column, leading = dy[..., None], tuple(range(x.ndim - 1))
+    terms = column * x
+    unit = ROUNDING[dtype]
+    for name, given, exact, size in (
+        ("y", y, (x * w).sum(-1), (x * w).abs().sum(-1)),
+        ("dx", dx, column * w, (column * w).abs()),
+        ("dw", dw, terms.sum(leading) if leading else terms,
+         terms.abs().sum(leading) if leading else terms.abs()),
+    ):  # fmt: skip
+        # 2^-24: the least step of float16
+        assert ((given.double() - exact).abs() <= unit * size + 2**-24).all(), name
