@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 # Some tests wait for most of their time
 JOBS ?= $(shell expr $$(nproc) + 1)
+# Hundreds of processes would each compile the project's modules again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install quickstart lint format compile-check bench report clean \
   test test-slow test-all test-portable test-numeric test-exhaustive test-gpu

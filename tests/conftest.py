@@ -28,13 +28,17 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 INTERPRETED = Path(__file__).parent / "interpreted"
 
-# Files that take longest, longest first; one of those that share ranks stands for all of them
-LONG = [
+# Files that begin first: those that take longest, which wait, beside some that compute. One of
+# those that share ranks stands for all of them.
+FIRST = [
     "test_slurm.py",
+    "test_flash_pytorch.py",
     "test_fsdp.py",
-    "test_torchrun.py",
     "test_stop.py",
+    "test_training_check.py",
+    "test_torchrun.py",
     "test_memory.py",
+    "test_local.py",
     "test_worker.py",
 ]
 # Files without anything that is shared by their tests and takes long to make
@@ -57,8 +61,8 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long begins first, so that no process is left with it at the end."""
-    places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+    places = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 
 
 @pytest.hookimpl(optionalhook=True)

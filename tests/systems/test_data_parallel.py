@@ -41,7 +41,7 @@ def params(strategy: str = "naive", **given) -> Params:
     return Params(**{**tiny, **buckets, "strategy": strategy, **given})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ranks(request):
     backend, world_size = request.param
     with world(backend, world_size) as started:

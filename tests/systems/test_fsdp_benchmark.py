@@ -30,7 +30,7 @@ def params(strategy: str = "blocks", **given) -> Params:
     return Params(**{**tiny, "strategy": strategy, **given})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ranks(request):
     backend, world_size = request.param
     with world(backend, world_size) as started:

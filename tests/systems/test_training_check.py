@@ -19,6 +19,11 @@ from tests.tiny_training import CPU, GPU, ON_CPU, params
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+# The narrowest limits, and the widest of a precision with autocast
+SABOTAGED = [
+    precision if precision in ("fp32", "bf16") else pytest.param(precision, marks=pytest.mark.slow)
+    for precision in ON_CPU
+]
 Sabotage = Callable[[Tensor], Tensor]
 GRADIENTS: dict[str, Sabotage] = {
     "5 % too long": lambda g: g * 1.05,
@@ -57,7 +62,7 @@ def test_the_check_passes_what_is_right(precision):
 
 
 @pytest.mark.parametrize("sabotage", GRADIENTS)
-@pytest.mark.parametrize("precision", ON_CPU)
+@pytest.mark.parametrize("precision", SABOTAGED)
 def test_the_check_finds_a_wrong_gradient_of_any_parameter(precision, sabotage):
     for name in PARAMETERS if precision in ("fp32", "bf16") else PARAMETERS[1::3]:
         training = _trained(precision)
@@ -118,7 +123,7 @@ ATTENTIONS: dict[str, Callable[..., Tensor]] = {
 
 
 @pytest.mark.parametrize("wrong", ATTENTIONS)
-@pytest.mark.parametrize("precision", ON_CPU)
+@pytest.mark.parametrize("precision", SABOTAGED)
 def test_the_check_finds_a_wrong_attention(precision, wrong):
     with pytest.raises(WrongOutput, match=f"relative error of {precision} against float64"):
         check_training(_trained(precision, attention=ATTENTIONS[wrong]))
