@@ -20,6 +20,7 @@ from torch import Tensor
 
 # Of single elements, in standard deviations; of the norm of n elements it is CONFIDENCE / sqrt(n)
 CONFIDENCE = 6.0
+FLUSHED = 2.0**-126  # a GPU takes smaller numbers in float32 for zero
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
@@ -60,9 +61,7 @@ def precision_of(dtype: torch.dtype, split_float32: bool = False) -> Precision:
     """
     own = unit_roundoff(dtype)
     wide = unit_roundoff(torch.promote_types(dtype, torch.float32))
-    # GPUs flush what is below float32's normal numbers to zero
-    wide_info = torch.finfo(torch.promote_types(dtype, torch.float32))
-    smallest = max(torch.finfo(dtype).smallest_normal * 2 * own, wide_info.smallest_normal)
+    smallest = max(torch.finfo(dtype).smallest_normal * 2 * own, FLUSHED)
     if own > wide:
         return Precision(own, own, 0.0, wide, smallest)
     if split_float32 and dtype == torch.float32:
@@ -136,8 +135,8 @@ def attention_limits(
     score_error = abs(scale) * inputs_error(q, k.mT) + total * (4 + 4 * largest)
     lse_error = (p * score_error).square().sum(-1, keepdim=True).sqrt()
     lse_error += total * (math.sqrt(n_keys) + 2 * lse[..., None].abs())
-    p_error = score_error + lse_error  # relative
-    p_operand_error = p * (p_error + operand) + floor(p)
+    p_error = p * (score_error + lse_error) + FLUSHED
+    p_operand_error = p_error + operand * p + floor(p)
     # An error of P moves out by (v - out) times it, for the row is divided by its sum
     out_error = operands_error(p, p_operand_error, v)
     out_error += p_operand_error.norm(dim=-1, keepdim=True) * out.abs()
@@ -146,7 +145,8 @@ def attention_limits(
     row_error = (dout.abs() * out_error).sum(-1, keepdim=True)
     row_error += result * (dout * out).norm(dim=-1, keepdim=True)
     row_error += total * math.sqrt(d) * (dout * out).abs().sum(-1, keepdim=True)
-    ds_error = p * inputs_error(dout, v.mT) + (p_error + operand) * ds.abs() + floor(ds)
+    ds_error = p * inputs_error(dout, v.mT) + p_error * (dp - delta).abs()
+    ds_error += operand * ds.abs() + floor(ds)
     dq_error = operands_error(ds, ds_error, k)
     dq_error += row_error * (p @ k).abs() + lse_error * (ds @ k).abs()
     dk_error = operands_error(ds.mT, (ds_error + row_error * p).mT, q)
