@@ -47,6 +47,9 @@ if [ "${TESTS:-all}" = all ]; then
     step 'CPU tests'
     "$python" -m pytest -q -m 'not gpu and not slurm and not slow and not exhaustive' -p no:cacheprovider >"$box/cpu-tests.log" 2>&1 || failed=1
     tail -n 15 "$box/cpu-tests.log"
+    TRITON_INTERPRET=1 "$python" -m pytest -q tests/interpreted -p no:cacheprovider \
+        >"$box/interpreted-tests.log" 2>&1 || failed=1
+    tail -n 5 "$box/interpreted-tests.log"
 fi
 if [ "${TESTS:-all}" != none ]; then
     step 'GPU tests'

@@ -47,6 +47,7 @@ INDEPENDENT = (
     "tests/systems/test_flash_hopper",
     "tests/systems/test_flash_margins.py",
     "tests/systems/test_flash_triton_gpu.py",
+    "tests/systems/test_training_gpu.py",
     "tests/test_studies.py",
 )
 
