@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Several processes share the processor. OpenMP's threads wait for each other by spinning: where
     # they do not run at once, two of them took nine times the processor time of one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "ATEN_CPU_CAPABILITY" in os.environ:
+    # torch.compile's cache does not tell apart code that it made for different vector units
+    cache = f"torchinductor_{os.getuid()}_{os.environ['ATEN_CPU_CAPABILITY']}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), cache)))
 # With each empty cache torch.compile builds six programs, in 13 s, to learn what the processor's
 # flags say.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
