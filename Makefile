@@ -37,18 +37,19 @@ quickstart: $(VENV)/installed
 
 PYTEST = $(BIN)/python -m pytest -n $(JOBS)
 # Triton decides at import whether it interprets its kernels on the CPU, so those tests run apart.
-# pytest ends with 5 where ARGS select none of them.
 define interpreted
-env $(SETTING) TRITON_INTERPRET=1 $(PYTEST) tests/interpreted $(1) $(ARGS) || [ $$? -eq 5 ]
+env $(SETTING) $(2) TRITON_INTERPRET=1 $(PYTEST) tests/interpreted $(1) $(SELECTED)
 endef
+# pytest ends with 5 where ARGS select none of the tests
+SELECTED = $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 
 test: $(VENV)/installed-test
-	$(PYTEST) $(ARGS)
+	$(PYTEST) $(SELECTED)
 	$(call interpreted)
 
 # make test-slow     what make test leaves out: compiling for long, and all studies
 test-slow: $(VENV)/installed-test
-	$(PYTEST) -m 'slow and not gpu' $(ARGS)
+	$(PYTEST) -m 'slow and not gpu' $(SELECTED)
 	$(call interpreted,-m slow)
 
 # make test-all      make test, make test-slow
@@ -66,15 +67,16 @@ test-portable: $(VENV)/installed-test
 
 # make test-numeric  the numeric tests; SETTING=ATEN_CPU_CAPABILITY=default, or another variable
 test-numeric: $(VENV)/installed-test
-	env $(SETTING) $(PYTEST) tests/systems $(ARGS)
+	env $(SETTING) $(PYTEST) tests/systems $(SELECTED)
 	$(call interpreted)
 
 # make test-exhaustive  many seeds, many repeats, every integer operation of a kernel checked
 test-exhaustive: $(VENV)/installed-test
-	$(PYTEST) -m 'exhaustive and not gpu' $(ARGS)
+	$(PYTEST) -m exhaustive $(SELECTED)
 	REPEATS=20 $(PYTEST) tests/systems/test_ddp.py tests/systems/test_fsdp.py \
-	  tests/systems/test_sharded_optimizer.py $(ARGS)
+	  tests/systems/test_sharded_optimizer.py $(SELECTED)
 	$(call interpreted,-m exhaustive)
+	$(call interpreted,-m 'slow or not exhaustive',CHECK_OVERFLOW=1)
 
 # make test-gpu      the tests that need an NVIDIA GPU; those that need two skip where there is one
 test-gpu: $(VENV)/installed-test

@@ -1,5 +1,5 @@
-"""The process that runs are forked from: it has imported torch, or what else they need, once, and a
-fork costs milliseconds.
+"""The process that runs are forked from. It has imported torch, or whatever else they need, once; a
+fork then costs milliseconds.
 
 A worker starts it (`jobs.isolation.ForkServer`), tells it over a socket what to run, one run at a
 time, and hears how each ended. It adopts the orphans of what it forked, so when a run has ended it
@@ -49,7 +49,12 @@ def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
         _import(name)
     for name in benchmarks:
         module = _import(name)
-        for late in getattr(module, "PRELOAD", PRELOAD):
+        try:
+            late_modules = tuple(getattr(module, "PRELOAD", PRELOAD))
+        except TypeError:  # no list of names
+            traceback.print_exc()
+            late_modules = PRELOAD
+        for late in late_modules:
             _import(late)
     code = 0
     server = _Server(connection)

@@ -288,7 +288,7 @@ class Worker:
         modules = ["jobs.run_process"]
         benchmarks = [n if "." in n else f"systems.benchmarks.{n}" for n in names]
         shape = self.job.shape
-        if shape.nproc_per_node is not None:  # torchrun starts each rank anew: it imports those
+        if shape.nproc_per_node is not None:  # each rank is a new process, which imports those
             modules, benchmarks = ["torch", "jobs.torchrun"], []
         elif shape.gpus_per_node > 0:  # a run looks with torch whether it has the GPUs it was given
             modules = ["torch", *modules]

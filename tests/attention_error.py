@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Of single elements, in standard deviations; of the norm of n elements it is CONFIDENCE / sqrt(n)
+# Standard deviations that a single element may be off by. The norm of n elements may exceed its
+# expectation by a share of CONFIDENCE / sqrt(n).
 CONFIDENCE = 6.0
 FLUSHED = 2.0**-126  # a GPU takes smaller numbers in float32 for zero
 NAMES = ("out", "lse", "dq", "dk", "dv")
@@ -33,7 +34,7 @@ class Precision(NamedTuple):
         term: of one term of a product of inputs. Products of 16-bit numbers are exact in float32.
         sum: of sums, exponentials, lse.
         smallest: error of the smallest operands and results.
-        depth: error of an operand as a share of the largest number of its matrix.
+        depth: absolute error of an operand, in units of the largest number of its matrix.
     """
 
     result: float
@@ -50,7 +51,7 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def precision_of(dtype: torch.dtype, split_float32: bool = False) -> Precision:
-    """Of an implementation that rounds nothing below float32 but its 16-bit operands and results.
+    """The roundoffs of an implementation in float32, but for 16-bit operands and results.
 
     Args:
         dtype: of the inputs.
@@ -142,7 +143,10 @@ def attention_limits(
     out_error += p_operand_error.norm(dim=-1, keepdim=True) * out.abs()
     out_error += total * math.sqrt(n_keys) * (p @ v.abs())  # rescaled where the maximum grows
     # D = rowsum(dO * O), of the rounded O: its error is the same for a whole row of dS
-    row_error = (dout.abs() * out_error).sum(-1, keepdim=True)
+    # An error e_j of P_j moves D by e_j (dP_j - D)
+    row_error = (p_operand_error * (dp - delta)).norm(dim=-1, keepdim=True)
+    rescaled = dout.abs() * (p @ v.abs())
+    row_error += 2 * total * math.sqrt(n_keys) * rescaled.sum(-1, keepdim=True)
     row_error += result * (dout * out).norm(dim=-1, keepdim=True)
     row_error += total * math.sqrt(d) * (dout * out).abs().sum(-1, keepdim=True)
     ds_error = p * inputs_error(dout, v.mT) + p_error * (dp - delta).abs()
@@ -166,11 +170,12 @@ def attention_limits(
 def shares_of_limits(found: dict[str, Tensor], limits: Limits) -> dict[str, float]:
     """The error of each result as a share of its limit: above 1 it is wrong, NaN is too.
 
-    `NAME` is of the element that is furthest off, `NAME norm` of the norm of all errors.
+    `NAME` is the share of the worst element, `NAME norm` that of the norm of all errors.
     """
     shares = {}
     for name, x in found.items():
         exact, deviation = limits.exact[name], limits.deviation[name]
+        assert x.shape == exact.shape, f"{name}: {tuple(x.shape)}, not {tuple(exact.shape)}"
         if not exact.numel():
             continue
         error = (x.double() - exact).abs()

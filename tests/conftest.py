@@ -33,8 +33,8 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 INTERPRETED = Path(__file__).parent / "interpreted"
 
-# Files that begin first: those that take longest, which wait, beside some that compute. One of
-# those that share ranks stands for all of them.
+# Files that begin first, the longest ones: some mostly wait, some compute. One of those that share
+# ranks stands for all of them.
 FIRST = [
     "test_slurm.py",
     "test_flash_pytorch.py",
@@ -65,8 +65,14 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if interprets else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins first, so that no process is left with it at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of the other kind go, also where their file was named. What takes long begins first, so
+    that no process is left with it at the end."""
+    interprets = os.environ.get("TRITON_INTERPRET") == "1"
+    others = [item for item in items if item.path.is_relative_to(INTERPRETED) != interprets]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item.path.is_relative_to(INTERPRETED) == interprets]
     places = {name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 

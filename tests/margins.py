@@ -1,7 +1,7 @@
-"""How far right results stay below their limits.
+"""Correct results stay well below their limits.
 
-Limits are derived, so that they hold on any processor; that they are not too tight either is shown
-by many draws of the inputs, each of which stays under half of its limit.
+Limits are derived, so that they hold on any processor. Many draws of the inputs show that they are
+not too tight: each stays under half of its limit.
 """
 
 from __future__ import annotations

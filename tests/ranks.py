@@ -72,21 +72,23 @@ class Ranks:
         wrong = {
             rank: told
             for rank, told in enumerate(self.outcomes(case, *arguments, repeats=repeats))
-            if told != "ok"
+            if told not in ("ok", READY)
         }
         if wrong:
             parts = [f"rank {rank} of {self.world_size}: {told}" for rank, told in wrong.items()]
             raise AssertionError("\n".join(parts))
 
     def outcomes(self, case: Case, *arguments: Any, repeats: int = 1) -> list[str]:
-        """What became of each rank: ok, a traceback, "died with exit code N", or hangs."""
+        """What became of each rank: ok, a traceback, "died with exit code N", or hangs; READY where
+        another could not join."""
         told = [READY] * self.world_size
         if not self._processes:
             self._start()
             told = self._answers()
         if all(answer == READY for answer in told):
             for pipe in self._pipes:
-                pipe.send((case, arguments, repeats))
+                with contextlib.suppress(ConnectionError):  # _answers tells how it died
+                    pipe.send((case, arguments, repeats))
             told = self._answers()
         if any(answer != "ok" for answer in told):
             self.close()

@@ -13,8 +13,8 @@ SHAPES = [
 ]  # fmt: skip
 LAYOUTS = ["contiguous", "transposed", "sliced", "permuted", "expanded"]
 # Largest error relative to the sum of the magnitudes of what is summed. In 16 bits it is a theorem:
-# the result's unit roundoff, and a few of float32 on the way. In float32 16 roundoffs, 4 deviations
-# of the sums here, of which an expanded x rounds all terms alike.
+# the result's unit roundoff, and a few of float32 on the way. In float32 it is 16 roundoffs, 4
+# standard deviations for these lengths; with an expanded x all terms round alike.
 ROUNDING = {F32: 2**-20, BF16: 2**-8 + 2**-20, F16: 2**-11 + 2**-20}
 
 

@@ -3,10 +3,13 @@
     TRITON_INTERPRET=1 pytest tests/interpreted
 
 Triton decides at import whether it interprets, so these tests run in processes of their own.
-Without the variable none of them is collected; with it, no others are (tests/conftest.py).
+Without the variable none of them runs; with it, no others do (tests/conftest.py). With
+CHECK_OVERFLOW=1 each integer operation of a kernel is checked, which takes twice the time.
 """
 
 from __future__ import annotations
+
+import os
 
 import pytest
 
@@ -14,5 +17,6 @@ from tests.interpreted.interpreter import mend_interpreter
 
 
 @pytest.fixture(autouse=True)
-def interpreter_as_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    mend_interpreter(monkeypatch, checks_overflow="exhaustive" in request.keywords)
+def interpreter_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert os.environ.get("TRITON_INTERPRET") == "1"  # else torch would stand in for the kernels
+    mend_interpreter(monkeypatch, checks_overflow=os.environ.get("CHECK_OVERFLOW") == "1")

@@ -1,4 +1,4 @@
-"""Limits of other numeric tests: what is right stays under half of them, over many seeds."""
+"""Correct results stay under half of the other tests' limits, over many seeds."""
 
 from __future__ import annotations
 
