@@ -173,6 +173,8 @@ def shares_of_limits(found: dict[str, Tensor], limits: Limits) -> dict[str, floa
     `NAME` is the share of the worst element, `NAME norm` that of the norm of all errors.
     """
     shares = {}
+    n_queries, n_keys = limits.exact["out"].shape[-2], limits.exact["dk"].shape[-2]
+    rows = math.prod(limits.exact["out"].shape[:-2]) * min(n_queries, n_keys)
     for name, x in found.items():
         exact, deviation = limits.exact[name], limits.deviation[name]
         assert x.shape == exact.shape, f"{name}: {tuple(x.shape)}, not {tuple(exact.shape)}"
@@ -180,7 +182,9 @@ def shares_of_limits(found: dict[str, Tensor], limits: Limits) -> dict[str, floa
             continue
         error = (x.double() - exact).abs()
         shares[name] = (error / (CONFIDENCE * deviation)).max().item()
-        room = 1 + CONFIDENCE / math.sqrt(exact.numel())
+        # A row of dQ, and what a query adds to dK, have the error of its D in common
+        independent = rows if name in ("dq", "dk") else exact.numel()
+        room = 1 + CONFIDENCE / math.sqrt(independent)
         shares[f"{name} norm"] = (error.norm() / (room * deviation.norm())).item()
     return shares
 
