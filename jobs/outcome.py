@@ -85,7 +85,7 @@ def of_ranks(nodes: list[Outcome], expired: bool, timeout_s: float, world_size: 
 
 # Of a rank that failed: how likely others failed first (0: not), when it was seen, rank, outcome.
 _Failure = tuple[int, float, int, Outcome]
-_CONSEQUENCE = 3  # from here on one of others' ends, which the timeout brings about too
+_CONSEQUENCE = 3  # from this order on it follows from another rank's end, as at a timeout
 
 
 def _raised(outcomes: list[Outcome]) -> Iterator[_Failure]:

@@ -142,8 +142,8 @@ def attention_limits(
     out_error = operands_error(p, p_operand_error, v)
     out_error += p_operand_error.norm(dim=-1, keepdim=True) * out.abs()
     out_error += total * math.sqrt(n_keys) * (p @ v.abs())  # rescaled where the maximum grows
-    # D = rowsum(dO * O), of the rounded O: its error is the same for a whole row of dS
-    # An error e_j of P_j moves D by e_j (dP_j - D)
+    # D = rowsum(dO * O) has one error for a whole row of dS: an error e_j of P_j moves it by
+    # e_j (dP_j - D), and O is rounded before it enters
     row_error = (p_operand_error * (dp - delta)).norm(dim=-1, keepdim=True)
     rescaled = dout.abs() * (p @ v.abs())
     row_error += 2 * total * math.sqrt(n_keys) * rescaled.sum(-1, keepdim=True)

@@ -57,22 +57,13 @@ INDEPENDENT = (
 )
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Triton decides at import whether it interprets: a process has one kind of tests."""
-    interprets = os.environ.get("TRITON_INTERPRET") == "1"
-    if collection_path.is_relative_to(INTERPRETED) or not collection_path.name.startswith("test_"):
-        return None if interprets or collection_path != INTERPRETED else True
-    return True if interprets else None
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of the other kind go, also where their file was named. What takes long begins first, so
-    that no process is left with it at the end."""
+    """Deselect the interpreted tests, or all others: Triton decides at import whether it
+    interprets, so a process runs one kind. Run what takes long first."""
     interprets = os.environ.get("TRITON_INTERPRET") == "1"
     others = [item for item in items if item.path.is_relative_to(INTERPRETED) != interprets]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item.path.is_relative_to(INTERPRETED) == interprets]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item.path.is_relative_to(INTERPRETED) == interprets]
     places = {name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 

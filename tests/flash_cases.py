@@ -34,7 +34,7 @@ TILES = {
 
 
 def slow(*values):
-    """A case of a parametrized test that only make test-all runs."""
+    """A case of a parametrized test that runs only in make test-slow and make test-all."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 

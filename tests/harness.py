@@ -106,9 +106,9 @@ def run(
 def call(
     *arguments: str | Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The same in this process: half a second less, where nothing hangs on a process of its own.
-    (To `jobs status` a local submission runs as long as the process that submitted it.) `stdout` is
-    all that it wrote, `stderr` that part of it."""
+    """Like `run`, but in this process. Saves half a second where a test needs no separate process.
+    (`jobs status` takes a local submission to run as long as the process that submitted it.)
+    `stdout` holds all output, `stderr` that part of it."""
     module, *rest = map(str, arguments)
     app = {"jobs.submit": submit.app, "jobs": after.app, "aggregate": aggregate.tables_app}[module]
     if module == "aggregate" and rest[0] == "compare":

@@ -38,9 +38,9 @@ class Here(NamedTuple):
 
     @property
     def tolerance(self) -> float:
-        """Of weights after a few steps in float32, absolute and relative: 16 unit roundoffs of
-        weights of about 1, each rounded once a step, and of gradients that are sums in another
-        order. On a GPU ten times as many: it adds in blocks, and fuses."""
+        """For weights after a few steps in float32, absolute and relative: 16 unit roundoffs.
+        Weights are about 1 and are rounded once a step; gradients are summed in another order. A
+        GPU gets ten times as much: it sums in blocks and fuses operations."""
         return 1e-6 if self.device.type == "cpu" else 1e-5
 
 
