@@ -1,155 +1,27 @@
 """Submissions to a real Slurm cluster, from the command line to the records.
 
 The scenarios that wait are submitted together, and each test then looks at its own; the tests that
-make others wait (the controller's restart) come last. Most commands are called in this process:
-each of them is a process of its own in one test at least.
+make others wait (the controller's restart) come last.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import signal
-import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.record import Record, read_records
-from tests.harness import call
+from jobs.record import Record
 from tests.slurm_cluster import SlurmCluster
+from tests.slurm_scenario import SOON_S, Scenario, Scenarios
 
-ROOT = Path(__file__).resolve().parents[2]
-BENCHMARK = "tests.benchmarks.slurm_scenarios"
-SOON_S = 240.0  # for what waits for nothing but its turn
 LIMIT = {"resources": {"timeout_min": 1}}
 LAST = 99  # index of the run that raises
 
 pytestmark = pytest.mark.slurm
-
-
-@dataclass
-class Scenario:
-    """A sweep and the folder it is submitted into."""
-
-    cluster: SlurmCluster
-    folder: Path
-    sweep: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return str(self.sweep["name"])
-
-    @property
-    def out(self) -> Path:
-        return self.folder / "out"
-
-    def let(self, go: str) -> None:
-        """End the waiting of the runs whose parameter `until` is this."""
-        (self.folder / go).touch()
-
-    def file(self, until: str) -> str:
-        """What `until` is to a run: a file, except for the two values that are none."""
-        return until if until in ("", "requeued") else str(self.folder / until)
-
-    def submit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`jobs.submit` of this sweep."""
-        return self.call("jobs.submit", self.file_of_sweep(), "--out", "out", *arguments)
-
-    def submit_alone(self, *prefix: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """The same in a process of its own, as a user would call it."""
-        command = ["jobs.submit", self.file_of_sweep(), "--out", "out"]
-        return self.alone(*prefix, sys.executable, "-m", *command, **environment)
-
-    def file_of_sweep(self) -> str:
-        path = self.folder / f"{self.name}.yaml"
-        path.write_text(json.dumps(self.sweep))  # JSON is YAML
-        return str(path)
-
-    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`python -m ARGUMENTS` in the scenario's folder, from which a job finds the project only
-        by PYTHONPATH."""
-        with contextlib.chdir(self.folder):
-            return call(*arguments, environment=self.cluster.environment)
-
-    def alone(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """A command of its own in that folder."""
-        project = {"PYTHONPATH": str(ROOT)}
-        return subprocess.run(
-            command,
-            cwd=self.folder,
-            env=os.environ | self.cluster.environment | project | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def status(self) -> dict[str, Any]:
-        return json.loads(self.call("jobs", "status", "out", "--json").stdout)  # type: ignore[no-any-return]
-
-    def records(self) -> list[Record]:
-        records, bad = read_records(self.out)
-        assert not bad
-        return records
-
-    def queue(self) -> list[str]:
-        """Job id and state of what Slurm has not finished."""
-        return self.cluster.client(
-            "squeue", "-h", "-r", f"--name={self.name}", "-o", "%i %T"
-        ).stdout.splitlines()
-
-    def finish(self, timeout_s: float = SOON_S) -> list[Record]:
-        """Wait until the queue holds none of its jobs; all its records then."""
-        self.cluster.wait_for(lambda: not self.queue(), timeout_s, f"{self.name} to end")
-        return self.records()
-
-    def worker_states(self) -> list[dict[str, Any]]:
-        """What each of its workers says that it is doing."""
-        paths = self.out.glob("submissions/*/jobs/*/state.json")
-        return [json.loads(path.read_text()) for path in paths]
-
-    def executing(self) -> dict[str, Any]:
-        """Wait until some run executes; what its worker says, which may be late."""
-
-        def running() -> list[dict[str, Any]]:
-            ended = {record.run for record in self.records()}
-            told = [state for state in self.worker_states() if state["running"]]
-            return [state for state in told if state["running"]["run"] not in ended]
-
-        return self.cluster.wait_for(running, SOON_S, f"{self.name} to execute")[0]
-
-
-class Scenarios:
-    """All scenarios of this file, those that wait for long submitted at once."""
-
-    def __init__(self, cluster: SlurmCluster, folder: Path):
-        self.cluster, self.folder = cluster, folder
-        self.made: dict[str, Scenario] = {}
-
-    def new(self, name: str, **sweep: Any) -> Scenario:
-        folder = self.folder / name
-        folder.mkdir()
-        sweep = {"name": name, "benchmark": BENCHMARK, "timeout_s": 200, **sweep}
-        scenario = Scenario(self.cluster, folder, sweep)
-        for axis in ("fixed", "zip"):  # a name stands for a file in the scenario's own folder
-            given = sweep.get(axis, {}).get("until")
-            if isinstance(given, list):
-                sweep[axis]["until"] = [scenario.file(name) for name in given]
-            elif given:
-                sweep[axis]["until"] = scenario.file(given)
-        self.made[name] = scenario
-        return scenario
-
-    def submitted(self, name: str, **sweep: Any) -> Scenario:
-        scenario = self.new(name, **sweep)
-        done = scenario.submit()
-        assert done.returncode == 0, done.stdout
-        return scenario
 
 
 @pytest.fixture(scope="module")
