@@ -51,7 +51,7 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
         "memory",
         grid={"do": ["measure", "eat_memory", "raise"]},
         runs_per_job=3,
-        resources={"mem_gb": 0.5},
+        resources={"mem_gb": 1.5},
     )
     made.submitted("gpu", grid={"index": [0]}, resources={"gpus_per_node": 1})
     made.submitted(

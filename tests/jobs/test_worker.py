@@ -241,7 +241,7 @@ def test_isolation_costs_much_less_than_an_import_of_torch(endings: Endings) -> 
 
 @pytest.fixture
 def memory_cgroup() -> Any:
-    """A memory cgroup of 256 MiB inside this process's own."""
+    """A memory cgroup of 512 MiB inside this process's own."""
     mine = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     v1 = [path for _, controllers, path in mine if "memory" in controllers.split(",")]
     root = "/sys/fs/cgroup/memory" if v1 else "/sys/fs/cgroup"
@@ -250,7 +250,7 @@ def memory_cgroup() -> Any:
     try:
         folder.mkdir()
         limit = folder / ("memory.limit_in_bytes" if v1 else "memory.max")
-        limit.write_text(str(2**28))
+        limit.write_text(str(2**29))
     except OSError as error:
         if folder.exists():
             folder.rmdir()
