@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import combinations
@@ -15,7 +16,7 @@ import yaml
 
 from jobs.isolation import job_environment
 from jobs.provenance import visible_gpus
-from tests.harness import PATIENCE_S, ROOT, call, facts, only, records, run, write_sweep, written
+from tests.harness import PATIENCE_S, ROOT, call, facts, records, run, write_sweep, written
 
 SMI = """#!/bin/sh
 case "$1" in
@@ -161,13 +162,19 @@ def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> 
 def test_the_gpus_given_reach_the_runs_which_do_not_fall_back_to_the_cpu(
     tmp_path: Path, fake_gpus: dict[str, str]
 ) -> None:
-    sweep = write_sweep(tmp_path, [{"what": "ok"}], resources={"gpus_per_node": 1})
+    sweep = write_sweep(
+        tmp_path,
+        [{"what": "ok", "tag": 0}, {"what": "ok", "tag": 1}],
+        resources={"gpus_per_node": 1},
+        runs_per_job=1,
+    )
     out = tmp_path / "out"
     environment = fake_gpus | {"CUDA_VISIBLE_DEVICES": "3,1"}
     run("jobs.submit", sweep, "--local", "--out", out, environment=environment)
-    record = only(out)
-    assert record.device == "Fake GPU" and record.failure is not None
-    assert "(CUDA_VISIBLE_DEVICES=3), but torch sees 0" in record.failure.message
+    messages = [record.failure.message for record in records(out) if record.failure]
+    assert {record.device for record in records(out)} == {"Fake GPU"}
+    given = {re.search(r"CUDA_VISIBLE_DEVICES=(\S+)\)", message)[1] for message in messages}  # type: ignore[index]
+    assert given == {"1", "3"} and all("torch sees 0" in message for message in messages)
 
 
 def test_progress_is_a_line_a_run_in_full_where_there_is_no_terminal(tmp_path: Path) -> None:
