@@ -73,8 +73,7 @@ test-numeric: $(VENV)/installed-test
 # make test-exhaustive  many seeds, many repeats, every integer operation of a kernel checked
 test-exhaustive: $(VENV)/installed-test
 	$(PYTEST) -m exhaustive $(SELECTED)
-	REPEATS=20 $(PYTEST) tests/systems/test_ddp.py tests/systems/test_fsdp.py \
-	  tests/systems/test_sharded_optimizer.py $(SELECTED)
+	REPEATS=20 $(PYTEST) tests/systems/parallel $(SELECTED)
 	$(call interpreted,-m exhaustive)
 	$(call interpreted,-m 'slow or not exhaustive',CHECK_OVERFLOW=1)
 

@@ -19,18 +19,18 @@ from urllib.parse import quote
 import pandas as pd
 import typer
 
-from jobs.benchmarks import short_name
-from jobs.compare import REGRESSIONS, Comparison, compare
-from jobs.entries import Entry, entries
-from jobs.expand import varying
+from jobs.errors import InputError, TableError
+from jobs.formatting import shown
 from jobs.manifest import BrokenManifest
-from jobs.pictures import Picture, copy_pictures, draw_plots
-from jobs.schema import Plot, Sweep, Table, TableError
-from jobs.sheets import Sheet, make_sheet
+from jobs.report.compare import REGRESSIONS, Comparison, compare
+from jobs.report.entries import Entry, entries
+from jobs.report.pictures import Picture, copy_pictures, draw_plots
+from jobs.report.sheets import Sheet, make_sheet
+from jobs.run import varying
 from jobs.status import Observation, observe
-from jobs.strict_yaml import InputError
-from jobs.sweep import load_sweep
-from jobs.values import shown
+from jobs.sweep.benchmarks import short_name
+from jobs.sweep.load import load_sweep
+from jobs.sweep.schema import Plot, Sweep, Table
 
 View = TypeVar("View", Table, Plot)
 

@@ -16,14 +16,14 @@ import yaml
 from rich.console import Console
 from rich.table import Table as Grid
 
-from jobs.benchmarks import NoBenchmark, load_benchmark
-from jobs.expand import varying
-from jobs.local_queue import start_ticks
+from jobs.errors import InputError
+from jobs.launch.submission import Options, prepare, reload
 from jobs.manifest import ARTIFACTS, SUBMISSIONS, BrokenManifest, Manifest, read_manifests
+from jobs.processes import start_ticks
+from jobs.run import varying
 from jobs.status import LIVE, Observation, TaskState, observe, summary
-from jobs.strict_yaml import InputError
-from jobs.submission import Options, prepare, reload
 from jobs.submit import fail, go
+from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
 
 BAD = {"error", "wrong", "timeout", "killed", "cancelled", "preempted", "missing"}
 console = Console(markup=False)

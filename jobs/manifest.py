@@ -20,9 +20,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.expand import Run, Shape
 from jobs.record import write_json
-from jobs.schema import Sweep
+from jobs.run import Run, Shape
+from jobs.sweep.schema import Sweep
 
 SUBMISSIONS = "submissions"
 ARTIFACTS = "artifacts"

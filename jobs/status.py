@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.expand import Run
-from jobs.local_queue import start_ticks
 from jobs.manifest import Job, Manifest, read_manifests
+from jobs.processes import start_ticks
 from jobs.record import BadLine, Record, read_records, write_json
+from jobs.run import Run
 
 JobStates = dict[str, dict[int, tuple[str, str]]]  # state and detail by submission and job
 LIVE = {"queued", "running"}

@@ -14,13 +14,13 @@ import typer
 from rich.console import Console
 from rich.table import Table as Grid
 
-from jobs.expand import Run, varying
+from jobs.errors import InputError
+from jobs.launch.plan import worst_case_gpu_hours
+from jobs.launch.submission import Options, Prepared, failed, prepare, start
 from jobs.manifest import BrokenManifest
-from jobs.plan import worst_case_gpu_hours
 from jobs.record import Record, iter_records
-from jobs.strict_yaml import InputError
-from jobs.submission import Options, Prepared, failed, prepare, start
-from jobs.sweep import load_sweep
+from jobs.run import Run, varying
+from jobs.sweep.load import load_sweep
 
 CLUSTER_FILE = "cluster.yaml"
 SHOWN_RUNS = 10
@@ -205,7 +205,7 @@ def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
         ("jobs", f"{len(manifest.jobs)}, {manifest.sweep.runs_per_job} runs a job at most"),
     ]
     if executor == "slurm" or sbatch:
-        from jobs.executors import arrays, max_array_size
+        from jobs.launch.slurm import arrays, max_array_size
 
         rows.append(("arrays", str(len(arrays(manifest, max_array_size())))))
     rows += [
@@ -226,7 +226,7 @@ def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
     if len(expansion.runs) > SHOWN_RUNS:
         console.print(f"  … and {len(expansion.runs) - SHOWN_RUNS} more")
     if sbatch:
-        from jobs.executors import sbatch_texts
+        from jobs.launch.slurm import sbatch_texts
 
         for text in sbatch_texts(manifest):
             print(text)

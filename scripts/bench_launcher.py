@@ -101,11 +101,11 @@ def submission(folder: Path) -> None:
 
 def aggregation(folder: Path, count: int) -> None:
     """Tables of `count` records, each of three phases of 100 samples, one file a job of 1,000."""
-    from jobs.expand import expand
+    from jobs.launch.plan import pack, tasks_of
     from jobs.manifest import Manifest, new_id, write_manifest
-    from jobs.plan import pack, tasks_of
     from jobs.record import RECORDS, Measurements, Record
-    from jobs.sweep import load_sweep
+    from jobs.sweep.expand import expand
+    from jobs.sweep.load import load_sweep
 
     path = sweep(
         folder / "aggregation.yaml",

@@ -20,8 +20,6 @@ import torch
 from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the systems of this checkout
-from systems.kernels.flash_attention.backward_kernel import delta_kernel, dkdv_kernel, dq_kernel
-from systems.kernels.flash_attention.combine_kernel import combine_kernel, sum_kernel
 from systems.kernels.flash_attention.configurations import (
     MOVED,
     Configuration,
@@ -29,9 +27,15 @@ from systems.kernels.flash_attention.configurations import (
     block_d,
     configuration,
 )
-from systems.kernels.flash_attention.forward_kernel import forward_kernel
-from systems.kernels.flash_attention.hopper_launch import FORWARD, HopperTile
-from systems.kernels.flash_attention.parts_kernel import parts_kernel, peak_kernel
+from systems.kernels.flash_attention.hopper.forward_launch import FORWARD, HopperTile
+from systems.kernels.flash_attention.triton.backward_kernel import (
+    delta_kernel,
+    dkdv_kernel,
+    dq_kernel,
+)
+from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel, sum_kernel
+from systems.kernels.flash_attention.triton.forward_kernel import forward_kernel
+from systems.kernels.flash_attention.triton.split_kernel import parts_kernel, peak_kernel
 from tests.hopper import compile_for_hopper, compile_gluon_for_hopper, resources
 
 SHARED_LIMIT = 227 << 10  # bytes a program may have on sm_90
@@ -159,9 +163,9 @@ def compile_hopper(
     """The Gluon kernel of a pass, "forward" or "backward", in bfloat16, in one of HOPPER_FORMS."""
     from triton.experimental.gluon import language as gl
 
-    from systems.kernels.flash_attention.hopper_backward import backward_kernel
-    from systems.kernels.flash_attention.hopper_backward_wide import wide_backward_kernel
-    from systems.kernels.flash_attention.hopper_forward import hopper_forward_kernel
+    from systems.kernels.flash_attention.hopper.backward_d128 import wide_backward_kernel
+    from systems.kernels.flash_attention.hopper.backward_kernel import backward_kernel
+    from systems.kernels.flash_attention.hopper.forward_kernel import hopper_forward_kernel
 
     def descriptor(kind: str, block: list[int], dtype: Any) -> str:
         layout = gl.NVMMASharedLayout.get_default_for(block, dtype)

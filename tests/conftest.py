@@ -40,7 +40,7 @@ FIRST = [
     "test_flash_pytorch.py",
     "test_fsdp.py",
     "test_stop.py",
-    "test_training_check.py",
+    "test_gradient_check.py",
     "test_torchrun.py",
     "test_memory.py",
     "test_local.py",
@@ -49,10 +49,10 @@ FIRST = [
 # Files without anything that is shared by their tests and takes long to make
 INDEPENDENT = (
     "tests/interpreted/",
-    "tests/systems/test_flash_hopper",
-    "tests/systems/test_flash_margins.py",
-    "tests/systems/test_flash_triton_gpu.py",
-    "tests/systems/test_training_gpu.py",
+    "tests/systems/kernels/test_flash_hopper",
+    "tests/systems/kernels/test_flash_margins.py",
+    "tests/systems/kernels/test_flash_triton_gpu.py",
+    "tests/systems/training/test_training_gpu.py",
     "tests/test_studies.py",
 )
 

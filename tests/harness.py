@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 import aggregate
 import jobs.__main__ as after
 from jobs import submit
+from jobs.launch.submission import Options, prepare
 from jobs.manifest import Manifest, write_manifest
 from jobs.record import Record, read_records
-from jobs.submission import Options, prepare
-from jobs.sweep import load_sweep
+from jobs.sweep.load import load_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 120.0  # for what takes a second on a machine that does nothing else

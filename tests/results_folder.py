@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from jobs.expand import Run, expand
+from jobs.errors import InputError
+from jobs.launch.submission import Options, prepare
 from jobs.manifest import Manifest, write_manifest
 from jobs.record import Failure, Measurements, Record, RecordWriter
-from jobs.schema import Table
+from jobs.report.tables import fill, frame
+from jobs.run import Run
 from jobs.status import observe
-from jobs.strict_yaml import InputError
-from jobs.submission import Options, prepare
-from jobs.sweep import LoadedSweep, load_sweep
-from jobs.tables import fill, frame
+from jobs.sweep.expand import expand
+from jobs.sweep.load import LoadedSweep, load_sweep
+from jobs.sweep.schema import Table
 
 CPU = "cpu: Test Processor"
 H200 = "NVIDIA H200"

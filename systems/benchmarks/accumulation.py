@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from systems.benchmarks.base import BenchmarkParams
+from systems.benchmark import BenchmarkParams
 
 VERSION = 1
 FLOAT16_MAX = 65_504

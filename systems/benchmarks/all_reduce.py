@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from systems.benchmarks.base import BenchmarkParams, WrongOutput
+from systems.benchmark import BenchmarkParams, WrongOutput
 
 VERSION = 1
 PERIOD = 1009  # of the pattern that is summed
@@ -48,8 +48,8 @@ def run(params: Params) -> dict[str, Any]:
     import torch.distributed as dist
 
     from systems import accounting
-    from systems.benchmarks.meeting import meet, ranks_of
-    from systems.benchmarks.step_timing import synchronize
+    from systems.measure.barrier import meet, ranks_of
+    from systems.training.step_timing import synchronize
 
     size = params.size_mb * 10**6
     with ranks_of(params.backend, params.world_size) as device:

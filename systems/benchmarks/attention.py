@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from systems import accounting
-from systems.benchmarks.base import AttentionName, BenchmarkParams, Unsupported, WrongOutput
+from systems.benchmark import AttentionName, BenchmarkParams, Unsupported, WrongOutput
 
 # 1: the peak memory of forward held the graph of another call. 2: backward kept its graph, and so
 # the probabilities, to be called again. 3: no wall time, nothing under a CUDA graph.
@@ -59,8 +59,8 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
-    from systems.benchmarks.timing import host_ms, peak_memory_bytes, time_ms, wall_ms
     from systems.kernels.flash_attention import ATTENTIONS, naive, why_not
+    from systems.measure.timing import host_ms, peak_memory_bytes, time_ms, wall_ms
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[params.dtype]

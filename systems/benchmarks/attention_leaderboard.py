@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from systems.benchmarks.base import AttentionName, BenchmarkParams, Unsupported
+from systems.benchmark import AttentionName, BenchmarkParams, Unsupported
 
 if TYPE_CHECKING:
     from torch import Tensor

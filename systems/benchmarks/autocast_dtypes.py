@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from systems.benchmarks.base import BenchmarkParams
+from systems.benchmark import BenchmarkParams
 
 VERSION = 1
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from systems import accounting
-from systems.benchmarks.parallel_params import ParallelParams
+from systems.training.parallel_params import ParallelParams
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from systems.benchmarks.overlap import StepTimeline
-    from systems.benchmarks.parallel_training import ParallelTraining
+    from systems.measure.communication_timeline import StepTimeline
+    from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
 Strategy = Literal["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
@@ -78,7 +78,7 @@ def run(params: Params) -> dict[str, Any]:
         WrongOutput: ranks differ, or from one process on the batches of all.
         RuntimeError: the number of processes is not `world_size`.
     """
-    from systems.benchmarks.meeting import ranks_of
+    from systems.measure.barrier import ranks_of
 
     with ranks_of(params.backend, params.world_size) as device:
         return measure(params, device)
@@ -89,8 +89,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from systems.benchmarks.meeting import of_all_ranks
-    from systems.benchmarks.parallel_training import (
+    from systems.measure.barrier import of_all_ranks
+    from systems.training.parallel_training import (
         ParallelTraining,
         alternating_rounds,
         check_parallel,
@@ -139,8 +139,8 @@ def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTi
     """A profiled step of another strategy, of every rank."""
     import torch.distributed as dist
 
-    from systems.benchmarks.meeting import of_all_ranks
-    from systems.benchmarks.parallel_training import ParallelTraining, profiled_steps
+    from systems.measure.barrier import of_all_ranks
+    from systems.training.parallel_training import ParallelTraining, profiled_steps
 
     other = params.model_copy(update={"strategy": strategy, "bucket_size_mb": None})
     training = ParallelTraining(
@@ -180,9 +180,9 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
     Of overlapped a bucket is a parameter. Of naive and flat nothing is hidden, and torch fills its
     buckets in a way of its own: of those no exposed time is predicted.
     """
-    from systems.benchmarks.meeting import of_all_ranks
-    from systems.benchmarks.step_timing import clock_ms
+    from systems.measure.barrier import of_all_ranks
     from systems.parallel.buckets import MB, fill_buckets
+    from systems.training.step_timing import clock_ms
 
     backward = []
     for _ in range(3):
@@ -218,8 +218,8 @@ def _all_reduce_seconds(elements: int, device: torch.device) -> float:
     import torch
     import torch.distributed as dist
 
-    from systems.benchmarks.meeting import meet, of_all_ranks
-    from systems.benchmarks.step_timing import synchronize
+    from systems.measure.barrier import meet, of_all_ranks
+    from systems.training.step_timing import synchronize
 
     buffer = torch.zeros(elements, device=device)
     dist.all_reduce(buffer)

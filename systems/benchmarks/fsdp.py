@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import model_validator
 
 from systems import accounting
-from systems.benchmarks.parallel_params import ParallelParams
+from systems.training.parallel_params import ParallelParams
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from systems.benchmarks.overlap import StepTimeline
-    from systems.benchmarks.parallel_training import ParallelTraining
+    from systems.measure.communication_timeline import StepTimeline
+    from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
 WARMUP_STEPS = 2  # before the step whose peak is kept
@@ -100,7 +100,7 @@ def run(params: Params) -> dict[str, Any]:
         WrongOutput: from one process on the batches of all, it differs too much.
         RuntimeError: the number of processes is not `world_size`.
     """
-    from systems.benchmarks.meeting import ranks_of
+    from systems.measure.barrier import ranks_of
 
     with ranks_of(params.backend, params.world_size) as device:
         return measure(params, device)
@@ -110,8 +110,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """`run`, in the process group that there is."""
     import torch.distributed as dist
 
-    from systems.benchmarks.meeting import of_all_ranks
-    from systems.benchmarks.parallel_training import (
+    from systems.measure.barrier import of_all_ranks
+    from systems.training.parallel_training import (
         ParallelTraining,
         alternating_rounds,
         draw_timeline,
@@ -164,7 +164,7 @@ def _memory(
     """What this rank keeps at the end of a step, by kind, and the step's peak, on a GPU."""
     import torch
 
-    from systems.benchmarks.saved_tensors import storage_bytes
+    from systems.measure.saved_tensors import storage_bytes
 
     for _ in range(WARMUP_STEPS):
         training.step()
@@ -203,9 +203,9 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
     import torch
     import torch.distributed as dist
 
-    from systems.benchmarks.parallel_training import ParallelTraining
     from systems.model import TransformerBlock, cross_entropy
     from systems.parallel import FullyShardedDataParallel
+    from systems.training.parallel_training import ParallelTraining
 
     dtype = None
     of_slices: dict[str, Any] = {"optimizer": "torch"}
@@ -280,7 +280,7 @@ def _plain_name(name: str) -> str:
 
 def check(training: ParallelTraining, alone: ParallelTraining) -> dict[str, float]:
     """`check_parallel` of weights and gradients put together from their slices."""
-    from systems.benchmarks.parallel_training import check_parallel
+    from systems.training.parallel_training import check_parallel
 
     shapes = {name: p.shape for name, p in alone.model.named_parameters()}
     return check_parallel(
@@ -300,7 +300,7 @@ def whole_gradients(
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor
 
-    from systems.benchmarks.base import WrongOutput
+    from systems.benchmark import WrongOutput
 
     for compiled_name, parameter in training.model.named_parameters():
         name, grad = _plain_name(compiled_name), parameter.grad

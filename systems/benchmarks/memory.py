@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import model_validator
 
 from systems import accounting
-from systems.benchmarks.base import Unsupported, artifacts_folder
-from systems.benchmarks.transformer import TransformerParams
+from systems.benchmark import Unsupported, artifacts_folder
+from systems.training.params import TransformerParams
 
 if TYPE_CHECKING:
     import torch
 
-    from systems.benchmarks.step_timing import Phases
-    from systems.benchmarks.training import Training
+    from systems.training.step_timing import Phases
+    from systems.training.training import Training
 
 VERSION = 1
 PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
@@ -103,10 +103,10 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
-    from systems.benchmarks.memory_timeline import recording
-    from systems.benchmarks.step_timing import phases_of
-    from systems.benchmarks.training import make_training
-    from systems.benchmarks.training_check import check_training
+    from systems.measure.memory_timeline import recording
+    from systems.training.gradient_check import check_training
+    from systems.training.step_timing import phases_of
+    from systems.training.training import make_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if params.snapshot and device.type != "cuda":
@@ -159,7 +159,7 @@ def _step_on_gpu(
     """Peaks by phase and facts of one step, with its timeline drawn."""
     import torch
 
-    from systems.benchmarks.memory_timeline import mark_phase
+    from systems.measure.memory_timeline import mark_phase
 
     peaks: dict[str, int] = {}
     requested: dict[str, int] = {}  # what tensors asked for, after each phase
@@ -198,7 +198,7 @@ def _timeline(
     """Read the allocator's history, draw it, and say what is in use at the peak."""
     import torch
 
-    from systems.benchmarks.memory_timeline import (
+    from systems.measure.memory_timeline import (
         Owner,
         bytes_by_kind,
         draw_timeline,
@@ -268,7 +268,7 @@ def _optimizer_state(training: Training) -> dict[str, torch.Tensor]:
 
 
 def _state_bytes(training: Training) -> dict[str, int]:
-    from systems.benchmarks.saved_tensors import storage_bytes
+    from systems.measure.saved_tensors import storage_bytes
 
     return {
         "weights_bytes": storage_bytes(_weights(training).values()),
@@ -279,7 +279,7 @@ def _state_bytes(training: Training) -> dict[str, int]:
 
 def _saved(training: Training) -> dict[str, int]:
     """Bytes that autograd keeps at the end of forward, and how many are autocast's copies."""
-    from systems.benchmarks.saved_tensors import saved_tensors
+    from systems.measure.saved_tensors import saved_tensors
 
     model = training.model
     apart = [*model.parameters(), *model.buffers(), training.tokens, training.targets]
@@ -294,7 +294,7 @@ def _block(training: Training) -> dict[str, Any]:
     """What the first block saves, on a residual stream as it comes from the embedding."""
     import torch
 
-    from systems.benchmarks.saved_tensors import block_report, storage_bytes
+    from systems.measure.saved_tensors import block_report, storage_bytes
 
     with torch.no_grad():
         x = training.model.token_embedding(training.tokens)

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from systems import accounting
-from systems.benchmarks.base import Unsupported, artifacts_folder
-from systems.benchmarks.transformer import TransformerParams
+from systems.benchmark import Unsupported, artifacts_folder
+from systems.training.params import TransformerParams
 
 if TYPE_CHECKING:
-    from systems.benchmarks.kernel_table import Profile
-    from systems.benchmarks.training import Training
+    from systems.measure.kernel_table import Profile
+    from systems.training.training import Training
 
 VERSION = 1
 PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
@@ -79,10 +79,10 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
-    from systems.benchmarks.step_timing import by_phase, phases_of, steps_ms, timed_steps
-    from systems.benchmarks.training import make_training
-    from systems.benchmarks.training_check import check_training
-    from systems.benchmarks.under_nsys import run_under_nsys, why_not_nsys
+    from systems.measure.under_nsys import run_under_nsys, why_not_nsys
+    from systems.training.gradient_check import check_training
+    from systems.training.step_timing import by_phase, phases_of, steps_ms, timed_steps
+    from systems.training.training import make_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if params.profiler == "nsys":
@@ -109,7 +109,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def _torch_facts(training: Training, params: Params) -> dict[str, Any]:
-    from systems.benchmarks.kernel_table import kernel_facts, read_profile
+    from systems.measure.kernel_table import kernel_facts, read_profile
 
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "trace.json")
@@ -124,8 +124,8 @@ def _torch_facts(training: Training, params: Params) -> dict[str, Any]:
 
 
 def _profile(training: Training, trace: Path) -> None:
-    from systems.benchmarks.ranges import annotate_attention, annotated_step, step_profiler
-    from systems.benchmarks.step_timing import phases_of
+    from systems.training.profiler_ranges import annotate_attention, annotated_step, step_profiler
+    from systems.training.step_timing import phases_of
 
     annotate_attention(training)  # only now: the clock's steps ran without
     phases = phases_of(training)

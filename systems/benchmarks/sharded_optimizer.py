@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from systems import accounting
-from systems.benchmarks.parallel_params import ParallelParams
+from systems.training.parallel_params import ParallelParams
 
 if TYPE_CHECKING:
     import torch
 
-    from systems.benchmarks.parallel_training import ParallelTraining
+    from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
 BUCKET_SIZE_MB = 100.0
@@ -66,7 +66,7 @@ def run(params: Params) -> dict[str, Any]:
         WrongOutput: ranks differ, or from one process on the batches of all.
         RuntimeError: the number of processes is not `world_size`.
     """
-    from systems.benchmarks.meeting import ranks_of
+    from systems.measure.barrier import ranks_of
 
     with ranks_of(params.backend, params.world_size) as device:
         return measure(params, device)
@@ -76,8 +76,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """`run`, in the process group that there is."""
     import torch.distributed as dist
 
-    from systems.benchmarks.meeting import of_all_ranks
-    from systems.benchmarks.parallel_training import (
+    from systems.measure.barrier import of_all_ranks
+    from systems.training.parallel_training import (
         ParallelTraining,
         alternating_rounds,
         check_parallel,
@@ -106,9 +106,9 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    from systems.benchmarks.parallel_training import ParallelTraining
-    from systems.benchmarks.training import optimizer_of
     from systems.parallel import BucketedDDP, ShardedOptimizer
+    from systems.training.parallel_training import ParallelTraining
+    from systems.training.training import optimizer_of
 
     optimizer_class, options = optimizer_of(params)
 
@@ -137,7 +137,7 @@ def _memory(
     phases between, and of a second step, when the optimizer's state exists."""
     import torch
 
-    from systems.benchmarks.saved_tensors import storage_bytes
+    from systems.measure.saved_tensors import storage_bytes
 
     on_gpu = device.type == "cuda"
     peaks: dict[str, int] = {}
@@ -192,8 +192,8 @@ def _sum(used: dict[str, int]) -> int:
 
 def _optimizer_ms(training: ParallelTraining, count: int) -> list[float]:
     """Milliseconds of the optimizer's step by Python's clock, all ranks beginning together."""
-    from systems.benchmarks.meeting import meet
-    from systems.benchmarks.step_timing import clock_ms
+    from systems.measure.barrier import meet
+    from systems.training.step_timing import clock_ms
 
     samples = []
     for _ in range(count):

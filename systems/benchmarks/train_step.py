@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from systems import accounting
-from systems.benchmarks.transformer import Passes, TransformerParams
+from systems.training.params import Passes, TransformerParams
 
 if TYPE_CHECKING:
     import torch
 
-    from systems.benchmarks.step_timing import Phases
-    from systems.benchmarks.training import Training
+    from systems.training.step_timing import Phases
+    from systems.training.training import Training
 
 VERSION = 1
 PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
@@ -99,9 +99,9 @@ def _empty_caches() -> Iterator[None]:
 def _measure(params: Params) -> dict[str, Any]:
     import torch
 
-    from systems.benchmarks.step_timing import by_phase, phases_of, steps_ms, timed_steps
-    from systems.benchmarks.training import make_training
-    from systems.benchmarks.training_check import check_training
+    from systems.training.gradient_check import check_training
+    from systems.training.step_timing import by_phase, phases_of, steps_ms, timed_steps
+    from systems.training.training import make_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     started = time.perf_counter()

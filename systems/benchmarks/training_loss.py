@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from systems.benchmarks.base import WrongOutput
-from systems.benchmarks.transformer import TransformerParams
+from systems.benchmark import WrongOutput
+from systems.training.params import TransformerParams
 
 VERSION = 1
 PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
@@ -38,7 +38,7 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
-    from systems.benchmarks.training import make_training
+    from systems.training.training import make_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     plain = {

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from systems.benchmarks.base import BenchmarkParams
+from systems.benchmark import BenchmarkParams
 
 VERSION = 1
 PRELOAD = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from systems.benchmarks.base import BenchmarkParams
+from systems.benchmark import BenchmarkParams
 
 VERSION = 1
 PRELOAD = ("torch._dynamo",)  # as benchmarks have it: it must leave CUDA to the runs

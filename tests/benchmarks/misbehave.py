@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from systems.benchmarks.base import (
+from systems.benchmark import (
     BenchmarkParams,
     Unsupported,
     WrongOutput,

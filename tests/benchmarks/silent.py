@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
-from systems.benchmarks.base import BenchmarkParams
+from systems.benchmark import BenchmarkParams
 
 VERSION = 1
 

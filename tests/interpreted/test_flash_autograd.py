@@ -13,10 +13,10 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from systems.kernels.flash_attention import launch
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
-from systems.kernels.flash_attention.launch import flash_backward, flash_forward
 from systems.kernels.flash_attention.ops import flash_backward_op, flash_forward_op
+from systems.kernels.flash_attention.triton import launch
+from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
 from tests.attention_error import NAMES, assert_within_limits
 from tests.flash_cases import (
     BF16,

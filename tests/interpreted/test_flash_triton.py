@@ -10,8 +10,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from systems.kernels.flash_attention import launch, plans
-from systems.kernels.flash_attention.launch import flash_backward, flash_forward
+from systems.kernels.flash_attention.triton import launch, plans
+from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
 from systems.kernels.launcher import Launch, compiling_only
 from tests.attention_error import (
     NAMES,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from jobs.expand import expand
+from jobs.launch.submission import Options, prepare, reload
 from jobs.manifest import read_manifest, write_manifest
 from jobs.provenance import cpu_device
-from jobs.submission import Options, prepare, reload
+from jobs.sweep.expand import expand
 from tests.harness import call, only, records, run
 from tests.results_folder import ResultsFolder, errors, failed, load, ok, write
 

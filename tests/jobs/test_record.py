@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from jobs.expand import Run, Shape
 from jobs.record import (
     SCHEMA_VERSION,
     BadLine,
@@ -33,6 +32,7 @@ from jobs.record import (
     read_records,
     write_json,
 )
+from jobs.run import Run, Shape
 from tests.results_folder import failed, ok, record
 
 WHERE = Path("records/x.jsonl")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from systems.benchmarks.training import make_training
-from systems.benchmarks.training_check import TOLERANCE, check_training
 from systems.kernels.adamw import FusedAdamW
 from systems.parallel import FlatDDP, ShardedOptimizer
+from systems.training.gradient_check import TOLERANCE, check_training
+from systems.training.training import make_training
 from tests.adamw_cases import USES, float64_shares
 from tests.margins import assert_margin
 from tests.parallel_models import batch, build, loss_of, share, share_of_tolerance

@@ -17,7 +17,7 @@ from torch import Tensor
 from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention.autograd import autocast
 from systems.kernels.flash_attention.layout import four_dimensional
-from systems.kernels.flash_attention.names import ATTENTIONS, why_not
+from systems.kernels.flash_attention.registry import ATTENTIONS, why_not
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

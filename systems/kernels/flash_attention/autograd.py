@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from systems.kernels.flash_attention import passes
+from systems.kernels.flash_attention import dispatch
 from systems.kernels.flash_attention.configurations import DTYPES
 
 
@@ -96,7 +96,7 @@ def _forward(
 
         out, lse = flash_forward_op(q, k, v, is_causal, scale, precision, kernels)
     else:
-        out, lse = passes.forward(q, k, v, is_causal, scale, precision, kernels)
+        out, lse = dispatch.forward(q, k, v, is_causal, scale, precision, kernels)
     ctx.save_for_backward(q, k, v, out, lse)
     ctx.options = is_causal, scale, precision, kernels
     return out
@@ -112,7 +112,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
 
         gradients = flash_backward_op(*given)
     else:
-        gradients = passes.backward(*given)
+        gradients = dispatch.backward(*given)
     return tuple(
         gradient.to(dtype) if needed and gradient is not None else None
         for gradient, dtype, needed in zip(

@@ -186,7 +186,7 @@ class _Pass:
         name: str,
         tile: Tile,
     ):
-        from systems.kernels.flash_attention.plans import planned
+        from systems.kernels.flash_attention.triton.plans import planned
 
         q, k, v, out, lse, dout = tensors
         self.tile = tile
@@ -242,8 +242,10 @@ def _cache_of_user() -> Path:
 
 @functools.cache
 def _sources() -> str:
-    names = "tiles", "forward_kernel", "backward_kernel", "configurations", "plans", "autotune"
-    files = [Path(__file__).with_name(f"{name}.py") for name in names]
+    names = "tiles", "forward_kernel", "backward_kernel", "plans"
+    here = Path(__file__)
+    files = [here, here.with_name("configurations.py")]
+    files += [here.with_name("triton") / f"{name}.py" for name in names]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

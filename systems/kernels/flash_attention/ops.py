@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from systems.kernels.flash_attention import passes
+from systems.kernels.flash_attention import dispatch
 from systems.kernels.flash_attention.layout import strides_like
 
 
@@ -26,8 +26,8 @@ def flash_forward_op(
     precision: str,
     kernels: str,
 ) -> tuple[Tensor, Tensor]:
-    """`passes.forward`: (out, lse)."""
-    return passes.forward(q, k, v, is_causal, scale, precision, kernels, keeps_memory=False)
+    """`dispatch.forward`: (out, lse)."""
+    return dispatch.forward(q, k, v, is_causal, scale, precision, kernels, keeps_memory=False)
 
 
 @flash_forward_op.register_fake
@@ -50,8 +50,8 @@ def flash_backward_op(
     needs_dq: bool,
     needs_dkdv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`passes.backward`: (dq, dk, dv), without elements where they are not needed."""
-    gradients = passes.backward(
+    """`dispatch.backward`: (dq, dk, dv), without elements where they are not needed."""
+    gradients = dispatch.backward(
         q, k, v, out, lse, dout, is_causal, scale, precision, kernels, needs_dq, needs_dkdv
     )
     dq, dk, dv = (q.new_empty(0) if gradient is None else gradient for gradient in gradients)

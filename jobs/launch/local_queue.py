@@ -1,0 +1,229 @@
+"""A queue on this machine: jobs wait for GPUs, workers run in the background, progress shows.
+
+At no time do two jobs of one queue share a GPU; queues into two folders know nothing of each other.
+A job without GPUs runs while nothing else does, because its times would be no use otherwise;
+`--parallel N` says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from jobs import provenance
+from jobs.manifest import Job, Manifest, write_handles
+from jobs.processes import process_handle
+from jobs.record import Record, RecordTail
+from jobs.sweep.schema import Sweep
+from jobs.worker.isolation import job_environment
+
+POLL_S = 0.1
+STOP_S = 20.0  # for workers to record what they were doing
+
+
+@dataclass
+class _Running:
+    jobs: list[Job]
+    process: subprocess.Popen[bytes]
+    gpus: list[str]
+
+
+class LocalQueue:
+    """Runs the jobs of a manifest here.
+
+    Args:
+        manifest: the submission.
+        parallel: the most jobs at once; by default one a GPU, and jobs without GPUs alone.
+        console: where progress is shown.
+    """
+
+    def __init__(self, manifest: Manifest, parallel: int | None, console: Console):
+        self.manifest = manifest
+        self.parallel = parallel
+        self.console = console
+        self.free = list(dict.fromkeys(provenance.visible_gpus()))
+        self.total = len(self.free)
+        self.waiting = [job for job in manifest.jobs if self._possible(job)]
+        self.running: list[_Running] = []
+        self.records: list[Record] = []
+        self.stopped = False
+
+    def run(self) -> list[Record]:
+        """Run everything; returns the records of this submission.
+
+        On SIGINT, SIGTERM and SIGHUP the workers record what they were doing and end; then
+        KeyboardInterrupt is raised.
+        """
+        self._tell(interrupted=False)
+        before = {s: signal.signal(s, self._on_stop) for s in _stopping()}
+        tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
+        total = sum(len(job.tasks) for job in self.manifest.jobs)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        try:
+            impossible = [job for job in self.manifest.jobs if not self._possible(job)]
+            if impossible:
+                self._start(impossible, [])
+            with Progress(
+                *columns, console=self.console, disable=not self.console.is_terminal
+            ) as bar:
+                task = bar.add_task(self.manifest.sweep.name, total=total)
+                while (self.waiting or self.running) and not self.stopped:
+                    self._start_what_fits()
+                    time.sleep(POLL_S)
+                    self._collect(tail, bar, task)
+                    self._reap()
+                if self.stopped:
+                    self._stop_workers()
+                    self._tell(interrupted=True)
+                self._collect(tail, bar, task)
+        finally:
+            self._stop_workers()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self.stopped:
+            raise KeyboardInterrupt
+        return self.records
+
+    def _tell(self, interrupted: bool) -> None:
+        """Say which process the jobs depend on, and whether it was asked to stop."""
+        handle = process_handle(os.getpid()) | {"interrupted": interrupted}
+        self.manifest.handles.update({job.index: handle for job in self.manifest.jobs})
+        write_handles(self.manifest)
+
+    def _on_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stopped = True
+        if signum == signal.SIGHUP:
+            _leave_terminal()
+
+    def _possible(self, job: Job) -> bool:
+        """Whether this machine has what a job needs. If not, its worker records just that."""
+        return job.shape.gpus_per_node <= self.total and job.shape.nodes == 1
+
+    def _start_what_fits(self) -> None:
+        for job in list(self.waiting):
+            if self._fits(job):
+                self.waiting.remove(job)
+                wanted = job.shape.gpus_per_node
+                gpus, self.free = self.free[:wanted], self.free[wanted:]
+                self._start([job], gpus)
+
+    def _fits(self, job: Job) -> bool:
+        gpus = job.shape.gpus_per_node
+        if self.parallel is not None:
+            return len(self.running) < self.parallel and gpus <= len(self.free)
+        if not gpus or any(not job.shape.gpus_per_node for one in self.running for job in one.jobs):
+            return not self.running
+        return gpus <= len(self.free)
+
+    def _start(self, jobs: list[Job], gpus: list[str]) -> None:
+        environment = job_environment()
+        if self._possible(jobs[0]):
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        with self._log(jobs).open("ab") as log:
+            process = subprocess.Popen(
+                self._command(jobs),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C comes to the queue alone, which then asks politely
+            )
+        self.running.append(_Running(jobs, process, gpus))
+
+    def _command(self, jobs: list[Job]) -> list[str]:
+        worker = [sys.executable, "-u", "-m", "jobs.worker", "--parent", str(os.getpid())]
+        return [*worker, str(self.manifest.path), *(str(job.index) for job in jobs)]
+
+    def _log(self, jobs: list[Job]) -> Path:
+        return self.manifest.job_folder(jobs[0].index) / "worker.log"
+
+    def _reap(self) -> None:
+        for one in list(self.running):
+            code = one.process.poll()
+            if code is None:
+                continue
+            self.running.remove(one)
+            self.free += one.gpus
+            if code != 0 and not self.stopped:
+                self.console.print(
+                    f"[red]the worker of job {one.jobs[0].index} ended with {code};[/] "
+                    f"see {escape(str(self._log(one.jobs)))}",
+                    markup=True,
+                    highlight=False,
+                    soft_wrap=True,
+                )
+
+    def _collect(self, tail: RecordTail, bar: Progress, task: TaskID) -> None:
+        for record in tail.new():
+            if record.submission != self.manifest.id:
+                continue
+            self.records.append(record)
+            bar.advance(task, 1)
+            line = _line(record, self.manifest.sweep)
+            bar.console.print(line, markup=True, highlight=False, soft_wrap=True)
+
+    def _stop_workers(self) -> None:
+        for one in self.running:
+            one.process.terminate()
+        deadline = time.monotonic() + STOP_S
+        for one in self.running:
+            try:
+                one.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                one.process.kill()
+                one.process.wait()
+        self.running.clear()
+
+
+def _stopping() -> list[signal.Signals]:
+    """The signals that stop the queue: not SIGHUP where it is ignored, as under nohup."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
+def _leave_terminal() -> None:
+    """Write to nobody instead of a terminal that is gone, where every write would fail."""
+    for number in (1, 2):
+        if stat.S_ISCHR(os.fstat(number).st_mode):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, number)
+            os.close(null)
+
+
+def _line(record: Record, sweep: Sweep) -> str:
+    mild = {"ok": "green", "unsupported": "yellow", "oom": "yellow"}
+    colour = mild.get(record.status, "red")
+    blocks = [(sweep.grid, sweep.zip), *((c.fixed, c.grid, c.zip) for c in sweep.cases)]
+    swept = {name for block in blocks for part in block for name in part}
+    names = [name for name in record.params if name in swept] or list(record.params)
+    what = " ".join(f"{name}={record.params[name]}" for name in names)
+    if any(case.benchmark for case in sweep.cases):
+        what = f"{record.benchmark} {what}"
+    if record.failure is not None:
+        first = [*record.failure.message.splitlines(), ""][0]
+        what += f": {first[:160] or record.failure.type}"
+    took = max(0.0, record.finished_at - record.started_at)
+    return f"[{colour}]{record.status:11}[/] {took:6.1f} s  {record.run[:8]}  {escape(what)}"

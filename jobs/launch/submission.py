@@ -1,0 +1,198 @@
+"""One submission, from a loaded sweep to running jobs. `jobs.submit` and `jobs retry` call it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from jobs import ROOT, provenance
+from jobs.launch.folder_lock import sole_queue
+from jobs.launch.plan import Task, pack, split_done, tasks_of
+from jobs.manifest import Manifest, new_id, submitter, write_handles, write_manifest
+from jobs.record import FAILED, Record, read_records
+from jobs.run import Run
+from jobs.status import LIVE, observe
+from jobs.sweep.benchmarks import load_benchmarks
+from jobs.sweep.expand import Expansion, expand
+from jobs.sweep.load import LoadedSweep
+from jobs.sweep.strict_yaml import Document
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to submit."""
+
+    executor: str  # slurm, local or debug
+    out: Path
+    retry_failed: bool = False
+    force: bool = False
+    parallel: int | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a submission would do."""
+
+    manifest: Manifest
+    expansion: Expansion
+    done: list[Task]
+    failed_before: list[Record]  # of the done tasks, those that ended without a result
+    in_flight: list[Task]
+
+
+def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
+    """Expand, leave out what is done or in flight, pack. Writes nothing."""
+    expansion = expand(loaded)
+    folder = options.out.resolve()
+    tasks = tasks_of(expansion, loaded.sweep.repeats)
+    in_flight: list[Task] = []
+    earlier: dict[str, Manifest] = {}
+    try:
+        observation = observe(folder)
+    except FileNotFoundError:  # nothing yet, or records alone, brought here from elsewhere
+        records = read_records(folder)[0]
+    else:
+        records = observation.records
+        earlier = {manifest.id: manifest for manifest in observation.manifests}
+        live = {(t.run.id, t.repeat) for t in observation.tasks if t.state in LIVE}
+        if not options.force:
+            in_flight = [task for task in tasks if (task[0].id, task[1]) in live]
+    same_device = _same_device(options.executor, loaded, records, earlier)
+    todo, done = split_done(tasks, records, same_device, options.retry_failed, options.force)
+    outcome = {(r.run, r.repeat): r for r in records if r.status != "ok"}
+    outcome |= {(r.run, r.repeat): r for r in records if r.status == "ok"}
+    before = [outcome[run.id, repeat] for run, repeat in done]
+    flying = {(run.id, repeat) for run, repeat in in_flight}
+    todo = [task for task in todo if (task[0].id, task[1]) not in flying]
+    manifest = Manifest(
+        folder=folder,
+        id=new_id(),
+        created_at=time.time(),
+        executor=options.executor,
+        sweep=loaded.sweep,
+        sweep_path=sweep_path,
+        command=shlex.join(["python", *sys.orig_argv[1:]]),
+        runs={run.id: run for run in expansion.runs},
+        jobs=pack(todo, loaded.sweep.runs_per_job),
+        done=[(run.id, repeat) for run, repeat in (*done, *in_flight)],
+        provenance={},
+        force=options.force,
+    )
+    return Prepared(manifest, expansion, done, failed(before), in_flight)
+
+
+def _same_device(
+    executor: str, loaded: LoadedSweep, records: list[Record], earlier: dict[str, Manifest]
+) -> Callable[[Record, Run], bool]:
+    """Whether a record comes from the kind of device that a run would now be measured on.
+
+    Here the kind is known. On a cluster it is not until the job runs: the same partition and
+    constraint as before are taken to give the same kind, if they gave only one; the worker looks
+    again before each run, when it knows.
+    """
+    if executor != "slurm":
+        tokens = provenance.visible_gpus()
+        cpu, gpu = provenance.cpu_device(), provenance.device_kind(tokens)
+
+        def here(record: Record, run: Run) -> bool:
+            return record.device == (gpu if run.shape.gpus_per_node and tokens else cpu)
+
+        return here
+    slurm = loaded.sweep.slurm
+
+    def alike(record: Record) -> bool:
+        manifest = earlier.get(record.submission)
+        if manifest is None or manifest.executor != "slurm":
+            return False
+        theirs = manifest.sweep.slurm
+        return (theirs.partition, theirs.constraint) == (slurm.partition, slurm.constraint)
+
+    candidates = {id(record) for record in records if alike(record)}
+    kinds: dict[bool, set[str]] = {True: set(), False: set()}
+    for record in records:
+        if id(record) in candidates:
+            kinds[record.device.startswith("cpu:")].add(record.device)
+
+    def there(record: Record, run: Run) -> bool:
+        on_cpu = not run.shape.gpus_per_node
+        return (
+            id(record) in candidates
+            and record.device.startswith("cpu:") == on_cpu
+            and len(kinds[on_cpu]) == 1
+        )
+
+    return there
+
+
+def start(prepared: Prepared, options: Options, console: Console) -> list[Record]:
+    """Write the manifest, then run or submit its jobs.
+
+    Returns:
+        The records of this submission; empty for Slurm, where they come later.
+    """
+    manifest = prepared.manifest
+    if options.executor == "slurm":
+        from jobs.launch import slurm
+
+        slurm.require_slurm()
+        _write(manifest)
+        slurm.submit(manifest)
+        return []
+    with sole_queue(manifest.folder, options.force):
+        _write(manifest)
+        if options.executor == "debug":
+            return _debug(manifest, console)
+        from jobs.launch.local_queue import LocalQueue
+
+        return LocalQueue(manifest, options.parallel, console).run()
+
+
+def _write(manifest: Manifest) -> None:
+    """Write a manifest, with where its runs come from."""
+    git, diff = provenance.git_state(ROOT)
+    if diff is not None:
+        git["diff"] = provenance.save_diff(manifest.folder, diff)
+    manifest.provenance.update({"git": git, "user": submitter(), "packages": provenance.packages()})
+    write_manifest(manifest)
+
+
+def _debug(manifest: Manifest, console: Console) -> list[Record]:
+    """Run the jobs in this process, up to the first that fails."""
+    import os
+
+    from jobs.processes import process_handle
+    from jobs.worker.worker import Worker
+
+    manifest.handles.update({job.index: process_handle(os.getpid()) for job in manifest.jobs})
+    write_handles(manifest)
+    for job in manifest.jobs:
+        worker = Worker(manifest, job.index, in_process=True)
+        worker.run()
+        if worker.failures:
+            failed = worker.failures[0]
+            console.print(
+                f"stopped at the first failure: {failed.status}: run {failed.run}", style="red"
+            )
+            break
+    return [r for r in read_records(manifest.folder)[0] if r.submission == manifest.id]
+
+
+def reload(manifest: Manifest) -> LoadedSweep:
+    """The sweep of an earlier submission, as its manifest resolved it."""
+    sweep = manifest.sweep
+    document = Document(sweep.model_dump(mode="json"), f"{manifest.path}/manifest.json")
+    benchmarks = load_benchmarks(sweep.benchmark, [case.benchmark for case in sweep.cases])
+    return LoadedSweep(sweep, benchmarks, document)
+
+
+def failed(records: list[Record]) -> list[Record]:
+    """The records that should make a command fail: out of memory and unsupported are results."""
+    wrong = (FAILED - {"oom"}) | {"killed", "cancelled", "preempted"}
+    latest = {(record.run, record.repeat): record for record in records}
+    return [record for record in latest.values() if record.status in wrong]

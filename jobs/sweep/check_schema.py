@@ -1,0 +1,162 @@
+"""Checks a sweep file against the schema. No check stops at the first `Problem`.
+
+`check_parameters` checks what the runs are made of, `check_views` the tables and plots.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from jobs.errors import Position, Problem, nearest
+from jobs.published.figures import Published
+from jobs.sweep.benchmarks import Benchmark, Benchmarks, adapter
+from jobs.sweep.conditions import Check
+from jobs.sweep.schema import Case, Launch, Plot, Resources, Shuffle, Slurm, Sweep, Table
+from jobs.sweep.strict_yaml import Document
+from jobs.sweep.strict_yaml import Path as DataPath
+
+STRICT = ConfigDict(strict=True)
+NOT_OF_LISTS = {"value", "columns", "baseline", "phase", "statistic", "direction"}
+
+
+def validate_schema(document: Document, problems: list[Problem]) -> Sweep | None:
+    try:
+        return Sweep.model_validate(document.data)
+    except ValidationError as error:
+        problems.extend(schema_problems(error, document))
+        return None
+
+
+def schema_problems(error: ValidationError, document: Document) -> list[Problem]:
+    """pydantic's errors, each at its place in the file, in the words of the file."""
+    problems: list[Problem] = []
+    expected: dict[tuple[Position, str], list[str]] = {}  # the members of a union, together
+    for item in error.errors():
+        path = _locate(item["loc"], document.data)
+        if item["type"] == "missing":
+            path = (*path, item["loc"][-1])
+        dotted = ".".join(str(part) for part in path)
+        if item["type"] == "extra_forbidden":
+            what = f"unknown key {path[-1]!r}{nearest(str(path[-1]), _valid_keys(path))}"
+            problems.append(Problem(document.at_key(path), what))
+        elif item["type"] == "missing":
+            problems.append(Problem(document.at(path[:-1]), f"{dotted} is required"))
+        else:
+            prefix = f"{dotted}: given {_shown(item['input'])}"
+            expected.setdefault((document.at(path), prefix), []).append(_expected(item))
+    return problems + [
+        Problem(position, f"{prefix}, expected {' or '.join(dict.fromkeys(wanted))}")
+        for (position, prefix), wanted in expected.items()
+    ]
+
+
+def _expected(item: Any) -> str:
+    """What pydantic would have taken, and the nearest of its words."""
+    text: str = item["msg"]
+    for prefix in ("Input should be ", "Value error, "):
+        text = text.removeprefix(prefix)
+    text = text.replace("String should match pattern", "text of the form")
+    text = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", text)
+    words = re.findall(r"'([^']*)'", item.get("ctx", {}).get("expected") or "")
+    if isinstance(item["input"], str) and words:
+        text += nearest(item["input"], words).split(" (valid")[0]
+    return text
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _locate(loc: tuple[str | int, ...], data: Any) -> DataPath:
+    """The part of a location that the data has: pydantic adds the members of a union."""
+    path: list[str | int] = []
+    here = data
+    for part in loc:
+        in_list = isinstance(here, list) and isinstance(part, int) and part < len(here)
+        if in_list or (isinstance(here, dict) and part in here):
+            here = here[part]
+            path.append(part)
+    return tuple(path)
+
+
+def _valid_keys(path: DataPath) -> list[str]:
+    models: dict[str, type[BaseModel]] = {
+        "resources": Resources,
+        "launch": Launch,
+        "slurm": Slurm,
+        "cases": Case,
+        "tables": Table,
+        "published": Published,
+        "plots": Plot,
+        "order": Shuffle,
+    }
+    names = [part for part in path[:-1] if isinstance(part, str)]
+    model = models.get(names[-1], Sweep) if names else Sweep
+    if model is not Sweep:
+        return list(model.model_fields)
+    return sorted({*Sweep.model_fields, "base"} - {"filter"})
+
+
+def value_check(benchmark: Benchmark) -> Check:
+    """(parameter, value) -> why the parameter cannot have the value, or None."""
+
+    @cache
+    def adapted(name: str) -> TypeAdapter[Any]:
+        field = benchmark.params.model_fields[name]
+        kind = field.annotation
+        is_model = isinstance(kind, type) and issubclass(kind, BaseModel)  # has its own config
+        return adapter(field, None if is_model else STRICT)
+
+    def check(name: str, value: Any) -> str | None:
+        try:
+            adapted(name).validate_python(value)
+        except ValidationError as error:
+            wanted = dict.fromkeys(_expected(item) for item in error.errors())
+            return f"{name}: given {_shown(value)}, expected {' or '.join(wanted)}"
+        return None
+
+    return check
+
+
+def literal_check(benchmark: Benchmark) -> Check:
+    """For `Condition`: like `value_check`, but 128.0 equals the integer 128."""
+    check = value_check(benchmark)
+
+    def checked(name: str, literal: Any) -> str | None:
+        if isinstance(literal, float) and literal.is_integer() and not check(name, int(literal)):
+            return None
+        return check(name, literal)
+
+    return checked
+
+
+def valid_entries(document: Document, key: str, kind: Any) -> Iterator[tuple[DataPath, Any]]:
+    """The entries of a list that are as the schema wants them; of the others the schema tells."""
+    items = document.data.get(key)
+    is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
+    entry: TypeAdapter[Any] = TypeAdapter(kind, config=None if is_model else STRICT)
+    for i, item in enumerate(items if isinstance(items, list) else []):
+        try:
+            yield (key, i), entry.validate_python(item)
+        except ValidationError:
+            continue
+
+
+def run_blocks(
+    document: Document, benchmarks: Benchmarks
+) -> list[tuple[dict[str, Any], Benchmark]]:
+    """The blocks that give runs, each with its benchmark: the cases, or else the sweep itself."""
+    cases = document.data.get("cases")
+    blocks = [case for case in cases if isinstance(case, dict)] if isinstance(cases, list) else []
+    return [(block, benchmark_of(block, benchmarks)) for block in blocks or [document.data]]
+
+
+def benchmark_of(block: dict[str, Any], benchmarks: Benchmarks) -> Benchmark:
+    name = block.get("benchmark")
+    return benchmarks.of(name if isinstance(name, str) else None)

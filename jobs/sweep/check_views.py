@@ -1,0 +1,196 @@
+"""Checks a sweep's tables and plots: against their benchmarks, and against the runs.
+
+The tables of a results folder are those of its submission. What only the report would find costs
+another submission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from jobs.errors import Problem, TableError, nearest
+from jobs.published.figures import entry_problems, published_columns
+from jobs.run import Run
+from jobs.sweep.benchmarks import Benchmark, Benchmarks, short_name
+from jobs.sweep.check_schema import (
+    NOT_OF_LISTS,
+    literal_check,
+    run_blocks,
+    valid_entries,
+    value_check,
+)
+from jobs.sweep.conditions import Condition, ConditionError
+from jobs.sweep.schema import NAMED, PREDICTED, PSEUDO, Plot, Table, units_of, unknown_value
+from jobs.sweep.strict_yaml import Document
+from jobs.sweep.strict_yaml import Path as DataPath
+
+
+def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
+    """What is wrong with a view of these runs, all of its benchmark; each with its place in it.
+
+    Its `where` can be evaluated for every run; a published figure, and what a text asks for, is of
+    one run only.
+    """
+    if not runs:  # the filter left none: nobody knows the parameters, and nothing is shown
+        return
+    shown = list(runs)
+    if view.where is not None:
+        condition = Condition(view.where, sorted({name for run in runs for name in run.params}))
+        try:
+            shown = [run for run in runs if condition(run.params)]
+        except ConditionError as error:
+            yield ("where",), str(error)
+    if isinstance(view, Table):
+        yield from _ambiguous_figures(view, shown)
+        yield from _ambiguous_text(view, runs)
+
+
+def _ambiguous_figures(table: Table, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
+    for i, source in enumerate(table.published if runs else ()):
+        dims = [name for name in table.rows if name in runs[0].params]
+        keys = dict.fromkeys(tuple(run.params[name] for name in dims) for run in runs)
+        try:
+            published_columns(source, dims, list(keys))
+        except TableError as error:
+            yield ("published", i), str(error)
+
+
+def _ambiguous_text(table: Table, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
+    if table.text is not None:
+        from jobs.sweep.check_texts import ambiguities  # imports Jinja2: only where needed
+
+        yield from ((("text",), what) for what in ambiguities(table.text, list(runs)))
+
+
+def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
+    """What is wrong with a sweep's tables and plots: each is of one benchmark."""
+    used = {benchmark.name: benchmark for _, benchmark in run_blocks(document, benchmarks)}
+    problems: list[Problem] = []
+    for key, kind in (("tables", Table), ("plots", Plot)):
+        names: set[str] = set()
+        for path, view in valid_entries(document, key, kind):
+            if view.name in names:
+                what = f"{key}: two are named {view.name!r}"
+                problems.append(Problem(document.at((*path, "name")), what))
+            names.add(view.name)
+            wanted = benchmarks.own.name if view.benchmark is None else short_name(view.benchmark)
+            if wanted in used:
+                problems += _ViewCheck(document, used[wanted]).problems_of(path, view)
+            else:
+                what = f"benchmark: no run of this sweep is of {wanted!r}"
+                where = document.at((*path, "benchmark"))
+                problems.append(Problem(where, what + nearest(wanted, list(used))))
+    return problems
+
+
+class _ViewCheck:
+    """The checks of a table or plot against its benchmark."""
+
+    def __init__(self, document: Document, benchmark: Benchmark):
+        self.document = document
+        self.benchmark = benchmark
+        self.fields = benchmark.fields
+        self.check = value_check(benchmark)
+        self.problems: list[Problem] = []
+
+    def problems_of(self, path: DataPath, view: Table | Plot) -> list[Problem]:
+        """Names that exist, a value that is known, a unit that fits it."""
+        if isinstance(view, Plot):
+            self.value_and_unit(path, view)
+            dims = {"x": [view.x], "series": view.series, "facet": view.facet}
+            self.dims(path, dims)
+        else:
+            self.table(path, view)
+        if view.where is not None:
+            try:
+                Condition(view.where, self.fields, literal_check(self.benchmark))
+            except ConditionError as error:
+                self.at((*path, "where"), str(error))
+        return self.problems
+
+    def at(self, path: DataPath, what: str) -> None:
+        self.problems.append(Problem(self.document.at(path), what))
+
+    def at_key(self, path: DataPath, what: str) -> None:
+        self.problems.append(Problem(self.document.at_key(path), what))
+
+    def table(self, path: DataPath, table: Table) -> None:
+        for i, source in enumerate(table.published):
+            for name in source.on:
+                if name not in table.rows:
+                    listed = ", ".join(table.rows) or "there are none"
+                    what = f"on: {name!r} is none of the table's rows ({listed})"
+                    self.at_key((*path, "published", i, "on", name), what)
+            for place, what in entry_problems(source):
+                self.at((*path, "published", i, *place), what)
+        if table.text is not None:
+            from jobs.sweep.check_texts import text_problems
+
+            for what in text_problems(table.text, self.fields, self.check):
+                self.at((*path, "text"), what)
+        if table.list is not None:
+            for key in NOT_OF_LISTS & table.model_fields_set:
+                self.at_key((*path, key), f"{key}: a table of a list has none")
+            self.dims(path, {"rows": table.rows}, without=("phase", "value"))
+            return
+        if table.limit is not None:
+            self.at_key((*path, "limit"), "limit: only a table of a list has one")
+        self.value_and_unit(path, table)
+        self.dims(path, {"rows": table.rows, "columns": table.columns})
+        self.baseline(path, table)
+
+    def value_and_unit(self, path: DataPath, view: Table | Plot) -> None:
+        phases = [view.phase] if isinstance(view.phase, str) else view.phase or []
+        for i, phase in enumerate(phases):
+            if phase in phases[:i]:  # its samples would count twice
+                self.at((*path, "phase", i), f"phase: {phase!r} stands there twice")
+        values = [view.value] if isinstance(view.value, str) else view.value
+        for i, value in enumerate(values):
+            place = (*path, "value", i)  # that of the value itself where it is no list
+            if value in values[:i]:
+                self.at(place, f"value: {value!r} stands there twice")
+            unknown = unknown_value(value)
+            if unknown:
+                self.at(place, f"value: {unknown}")
+                return
+            if value.startswith(PREDICTED) and not self.benchmark.predicts:
+                what = f"value: benchmark {self.benchmark.name!r} has no predict(params)"
+                self.at(place, what)
+        can = {unit: None for value in values for unit in units_of(value)}
+        if view.unit is not None and view.unit not in can:
+            given = " and ".join(values)
+            valid = ", ".join(can) or "none but its own"
+            what = f"unit: {given} cannot be shown in {view.unit} (valid: {valid})"
+            if any(value.startswith(NAMED) for value in values):
+                what += "; a fact's name says its unit: _ms, _seconds or _bytes"
+            self.at((*path, "unit"), what)
+
+    def dims(
+        self, path: DataPath, dims: dict[str, list[str]], without: tuple[str, ...] = ()
+    ) -> None:
+        """Each name is a parameter or a pseudo-dimension, and stands in one place."""
+        seen: dict[str, str] = {}
+        known = [name for name in (*self.fields, *PSEUDO) if name not in without]
+        for section, listed in dims.items():
+            for i, name in enumerate(listed):
+                place = (*path, section, i)
+                if name not in known:
+                    self.at(place, f"{section}: no parameter {name!r}{nearest(name, known)}")
+                elif name in seen:
+                    self.at(place, f"{section}: {name!r} stands in {seen[name]} already")
+                seen[name] = section
+
+    def baseline(self, path: DataPath, table: Table) -> None:
+        path = (*path, "baseline")
+        if table.baseline == {}:
+            self.at(path, "baseline: expected a column and its value")
+        for name, value in (table.baseline or {}).items():
+            if name not in table.columns:
+                listed = ", ".join(table.columns) or "there are none"
+                self.at_key((*path, name), f"baseline: {name!r} is none of the columns ({listed})")
+            elif name == "value":
+                self.at_key((*path, name), "baseline: one value is no speed-up of another")
+            elif name in self.fields:
+                wrong = self.check(name, value)
+                if wrong:
+                    self.at((*path, name), wrong)

@@ -1,0 +1,322 @@
+"""A `Sweep` -> its runs: the union of its blocks' products, each run with a stable id.
+
+A run's id hashes the benchmark, its version, and those validated parameters that differ from their
+defaults. So it does not depend on the order of keys, the executor, the partition or the file, and
+a new parameter with a default leaves old ids as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from jobs.errors import InputError, Position, Problem
+from jobs.run import Run, Shape
+from jobs.sweep.benchmarks import Benchmark, Benchmarks
+from jobs.sweep.check_parameters import comparison, exclusions
+from jobs.sweep.check_views import view_problems
+from jobs.sweep.conditions import Condition, ConditionError
+from jobs.sweep.load import LoadedSweep
+from jobs.sweep.schema import AXES, Case, Plot, Shuffle, Sweep, Table
+from jobs.sweep.strict_yaml import Path as DataPath
+
+MAX_RUNS = 1_000_000  # more is a slip of the pen
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The runs of a sweep, in the order they are to be run, and how many were left out."""
+
+    runs: list[Run]
+    excluded: int
+    filtered: int
+    duplicates: int
+    warnings: list[Problem] = field(default_factory=list, compare=False)
+
+
+def run_id(benchmark: Benchmark, params: dict[str, Any]) -> str:
+    """Sixteen hex digits that stand for (benchmark, version, parameters unlike their defaults)."""
+    missing = object()
+    defaults = benchmark.json_defaults
+    # By repr, because to Python 1, 1.0 and True are equal.
+    told = {k: v for k, v in params.items() if repr(defaults.get(k, missing)) != repr(v)}
+    text = json.dumps([benchmark.name, benchmark.version, told], sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def expand(loaded: LoadedSweep) -> Expansion:
+    """The runs of a sweep.
+
+    Raises:
+        InputError: a combination that the benchmark refuses, a reference to a parameter that is
+            not a number, too many runs, or nothing left to run.
+    """
+    return _Expander(loaded).expansion()
+
+
+class _Expander:
+    """The state of one expansion: the runs so far, and what is wrong."""
+
+    def __init__(self, loaded: LoadedSweep):
+        self.sweep, self.benchmarks = loaded.sweep, loaded.benchmarks
+        self.document = loaded.document
+        self.drop = exclusions(self.sweep, self.benchmarks)
+        self.held = [False] * len(self.drop)  # whether each of them left out any run
+        text = self.sweep.filter
+        self.keep = comparison(text, self.benchmarks) if text else None
+        self.runs: dict[str, Run] = {}
+        self.origin: dict[str, DataPath] = {}  # of each run: the block it comes from
+        self.excluded = self.filtered = self.duplicates = 0
+        # By problem, the combinations that have it, as text: the first, and how many more.
+        self.problems: dict[Problem, list[Any]] = {}
+
+    def expansion(self) -> Expansion:
+        blocks = list(_blocks(self.sweep, self.benchmarks))
+        points = sum(math.prod(len(group) for group in groups) for *_, groups in blocks)
+        if points * self.sweep.repeats > MAX_RUNS:
+            what = f"{points} combinations x {self.sweep.repeats} repeats; at most {MAX_RUNS}"
+            raise InputError([Problem(self.document.at(()), what)])
+        for path, case, fixed, groups in blocks:
+            for combination in itertools.product(*groups):
+                point = dict(fixed)
+                for part in combination:
+                    point.update(part)
+                self.add(path, case, point)
+        self.check_views()
+        if not self.runs and not self.problems:
+            self.problems[self.nothing_left()] = []
+        if self.problems:
+            raise InputError([_with_examples(*item) for item in self.problems.items()])
+        ordered = list(self.runs.values())
+        if isinstance(self.sweep.order, Shuffle):
+            random.Random(self.sweep.order.shuffle).shuffle(ordered)
+        warnings = [*self.without_effect(), *self.replaced()]
+        return Expansion(ordered, self.excluded, self.filtered, self.duplicates, warnings)
+
+    def add(self, path: DataPath, case: Case | None, point: dict[str, Any]) -> None:
+        benchmark = self.benchmarks.of(case.benchmark if case else None)
+        try:
+            params = benchmark.params.model_validate(point).model_dump(mode="json")
+        except ValidationError as error:
+            # A combination that the benchmark refuses is no error where the sweep leaves it out.
+            complete = benchmark.json_defaults | point
+            if len(complete) < len(benchmark.fields) or not self.left_out(benchmark, complete):
+                self.refused(error, point, path)
+            return
+        if self.left_out(benchmark, params):
+            return
+        identity = run_id(benchmark, params)
+        shape = self.shape(case, params, path)
+        if identity in self.runs:
+            self.duplicates += 1
+            if shape != self.runs[identity].shape:
+                first = ".".join(map(str, self.origin[identity]))
+                what = f"the same runs as in {first}, but with other resources or processes"
+                self.tell(self.document.at(path), what, point)
+            return
+        timeout_s = case.timeout_s if case and case.timeout_s else self.sweep.timeout_s
+        self.runs[identity] = Run(
+            identity, benchmark.name, benchmark.version, params, shape, timeout_s
+        )
+        self.origin[identity] = path
+
+    def tell(self, where: Position, what: str, point: dict[str, Any]) -> None:
+        varied = {k: v for k, v in point.items() if k not in self.sweep.fixed}
+        named = " ".join(f"{name}={value}" for name, value in (varied or point).items())
+        self.problems.setdefault(Problem(where, what), []).append(named)
+
+    def left_out(self, benchmark: Benchmark, params: dict[str, Any]) -> bool:
+        excluded = False
+        for i, conditions in enumerate(self.drop):
+            condition = conditions.get(benchmark.name)
+            if condition is None:
+                continue
+            if not excluded:
+                excluded = self.holds(condition, params, ("exclude", i))
+                self.held[i] |= excluded
+            elif not self.held[i]:  # only to know whether it has any effect
+                with suppress(ConditionError):
+                    self.held[i] = condition(params)
+        if excluded:
+            self.excluded += 1
+            return True
+        if self.keep is None:
+            return False
+        keep = self.keep.get(benchmark.name)
+        if keep is None or not self.holds(keep, params, ("filter",)):
+            self.filtered += 1
+            return True
+        return False
+
+    def holds(self, condition: Condition, params: dict[str, Any], path: DataPath) -> bool:
+        try:
+            return condition(params)
+        except ConditionError as error:
+            self.problems[Problem(self.document.at(path), str(error))] = []
+            return False
+
+    def check_views(self) -> None:
+        """The checks of tables and plots that need the runs."""
+        views: dict[str, Sequence[Table | Plot]] = {
+            "tables": self.sweep.tables,
+            "plots": self.sweep.plots,
+        }
+        for key, listed in views.items():
+            for i, view in enumerate(listed):
+                name = self.benchmarks.of(view.benchmark).name
+                runs = [run for run in self.runs.values() if run.benchmark == name]
+                for path, what in view_problems(view, runs):
+                    self.problems[Problem(self.document.at((key, i, *path)), what)] = []
+
+    def without_effect(self) -> Iterator[Problem]:
+        """The exclusions that left nothing out, unless an override took away what they were for."""
+        overridden = {
+            path[1]
+            for path, position in self.document.positions.items()
+            if len(path) == 2 and path[0] in AXES and not position.line
+        }
+        for i, held in enumerate(self.held):
+            named = {name for condition in self.drop[i].values() for name in condition.named}
+            if not held and not named & overridden:
+                yield Problem(self.document.at(("exclude", i)), "exclude: no run is like this")
+
+    def replaced(self) -> Iterator[Problem]:
+        """The lists that every case replaces which could have them: nothing of them is run."""
+        for axis in ("grid", "zip"):
+            for name in getattr(self.sweep, axis):
+                having = [
+                    {*case.fixed, *case.grid, *case.zip}
+                    for case in self.sweep.cases
+                    if name in self.benchmarks.of(case.benchmark).fields
+                ]
+                if having and all(name in case for case in having):
+                    where = self.document.at_key((axis, name))
+                    yield Problem(where, f"{axis}: every case replaces {name!r}")
+
+    def refused(self, error: ValidationError, point: dict[str, Any], block: DataPath) -> None:
+        for item in error.errors():
+            name = item["loc"][0] if item["loc"] else None
+            message = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "missing":
+                what = f"parameter {name!r} is required by the benchmark; set it in fixed or grid"
+                self.problems[Problem(self.document.at(block), what)] = []
+            elif name is not None:
+                value = point.get(str(name))
+                where = self.document.at(self.place(block, str(name), value))
+                self.problems[Problem(where, f"{name}: given {value!r}, {message}")] = []
+            else:
+                grid = (*block, "grid")
+                where = self.document.at(grid if grid in self.document.positions else block)
+                self.tell(where, message, point)
+
+    def place(self, block: DataPath, name: str, value: Any) -> DataPath:
+        """Where a block, or else the sweep, gives a parameter this value."""
+        for prefix in (block, ()):
+            data = self.document.data["cases"][prefix[1]] if prefix else self.document.data
+            for axis in AXES:
+                given = (data.get(axis) or {}).get(name)
+                if given is not None:
+                    path = (*prefix, axis, name)
+                    return (*path, given.index(value)) if isinstance(given, list) else path
+        return block
+
+    def shape(self, case: Case | None, params: dict[str, Any], path: DataPath) -> Shape:
+        sweep = self.sweep
+        wanted: dict[str, Any] = {**sweep.resources.model_dump(), **sweep.launch.model_dump()}
+        if case is not None:
+            wanted |= case.resources.model_dump(exclude_unset=True)
+            wanted |= case.launch.model_dump(exclude_unset=True)
+        wanted.pop("tasks_per_node", None)
+        for key, value in wanted.items():
+            if not isinstance(value, str):
+                continue
+            given = params[value[1:]]
+            wrong = _not_for(key, given)
+            if wrong:
+                section = "launch" if key == "nproc_per_node" else "resources"
+                here = (*path, section, key)
+                where = here if here in self.document.positions else (section, key)
+                what = f"{key}: {value} is {given!r} here, expected {wrong}"
+                self.problems[Problem(self.document.at(where), what)] = []
+                given = None
+            wanted[key] = given
+        return Shape(**wanted)
+
+    def nothing_left(self) -> Problem:
+        counts = ((self.excluded, "excluded"), (self.filtered, "filtered out"))
+        left_out = ", ".join(f"{count} {how}" for count, how in counts if count)
+        what = "the sweep has no runs" + (f" ({left_out})" if left_out else "")
+        where = self.document.at(("filter",) if self.filtered else ("exclude",))
+        return Problem(where, what + self.values_seen())
+
+    def values_seen(self) -> str:
+        """The values of the parameters that the filter names."""
+        seen: dict[str, dict[Any, None]] = {}
+        for _, _, fixed, groups in _blocks(self.sweep, self.benchmarks):
+            parts = [[fixed], *groups]
+            for part in itertools.chain.from_iterable(parts):
+                for name, value in part.items():
+                    seen.setdefault(name, {})[value] = None
+        text = self.sweep.filter or ""
+        return "".join(
+            f"; {name} takes {list(values)[:20]}"
+            for name, values in seen.items()
+            if re.search(rf"\b{name}\b", text)
+        )
+
+
+def _with_examples(problem: Problem, points: list[str]) -> Problem:
+    if not points:
+        return problem
+    more = f" and {len(points) - 1} more" if len(points) > 1 else ""
+    return Problem(problem.position, f"{problem.message} ({points[0]}{more})")
+
+
+def _not_for(key: str, given: Any) -> str | None:
+    """What a referenced parameter should have been."""
+    number = not isinstance(given, bool) and isinstance(given, (int, float))
+    if key == "mem_gb":
+        return None if number and given > 0 else "a number above 0"
+    least = 0 if key == "gpus_per_node" else 1
+    whole = number and isinstance(given, int) and given >= least
+    return None if whole else f"an integer of at least {least}"
+
+
+Group = list[dict[str, Any]]  # points of one factor of the product
+
+
+def _blocks(
+    sweep: Sweep, benchmarks: Benchmarks
+) -> Iterator[tuple[DataPath, Case | None, dict[str, Any], list[Group]]]:
+    """Each block: its place, its case, its fixed parameters, and the factors of its product."""
+    if not sweep.cases:
+        yield (), None, sweep.fixed, _groups(sweep.grid, sweep.zip)
+    for i, case in enumerate(sweep.cases):
+        known = set(benchmarks.of(case.benchmark).fields)
+        theirs = known - {*case.fixed, *case.grid, *case.zip}
+        # A parameter the case sets leaves every section of the sweep's, but keeps its place in
+        # the grid's order if the case gives it a list too.
+        fixed = {k: v for k, v in sweep.fixed.items() if k in theirs} | case.fixed
+        grid = {
+            k: case.grid.get(k, v) for k, v in sweep.grid.items() if k in case.grid or k in theirs
+        }
+        zipped = {k: v for k, v in sweep.zip.items() if k in theirs}
+        yield ("cases", i), case, fixed, _groups(grid | case.grid, zipped, case.zip)
+
+
+def _groups(grid: dict[str, list[Any]], *zips: dict[str, list[Any]]) -> list[Group]:
+    """Each zip, then each grid key: the last varies fastest."""
+    groups = [
+        [dict(zip(z, row, strict=True)) for row in zip(*z.values(), strict=True)] for z in zips if z
+    ]
+    return groups + [[{name: value} for value in values] for name, values in grid.items()]

@@ -1,0 +1,286 @@
+"""A sweep file -> `Sweep`: what to measure, validated once, every error at once with its place.
+
+    loaded = load_sweep(Path("sweeps/flash.yaml"), overrides=["seq_len=[128,256]"])
+
+`schema` declares the keys, `check_schema`, `check_parameters` and `check_views` check them, and
+`expand` makes the runs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.errors import InputError, Position, Problem, nearest
+from jobs.sweep.benchmarks import Benchmarks, NoBenchmark, load_benchmark, load_benchmarks
+from jobs.sweep.check_parameters import check_parameters
+from jobs.sweep.check_schema import validate_schema
+from jobs.sweep.check_views import check_views
+from jobs.sweep.schema import AXES, Sweep
+from jobs.sweep.strict_yaml import Document, decode, parse
+from jobs.sweep.strict_yaml import Path as DataPath
+
+CLUSTER_KEYS = ["slurm", "resources"]
+
+
+@dataclass(frozen=True)
+class LoadedSweep:
+    """A validated sweep, its benchmarks, and the places its values came from."""
+
+    sweep: Sweep
+    benchmarks: Benchmarks
+    document: Document
+
+
+def load_sweep(
+    path: Path,
+    overrides: list[str] | tuple[str, ...] = (),
+    filter: str | None = None,
+    cluster: Path | None = None,
+) -> LoadedSweep:
+    """Read and validate a sweep file.
+
+    Args:
+        path: the YAML file.
+        overrides: `key=value` from the command line; a key is a parameter, a key of the sweep, or
+            a dotted path such as slurm.partition. A list makes a parameter part of the grid.
+        filter: keep only the runs for which this comparison holds.
+        cluster: a cluster.yaml whose `slurm` and `resources` are defaults beneath the sweep's.
+
+    Raises:
+        InputError: every problem, each with file, line and column.
+    """
+    problems: list[Problem] = []
+    document = _read(path, problems, ())
+    if not isinstance(document.data, dict):
+        raise InputError(problems)
+    if not document.data:
+        raise InputError(problems or [Problem(document.at(()), "the file is empty")])
+    if "filter" in document.data:
+        where = document.at_key(("filter",))
+        problems.append(Problem(where, "'filter' is given on the command line: --filter"))
+        del document.data["filter"]
+    if cluster is not None:
+        document = _merge(_read_cluster(cluster, problems), document)
+    # The benchmarks first: they say which keys are parameters.
+    first = [argument for argument in overrides if argument.startswith("benchmark=")]
+    for argument in first:
+        _override(document, argument, [], problems)
+    benchmarks = _benchmarks(document, problems)
+    parameters = benchmarks.fields if benchmarks else []
+    for argument in overrides:
+        if argument not in first:
+            _override(document, argument, parameters, problems)
+    if filter is not None:
+        document.data["filter"] = filter
+        document.positions[("filter",)] = Position("--filter")
+    unread = {problem.position for problem in problems}
+    found: list[Problem] = []
+    sweep = validate_schema(document, found)
+    if benchmarks is not None:
+        found += check_parameters(document, benchmarks) + check_views(document, benchmarks)
+    # What could not be read is None by now: one error about it is enough.
+    problems += [problem for problem in found if problem.position not in unread]
+    if problems:
+        raise InputError(problems)
+    assert sweep is not None and benchmarks is not None
+    return LoadedSweep(sweep, benchmarks, document)
+
+
+# ---- reading and merging -------------------------------------------------------------------------
+
+
+def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Document:
+    """One file with everything it inherits through `base`; no data where it cannot be read.
+
+    Args:
+        path: the file.
+        problems: what is wrong is added here.
+        above: the files that inherit from this one.
+    """
+    source = str(path)
+    try:
+        text, wrong = decode(path.read_bytes(), source)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        problems.append(Problem(Position(source), f"cannot be read: {reason}"))
+        return Document(source=source)
+    if wrong:
+        problems.append(wrong)
+        return Document(source=source)
+    document = parse(text, source)
+    problems.extend(document.problems)
+    if document.data is None and not document.problems:
+        document.data = {}
+    if not isinstance(document.data, dict):
+        if not document.problems:
+            what = f"expected a mapping of keys to values, not {_kind(document.data)}"
+            problems.append(Problem(document.at(()), what))
+        return document
+    return _inherit(document, path, problems, above) if "base" in document.data else document
+
+
+def _kind(data: Any) -> str:
+    return "a list" if isinstance(data, list) else f"{data!r}"
+
+
+def _inherit(
+    document: Document, path: Path, problems: list[Problem], above: tuple[str, ...]
+) -> Document:
+    base = document.data.pop("base")
+    where = document.at(("base",))
+    if not isinstance(base, str):
+        problems.append(Problem(where, f"base: given {base!r}, expected a file name"))
+        return document
+    base_path = path.parent / base
+    if not os.path.isfile(base_path):
+        problems.append(Problem(where, f"base: there is no file {str(base_path)!r}"))
+        return document
+    chain = (*above, os.path.realpath(path))
+    if os.path.realpath(base_path) in chain:
+        names = " -> ".join(Path(name).name for name in (*chain, str(base_path)))
+        problems.append(Problem(where, f"base: a circle: {names}"))
+        return document
+    inherited = _read(base_path, problems, chain)
+    return _merge(inherited, document) if isinstance(inherited.data, dict) else document
+
+
+def _read_cluster(path: Path, problems: list[Problem]) -> Document:
+    document = _read(path, problems, ())
+    if not isinstance(document.data, dict):
+        return Document({}, document.source)
+    for key in list(document.data):
+        if key not in CLUSTER_KEYS:
+            what = f"{key!r} does not belong in a cluster file{nearest(key, CLUSTER_KEYS)}"
+            problems.append(Problem(document.at_key((key,)), what))
+            del document.data[key]
+    return document
+
+
+def _merge(under: Document, over: Document) -> Document:
+    """`over` on top of `under`: mappings key by key, everything else replaced.
+
+    A parameter that `over` sets in one of fixed, grid and zip leaves the other two.
+    """
+    result = Document(dict(under.data), over.source, dict(under.positions), dict(under.keys))
+    for axis in AXES:
+        above = over.data.get(axis)
+        for name in above if isinstance(above, dict) else ():
+            _remove_parameter(result, (), result.data, name)
+    for key, value in over.data.items():
+        below = result.data.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            result.data[key] = {**below, **value}
+            for inner in value:
+                _forget(result, (key, inner))
+        else:
+            result.data[key] = value
+            _forget(result, (key,))
+    result.positions.update(over.positions)
+    result.keys.update(over.keys)
+    return result
+
+
+def _remove_parameter(
+    document: Document, prefix: DataPath, block: dict[str, Any], name: str
+) -> None:
+    """Take a parameter out of a block, whichever section sets it."""
+    for axis in AXES:
+        section = block.get(axis)
+        if isinstance(section, dict) and name in section:
+            block[axis] = {k: v for k, v in section.items() if k != name}
+            _forget(document, (*prefix, axis, name))
+
+
+def _forget(document: Document, path: DataPath) -> None:
+    for table in (document.positions, document.keys):
+        for known in [p for p in table if p[: len(path)] == path]:
+            del table[known]
+
+
+# ---- overrides -----------------------------------------------------------------------------------
+
+
+def _override(
+    document: Document, argument: str, fields: list[str], problems: list[Problem]
+) -> None:
+    where = Position(f"command line: {argument}")
+    key, equals, text = argument.partition("=")
+    if not equals or not key:
+        problems.append(Problem(where, "expected key=value, for example seq_len=[128,256]"))
+        return
+    given = parse(text, where.source)
+    problems.extend(Problem(where, problem.message) for problem in given.problems)
+    path: DataPath
+    if key in fields:
+        path = _set_parameter(document, key, given.data)
+    else:
+        path = tuple(key.split("."))
+        known = sorted({*Sweep.model_fields, *fields} - {"filter"})
+        if path[0] not in known:
+            what = f"{path[0]!r} is neither a parameter nor a key of a sweep"
+            problems.append(Problem(where, what + nearest(str(path[0]), known)))
+            return
+        wrong = _set_key(document.data, path, given.data)
+        if wrong:
+            problems.append(Problem(where, wrong))
+            return
+    _forget(document, path)
+    document.positions[path] = document.keys[path] = where
+
+
+def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
+    """Give a parameter one value, or a list of them, in every block."""
+    section = "grid" if isinstance(value, list) else "fixed"
+    data = document.data
+    grid = data.get("grid")
+    kept = section == "grid" and isinstance(grid, dict) and name in grid
+    cases = data.get("cases")
+    for i, case in enumerate(cases if isinstance(cases, list) else []):
+        if isinstance(case, dict):
+            _remove_parameter(document, ("cases", i), case, name)
+    if not kept:  # else it keeps its place in the product's order
+        _remove_parameter(document, (), data, name)
+    if data.get(section) is None:
+        data[section] = {}
+    if isinstance(data[section], dict):  # else the schema reports the section
+        data[section] = {**data[section], name: value}
+    return (section, name)
+
+
+def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
+    """Set a dotted key, or say why that cannot be."""
+    for i, parent in enumerate(path[:-1]):
+        inner = data.get(str(parent))
+        if inner is not None and not isinstance(inner, dict):
+            dotted = ".".join(str(part) for part in path[: i + 1])
+            return f"{dotted} is no mapping, so nothing inside it can be set"
+        data[str(parent)] = dict(inner or {})
+        data = data[str(parent)]
+    data[str(path[-1])] = value
+    return None
+
+
+def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | None:
+    """The benchmarks that a sweep names; None where one of them cannot be had."""
+    cases = document.data.get("cases")
+    places: list[tuple[DataPath, Any]] = [(("benchmark",), document.data.get("benchmark"))]
+    for i, case in enumerate(cases if isinstance(cases, list) else []):
+        if isinstance(case, dict):
+            places.append((("cases", i, "benchmark"), case.get("benchmark")))
+    told = len(problems)
+    names: dict[str, None] = {}
+    for path, name in places:
+        if not isinstance(name, str) or name in names:
+            continue  # what has the wrong type the schema reports
+        names[name] = None
+        try:
+            load_benchmark(name)
+        except NoBenchmark as error:
+            problems.append(Problem(document.at(path), str(error)))
+    own = document.data.get("benchmark")
+    if len(problems) > told or not isinstance(own, str):
+        return None
+    return load_benchmarks(own, names)

@@ -1,0 +1,243 @@
+"""YAML in which every value knows its line and column, and in which YAML 1.1's traps are errors.
+
+`parse(text, source)` returns plain Python data and a map from path to position; what is wrong
+comes back as a list of `Problem`s, all at once. A path is a tuple of keys and indices:
+`("grid", "seq_len", 2)`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from jobs.errors import Position, Problem
+
+Path = tuple[str | int, ...]
+MAX_NODES = 200_000  # an alias may multiply a small file; nobody writes a sweep this large
+MAX_DEPTH = 20  # likewise
+MAX_INT = 2**64
+
+
+@dataclass
+class Document:
+    """Plain data with the position of every value in it (and of every key, under `keys`)."""
+
+    data: Any = None
+    source: str = ""
+    positions: dict[Path, Position] = field(default_factory=dict)
+    keys: dict[Path, Position] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def at(self, path: Path) -> Position:
+        """The position of a path, or of the nearest enclosing value that has one."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.positions:
+                return self.positions[path[:end]]
+        return Position(self.source)
+
+    def at_key(self, path: Path) -> Position:
+        return self.keys.get(path) or self.at(path)
+
+
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)$")
+_FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$")
+_WRITTEN_TAG = re.compile(r"(?:&\S+\s+)?(!\S*)")  # an anchor may stand before the tag
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_TRUE_FALSE = {"true": True, "True": True, "false": False, "False": False}
+_NULL = {"", "~", "null", "Null", "NULL"}
+# What YAML 1.1 (and so PyYAML) reads otherwise than it looks, with what to write instead.
+_TRAPS: list[tuple[re.Pattern[str], str]] = [
+    (
+        re.compile(r"(y|Y|n|N|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|TRUE|FALSE)$"),
+        "YAML 1.1 reads this as a boolean; write true or false, or quote it",
+    ),
+    (
+        re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9]*)?$"),
+        "YAML 1.1 reads this as a number in base 60; write plain seconds or minutes, or quote it",
+    ),
+    (
+        re.compile(r"[-+]?0[0-9_]+$"),
+        "YAML 1.1 reads a leading 0 as octal; write the number without it, or quote it",
+    ),
+    (
+        re.compile(r"[-+]?0[xXoObB][0-9a-fA-F_]+$"),
+        "hexadecimal, octal and binary are read differently by YAML versions; write it in decimal",
+    ),
+    (
+        re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
+        "YAML 1.1 reads this as text, not as a number; write it with a point and a sign (1.0e-4)",
+    ),
+    (
+        re.compile(r"[-+]?(\.[0-9]|[0-9])[0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?$"),
+        "YAML versions read this differently, as a number or as text; write it without _",
+    ),
+    (
+        re.compile(r"[-+]?\.(inf|Inf|INF|nan|NaN|NAN)$"),
+        "infinity and NaN are not valid values here",
+    ),
+    (
+        re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ].*)?$"),
+        "YAML 1.1 reads this as a date; quote it",
+    ),
+]
+
+
+def parse(text: str, source: str) -> Document:
+    """Parse one YAML document. Never raises: look at `.problems`. Nothing at all is None."""
+    document = Document(source=source, positions={(): Position(source, 1, 1)})
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as error:
+        what = f"character U+{error.character:04X} is not allowed"
+        document.problems.append(Problem(_place(source, text[: error.position]), what))
+        return document
+    try:
+        node = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark or loader.get_mark()
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        document.problems.append(Problem(_marked(source, mark), f"not valid YAML: {what}"))
+    except (ValueError, RecursionError) as error:  # PyYAML lets a few of Python's own through
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        where = _marked(source, loader.get_mark())
+        document.problems.append(Problem(where, f"not valid YAML: {what}"))
+    else:
+        document.data = _Builder(document).build(node, ()) if node is not None else None
+    return document
+
+
+def decode(data: bytes, source: str) -> tuple[str, Problem | None]:
+    """A file's bytes as text; where they are no UTF-8, the place of the first that is not."""
+    try:
+        return data.decode("utf-8"), None
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8")
+        what = f"not UTF-8 text: byte 0x{data[error.start]:02x}"
+        return "", Problem(_place(source, before), what)
+
+
+def _marked(source: str, mark: yaml.Mark) -> Position:
+    return Position(source, mark.line + 1, mark.column + 1)
+
+
+def _place(source: str, before: str) -> Position:
+    """The position that follows some text."""
+    lines = re.split(r"\r\n|\r|\n", before)
+    return Position(source, len(lines), len(lines[-1]) + 1)
+
+
+class _Builder:
+    def __init__(self, document: Document):
+        self.document = document
+        self.open: set[int] = set()
+        self.count = 0
+
+    def problem(self, node: yaml.Node, message: str) -> None:
+        self.document.problems.append(Problem(self.position(node), message))
+
+    def position(self, node: yaml.Node) -> Position:
+        return _marked(self.document.source, node.start_mark)
+
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        self.document.positions[path] = self.position(node)
+        self.count += 1
+        if self.count > MAX_NODES:
+            if self.count == MAX_NODES + 1:
+                self.problem(node, f"more than {MAX_NODES} values, aliases counted")
+            return None
+        if len(path) > MAX_DEPTH:
+            self.problem(node, "nested too deeply")
+            return None
+        if id(node) in self.open:
+            self.problem(node, "an alias inside the value it names")
+            return None
+        if self.tagged(node):
+            return None
+        self.open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self.mapping(node, path)
+            if isinstance(node, yaml.SequenceNode):
+                return [self.build(child, (*path, i)) for i, child in enumerate(node.value)]
+            assert isinstance(node, yaml.ScalarNode)
+            return self.scalar(node)
+        finally:
+            self.open.discard(id(node))
+
+    def tagged(self, node: yaml.Node) -> bool:
+        """Whether the author wrote a tag, which is a problem. PyYAML gives every node one, so only
+        the text tells."""
+        mark = node.start_mark
+        written = mark.buffer is not None and _WRITTEN_TAG.match(mark.buffer, mark.pointer)
+        if written:
+            self.problem(node, f"tag {_short(written[1])!r} is not read; write a plain value")
+        return bool(written)
+
+    def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.problem(key_node, "a key must be text, not a list or a mapping")
+                continue
+            if self.tagged(key_node):
+                continue
+            if key_node.value == "<<" and key_node.style is None:
+                self.problem(key_node, "merge keys (<<) are not read; use base: or an alias")
+                continue
+            told = len(self.document.problems)
+            # As a key `on` is a word of tables; no key here is a boolean.
+            plain_on = key_node.value == "on" and key_node.style is None
+            key = "on" if plain_on else self.scalar(key_node)
+            if not isinstance(key, str):
+                if len(self.document.problems) == told:
+                    self.problem(key_node, f"key {key_node.value!r} must be text; quote it")
+                continue
+            if key in result:
+                first = self.document.keys[(*path, key)]
+                self.problem(
+                    key_node,
+                    f"duplicate key {key!r}, first on line {first.line} (the later one would win)",
+                )
+                continue
+            self.document.keys[(*path, key)] = self.position(key_node)
+            result[key] = self.build(value_node, (*path, key))
+        return result
+
+    def scalar(self, node: yaml.ScalarNode) -> Any:
+        text: str = node.value
+        if _SURROGATE.search(text):  # JSON writes characters beyond 16 bits as two of them
+            try:
+                text = text.encode("utf-16", "surrogatepass").decode("utf-16")
+            except UnicodeDecodeError:
+                self.problem(node, "a lone surrogate (\\ud800 to \\udfff) is no character")
+                return None
+        if node.style is not None:  # quoted, or a block: text as it stands
+            return text
+        if text in _NULL:
+            return None
+        if text in _TRUE_FALSE:
+            return _TRUE_FALSE[text]
+        if _INT.match(text):
+            digits = text.replace("_", "")
+            if len(digits) <= len(str(MAX_INT)) and abs(int(digits)) <= MAX_INT:
+                return int(digits)
+            self.problem(node, f"{_short(text)!r}: integers of more than 64 bits are not read")
+            return None
+        if _FLOAT.match(text):
+            if math.isfinite(float(text)):
+                return float(text)
+            self.problem(node, f"{_short(text)!r}: too large for a number")
+            return None
+        for pattern, message in _TRAPS:
+            if pattern.match(text):
+                self.problem(node, f"{_short(text)!r}: {message}")
+                return None
+        return text
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,157 @@
+"""The language of the text under a table: a Jinja2 template with its functions and filters.
+
+    {{ value("time", phase="forward", size="xl") | n }} ms, of which {{ state(size="2.7b") }} ...
+
+A number that was not measured stays `not measured` through all arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from jinja2 import StrictUndefined
+from jinja2.sandbox import SandboxedEnvironment
+
+from jobs.errors import TableError, nearest
+from jobs.formatting import plain, shown
+from jobs.published.figures import figure
+from jobs.run import Run, varying
+from jobs.sweep.schema import STATISTICS, units_of, unknown_value
+
+# Only those that leave what is not measured as it is: `int` would make it 0.
+_FILTERS = ("abs", "capitalize", "join", "lower", "replace", "round", "sum", "trim", "upper")
+ASKING = ("value", "state", "published")
+FUNCTIONS = (*ASKING, "max", "min")
+ONE_NUMBER = [name for name in STATISTICS if name != "mean_std"]
+BESIDE_PARAMETERS = ("device", "repeat")  # beside a run's parameters
+
+
+class NotMeasured:
+    """Stands for a number that there is none of, through all arithmetic and every filter."""
+
+    def __str__(self) -> str:
+        return "not measured"
+
+    def __bool__(self) -> bool:
+        return False
+
+    def _same(self, *_: Any) -> NotMeasured:
+        return self
+
+    def _compared(self, _: Any) -> NoReturn:
+        raise Compared
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _same
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _same
+    __mod__ = __rmod__ = __pow__ = __rpow__ = _same
+    __neg__ = __pos__ = __abs__ = __round__ = __getitem__ = _same
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared  # type: ignore[assignment]
+
+
+class Compared(Exception):
+    """A text that says how two compare can say nothing where one is not there."""
+
+
+def _of_all(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:
+    """max or min, of numbers or of one list of them, of which there is none where one of the
+    numbers is not there."""
+
+    def chosen(*numbers: Any) -> Any:
+        if len(numbers) == 1 and isinstance(numbers[0], list):
+            numbers = tuple(numbers[0])
+        missing = [number for number in numbers if isinstance(number, NotMeasured)]
+        return missing[0] if missing else choose(numbers)
+
+    return chosen
+
+
+def _n(number: Any, digits: int = 4) -> str:
+    """A number with this many significant digits."""
+    return shown(number, digits) if isinstance(number, (int, float)) else str(number)
+
+
+def _pct(number: Any, digits: int = 3) -> str:
+    """A share as percent: 0.1234 is 12.3%."""
+    return f"{shown(100 * number, digits)}%" if isinstance(number, (int, float)) else str(number)
+
+
+def environment() -> SandboxedEnvironment:
+    jinja = SandboxedEnvironment(
+        undefined=StrictUndefined,
+        finalize=lambda value: shown(value) if isinstance(value, float) else value,
+    )
+    kept = {name: jinja.filters[name] for name in _FILTERS}
+    jinja.filters = kept | {"n": _n, "pct": _pct}
+    jinja.globals = {"range": jinja.globals["range"]}
+    jinja.globals |= {"max": _of_all(max), "min": _of_all(min), "dict": dict}
+    return jinja
+
+
+class TextFunctions:
+    """What a text calls, by name. Without records there is nothing to answer.
+
+    `params` are what the run, or the row of a file, is to have.
+    """
+
+    def value(
+        self,
+        name: str,
+        phase: str | None = None,
+        statistic: str = "median",
+        unit: str | None = None,
+        **params: Any,
+    ) -> Any:
+        """A number, as a table with this value shows it, of the one run with these parameters."""
+        raise NotImplementedError
+
+    def state(self, **params: Any) -> str:
+        """What became of the one run with these parameters: ok where any repeat is."""
+        raise NotImplementedError
+
+    def published(self, file: str, column: str, **params: Any) -> Any:
+        """The one figure of others for which these columns hold, as a number where it is one."""
+        found = figure(str(file), str(column), **params)
+        if found is None:
+            raise TableError(f"{file} has no {column} of {pairs(params)}")
+        try:
+            return float(found)
+        except ValueError:
+            return found
+
+    @property
+    def by_name(self) -> dict[str, Callable[..., Any]]:
+        return {name: getattr(self, name) for name in ASKING}
+
+
+def wrong_value(name: Any, statistic: Any = "median", unit: Any = None) -> str | None:
+    """Why a text cannot have a value in this statistic and unit."""
+    unknown = unknown_value(str(name))
+    if unknown:
+        return f"value {unknown}"
+    if statistic not in ONE_NUMBER:
+        return f"no statistic {statistic!r}{nearest(str(statistic), ONE_NUMBER)}"
+    if unit is not None and unit not in units_of(name):
+        valid = ", ".join(units_of(name)) or "none but its own"
+        return f"value {name!r} cannot be shown in {unit!r} (valid: {valid})"
+    return None
+
+
+def several_runs(
+    runs: list[Run], params: dict[str, Any], devices: Iterable[str] = ()
+) -> str | None:
+    """That parameters fit several runs, and what would tell these apart; None if they do not."""
+    differ = {name: [plain(run.params[name]) for run in runs] for name in varying(runs)}
+    if len(set(devices)) > 1:
+        differ["device"] = list(devices)
+    if not differ:
+        return None
+    listed = "; ".join(f"{name}: {', '.join(dict.fromkeys(has))}" for name, has in differ.items())
+    which = (
+        f"{len(runs)} runs have {pairs(params)}" if params else f"it may be any of {len(runs)} runs"
+    )
+    return f"{which}; they differ in {listed}"
+
+
+def pairs(params: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={plain(given)}" for name, given in params.items()) or "any kind"

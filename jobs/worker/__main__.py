@@ -1,0 +1,35 @@
+"""Run the jobs of one submission: `python -m jobs.worker DIR/submissions/ID INDEX...`.
+
+The launcher does this. A submission to Slurm calls the worker through submitit instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from jobs.manifest import read_manifest
+from jobs.worker.fork_server import die_with_parent
+from jobs.worker.worker import Worker
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m jobs.worker", description=__doc__)
+    parser.add_argument("submission", type=Path)
+    parser.add_argument("index", type=int, nargs="+")
+    parser.add_argument("--parent", type=int, help="process without which this one is to end")
+    given = parser.parse_args(arguments)
+    manifest = read_manifest(given.submission)
+    for index in given.index:
+        worker = Worker(manifest, index)
+        worker.handle_term()
+        if given.parent is not None:
+            die_with_parent(given.parent, signal.SIGTERM)
+        worker.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,169 @@
+"""Turns outcomes into records, with all that is known of where they come from, and writes them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs import provenance
+from jobs.manifest import Job, Manifest
+from jobs.record import RECORDS, Failure, Measurements, Record, RecordWriter, Seconds
+from jobs.run import Run
+from jobs.worker.outcome import Outcome, failed
+
+_SLURM = (
+    "job_id",
+    "array_job_id",
+    "array_task_id",
+    "cluster_name",
+    "job_partition",
+    "job_nodelist",
+    "restart_count",
+)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of one run, from its beginning on."""
+
+    run: Run
+    repeat: int
+    number: int
+    log: Path
+    artifacts: Path  # folder of the files that it leaves, if it leaves any
+    before: list[dict[str, Any]]  # state of its GPUs
+    started_at: float  # since the epoch
+    clock: float  # the same by the monotonic clock, for durations: the other may be set back
+
+    def as_state(self) -> dict[str, Any]:
+        return {
+            "run": self.run.id,
+            "repeat": self.repeat,
+            "attempt": self.number,
+            "started_at": self.started_at,
+        }
+
+
+def slurm_facts() -> dict[str, str]:
+    """The ids that Slurm gave this job."""
+    names = {name: f"SLURM_{name.upper()}" for name in _SLURM}
+    return {name: os.environ[known] for name, known in names.items() if known in os.environ}
+
+
+class Recorder:
+    """Writes the records of one job; nobody else writes to its file.
+
+    Args:
+        gpus: what the job's runs may use on this node.
+        slurm: `slurm_facts()` under Slurm, else nothing.
+    """
+
+    def __init__(self, manifest: Manifest, job: Job, gpus: list[str], slurm: dict[str, str]):
+        self._manifest, self._job, self._gpus, self._slurm = manifest, job, gpus, slurm
+        self._waiting = time.time() - manifest.created_at
+        self._writer: RecordWriter | None = None
+        self.device = provenance.device_kind(gpus)
+        self._environment = {
+            "host": socket.gethostname(),
+            "processor": provenance.processor(),
+            "driver": provenance.driver_version(),
+            "packages": provenance.packages(),
+            "git": manifest.provenance.get("git"),
+            "executor": manifest.executor,
+        }
+
+    def begin(self, run: Run, repeat: int, number: int) -> Attempt:
+        log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
+        artifacts = self._manifest.artifacts(run.id, repeat, number)
+        before = provenance.gpu_states(self._gpus)
+        return Attempt(run, repeat, number, log, artifacts, before, time.time(), time.monotonic())
+
+    def write(self, attempt: Attempt, outcome: Outcome) -> Record:
+        """Write down how an attempt ended."""
+        record = self._record(attempt, outcome)
+        if self._writer is None:
+            name = f"{self._manifest.id}-{self._job.index}"
+            self._writer = RecordWriter(self._manifest.folder / RECORDS, name)
+        self._writer.write(record)
+        took = time.monotonic() - attempt.clock
+        why = ""
+        if record.failure is not None:
+            first = [*record.failure.message.splitlines(), ""][0]
+            why = f": {record.failure.type}: {first[:200]}"
+        say(f"{record.status:11} {took:7.1f} s  {record.run}  {attempt.run.label()}{why}")
+        return record
+
+    def _record(self, attempt: Attempt, outcome: Outcome) -> Record:
+        manifest, run = self._manifest, attempt.run
+        measurements = None
+        if outcome["status"] == "ok":
+            try:
+                measurements = Measurements.model_validate(outcome["measurements"])
+            except ValueError as error:
+                message = f"{run.benchmark}.run returned what is no measurement: {error}"
+                outcome = outcome | failed("error", "ValidationError", message)
+        measuring = outcome.get("measuring")
+        compiling = measurements.compiling_seconds if measurements else None
+        after = provenance.gpu_states(self._gpus)
+        folder = manifest.folder
+        return Record(
+            run=run.id,
+            repeat=attempt.repeat,
+            attempt=attempt.number,
+            status=outcome["status"],
+            sweep=manifest.sweep.name,
+            submission=manifest.id,
+            job=self._job.index,
+            benchmark=run.benchmark,
+            version=run.version,
+            params=run.params,
+            device=self.device,
+            started_at=attempt.started_at,
+            finished_at=time.time(),
+            seconds=Seconds(
+                waiting=self._waiting,
+                starting=outcome.get("starting"),
+                compiling=compiling,
+                measuring=None if measuring is None else measuring - (compiling or 0.0),
+            ),
+            measurements=measurements,
+            failure=Failure.model_validate(outcome["failure"]) if "failure" in outcome else None,
+            environment=self._environment | {"loaded": outcome.get("versions", {})},
+            gpus=[_around(*states) for states in zip(attempt.before, after, strict=False)],
+            slurm=self._slurm,
+            log=str(attempt.log.relative_to(folder)) if attempt.log.exists() else None,
+            artifacts=(
+                str(attempt.artifacts.relative_to(folder)) if _holds(attempt.artifacts) else None
+            ),
+        )
+
+
+def _holds(folder: Path) -> bool:
+    """Whether there is anything in a folder that another node may have made."""
+    try:
+        os.listdir(folder.parent)  # makes a network file system look again
+        return bool(os.listdir(folder))
+    except OSError:
+        return False
+
+
+def _around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """One GPU: which it is, and its state before and after."""
+    which = ("name", "uuid")
+    states = {
+        when: {name: value for name, value in state.items() if name not in which}
+        for when, state in (("before", before), ("after", after))
+    }
+    return {name: before[name] for name in which} | states
+
+
+def say(line: str) -> None:
+    """Print to the job's own output. A full disk must not end the job."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        pass

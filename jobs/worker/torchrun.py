@@ -1,0 +1,396 @@
+"""Runs of several processes: torchrun on each node of the job, one rendezvous, one verdict.
+
+On each node a worker runs. Node 0's leads: it opens a socket on a port the system picks, publishes
+its address in the job's folder, and tells the others what to launch and when to stop. For each run
+node 0's agent opens the rendezvous store, again on a port of the system's choice, so no port is
+fixed and none is picked before it is bound.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
+from typing import Any
+
+from jobs.record import write_json
+from jobs.worker.fork_server import EXIT_S
+from jobs.worker.isolation import Child, ForkServer, oom_kills, read_stacks
+from jobs.worker.run_process import Request, become_run, watch_stacks
+
+MEET_S = 300.0  # for the other nodes' workers to appear
+CONSEQUENCES_S = 3.0  # for the other ranks to say how they ended, once one has failed
+LOOK_S = 0.5  # between looks for a rank that has failed
+LOG_END = 2000  # bytes of a log that may tell how its process ended
+
+
+# ---- in the agent's process ----------------------------------------------------------------------
+
+
+def agent(request: Request) -> None:
+    """The main function of a node's torchrun agent: starts the ranks, waits, reports failures.
+
+    Writes agent.json to the scratch folder: the ranks that failed, with exit codes.
+    """
+    become_run(request)
+    scratch = Path(request.scratch)
+    watch_stacks(scratch / "stack-agent.txt")
+    report: dict[str, Any] = {"failures": [], "error": None}
+    try:
+        _launch(request, report)
+    except Exception as error:
+        report["error"] = f"{type(error).__name__}: {error}"
+    write_json(scratch / "agent.json", report)
+
+
+def _launch(request: Request, report: dict[str, Any]) -> None:
+    assert request.nproc_per_node is not None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    scratch = Path(request.scratch)
+    store = None
+    endpoint = request.endpoint
+    if endpoint is None:
+        store = TCPStore(request.host, 0, is_master=True, wait_for_workers=False)
+        endpoint = f"{request.host}:{store.port}"
+        write_json(scratch / "endpoint.json", endpoint)
+    # As torchrun does when it is not told: the ranks share the cores.
+    share = len(os.sched_getaffinity(0)) // request.nproc_per_node
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
+    config = LaunchConfig(
+        min_nodes=request.nodes,
+        max_nodes=request.nodes,
+        nproc_per_node=request.nproc_per_node,
+        run_id=request.token,
+        rdzv_backend="c10d",
+        rdzv_endpoint=endpoint,
+        rdzv_configs={"is_host": False, "timeout": 120},
+        max_restarts=0,
+        local_addr=request.host,
+        logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "torchrun")),  # else it stays in /tmp
+    )
+    request_path = replace(request, agent=os.getpid()).dump(scratch / "request.json")
+    command = ["-u", "-m", "jobs.worker.run_process", str(request_path)]
+    try:
+        elastic_launch(config, sys.executable)(*command)
+    except ChildFailedError as error:
+        report["failures"] = [
+            {"rank": rank, "exit_code": failure.exitcode, "at": failure.timestamp}
+            for rank, failure in error.failures.items()
+        ]
+    del store
+
+
+# ---- on every node -------------------------------------------------------------------------------
+
+
+def node_address() -> str:
+    """The address by which other nodes of the job reach this one."""
+    candidates = [os.environ.get("SLURMD_NODENAME"), socket.gethostname()]
+    for name in candidates:
+        try:
+            if name:
+                socket.getaddrinfo(name, None)
+                return name
+        except socket.gaierror:
+            continue
+    return "127.0.0.1"
+
+
+def collect(request: Request, kills: int, child: Child) -> dict[str, Any]:
+    """What a node's agent and ranks left, which are ended now if they have not ended.
+
+    Args:
+        kills: `oom_kills()` before they started.
+    """
+    exit_code = child.exit_code if child.ended else 0
+    child.kill()
+    scratch = Path(request.scratch)
+    told = scratch / "agent.json"
+    return {
+        "token": request.token,
+        "exit_code": exit_code,  # of the agent, where it was not ended here
+        "agent": json.loads(told.read_text()) if told.exists() else None,
+        "outcomes": _outcomes(scratch),
+        "stacks": read_stacks(scratch),
+        "log_end": log_end(request.log),
+        "out_of_memory": oom_kills() > kills,
+        "lost": "ServerDied" if child.lost else None,
+    }
+
+
+def _outcomes(scratch: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(scratch.glob("outcome*.json"))]
+
+
+def log_end(path: str | None) -> str:
+    """The last lines of a run's output: of an abort they are all there is."""
+    try:
+        with open(path or os.devnull, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - LOG_END))
+            return file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+class _Patience:
+    """When to stop waiting for the ranks: at the deadline, or soon after the first has failed.
+
+    torchrun would wait 30 s for a rank that does not heed SIGTERM.
+    """
+
+    def __init__(self, scratch: Path, seconds: float):
+        self._scratch = scratch
+        self._deadline = time.monotonic() + seconds
+        self.failed = False
+
+    def look(self) -> bool:
+        """Look for a rank that has failed. Returns whether there is time left."""
+        if not self.failed and any(o["status"] != "ok" for o in _outcomes(self._scratch)):
+            self.note_failure()
+        return time.monotonic() < self._deadline
+
+    def note_failure(self) -> None:
+        if not self.failed:
+            self.failed = True
+            self._deadline = min(self._deadline, time.monotonic() + CONSEQUENCES_S)
+
+    def pause(self) -> float:
+        return max(0.0, min(LOOK_S, self._deadline - time.monotonic()))
+
+
+# ---- the leader: node 0 --------------------------------------------------------------------------
+
+
+class Followers:
+    """The leader's side: connections to the workers of the other nodes."""
+
+    def __init__(self, count: int, meeting: Path):
+        key = os.urandom(16)
+        self._listener = Listener(("0.0.0.0", 0), authkey=key)
+        port = self._listener.address[1]
+        meeting.parent.mkdir(parents=True, exist_ok=True)
+        previous = os.umask(0o077)  # the key lets a process launch commands as this user
+        try:
+            write_json(meeting, {"host": node_address(), "port": port, "key": key.hex()})
+        finally:
+            os.umask(previous)
+        self.connections: list[Connection] = []
+        try:
+            self._accept(count)
+        finally:
+            meeting.unlink(missing_ok=True)
+
+    def _accept(self, count: int) -> None:
+        # Listener has no timeout of its own: set it on the socket it holds.
+        self._listener._listener._socket.settimeout(MEET_S)  # type: ignore[attr-defined]
+        while len(self.connections) < count:
+            try:
+                self.connections.append(self._listener.accept())
+            except TimeoutError:
+                found = len(self.connections)
+                raise RuntimeError(
+                    f"{found} of {count} other nodes appeared within {MEET_S:.0f} s"
+                ) from None
+            except (AuthenticationError, EOFError, OSError):
+                continue  # a stranger, a port scanner say
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        for connection in self.connections:
+            try:
+                connection.send(message)
+            except OSError:
+                continue  # its end shows when it is waited for
+
+    def close(self) -> None:
+        self.send(("end",))
+        for connection in self.connections:
+            connection.close()
+        self._listener.close()
+
+
+def lead(
+    server: ForkServer,
+    request: Request,
+    followers: Followers | None,
+    timeout_s: float,
+    on_start: Callable[[Child], object],
+) -> tuple[list[dict[str, Any]], bool]:
+    """Run the ranks of one run on every node of the job.
+
+    Returns:
+        What each node left (`collect`), node 0 first; and whether it was ended at its timeout.
+    """
+    scratch = Path(request.scratch)
+    kills = oom_kills()
+    patience = _Patience(scratch, timeout_s)
+    child = server.start(agent, request, scratch=request.scratch)
+    on_start(child)
+    reports: list[dict[str, Any]] = []
+    try:
+        others: list[Connection] = []
+        if followers is not None and (endpoint := _endpoint(child, scratch, patience)):
+            followers.send(("run", replace(request, endpoint=endpoint)))
+            others = list(followers.connections)
+        waiting: list[Any] = [child, *others]
+        while waiting and patience.look():
+            for one in _ready(child, waiting, patience.pause()):
+                if one is child:
+                    child.wait(0)
+                    report = collect(request, kills, child)
+                else:
+                    told = _receive(one, request.token)
+                    if told is None:
+                        continue
+                    report = told
+                    reports.append(report)
+                waiting.remove(one)
+                if not _went_well(report):
+                    patience.note_failure()
+        expired = bool(waiting) and not patience.failed
+        late = [one for one in waiting if one is not child]
+        for connection in late:
+            try:
+                connection.send(("stacks" if expired else "stop",))
+            except OSError:
+                continue
+        if expired and not child.ended:
+            child.stacks(scratch)
+        own = collect(request, kills, child)
+        return [own, *reports, *(_last_word(one, request.token) for one in late)], expired
+    finally:
+        child.kill()
+
+
+def _ready(child: Child, waiting: list[Any], seconds: float) -> list[Any]:
+    """Those of the child and the other nodes that have something to tell."""
+    if child in waiting and child.ended:
+        return [child]
+    return list(wait(waiting, seconds))
+
+
+def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:
+    """Where node 0's agent opened the rendezvous; None if it ended first."""
+    path = scratch / "endpoint.json"
+    while not path.exists():
+        if child.wait(0.02) or not patience.look():
+            return None
+    return str(json.loads(path.read_text()))
+
+
+def _receive(connection: Connection, token: str) -> dict[str, Any] | None:
+    """A node's report; None if it is of an earlier run, for which it came too late."""
+    try:
+        report: dict[str, Any] = connection.recv()
+    except (EOFError, OSError):
+        return _nothing(token, lost="NodeLost")
+    return report if report["token"] == token else None
+
+
+def _last_word(connection: Connection, token: str) -> dict[str, Any]:
+    """The report of a node that was told to stop."""
+    deadline = time.monotonic() + EXIT_S + 5
+    while connection.poll(max(0.0, deadline - time.monotonic())):
+        report = _receive(connection, token)
+        if report is not None:
+            return report
+    return _nothing(token, lost=None)
+
+
+def _nothing(token: str, lost: str | None) -> dict[str, Any]:
+    empty: dict[str, Any] = {
+        "agent": None,
+        "outcomes": [],
+        "stacks": "",
+        "log_end": "",
+        "out_of_memory": False,
+    }
+    return empty | {"token": token, "exit_code": 0, "lost": lost}
+
+
+def _went_well(report: dict[str, Any]) -> bool:
+    told = report["agent"]
+    return told is not None and not told["failures"] and told["error"] is None
+
+
+# ---- a follower: any other node ------------------------------------------------------------------
+
+
+def follow(
+    meeting: Path, node_rank: int, start_server: Callable[[], ForkServer], job_folder: Path
+) -> None:
+    """The main loop of the workers of nodes 1, 2, …: launch what the leader says, report back."""
+    leader = _find_leader(meeting)
+    server = start_server()
+    try:
+        while True:
+            message = leader.recv()
+            if message[0] == "end":
+                return
+            if message[0] != "run":
+                continue  # an order to stop that crossed this node's report
+            if not server.alive:
+                server = start_server()
+            scratch = Path(tempfile.mkdtemp(prefix="run-"))
+            request: Request = message[1]
+            log = job_folder / f"{Path(request.log or '').stem}.node{node_rank}.log"
+            mine = replace(
+                request,
+                scratch=str(scratch),
+                node_rank=node_rank,
+                host=node_address(),
+                log=request.log and str(log),
+            )
+            try:
+                leader.send(_run_here(server, mine, leader))
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    except (EOFError, OSError):
+        return  # the leader is gone, and so is the job
+    finally:
+        server.close()
+
+
+def _find_leader(meeting: Path) -> Connection:
+    deadline = time.monotonic() + MEET_S
+    while True:
+        try:
+            os.listdir(meeting.parent)  # makes a network file system look again
+            where = json.loads(meeting.read_text())
+            return Client((where["host"], where["port"]), authkey=bytes.fromhex(where["key"]))
+        except (OSError, ValueError, EOFError):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"node 0 did not appear within {MEET_S:.0f} s") from None
+            time.sleep(0.2)
+
+
+def _run_here(server: ForkServer, request: Request, leader: Connection) -> dict[str, Any]:
+    """Run this node's ranks of one run, until they have ended or the leader says stop."""
+    scratch = Path(request.scratch)
+    kills = oom_kills()
+    patience = _Patience(scratch, float("inf"))  # the leader keeps the time
+    child = server.start(agent, request, scratch=request.scratch)
+    try:
+        while not child.ended and patience.look():
+            either: list[Any] = [child, leader]
+            if leader in wait(either, patience.pause()):
+                if leader.recv()[0] == "stacks":
+                    child.stacks(scratch)
+                break
+            child.wait(0)
+        return collect(request, kills, child)
+    finally:
+        child.kill()

@@ -1,0 +1,343 @@
+"""The worker: inside the allocation, runs the runs of one job one after another.
+
+It is the only writer of records. It never imports torch and never runs a benchmark itself (but for
+`--debug`), so that whatever a run does, the worker can say how it ended and start the next one
+clean.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+from jobs import provenance
+from jobs.manifest import Manifest
+from jobs.record import RERUN, Record, RecordTail, write_json
+from jobs.run import Run
+from jobs.worker.fork_server import EXIT_S
+from jobs.worker.isolation import (
+    Child,
+    ForkServer,
+    ServerDied,
+    blocked_signals,
+    oom_kills,
+    read_stacks,
+    without_leaks,
+)
+from jobs.worker.outcome import Outcome, died, failed, of_ranks, timed_out
+from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts
+from jobs.worker.run_process import Request, execute, run_alone
+from jobs.worker.torchrun import Followers, follow, lead, log_end, node_address
+
+DEATHS = 2  # workers that one run may take down before it is left alone
+LIMIT_MARGIN_S = 120.0  # a stop this close to the time limit is the time limit's doing
+TERM_S = 0.5  # for a SIGTERM that a run got to reach its worker
+
+
+class Stopped(SystemExit):
+    """The worker was told to stop; what was running is recorded."""
+
+
+class NodeLost(SystemExit):
+    """The worker of another node is gone, and with it all that this job had still to run."""
+
+
+class Worker:
+    """Runs one job of a submission.
+
+    Args:
+        manifest: the submission.
+        index: the job in it.
+        in_process: call the benchmark here, without isolation or timeout (`--debug`).
+        node_rank: of this node among the job's; only node 0's worker writes records.
+    """
+
+    def __init__(
+        self, manifest: Manifest, index: int, in_process: bool = False, node_rank: int = 0
+    ):
+        self.manifest = manifest
+        self.job = manifest.jobs[index]
+        self.in_process = in_process
+        self.node_rank = node_rank
+        self.folder = manifest.job_folder(index)
+        self.clock = time.monotonic()
+        under_slurm = manifest.executor == "slurm"
+        self.visible = provenance.visible_gpus()
+        if under_slurm and "CUDA_VISIBLE_DEVICES" in os.environ:  # what Slurm gave the job
+            self.visible = [t for t in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if t]
+        self.gpus = self.visible[: self.job.shape.gpus_per_node]
+        self.slurm = slurm_facts() if under_slurm else {}
+        self.recorder = Recorder(manifest, self.job, self.gpus, self.slurm)
+        self.tail = RecordTail(manifest.folder, {run for run, _ in self.job.tasks})
+        self.seen: list[Record] = []
+        self.executed = 0
+        self.failures: list[Record] = []
+        self._deaths: Counter[str] = Counter()
+        self._current: tuple[Attempt, Path] | None = None  # what runs, and its scratch folder
+        self._child: Child | None = None
+        self._server: ForkServer | None = None
+        self._followers: Followers | None = None
+
+    # ---- the loop --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Every run of the job that is not done, one after another."""
+        scrubbed = without_leaks(dict(os.environ), slurm=self.manifest.executor != "slurm")
+        for name in set(os.environ) - set(scrubbed):
+            del os.environ[name]
+        reason = self._why_not()
+        nodes = self.job.shape.nodes if reason is None else 1
+        try:
+            if nodes > 1 and self.node_rank > 0:
+                follow(self._meeting(), self.node_rank, self._new_server, self.folder)
+            elif self.node_rank == 0:
+                if nodes > 1:
+                    self._followers = Followers(nodes - 1, self._meeting())
+                self._run_all(reason)
+        finally:
+            if self._followers is not None:
+                self._followers.close()
+            if self._server is not None:
+                self._server.close()
+
+    def _meeting(self) -> Path:
+        """Where the workers of this job's nodes find each other, in this allocation."""
+        restarts = self.slurm.get("restart_count", "0")
+        return self.folder / f"meet-{self.slurm.get('job_id', '0')}-{restarts}.json"
+
+    def _run_all(self, reason: str | None) -> None:
+        """
+        Args:
+            reason: why no run can be done here, if none can.
+        """
+        self._deaths = self._count_deaths()
+        for run_id, repeat in self.job.tasks:
+            if self._is_done(run_id, repeat):
+                continue
+            attempt = self._begin(self.manifest.runs[run_id], repeat)
+            if reason is not None:
+                self._record(attempt, failed("unsupported", "Unsupported", reason))
+            elif self._deaths[f"{run_id}/{repeat}"] >= DEATHS:
+                message = f"its worker died {DEATHS} times while this ran"
+                self._record(attempt, failed("killed", "WorkerDied", message))
+            else:
+                self._execute(attempt)
+            if self.in_process and self.failures:
+                return
+        self._tell(None)
+
+    def _why_not(self) -> str | None:
+        """Why this machine cannot give the job's shape, or None."""
+        shape = self.job.shape
+        nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if self.slurm else 1
+        if shape.nodes > nodes:
+            where = "Slurm gave" if self.slurm else "without Slurm there is"
+            return f"needs {shape.nodes} nodes; {where} {nodes}"
+        if shape.gpus_per_node > len(self.visible):
+            offers = f"{socket.gethostname()} offers {len(self.visible)}"
+            return f"needs {shape.gpus_per_node} GPUs; {offers}"
+        return None
+
+    def _is_done(self, run_id: str, repeat: int) -> bool:
+        """Whether this submission, or (unless forced) any other, has measured it meanwhile."""
+        self.seen += self.tail.new()
+        for record in self.seen:
+            if (record.run, record.repeat) != (run_id, repeat):
+                continue
+            if record.submission == self.manifest.id and record.status not in RERUN - {"killed"}:
+                return True
+            if (
+                record.status == "ok"
+                and record.device == self.recorder.device
+                and not self.manifest.force
+            ):
+                return True
+        return False
+
+    def _count_deaths(self) -> Counter[str]:
+        """How many workers of this job ended, without a word, during each run."""
+        path = self.folder / "state.json"
+        try:
+            state = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return Counter()
+        deaths = Counter(state.get("deaths", {}))
+        running = state.get("running")
+        if running is not None:
+            self.seen += self.tail.new()
+            mine = (self.manifest.id, running["run"], running["repeat"], running["attempt"])
+            told = any((r.submission, r.run, r.repeat, r.attempt) == mine for r in self.seen)
+            deaths[f"{running['run']}/{running['repeat']}"] += not told
+        return deaths
+
+    def _tell(self, attempt: Attempt | None) -> None:
+        """Say what is running now: `status` shows it, and the next worker of this job learns of it
+        if this one dies."""
+        state = {
+            "running": attempt.as_state() if attempt else None,
+            "deaths": dict(self._deaths),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "at": time.time(),
+        }
+        try:
+            write_json(self.folder / "state.json", state)
+        except OSError as error:  # a full disk must not end the job
+            say(f"cannot write state.json: {error.strerror}")
+
+    # ---- one run ---------------------------------------------------------------------------------
+
+    def _begin(self, run: Run, repeat: int) -> Attempt:
+        before = [r.attempt for r in self.seen if (r.run, r.repeat) == (run.id, repeat)]
+        number = 1 + max(before, default=0)
+        while self.manifest.artifacts(run.id, repeat, number).exists():
+            number += 1  # its worker died and left no record; what it left there is not this one's
+        return self.recorder.begin(run, repeat, number)
+
+    def _execute(self, attempt: Attempt) -> None:
+        scratch = Path(tempfile.mkdtemp(prefix="run-"))
+        self._current = (attempt, scratch)
+        self._tell(attempt)
+        run = attempt.run
+        request = Request(
+            benchmark=run.benchmark,
+            version=run.version,
+            params=run.params,
+            scratch=str(scratch),
+            gpus=self.gpus,
+            artifacts=str(attempt.artifacts.absolute()),
+            token=uuid.uuid4().hex,
+            asked_at=attempt.clock,
+            log=None if self.in_process else str(attempt.log),
+            nproc_per_node=run.shape.nproc_per_node,
+            nodes=run.shape.nodes,
+            host=node_address() if run.shape.nodes > 1 else "127.0.0.1",
+        )
+        try:
+            outcome = self._outcome(request, run.timeout_s)
+            with blocked_signals():  # a stop comes before the record or after it
+                self._child = None
+                self._record(attempt, outcome)
+                self._current = None
+        except KeyboardInterrupt:  # only --debug has it raised
+            self.stop("cancelled")
+            raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        self.executed += 1
+        if outcome.get("failure", {}).get("type") == "NodeLost":
+            raise NodeLost("the worker of another node is gone")
+
+    def _outcome(self, request: Request, timeout_s: float) -> Outcome:
+        if request.nproc_per_node is not None:
+            server = self._fork_server()
+            nodes, expired = lead(server, request, self._followers, timeout_s, self._remember)
+            return of_ranks(nodes, expired, timeout_s, request.world_size)
+        if not self.in_process:
+            return self._run_alone(request, timeout_s)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
+        outcome = execute(request)
+        if outcome["status"] == "error" and outcome["failure"]["type"] == "KeyboardInterrupt":
+            raise KeyboardInterrupt
+        return outcome
+
+    def _run_alone(self, request: Request, timeout_s: float) -> Outcome:
+        server = self._fork_server()
+        kills = oom_kills()
+        child = self._remember(server.start(run_alone, request, scratch=request.scratch))
+        scratch = Path(request.scratch)
+        path = scratch / "outcome0.json"
+        expired = not child.wait(timeout_s)
+        if expired and path.exists():
+            expired = not child.wait(EXIT_S)  # it has measured; only its end takes long
+        stacks = child.stacks(scratch) if expired else read_stacks(scratch)
+        child.kill()
+        if path.exists():
+            return json.loads(path.read_text())  # type: ignore[no-any-return]
+        if expired:
+            return timed_out(timeout_s, stacks)
+        if child.exit_code == -signal.SIGTERM:
+            time.sleep(TERM_S)  # Slurm signals process by process: this one's turn may come
+        return died(child.exit_code, stacks or log_end(request.log), oom_kills() > kills)
+
+    def _remember(self, child: Child) -> Child:
+        self._child = child
+        return child
+
+    def _fork_server(self) -> ForkServer:
+        if self._server is None or not self._server.alive:
+            self._server = self._new_server()
+        return self._server
+
+    def _new_server(self) -> ForkServer:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
+        names = dict.fromkeys(self.manifest.runs[run].benchmark for run, _ in self.job.tasks)
+        modules = ["jobs.worker.run_process"]
+        benchmarks = [n if "." in n else f"systems.benchmarks.{n}" for n in names]
+        shape = self.job.shape
+        if shape.nproc_per_node is not None:  # each rank is a new process, which imports those
+            modules, benchmarks = ["torch", "jobs.worker.torchrun"], []
+        elif shape.gpus_per_node > 0:  # a run looks with torch whether it has the GPUs it was given
+            modules = ["torch", *modules]
+        try:
+            return ForkServer(modules, benchmarks)
+        except ServerDied as error:  # an import that ends its process: let it end the runs' own
+            say(f"{error}; the runs import what they need themselves")
+            return ForkServer()
+
+    def _record(self, attempt: Attempt, outcome: Outcome) -> None:
+        record = self.recorder.write(attempt, outcome)
+        if record.status not in ("ok", "unsupported", "oom"):
+            self.failures.append(record)
+
+    # ---- being told to stop ----------------------------------------------------------------------
+
+    def stop(self, reason: str) -> None:
+        """End what is running and record it: at the time limit, on preemption, when cancelled.
+
+        Args:
+            reason: limit, preempted or cancelled. The first run of an allocation that meets the
+                limit can never end within it: that is its timeout. Others get another chance.
+        """
+        with blocked_signals():
+            if self._current is None:
+                return
+            attempt, scratch = self._current
+            if self._child is not None:
+                self._child.kill()
+            if reason == "limit" and self.executed == 0:
+                message = f"needs more than the job's limit of {self.job.timeout_min} min"
+                outcome = failed("timeout", "Limit", message)
+            elif reason == "limit":
+                message = "the job's time limit came; the rest is requeued"
+                outcome = failed("preempted", "Limit", message)
+            elif reason == "preempted":
+                outcome = failed("preempted", "Preempted", "stopped: preempted")
+            else:
+                outcome = failed("cancelled", "Cancelled", "stopped: cancelled")
+            self._record(attempt, outcome)
+            self._current = None
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def near_limit(self) -> bool:
+        """Whether the job's time is about up."""
+        return time.monotonic() - self.clock > self.job.timeout_min * 60 - LIMIT_MARGIN_S
+
+    def handle_term(self) -> None:
+        """On SIGTERM (which the local queue sends on Ctrl-C) and SIGINT: record, leave."""
+
+        def on_term(signum: int, frame: FrameType | None) -> None:
+            self.stop("cancelled")
+            raise Stopped(128 + signum)
+
+        signal.signal(signal.SIGTERM, on_term)
+        signal.signal(signal.SIGINT, on_term)

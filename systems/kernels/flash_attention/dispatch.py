@@ -1,0 +1,49 @@
+"""Forward and backward by whose kernels: "triton" or "hopper"."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
+from systems.kernels.flash_attention.triton import launch
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    precision: str,
+    kernels: str,
+    keeps_memory: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """`launch.flash_forward`: (out, lse). keeps_memory: of `forward_launch.flash_forward`."""
+    if kernels == "hopper":
+        return forward_launch.flash_forward(q, k, v, is_causal, scale, keeps_memory=keeps_memory)
+    return launch.flash_forward(q, k, v, is_causal, scale, precision=precision)
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    precision: str,
+    kernels: str,
+    needs_dq: bool,
+    needs_dkdv: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """`launch.flash_backward`: (dq, dk, dv), None for what is not needed."""
+    on_hopper = kernels == "hopper" and not torch.are_deterministic_algorithms_enabled()
+    if on_hopper and backward_launch.why_not(q, needs_dq, needs_dkdv) is None:
+        return backward_launch.flash_backward(q, k, v, out, lse, dout, is_causal, scale)
+    return launch.flash_backward(
+        q, k, v, out, lse, dout, is_causal, scale, precision=precision, needs_dq=needs_dq,
+        needs_dkdv=needs_dkdv,
+    )  # fmt: skip

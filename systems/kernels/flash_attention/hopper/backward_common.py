@@ -1,0 +1,354 @@
+"""What both backward kernels for Hopper are made of: the work, its places in shared memory, copies.
+
+An item of work is a block of 128 keys of one head, with the queries that see it (of one split,
+where there are several). Two consumer warpgroups have 64 of the keys each: the halves of the item.
+A step is a tile of 64 queries.
+
+All warpgroups run on their own and meet in rings of slots in shared memory. Each slot has a barrier
+"full", on which those wait that read it, and "empty", on which those wait that fill it. The n-th
+use of a ring of S slots is slot n % S in phase n // S, of which a barrier knows the parity; who
+fills waits for the opposite parity, so that at first every slot is empty.
+"""
+
+# Arguments of a kernel are Triton's, which has no types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+# No annotations from the future: those of an aggregate are its fields' types.
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+)
+from triton.language.core import _aggregate as aggregate
+
+from systems.kernels.flash_attention.triton.tiles import head_base, load_tile, schedule
+
+LOG2E = tl.constexpr(1.4426950408889634)
+BLOCK_Q = gl.constexpr(64)  # queries of a step
+HALF_K = gl.constexpr(64)  # keys of a consumer
+
+
+@triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded"])
+def prepare_kernel(
+    out, dout, lse, log2_lse, minus_delta, dq_sum, counter,
+    out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries, n_padded,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """What a backward kernel reads of each query, and zeros where it adds.
+
+    Grid: (n_padded // ROWS * batch * heads,).
+
+    Args:
+        out, dout: (batch, heads, n_queries, HEAD_DIM).
+        lse: float32 (batch, heads, n_queries), contiguous; natural logarithms.
+        log2_lse, minus_delta: float32 (batch, heads, n_padded), contiguous, written: lse in base 2
+            and -rowsum(dout * out). Past n_queries inf, which makes P zero, and 0. Each 64 are in
+            the order in which `row_of` reads them.
+        dq_sum: float32 (batch * heads * n_padded * HEAD_DIM,), written: zeros.
+        counter: int32 (1,), written: zero.
+        n_padded: n_queries rounded up to a multiple of ROWS, which is 64.
+    """
+    n_blocks = n_padded // ROWS
+    head = tl.program_id(0) // n_blocks
+    first = tl.program_id(0) % n_blocks * ROWS
+    out = head_base(out, head, n_heads, out_batch, out_head)
+    dout = head_base(dout, head, n_heads, dout_batch, dout_head)
+    o = load_tile(out, first, n_queries, out_row, HEAD_DIM, ROWS, HEAD_DIM, True)
+    do = load_tile(dout, first, n_queries, dout_row, HEAD_DIM, ROWS, HEAD_DIM, True)
+    total = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    column = tl.arange(0, ROWS)
+    row = first + column
+    before = head.to(tl.int64) * n_padded
+    row_lse = tl.load(
+        lse + head.to(tl.int64) * n_queries + row, mask=row < n_queries, other=float("inf")
+    )
+    # In the layout of a product thread t of four has the columns 8 j + 2 t + e: here side by side.
+    place = first + column // 2 % 4 * 16 + column // 8 * 2 + column % 2
+    tl.store(log2_lse + before + place, row_lse * LOG2E)
+    tl.store(minus_delta + before + place, -total)
+    element = tl.arange(0, HEAD_DIM)
+    zeros = tl.zeros((ROWS, HEAD_DIM), tl.float32)
+    tl.store(dq_sum + (before + row[:, None]) * HEAD_DIM + element[None, :], zeros)
+    if tl.program_id(0) == 0:
+        tl.store(counter, 0)
+
+
+@triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded"])
+def convert_kernel(
+    dq_sum, dquery, dq_batch, dq_head, dq_row, n_heads, n_queries, n_padded, scale,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """dQ from its sum. Grid: (n_padded // ROWS * batch * heads,).
+
+    Args:
+        dq_sum: float32 (batch, heads, n_padded // ROWS, HEAD_DIM, ROWS), contiguous: dQ / scale,
+            every tile transposed.
+        dquery: (batch, heads, n_queries, HEAD_DIM), written.
+    """
+    n_blocks = n_padded // ROWS
+    head = tl.program_id(0) // n_blocks
+    column = tl.arange(0, ROWS)
+    row = tl.program_id(0) % n_blocks * ROWS + column
+    element = tl.arange(0, HEAD_DIM)
+    tile = dq_sum + tl.program_id(0).to(tl.int64) * (ROWS * HEAD_DIM)
+    value = tl.trans(tl.load(tile + element[:, None] * ROWS + column[None, :]) * scale)
+    dquery = head_base(dquery, head, n_heads, dq_batch, dq_head)
+    pointers = dquery + row[:, None].to(tl.int64) * dq_row + element[None, :]
+    tl.store(pointers, value.to(dquery.dtype.element_ty), mask=row[:, None] < n_queries)
+
+
+@builtin
+def reduce_add(tensor_desc, coord, src, _semantic=None):
+    """Add a tile in shared memory to global memory, in the background: `tma` has no word for it."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(
+        ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle
+    )
+
+
+@aggregate
+class Problem:
+    """Sizes of a launch; their names are those of `backward_kernel`'s arguments."""
+
+    n_programs: gl.tensor
+    n_heads: gl.tensor
+    n_queries: gl.tensor
+    n_keys: gl.tensor
+    n_padded: gl.tensor
+    n_splits: gl.tensor
+    queries_a_split: gl.tensor
+    group: gl.tensor
+    n_items: gl.tensor
+    IS_CAUSAL: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group,
+        n_items, IS_CAUSAL,
+    ):  # fmt: skip
+        self.n_programs = n_programs
+        self.n_heads = n_heads
+        self.n_queries = n_queries
+        self.n_keys = n_keys
+        self.n_padded = n_padded
+        self.n_splits = n_splits
+        self.queries_a_split = queries_a_split
+        self.group = group
+        self.n_items = n_items
+        self.IS_CAUSAL = gl.constexpr(IS_CAUSAL)
+
+    @gluon.jit
+    def place(self, item):
+        """(split, head of batch * heads, first key, first tile, tiles, masked tiles) of an item, in
+        the order of `tiles.schedule`."""
+        BLOCK_K: gl.constexpr = 2 * HALF_K
+        block, head, split = schedule(
+            item, gl.cdiv(self.n_keys, BLOCK_K), self.n_programs, self.n_splits,
+            self.queries_a_split, self.group, BLOCK_K, self.IS_CAUSAL, True,
+        )  # fmt: skip
+        first_key = block * BLOCK_K
+        first_query = split * self.queries_a_split
+        last_query = gl.minimum(first_query + self.queries_a_split, self.n_queries)
+        last_tile = gl.cdiv(last_query, BLOCK_Q)
+        first_tile = first_query // BLOCK_Q
+        if self.IS_CAUSAL:
+            # One tile at least, even if it is one that sees none of the keys.
+            seen = gl.minimum(first_key // BLOCK_Q, last_tile - 1)
+            first_tile = gl.maximum(first_tile, seen)
+        n_tiles = last_tile - first_tile
+        n_masked = 0
+        if self.IS_CAUSAL:
+            n_masked = (first_key + BLOCK_K) // BLOCK_Q - first_tile
+        if first_key + BLOCK_K > self.n_keys:
+            n_masked = n_tiles
+        n_masked = gl.maximum(gl.minimum(n_masked, n_tiles), 0)
+        return split, head, first_key, first_tile, n_tiles, n_masked
+
+
+@aggregate
+class Shared:
+    """Rings in shared memory and their barriers; the first dimension is the slot's."""
+
+    k: gl.shared_memory_descriptor  # (2 * slots, 64, head_dim): slots of two halves
+    v: gl.shared_memory_descriptor
+    q: gl.shared_memory_descriptor  # (slots, 64, head_dim)
+    do: gl.shared_memory_descriptor
+    lse: gl.shared_memory_descriptor  # float32 (slots, 64), in base 2
+    minus_delta: gl.shared_memory_descriptor
+    ds: gl.shared_memory_descriptor  # (2 * slots, 64 keys, 64 queries): slots of two halves
+    dq: gl.shared_memory_descriptor  # float32 (slots, 64 of head_dim, 64 queries)
+    kv_full: gl.shared_memory_descriptor  # one for each half
+    kv_empty: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor  # of q, do, lse and minus_delta
+    q_empty: gl.shared_memory_descriptor
+    ds_full: gl.shared_memory_descriptor  # one for each half
+    ds_empty: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(
+        self, k, v, q, do, lse, minus_delta, ds, dq,
+        kv_full, kv_empty, q_full, q_empty, ds_full, ds_empty,
+    ):  # fmt: skip
+        self.k = k
+        self.v = v
+        self.q = q
+        self.do = do
+        self.lse = lse
+        self.minus_delta = minus_delta
+        self.ds = ds
+        self.dq = dq
+        self.kv_full = kv_full
+        self.kv_empty = kv_empty
+        self.q_full = q_full
+        self.q_empty = q_empty
+        self.ds_full = ds_full
+        self.ds_empty = ds_empty
+
+
+@gluon.jit
+def barriers(n: gl.constexpr, count: gl.constexpr):
+    """n barriers, each of which completes a phase with `count` arrivals."""
+    made = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(n):
+        mbarrier.init(made.index(i), count=count)
+    return made
+
+
+@gluon.jit
+def allocate(
+    q_desc, k_desc, lse_desc, dq_desc,
+    KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr, DS_SLOTS: gl.constexpr, DQ_SLOTS: gl.constexpr,
+    KV_READERS: gl.constexpr, DS_READERS: gl.constexpr,
+):  # fmt: skip
+    """The rings; KV_READERS and DS_READERS are the warpgroups that read K or V, and dS."""
+    HEAD_DIM: gl.constexpr = k_desc.block_type.shape[3]
+    dtype: gl.constexpr = k_desc.dtype
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD_DIM], dtype)
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF_K, BLOCK_Q], dtype)
+    k_shape: gl.constexpr = [2 * KV_SLOTS, HALF_K, HEAD_DIM]
+    q_shape: gl.constexpr = [Q_SLOTS, BLOCK_Q, HEAD_DIM]
+    row_shape: gl.constexpr = [Q_SLOTS, BLOCK_Q]
+    dq_shape: gl.constexpr = [DQ_SLOTS, dq_desc.block_type.shape[0], BLOCK_Q]
+    return Shared(
+        gl.allocate_shared_memory(dtype, k_shape, layout),
+        gl.allocate_shared_memory(dtype, k_shape, layout),
+        gl.allocate_shared_memory(dtype, q_shape, layout),
+        gl.allocate_shared_memory(dtype, q_shape, layout),
+        gl.allocate_shared_memory(gl.float32, row_shape, lse_desc.layout),
+        gl.allocate_shared_memory(gl.float32, row_shape, lse_desc.layout),
+        gl.allocate_shared_memory(dtype, [2 * DS_SLOTS, HALF_K, BLOCK_Q], ds_layout),
+        gl.allocate_shared_memory(gl.float32, dq_shape, dq_desc.layout),
+        barriers(2 * KV_SLOTS, 1),
+        barriers(KV_SLOTS, KV_READERS),
+        barriers(Q_SLOTS, 1),
+        barriers(Q_SLOTS, 2),
+        barriers(2 * DS_SLOTS, 1),
+        barriers(DS_SLOTS, DS_READERS),
+    )
+
+
+@gluon.jit
+def _copy(desc, coord, barrier, shared):
+    """Copy a tile into `shared`, which is without the leading dimensions of 1."""
+    tile = shared._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+    tma.async_copy_global_to_shared(desc, coord, barrier, tile)
+
+
+@gluon.jit
+def load_item(
+    shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, item, turn, n,
+    KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr,
+):  # fmt: skip
+    """What the producer warp does for one item: issue its copies, each as soon as there is room.
+
+    Args:
+        turn: items before it in this program. n: steps before it. Returns n for the next.
+    """
+    HEAD_DIM: gl.constexpr = k_desc.block_type.shape[3]
+    bytes_a_row: gl.constexpr = 2 * HEAD_DIM * k_desc.dtype.primitive_bitwidth // 8
+    _, item_head, first_key, first_tile, n_tiles, _ = problem.place(item)
+    batch = item_head // problem.n_heads
+    head = item_head % problem.n_heads
+    kv_slot = turn % KV_SLOTS
+    mbarrier.wait(shared.kv_empty.index(kv_slot), (turn // KV_SLOTS) & 1 ^ 1)
+    for half in gl.static_range(2):
+        place = 2 * kv_slot + half
+        key = first_key + half * HALF_K
+        kv_full = shared.kv_full.index(place)
+        mbarrier.expect(kv_full, HALF_K * bytes_a_row)
+        _copy(k_desc, [batch, head, key, 0], kv_full, shared.k.index(place))
+        _copy(v_desc, [batch, head, key, 0], kv_full, shared.v.index(place))
+    for i in range(n_tiles):
+        slot = (n + i) % Q_SLOTS
+        row = (first_tile + i) * BLOCK_Q
+        padded_row = item_head * problem.n_padded + row
+        q_full = shared.q_full.index(slot)
+        mbarrier.wait(shared.q_empty.index(slot), ((n + i) // Q_SLOTS) & 1 ^ 1)
+        mbarrier.expect(q_full, BLOCK_Q * (bytes_a_row + 8))  # 8: of lse and minus_delta
+        _copy(q_desc, [batch, head, row, 0], q_full, shared.q.index(slot))
+        _copy(do_desc, [batch, head, row, 0], q_full, shared.do.index(slot))
+        _copy(lse_desc, [padded_row], q_full, shared.lse.index(slot))
+        _copy(minus_delta_desc, [padded_row], q_full, shared.minus_delta.index(slot))
+    return n + n_tiles
+
+
+@gluon.jit
+def send(desc, coord, value, shared):
+    """Write a tile through `shared`, which is without the leading dimensions of 1, in the
+    background. What is past the end is not written."""
+    shared.store(value.to(desc.dtype))
+    fence_async_shared()
+    tile = shared._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+    tma.async_copy_shared_to_global(desc, coord, tile)
+
+
+@gluon.jit
+def row_of(shared, layout: gl.constexpr):
+    """A number for each column of `layout`, as `prepare_kernel` has put them down."""
+    loaded: gl.constexpr = gl.DistributedLinearLayout(
+        [[1], [2], [4], [8]], [[16], [32], [0], [0], [0]], [[0], [0]], [], [BLOCK_Q]
+    )
+    row = shared.load(loaded).reshape([4, BLOCK_Q // 8, 2]).permute((1, 0, 2)).reshape([BLOCK_Q])
+    return gl.convert_layout(row, gl.SliceLayout(0, layout), assert_trivial=True)
+
+
+@gluon.jit
+def times(a, b, layout: gl.constexpr):
+    """a b^T, begun."""
+    ROWS: gl.constexpr = a.shape[0]
+    COLUMNS: gl.constexpr = b.shape[0]
+    zeros = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
+    return warpgroup_mma(a, b.permute((1, 0)), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def hide(p, first_key, first_query, n_keys, IS_CAUSAL: gl.constexpr):
+    """P^T with zeros for what is not seen.
+
+    For keys past the end too: there S is 0, and exp2(-lse) may be inf, which times 0 is NaN.
+    """
+    layout: gl.constexpr = p.type.layout
+    keys = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, layout))
+    visible = (keys < n_keys)[:, None]
+    if IS_CAUSAL:
+        queries = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, layout))
+        visible = visible & (keys[:, None] <= queries[None, :])
+    return gl.where(visible, p, 0.0)
+
+
+@gluon.jit
+def store_rows(pointer, value, first, n_rows, row_stride):
+    """Write what of (rows, head_dim) is not past n_rows."""
+    layout: gl.constexpr = value.type.layout
+    row = gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))
+    column = gl.arange(0, value.shape[1], gl.SliceLayout(0, layout))
+    pointers = pointer + (first + row).to(gl.int64)[:, None] * row_stride + column[None, :]
+    gl.store(pointers, value.to(pointer.dtype.element_ty), mask=(first + row < n_rows)[:, None])

@@ -1,0 +1,234 @@
+"""The backward pass of `hopper_backward` for head_dim 128, where registers leave no warps for dQ.
+
+dK and dV of 64 keys are 128 registers of each thread of a consumer. So two consumers have 240 each,
+and compute dQ too, a half of head_dim each, from both halves' dS^T. The products of a step are
+
+    S^T of tile i    dQ^T of tile i - 1    dP^T, dV and dK of tile i
+
+A consumer needs the other's dS^T of a tile that both have left behind, so it rarely waits for it.
+Its exponentials run under products of the other, and some under its own dP^T. There is no room for
+the next item's K and V beside these: a program has one item (programs that stay for several gained
+nothing, as measured). So what comes after its last product counts: dK and dV leave by the copy
+engine, through the memory of K and V.
+
+    ring   slots of               filled by      read by              slots
+    kv     K, V of the item       producer       consumers            1, filled once
+    q      Q, dO, lse, -delta     producer       consumers            2
+    ds     dS^T of a tile         consumers      consumers            2
+    dq     a half of dQ^T         a consumer     copy engine          1 for each half
+"""
+
+# Arguments of a kernel are Triton's, which has no types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from systems.kernels.flash_attention.hopper.backward_common import (
+    BLOCK_Q,
+    HALF_K,
+    Problem,
+    allocate,
+    hide,
+    load_item,
+    reduce_add,
+    row_of,
+    send,
+    store_rows,
+    times,
+)
+
+HEAD_DIM = gl.constexpr(128)
+CHUNK = gl.constexpr(64)  # of head_dim: the half of dQ^T that a consumer computes
+KV_SLOTS = gl.constexpr(1)
+Q_SLOTS = gl.constexpr(2)
+DS_SLOTS = gl.constexpr(2)
+# Of a thread; of 504 for one warp of each warpgroup, consumer 0 gets what the others leave: 240.
+CONSUMER_REGISTERS = gl.constexpr(240)
+PRODUCER_REGISTERS = gl.constexpr(24)
+
+
+@gluon.jit
+def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc):
+    load_item(
+        shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc,
+        gl.program_id(0), 0, 0, KV_SLOTS, Q_SLOTS,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
+    """A half of dQ^T of tile i - 1; of tile -1, of which there is none, whatever comes out."""
+    slot = (i + DS_SLOTS - 1) % DS_SLOTS
+    zeros = gl.zeros([CHUNK, BLOCK_Q], gl.float32, layout)
+    other_full = shared.ds_full.index(2 * slot + 1 - HALF)
+    mbarrier.wait(other_full, ((i + DS_SLOTS - 1) // DS_SLOTS + 1) & 1, pred=i > 0)
+    # This half of head_dim of K^T, of the keys of either consumer
+    kt0 = shared.k.index(zero).permute((1, 0)).slice(HALF * CHUNK, CHUNK, 0)
+    kt1 = shared.k.index(zero + 1).permute((1, 0)).slice(HALF * CHUNK, CHUNK, 0)
+    dq = warpgroup_mma(kt0, shared.ds.index(2 * slot), zeros, use_acc=False, is_async=True)
+    return warpgroup_mma(kt1, shared.ds.index(2 * slot + 1), dq, is_async=True)
+
+
+@gluon.jit
+def _add_dq(shared, dq_desc, dq, row, HALF: gl.constexpr, LATER: gl.constexpr = 0):
+    """LATER: tiles sent since the last dQ."""
+    dq_tile = shared.dq.index(HALF)
+    tma.store_wait(pendings=LATER)  # the copy engine has read the one before
+    dq_tile.store(dq)
+    fence_async_shared()
+    reduce_add(dq_desc, [row, 0], dq_tile)
+
+
+@gluon.jit
+def _step(
+    shared, dq_desc, i, dk, dv, first_key, first_query, n_keys, row, scale_log2e,
+    HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """dk and dv with what tile i adds, and dQ of tile i - 1 on its way.
+
+    Args:
+        row: of dq_desc, where dQ^T of tile i - 1 is.
+    """
+    dtype: gl.constexpr = shared.q.dtype
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
+    q_slot = i % Q_SLOTS
+    ds_slot = i % DS_SLOTS
+    q = shared.q.index(q_slot)
+    do = shared.do.index(q_slot)
+    # Zero, but the compiler cannot know. It would make the descriptors of all slices of K and V
+    # before the loop, more than there are registers for, and read them from local memory one by one
+    # ahead of the products: 10 to 14% of backward's time.
+    zero = first_query >> 30
+    k = shared.k.index(HALF + zero)
+    v = shared.v.index(HALF + zero)
+
+    mbarrier.wait(shared.q_full.index(q_slot), (i // Q_SLOTS) & 1)
+    s = times(k, q, layout)
+    dq = _begin_dq(shared, i, zero, layout, HALF)
+    lse = row_of(shared.lse.index(q_slot), layout)
+    s = warpgroup_mma_wait(2, deps=[s])
+    p = gl.exp2(s * scale_log2e - lse[None, :])
+    if MASKED:
+        p = hide(p, first_key, first_query, n_keys, IS_CAUSAL)
+    p16 = gl.convert_layout(p.to(dtype), operand)
+    dq = warpgroup_mma_wait(0, deps=[dq])
+    mbarrier.arrive(shared.ds_empty.index((i + DS_SLOTS - 1) % DS_SLOTS), count=1, pred=i > 0)
+    if i > 0:
+        _add_dq(shared, dq_desc, dq, row, HALF)
+    # dP^T - delta: a sum that starts from -delta needs no registers for delta, and none are left
+    # beside dK, dV, dP and P twice. What it costs is in docs/hopper_attention.md.
+    minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
+    dp, _ = gl.broadcast(minus_delta[None, :], p)
+    dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
+    dv = warpgroup_mma(p16, do, dv, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=[dp])
+    ds = (p * dp).to(dtype)
+    ds16 = gl.convert_layout(ds, operand)
+    dk = warpgroup_mma(ds16, q, dk, is_async=True)
+    mbarrier.wait(shared.ds_empty.index(ds_slot), (i // DS_SLOTS) & 1 ^ 1)
+    shared.ds.index(2 * ds_slot + HALF).store(ds)
+    fence_async_shared()
+    mbarrier.arrive(shared.ds_full.index(2 * ds_slot + HALF), count=1)
+    dv, p16, dk, ds16 = warpgroup_mma_wait(0, deps=[dv, p16, dk, ds16])
+    mbarrier.arrive(shared.q_empty.index(q_slot), count=1)
+    return dk, dv
+
+
+@gluon.jit
+def _consume(
+    shared, problem, dq_desc, dk_desc, dv_desc, dk_parts, dv_parts, scale, scale_log2e,
+    HALF: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
+    split, item_head, first_key, first_tile, n_tiles, n_masked = problem.place(gl.program_id(0))
+    first_key += HALF * HALF_K
+    dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
+    dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
+    # Of dQ^T of the tile before the first, of which there is none
+    row = (item_head * (problem.n_padded // BLOCK_Q) + first_tile - 1) * HEAD_DIM
+    row += HALF * CHUNK
+    mbarrier.wait(shared.kv_full.index(0), 0)
+    mbarrier.wait(shared.kv_full.index(1), 0)
+    for i in range(n_masked):
+        dk, dv = _step(
+            shared, dq_desc, i, dk, dv, first_key, (first_tile + i) * BLOCK_Q, problem.n_keys,
+            row + i * HEAD_DIM, scale_log2e, HALF, problem.IS_CAUSAL, True,
+        )  # fmt: skip
+    for i in range(n_masked, n_tiles):
+        dk, dv = _step(
+            shared, dq_desc, i, dk, dv, first_key, (first_tile + i) * BLOCK_Q, problem.n_keys,
+            row + i * HEAD_DIM, scale_log2e, HALF, problem.IS_CAUSAL, False,
+        )  # fmt: skip
+    last_ds = (n_tiles + DS_SLOTS - 1) % DS_SLOTS
+    row += n_tiles * HEAD_DIM
+    dq = _begin_dq(shared, n_tiles, 0, s_layout, HALF)
+    batch = item_head // problem.n_heads
+    head = item_head % problem.n_heads
+    if not SPLIT:  # V is read by nobody any more
+        send(dv_desc, [batch, head, first_key, 0], dv, shared.v.index(HALF))
+    dq = warpgroup_mma_wait(0, deps=[dq])
+    mbarrier.arrive(shared.ds_empty.index(last_ds), count=1)
+    _add_dq(shared, dq_desc, dq, row, HALF, LATER=0 if SPLIT else 1)
+    if SPLIT:
+        before = (split * problem.n_programs + item_head).to(gl.int64) * problem.n_keys * HEAD_DIM
+        store_rows(dk_parts + before, dk * scale, first_key, problem.n_keys, HEAD_DIM)
+        store_rows(dv_parts + before, dv, first_key, problem.n_keys, HEAD_DIM)
+    else:
+        # When both have their last dQ, nobody reads K.
+        mbarrier.wait(shared.ds_empty.index(last_ds), ((n_tiles - 1) // DS_SLOTS) & 1)
+        send(dk_desc, [batch, head, first_key, 0], dk * scale, shared.k.index(HALF))
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_a_split",
+        "group", "n_items",
+    ]
+)  # fmt: skip
+def wide_backward_kernel(
+    q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, dk_desc, dv_desc,
+    counter, dk_parts, dv_parts,
+    n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group, n_items,
+    scale, scale_log2e, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    """Grid: (n_items,). num_warps=4, those of consumer 0.
+
+    Args: as for `hopper_backward.backward_kernel` with head_dim 128, dq_desc of float32
+        (batch * heads * n_padded * 2, 64); counter is not used; in place of dkey and dvalue
+        dk_desc, dv_desc: of (batch, heads, n_keys, 128), blocks of 64 rows, written if not SPLIT.
+        dk_parts, dv_parts: float32 (splits, batch, heads, n_keys, 128), contiguous, written if
+            SPLIT: from the queries of each split.
+    """
+    if not SPLIT:
+        n_splits = gl.to_tensor(1)  # a constant: divisions by it fold
+    problem = Problem(
+        n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group,
+        n_items, IS_CAUSAL,
+    )  # fmt: skip
+    shared = allocate(q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, 2, 2, 2)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dk_parts, dv_parts,
+                        scale, scale_log2e, gl.constexpr(0), SPLIT)),
+            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dk_parts, dv_parts,
+                        scale, scale_log2e, gl.constexpr(1), SPLIT)),
+            (_produce, (shared, problem,
+                        q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
+        ],
+        [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )  # fmt: skip

@@ -1,0 +1,300 @@
+"""FlashAttention-2's backward pass for Hopper in one pass of five products, head_dim 64, in Gluon.
+
+Algorithm 2 of Dao 2023, by blocks of keys, dQ added up in float32 in global memory. The warps of a
+program, which runs on a multiprocessor of its own, have parts:
+
+    producer (1 warp)          copies K and V of a block, and Q, dO, lse, -delta of each tile
+    consumer 0, 1 (4 warps)    have 64 keys each and pass over the queries that see them:
+                                   S^T = K Q^T             dP^T = V dO^T
+                                   P^T = exp2(S^T - lse)   dV += P^T dO
+                                   dS^T = P^T (dP^T - delta)   dK += dS^T Q
+                               and leave dS^T in shared memory
+    dQ (4 warps)               dQ^T = K^T dS^T of both consumers, which the copy engine adds to
+                               global memory while the next is computed
+
+    ring   slots of               filled by      read by              slots
+    kv     K, V of an item        producer       consumers, dQ        2
+    q      Q, dO, lse, -delta     producer       consumers            2
+    ds     dS^T of a tile         consumers      dQ                   2
+    dq     dQ^T of a tile         dQ             copy engine          2
+    item   number of an item      producer       consumers, dQ        2
+
+S^T and dP^T are computed transposed: so P^T and dS^T have the layout in which registers are the
+left operand of the next product, and no product's result is transposed on its way into another
+(Triton before 3.8 has a defect there, triton-lang/triton #9433). Operands in registers are named in
+the wait for their product, which keeps them from being overwritten before. The consumers never wait
+for each other, so one's exponentials run under the other's products.
+
+Additions to dQ come in an order that changes from run to run. `launch.flash_backward` in two passes
+is the deterministic way.
+"""
+
+# Arguments of a kernel are Triton's, which has no types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+# No annotations from the future: those of an aggregate are its fields' types.
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.core import _aggregate as aggregate
+
+from systems.kernels.flash_attention.hopper.backward_common import (
+    BLOCK_Q,
+    HALF_K,
+    Problem,
+    allocate,
+    barriers,
+    hide,
+    load_item,
+    reduce_add,
+    row_of,
+    store_rows,
+    times,
+)
+
+HEAD_DIM = gl.constexpr(64)
+KV_SLOTS = gl.constexpr(2)
+Q_SLOTS = gl.constexpr(2)
+DS_SLOTS = gl.constexpr(2)
+DQ_SLOTS = gl.constexpr(2)
+# Of a thread. A multiprocessor has 512 for one warp of each warpgroup, the producer's warp counted
+# as a whole one; dQ has what the others leave, 72.
+CONSUMER_REGISTERS = gl.constexpr(208)
+PRODUCER_REGISTERS = gl.constexpr(24)
+
+
+@aggregate
+class Dealer:
+    """Hands out items: a program takes the next when it is done, whatever the lengths are."""
+
+    counter: gl.tensor
+    item: gl.shared_memory_descriptor  # int32 (2, 1)
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, counter, item, full, empty):
+        self.counter = counter
+        self.item = item
+        self.full = full
+        self.empty = empty
+
+    @gluon.jit
+    def take(self, turn):
+        """For the producer: the item after that of `turn`, and tell the others."""
+        item = gl.atomic_add(self.counter, 1, sem="relaxed") + gl.num_programs(0)
+        slot = turn % 2
+        mbarrier.wait(self.empty.index(slot), (turn // 2) & 1 ^ 1)
+        layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+        self.item.index(slot).store(gl.full([1], item, gl.int32, layout))
+        mbarrier.arrive(self.full.index(slot), count=1)
+        return item
+
+    @gluon.jit
+    def next(self, turn):
+        """For the others: what the producer took."""
+        slot = turn % 2
+        mbarrier.wait(self.full.index(slot), (turn // 2) & 1)
+        item = self.item.index(slot).load(gl.BlockedLayout([1], [32], [4], [0]))
+        mbarrier.arrive(self.empty.index(slot), count=1)
+        return gl.max(item, 0)
+
+
+@gluon.jit
+def _produce(shared, problem, dealer, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc):
+    turn = 0
+    n = 0
+    item = gl.program_id(0)
+    while item < problem.n_items:
+        n = load_item(
+            shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc,
+            item, turn, n, KV_SLOTS, Q_SLOTS,
+        )  # fmt: skip
+        item = dealer.take(turn)
+        turn += 1
+
+
+@gluon.jit
+def _sum_dq(shared, problem, dealer, dq_desc):
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
+    zeros = gl.zeros([HEAD_DIM, BLOCK_Q], gl.float32, layout)
+    turn = 0
+    n = 0
+    item = gl.program_id(0)
+    while item < problem.n_items:
+        _, head, _, first_tile, n_tiles, _ = problem.place(item)
+        kv_slot = turn % KV_SLOTS
+        mbarrier.wait(shared.kv_full.index(2 * kv_slot), (turn // KV_SLOTS) & 1)
+        mbarrier.wait(shared.kv_full.index(2 * kv_slot + 1), (turn // KV_SLOTS) & 1)
+        k0 = shared.k.index(2 * kv_slot).permute((1, 0))
+        k1 = shared.k.index(2 * kv_slot + 1).permute((1, 0))
+        row = (head * (problem.n_padded // BLOCK_Q) + first_tile) * HEAD_DIM
+        for _i in range(n_tiles):
+            slot = n % DS_SLOTS
+            phase = (n // DS_SLOTS) & 1
+            ds0 = shared.ds.index(2 * slot)
+            ds1 = shared.ds.index(2 * slot + 1)
+            mbarrier.wait(shared.ds_full.index(2 * slot), phase)
+            dq = warpgroup_mma(k0, ds0, zeros, use_acc=False, is_async=True)
+            mbarrier.wait(shared.ds_full.index(2 * slot + 1), phase)
+            dq = warpgroup_mma(k1, ds1, dq, is_async=True)
+            dq = warpgroup_mma_wait(0, deps=[dq])
+            mbarrier.arrive(shared.ds_empty.index(slot), count=1)
+            dq_tile = shared.dq.index(n % DQ_SLOTS)
+            tma.store_wait(pendings=DQ_SLOTS - 1)  # the copy engine has read it
+            dq_tile.store(dq)
+            fence_async_shared()
+            reduce_add(dq_desc, [row, 0], dq_tile)
+            row += HEAD_DIM
+            n += 1
+        mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)
+        item = dealer.next(turn)
+        turn += 1
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def _step(
+    shared, n, k, v, dk, dv, first_key, first_query, n_keys, scale_log2e,
+    HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """dk and dv with what the n-th tile of queries adds. k and v are in registers."""
+    dtype: gl.constexpr = shared.q.dtype
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
+    q_slot = n % Q_SLOTS
+    ds_slot = n % DS_SLOTS
+    q = shared.q.index(q_slot)
+    do = shared.do.index(q_slot)
+
+    mbarrier.wait(shared.q_full.index(q_slot), (n // Q_SLOTS) & 1)
+    s = times(k, q, layout)
+    dp = times(v, do, layout)
+    lse = row_of(shared.lse.index(q_slot), layout)
+    minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
+    s = warpgroup_mma_wait(1, deps=[s])
+    p = gl.exp2(s * scale_log2e - lse[None, :])
+    if MASKED:
+        p = hide(p, first_key, first_query, n_keys, IS_CAUSAL)
+    p16 = gl.convert_layout(p.to(dtype), operand)
+    dv = warpgroup_mma(p16, do, dv, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=[dp])
+    ds = (p * (dp + minus_delta[None, :])).to(dtype)
+    ds16 = gl.convert_layout(ds, operand)
+    dk = warpgroup_mma(ds16, q, dk, is_async=True)
+    mbarrier.wait(shared.ds_empty.index(ds_slot), (n // DS_SLOTS) & 1 ^ 1)
+    shared.ds.index(2 * ds_slot + HALF).store(ds)
+    fence_async_shared()
+    mbarrier.arrive(shared.ds_full.index(2 * ds_slot + HALF), count=1)
+    dv, p16, dk, ds16 = warpgroup_mma_wait(0, deps=[dv, p16, dk, ds16])
+    mbarrier.arrive(shared.q_empty.index(q_slot), count=1)
+    return dk, dv
+
+
+@gluon.jit
+def _consume(
+    shared, problem, dealer, dkey, dvalue, dk_split, dk_batch, dk_head, dk_row,
+    dv_split, dv_batch, dv_head, dv_row, scale, scale_log2e, HALF: gl.constexpr,
+):  # fmt: skip
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+    turn = 0
+    n = 0
+    item = gl.program_id(0)
+    while item < problem.n_items:
+        split, item_head, first_key, first_tile, n_tiles, n_masked = problem.place(item)
+        first_key += HALF * HALF_K
+        kv_slot = turn % KV_SLOTS
+        place = 2 * kv_slot + HALF
+        mbarrier.wait(shared.kv_full.index(place), (turn // KV_SLOTS) & 1)
+        k = shared.k.index(place).load(operand)
+        v = shared.v.index(place).load(operand)
+        dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
+        dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
+        for i in range(n_masked):
+            dk, dv = _step(
+                shared, n + i, k, v, dk, dv, first_key, (first_tile + i) * BLOCK_Q,
+                problem.n_keys, scale_log2e, HALF, problem.IS_CAUSAL, True,
+            )  # fmt: skip
+        for i in range(n_masked, n_tiles):
+            dk, dv = _step(
+                shared, n + i, k, v, dk, dv, first_key, (first_tile + i) * BLOCK_Q,
+                problem.n_keys, scale_log2e, HALF, problem.IS_CAUSAL, False,
+            )  # fmt: skip
+        n += n_tiles
+        mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)
+        batch = (item_head // problem.n_heads).to(gl.int64)
+        head = (item_head % problem.n_heads).to(gl.int64)
+        part = split.to(gl.int64)
+        dk_base = dkey + part * dk_split + batch * dk_batch + head * dk_head
+        dv_base = dvalue + part * dv_split + batch * dv_batch + head * dv_head
+        store_rows(dk_base, dk * scale, first_key, problem.n_keys, dk_row)
+        store_rows(dv_base, dv, first_key, problem.n_keys, dv_row)
+        item = dealer.next(turn)
+        turn += 1
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_a_split",
+        "group", "n_items",
+    ]
+)  # fmt: skip
+def backward_kernel(
+    q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, counter, dkey, dvalue,
+    dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
+    n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group, n_items,
+    scale, scale_log2e, IS_CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """Grid: (programs,), any number up to n_items; they share the items. num_warps=4, those of dQ.
+
+    Args:
+        q_desc, do_desc: descriptors of (batch, heads, n_queries, 64), blocks of 64 rows.
+        k_desc, v_desc: of (batch, heads, n_keys, 64), blocks of 64 rows.
+        lse_desc, minus_delta_desc: of float32 (batch * heads * n_padded,), blocks of 64, as
+            `prepare_kernel` makes them.
+        dq_desc: of float32 (batch * heads * n_padded, 64), blocks of (64, 64): zeros to which
+            dQ / scale is added, the tile of 64 queries transposed.
+        counter: int32 (1,), zero.
+        dkey, dvalue: (splits, batch, heads, n_keys, 64), written: from the queries of each split.
+            Of the inputs' dtype, or float32 where there are several splits.
+        n_programs: batch * heads. n_heads: heads.
+        n_splits: ranges of queries. queries_a_split: of each but the last, a multiple of 64.
+        group: heads, see `tiles.schedule`.
+        n_items: splits * batch * heads * blocks of 128 keys.
+        scale: of the scores. scale_log2e: that times log2(e).
+    """
+    problem = Problem(
+        n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group,
+        n_items, IS_CAUSAL,
+    )  # fmt: skip
+    shared = allocate(
+        q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, DQ_SLOTS, 3, 1
+    )
+    number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    dealer = Dealer(
+        counter, gl.allocate_shared_memory(gl.int32, [2, 1], number), barriers(2, 1), barriers(2, 3)
+    )
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_sum_dq, (shared, problem, dealer, dq_desc)),
+            (_consume, (shared, problem, dealer, dkey, dvalue,
+                        dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
+                        scale, scale_log2e, gl.constexpr(0))),
+            (_consume, (shared, problem, dealer, dkey, dvalue,
+                        dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
+                        scale, scale_log2e, gl.constexpr(1))),
+            (_produce, (shared, problem, dealer,
+                        q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
+        ],
+        [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )  # fmt: skip

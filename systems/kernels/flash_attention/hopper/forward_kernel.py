@@ -1,0 +1,404 @@
+"""FlashAttention's forward pass for Hopper in Gluon: `forward_kernel`'s algorithm, by warps with
+roles (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2).
+
+A program works on CONSUMERS * 64 queries of one head at a time, and has these warps:
+
+    producer     1 warp, few registers: has the copy engine (TMA) bring tiles to shared memory
+    consumer c   4 warps, 64 queries: scores, softmax, output. Consumer 0 is the default partition
+
+There are as many programs as multiprocessors. A producer takes the next block of queries from a
+counter in global memory, in the order of `tiles.schedule`, and publishes it to its consumers: they
+are still busy with one block when the queries, keys and values of the next arrive.
+
+Every slot in shared memory has two barriers. `full`: the copy engine (for a number, the producer)
+arrives when all is there. `empty`: who reads it arrives when done, and it may be overwritten. A
+barrier's phase is 0 until all have arrived, then 1, then 0: the i-th filling is awaited with i & 1,
+the emptying before it with the other, which a barrier that nobody has used yet lets pass. Tiles of
+keys and of values go round rings of STAGES slots, and n counts them over all of a program's work.
+Queries and the work's number go round rings of two, and turn counts those.
+
+A consumer in its loop, with S_j = q k_j^T and P_j its exponentials:
+
+    issue S_j = q k_j^T               on tensor cores, asynchronous
+    issue O += P_(j-1) v_(j-1)        behind it
+    await S_j                         k_j is read
+    softmax: P_j and the correction   while O += P v is under way
+    await O                           v_(j-1) is read
+    O *= correction
+
+so the exponentials run under a product of the same consumer and under those of the others. (That
+the consumers take turns at issuing, as in the paper, was 2% to 5% slower on an H200.)
+
+What the compiler must not get wrong:
+- Registers that a product reads stay as they are until it is awaited: P is named in that wait.
+- ptxas moves a wait up over arithmetic, which would undo the overlap. The wait for v_j stands
+  between the softmax and the wait for O: it is a branch, and arithmetic stays before it.
+- P goes round the loop packed, two values a register. As 16-bit values it cost a permutation each
+  in one consumer or, carried in float32, spilled.
+- Each warp awaits a product for itself. Between that and the arrival at `empty` there has to be a
+  barrier of the four warps: Gluon's `arrive` has one, of its partition.
+"""
+
+# Arguments of a kernel are Triton's, which has no types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from systems.kernels.flash_attention.hopper.registers import (
+    column_sums,
+    pack,
+    row_maximum,
+    scale_rows,
+    unpack,
+)
+from systems.kernels.flash_attention.triton.tiles import schedule
+
+LN2 = gl.constexpr(0.6931471805599453)
+FLOOR = gl.constexpr(-3.0e38)  # as in `forward_kernel`
+ROWS = gl.constexpr(64)  # of a consumer: the height of a warpgroup's product
+
+
+@gluon.jit
+def _next_work(next_work, full, empty, turn):
+    """What the producer has published for this turn."""
+    slot = turn % 2
+    mbarrier.wait(full.index(slot), turn // 2 & 1)
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    work = gl.max(next_work.index(slot).load(one), 0)
+    mbarrier.arrive(empty.index(slot), count=1)
+    return work
+
+
+@gluon.jit
+def _publish(work, next_work, full, empty, turn):
+    slot = turn % 2
+    mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    next_work.index(slot).store(gl.full([1], 0, gl.int32, one) + work)
+    mbarrier.arrive(full.index(slot), count=1)
+
+
+@gluon.jit
+def _place_of(
+    work, n_programs, n_queries, n_keys, n_splits, keys_a_split, group,
+    BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    """Of a piece of work: head, split, first query, first key, end of the keys and number of their
+    tiles, 1 or more; in the order of `tiles.schedule`."""
+    if not SPLIT:
+        n_splits = 1
+    block, head, split = schedule(
+        work, gl.cdiv(n_queries, BLOCK_Q), n_programs, n_splits, keys_a_split, group,
+        BLOCK_Q, IS_CAUSAL, False,
+    )  # fmt: skip
+    first_query = block * BLOCK_Q
+    first_key = 0
+    last_key = n_keys
+    if SPLIT:
+        first_key = split * keys_a_split
+        last_key = gl.minimum(last_key, first_key + keys_a_split)
+    if IS_CAUSAL:
+        last_key = gl.minimum(last_key, gl.minimum(first_query + BLOCK_Q, n_queries))
+    n_tiles = gl.maximum(1, gl.cdiv(last_key - first_key, BLOCK_K))
+    return head, split, first_query, first_key, last_key, n_tiles
+
+
+@gluon.jit
+def _producer(
+    tensors, scalars, barriers,
+    CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    """Has the queries of a block brought, then keys and values from the last tile to the first."""
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters = tensors
+    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group = scalars
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
+    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
+    turn = 0
+    n = 0
+    work = gl.program_id(0)
+    while work < n_work:
+        _publish(work, next_work, work_full, work_empty, turn)
+        head, _, first_query, first_key, _, n_tiles = _place_of(
+            work, n_programs, n_queries, n_keys, n_splits, keys_a_split, group,
+            BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
+        )  # fmt: skip
+        batch = head // n_heads
+        head = head % n_heads
+        for c in gl.static_range(CONSUMERS):
+            slot = turn % 2 * CONSUMERS + c
+            mbarrier.wait(q_empty.index(slot), (turn // 2 & 1) ^ 1)
+            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                q_desc, [batch, head, first_query + c * ROWS, 0], q_full.index(slot),
+                q_smem.index(slot),
+            )  # fmt: skip
+        start = first_key + (n_tiles - 1) * BLOCK_K
+        for _ in range(n_tiles):
+            slot = n % STAGES
+            phase = (n // STAGES & 1) ^ 1
+            mbarrier.wait(k_empty.index(slot), phase)
+            mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                k_desc, [batch, head, start, 0], k_full.index(slot), k_smem.index(slot)
+            )
+            mbarrier.wait(v_empty.index(slot), phase)
+            mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                v_desc, [batch, head, start, 0], v_full.index(slot), v_smem.index(slot)
+            )
+            start -= BLOCK_K
+            n += 1
+        turn += 1
+        work = gl.num_programs(0) + gl.atomic_add(counters, 1, sem="relaxed")
+    _publish(work, next_work, work_full, work_empty, turn)
+    # The last program to come here leaves the counters as it found them.
+    if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
+        gl.store(counters, 0)
+        gl.store(counters + 1, 0)
+
+
+@gluon.jit
+def _consumer(
+    tensors, scalars, barriers, scale_log2e,
+    WHICH: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
+    """Output and log-sum-exp of the queries WHICH * 64 to WHICH * 64 + 63 of each block."""
+    out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem, next_work = tensors
+    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group = scalars
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
+    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
+    dtype: gl.constexpr = q_smem.dtype
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_K, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    o_stage = o_smem.index(WHICH)
+    nothing = gl.zeros([ROWS, BLOCK_K], gl.float32, s_layout)
+    turn = 0
+    n = 0
+    work = _next_work(next_work, work_full, work_empty, turn)
+    while work < n_work:
+        head, split, first_query, first_key, last_key, n_tiles = _place_of(
+            work, n_programs, n_queries, n_keys, n_splits, keys_a_split, group,
+            BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
+        )  # fmt: skip
+        first_query += WHICH * ROWS
+        # The last tiles may lie past the diagonal of these queries, or these past the last query.
+        n_mine = n_tiles
+        if IS_CAUSAL:
+            end = gl.minimum(last_key, first_query + ROWS)
+            n_mine = gl.maximum(1, gl.cdiv(end - first_key, BLOCK_K))
+        n_mine = gl.where(first_query < n_queries, n_mine, 1)
+        for _ in range(n_tiles - n_mine):
+            slot = n % STAGES
+            phase = n // STAGES & 1
+            mbarrier.wait(k_full.index(slot), phase)
+            mbarrier.arrive(k_empty.index(slot), count=1)
+            mbarrier.wait(v_full.index(slot), phase)
+            mbarrier.arrive(v_empty.index(slot), count=1)
+            n += 1
+
+        # The first tile has the diagonal and the ragged end, if there are any; the others have not.
+        q_slot = turn % 2 * CONSUMERS + WHICH
+        mbarrier.wait(q_full.index(q_slot), turn // 2 & 1)
+        q = q_smem.index(q_slot).reshape([ROWS, HEAD_DIM])
+        slot = n % STAGES
+        phase = n // STAGES & 1
+        mbarrier.wait(k_full.index(slot), phase)
+        k = k_smem.index(slot).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
+        s = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s])
+        mbarrier.arrive(k_empty.index(slot), count=1)
+        if MASKED:
+            columns = gl.arange(0, BLOCK_K, gl.SliceLayout(0, s_layout))
+            keys = first_key + (n_mine - 1) * BLOCK_K + columns
+            visible = (keys < n_keys)[None, :]
+            if IS_CAUSAL:
+                queries = first_query + gl.arange(0, ROWS, row_layout)
+                visible = visible & (keys[None, :] <= queries[:, None])
+            # Scaled first: where the scale is zero, -inf * 0 would be NaN.
+            s = gl.where(visible, s * scale_log2e, float("-inf"))
+            m = gl.maximum(row_maximum(s, row_layout), FLOOR)
+            p = gl.exp2(s - m[:, None])
+        else:
+            m = row_maximum(s, row_layout) * scale_log2e
+            p = gl.exp2(s * scale_log2e - m[:, None])
+        total = column_sums(p)
+        packed = pack(p, dtype)
+        o = gl.zeros([ROWS, HEAD_DIM], gl.float32, o_layout)
+        mbarrier.wait(v_full.index(slot), phase)
+
+        for _ in range(n_mine - 1):
+            p_operand = unpack(packed, dtype, p_layout)
+            v = v_smem.index(slot).reshape([BLOCK_K, HEAD_DIM])
+            v_slot = slot
+            n += 1
+            slot = n % STAGES
+            phase = n // STAGES & 1
+            mbarrier.wait(k_full.index(slot), phase)
+            k = k_smem.index(slot).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
+            s_token = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
+            o_token = warpgroup_mma(p_operand, v, o, is_async=True)
+            s = warpgroup_mma_wait(1, deps=[s_token])
+            mbarrier.arrive(k_empty.index(slot), count=1)
+            # The scale is not negative: out of the maximum with it, and into the subtraction.
+            new_m = gl.maximum(m, row_maximum(s, row_layout) * scale_log2e)
+            p = gl.exp2(s * scale_log2e - new_m[:, None])
+            correction = gl.exp2(m - new_m)
+            total = scale_rows(total, correction) + column_sums(p)
+            m = new_m
+            mbarrier.wait(v_full.index(slot), phase)
+            o, p_operand = warpgroup_mma_wait(0, deps=[o_token, p_operand])
+            mbarrier.arrive(v_empty.index(v_slot), count=1)
+            o = scale_rows(o, correction)
+            packed = pack(p, dtype)
+
+        mbarrier.arrive(q_empty.index(q_slot), count=1)
+        p_operand = unpack(packed, dtype, p_layout)
+        v = v_smem.index(slot).reshape([BLOCK_K, HEAD_DIM])
+        o_token = warpgroup_mma(p_operand, v, o, is_async=True)
+        o, p_operand = warpgroup_mma_wait(0, deps=[o_token, p_operand])
+        mbarrier.arrive(v_empty.index(slot), count=1)
+        n += 1
+
+        # A row that has seen no key has the total 0: it gives 0 and -inf.
+        row_total = gl.convert_layout(gl.sum(total, 1), row_layout, assert_trivial=True)
+        seen = row_total != 0.0
+        row_total = gl.where(seen, row_total, 1.0)
+        o = scale_rows(o, 1.0 / row_total)
+        row_lse = gl.where(seen, (m + gl.log2(row_total)) * LN2, float("-inf"))
+        if SPLIT:
+            row = gl.arange(0, ROWS, gl.SliceLayout(1, o_layout))
+            column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
+            rows_before = (split.to(gl.int64) * n_programs + head) * n_queries + first_query
+            gl.store(
+                parts + rows_before * HEAD_DIM + (row[:, None] * HEAD_DIM + column[None, :]),
+                o, mask=(row < n_queries - first_query)[:, None],
+            )  # fmt: skip
+        else:
+            tma.store_wait(0)  # the block before has left
+            gl.thread_barrier()
+            o_stage.reshape([ROWS, HEAD_DIM]).store(o.to(dtype))
+            fence_async_shared()
+            gl.thread_barrier()
+            tma.async_copy_shared_to_global(
+                out_desc, [head // n_heads, head % n_heads, first_query, 0], o_stage
+            )
+        queries = first_query + gl.arange(0, ROWS, row_layout)
+        row_lse_pointers = lse + (gl.to_tensor(split).to(gl.int64) * n_programs + head) * n_queries
+        gl.store(row_lse_pointers + queries, row_lse, mask=queries < n_queries)
+        turn += 1
+        work = _next_work(next_work, work_full, work_empty, turn)
+    if not SPLIT:
+        tma.store_wait(0)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "n_work", "n_programs", "n_heads", "n_queries", "n_keys", "n_splits", "keys_a_split",
+        "group",
+    ]
+)  # fmt: skip
+def hopper_forward_kernel(
+    q_desc, k_desc, v_desc, out_desc, parts, lse, counters,
+    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group, scale_log2e,
+    CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
+    IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Grid: (programs,), any number; they share the work. num_warps=4, those of consumer 0.
+
+    Args:
+        q_desc, out_desc: descriptors of (batch, heads, n_queries, HEAD_DIM), blocks of 64 rows.
+        k_desc, v_desc: of (batch, heads, n_keys, HEAD_DIM), blocks of BLOCK_K rows.
+        parts: float32 (splits, batch, heads, n_queries, HEAD_DIM), contiguous, written in place of
+            out where SPLIT: softmax over the keys of each split.
+        lse: float32 (splits, batch, heads, n_queries), contiguous, written; -inf without a key.
+        counters: int32 (2,), zero, and zero again when all programs have ended.
+        n_work: blocks of CONSUMERS * 64 queries * batch * heads * splits.
+        n_programs: batch * heads. n_heads: heads.
+        n_splits: ranges of keys. keys_a_split: of each but the last, a multiple of BLOCK_K.
+        group: see `tiles.schedule`.
+        scale_log2e: what the scores are multiplied by, times log2(e); not negative.
+        HEAD_DIM: 64 or 128.
+        MASKED: whether the last tile of keys has any that some query does not see.
+        STAGES: slots for tiles of keys, and of values.
+        REGISTERS, PRODUCER_REGISTERS: see `forward_launch.HopperTile`.
+    """
+    dtype: gl.constexpr = q_desc.dtype
+    q_smem = gl.allocate_shared_memory(dtype, [2 * CONSUMERS, 1, 1, ROWS, HEAD_DIM], q_desc.layout)
+    o_smem = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, ROWS, HEAD_DIM], out_desc.layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_K, HEAD_DIM], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_K, HEAD_DIM], v_desc.layout)
+    barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [2 * CONSUMERS, 1], barrier)
+    q_empty = gl.allocate_shared_memory(gl.int64, [2 * CONSUMERS, 1], barrier)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    next_work = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    work_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
+    work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
+    for i in gl.static_range(2):
+        mbarrier.init(work_full.index(i), count=1)
+        mbarrier.init(work_empty.index(i), count=CONSUMERS)
+    for i in gl.static_range(2 * CONSUMERS):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=CONSUMERS)
+        mbarrier.init(v_empty.index(i), count=CONSUMERS)
+    fence_async_shared()
+
+    scalars = (n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty)
+    brought = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters)
+    used = (out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem, next_work)
+    # Constants stand in the calls themselves: in a tuple with a name they would become tensors.
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_consumer, (
+                    used, scalars, barriers, scale_log2e, gl.constexpr(0), CONSUMERS, BLOCK_K,
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
+                (_consumer, (
+                    used, scalars, barriers, scale_log2e, gl.constexpr(1), CONSUMERS, BLOCK_K,
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
+                (_producer, (
+                    brought, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
+            ],
+            [4, 1], [REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consumer, (
+                    used, scalars, barriers, scale_log2e, gl.constexpr(0), CONSUMERS, BLOCK_K,
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
+                (_consumer, (
+                    used, scalars, barriers, scale_log2e, gl.constexpr(1), CONSUMERS, BLOCK_K,
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
+                (_consumer, (
+                    used, scalars, barriers, scale_log2e, gl.constexpr(2), CONSUMERS, BLOCK_K,
+                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
+                (_producer, (
+                    brought, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
+            ],
+            [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip

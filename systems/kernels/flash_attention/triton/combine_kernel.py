@@ -1,0 +1,97 @@
+"""What several programs have made of parts of a sum, put together in one order: bit-equal always.
+
+combine_kernel   outputs over ranges of keys, weighed by their log-sum-exps (Flash-Decoding)
+sum_kernel       partial gradients
+"""
+
+# Arguments of a kernel are Triton's, which has no types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from systems.kernels.flash_attention.triton.forward_kernel import FLOOR
+from systems.kernels.flash_attention.triton.tiles import head_base, load_rows, load_tile, store_tile
+
+
+@triton.jit(do_not_specialize=["n_programs", "n_heads", "n_rows", "splits"])
+def combine_kernel(
+    parts, part_lse, out, lse, out_batch, out_head, out_row,
+    n_programs, n_heads, n_rows, splits,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """out = sum_s exp(lse_s - lse) out_s with lse = log sum_s exp(lse_s).
+
+    Grid: (blocks of ROWS rows * batch * heads,).
+
+    Args:
+        parts: float32 (splits, batch, heads, n_rows, HEAD_DIM), contiguous.
+        part_lse: float32 (splits, batch, heads, n_rows), contiguous; -inf: a part without a key.
+        out: (batch, heads, n_rows, HEAD_DIM), written.
+        lse: float32 (batch, heads, n_rows), contiguous, written.
+    """
+    n_blocks = tl.cdiv(n_rows, ROWS)
+    head = tl.program_id(0) // n_blocks
+    first = tl.program_id(0) % n_blocks * ROWS
+    row = first + tl.arange(0, ROWS)
+    there = row < n_rows
+    step = tl.cast(n_programs, tl.int64) * n_rows  # rows from one split to the next
+    rows_before = head.to(tl.int64) * n_rows
+
+    maximum = tl.full((ROWS,), FLOOR, tl.float32)
+    for split in tl.range(0, splits):
+        part = load_rows(part_lse + split * step + rows_before, first, n_rows, ROWS, True)
+        maximum = tl.maximum(maximum, part)
+    total = tl.zeros((ROWS,), tl.float32)
+    accumulator = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for split in tl.range(0, splits):
+        before = split * step + rows_before
+        weight = tl.exp(load_rows(part_lse + before, first, n_rows, ROWS, True) - maximum)
+        part = load_tile(
+            parts + before * HEAD_DIM, first, n_rows, HEAD_DIM, HEAD_DIM, ROWS, COLUMNS, True
+        )
+        total += weight
+        accumulator += weight[:, None] * part
+
+    seen = total != 0.0
+    total = tl.where(seen, total, 1.0)
+    row_lse = tl.where(seen, maximum + tl.log(total), float("-inf"))
+    tl.store(lse + rows_before + row, row_lse, mask=there)
+    out = head_base(out, head, n_heads, out_batch, out_head)
+    result = accumulator / total[:, None]
+    store_tile(out, first, n_rows, out_row, result, HEAD_DIM, ROWS, COLUMNS)
+
+
+@triton.jit(do_not_specialize=["n_programs", "n_heads", "n_rows", "splits"])
+def sum_kernel(
+    parts, out, other, out_batch, out_head, out_row, other_batch, other_head, other_row,
+    n_programs, n_heads, n_rows, splits,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """out = sum_s parts_s, added in float32 from the first to the last; another in the same way.
+
+    Grid: (blocks of ROWS rows * batch * heads, 1 or 2 for `other` too).
+
+    Args:
+        parts: float32 (1 or 2, splits, batch, heads, n_rows, HEAD_DIM), contiguous.
+        out, other: (batch, heads, n_rows, HEAD_DIM), written.
+    """
+    n_blocks = tl.cdiv(n_rows, ROWS)
+    head = tl.program_id(0) // n_blocks
+    first = tl.program_id(0) % n_blocks * ROWS
+    step = tl.cast(n_programs, tl.int64) * n_rows * HEAD_DIM
+    parts += head.to(tl.int64) * n_rows * HEAD_DIM + tl.program_id(1) * splits * step
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for split in tl.range(0, splits):
+        total += load_tile(
+            parts + split * step, first, n_rows, HEAD_DIM, HEAD_DIM, ROWS, COLUMNS, True
+        )
+    if tl.program_id(1) == 0:
+        out = head_base(out, head, n_heads, out_batch, out_head)
+        store_tile(out, first, n_rows, out_row, total, HEAD_DIM, ROWS, COLUMNS)
+    else:
+        other = head_base(other, head, n_heads, other_batch, other_head)
+        store_tile(other, first, n_rows, other_row, total, HEAD_DIM, ROWS, COLUMNS)

@@ -1,0 +1,96 @@
+"""float32 as two float16 numbers that add up to it, each 11 of its 24 bits; the sign of the second
+is one more, and a bit is lost.
+
+What tensor cores multiply exactly; `tiles.product` says of which products float32 is made. float16
+has a range of its own, so each head is divided by a power of two that follows from its largest
+magnitude, which a kernel before finds.
+"""
+
+# Arguments of a kernel are Triton's, which has no types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from systems.kernels.flash_attention.triton.tiles import (
+    head_base,
+    in_parts,
+    load_tile,
+    peak_of,
+    store_tile,
+    unit,
+)
+
+
+@triton.jit
+def _tile(
+    first_whole, second_whole, third_whole, fourth_whole,
+    whole_batch, whole_head, whole_row, n_heads, n_rows, n_seen,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """This program's tile, zero past n_seen, its head and its first row."""
+    n_blocks = tl.cdiv(n_rows, ROWS)
+    head = tl.program_id(0) // n_blocks
+    first = tl.program_id(0) % n_blocks * ROWS
+    index = tl.program_id(1)
+    whole = first_whole
+    if index == 1:
+        whole = second_whole
+    if index == 2:
+        whole = third_whole
+    if index == 3:
+        whole = fourth_whole
+    whole = head_base(whole, head, n_heads, whole_batch, whole_head)
+    return load_tile(whole, first, n_seen, whole_row, HEAD_DIM, ROWS, COLUMNS, True), head, first
+
+
+@triton.jit(do_not_specialize=["n_programs", "n_heads", "n_rows", "n_seen"])
+def peak_kernel(
+    first_whole, second_whole, third_whole, fourth_whole, peaks,
+    whole_batch, whole_head, whole_row, n_programs, n_heads, n_rows, n_seen,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Grid: as for `parts_kernel`.
+
+    Args:
+        *_whole: as for `parts_kernel`.
+        peaks: as for `tiles.peak_of`, zeros, written: bits of magnitudes are in the order of
+            magnitudes, NaN's the largest.
+    """
+    x, head, _ = _tile(
+        first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,
+        n_heads, n_rows, n_seen, HEAD_DIM, ROWS, COLUMNS,
+    )  # fmt: skip
+    magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    peak = tl.max(tl.max(magnitude, 1), 0)
+    tl.atomic_max(peak_of(peaks, tl.program_id(1), head, n_programs), peak)
+
+
+@triton.jit(do_not_specialize=["n_programs", "n_heads", "n_rows", "n_seen"])
+def parts_kernel(
+    first_whole, second_whole, third_whole, fourth_whole, peaks, out,
+    whole_batch, whole_head, whole_row, n_programs, n_heads, n_rows, n_seen,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of ROWS rows * batch * heads, how many of the four are cut).
+
+    Args:
+        *_whole: float32 (batch, heads, n_rows, HEAD_DIM), all with the same strides.
+        n_seen: rows that count; those after them are taken for zeros, whatever they hold.
+        peaks: as `peak_kernel` wrote them.
+        out: float16 (1 to 4, 2, batch, heads, n_rows, HEAD_DIM), contiguous, written, the larger
+            part first.
+    """
+    x, head, first = _tile(
+        first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,
+        n_heads, n_rows, n_seen, HEAD_DIM, ROWS, COLUMNS,
+    )  # fmt: skip
+    index = tl.program_id(1)
+    high, low = in_parts(x * (1.0 / unit(peaks, index, head, n_programs)), tl.float16, 2)
+    step = tl.cast(n_programs, tl.int64) * n_rows * HEAD_DIM
+    out += index * 2 * step + head.to(tl.int64) * n_rows * HEAD_DIM
+    store_tile(out, first, n_rows, HEAD_DIM, high, HEAD_DIM, ROWS, COLUMNS)
+    store_tile(out + step, first, n_rows, HEAD_DIM, low, HEAD_DIM, ROWS, COLUMNS)

@@ -1,0 +1,70 @@
+"""What a kernel does, as its name tells, and a name short enough for a table."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Literal
+
+NAME_LENGTH = 120
+
+KernelClass = Literal[
+    "matmul", "softmax", "attention", "elementwise", "reduction", "copy", "optimizer", "other"
+]
+
+# The first that is found in a name decides: a fused attention's name may hold gemm, a softmax's
+# reduce, a copy's elementwise; and Inductor's hold every operator that was fused.
+_CLASSES: tuple[tuple[KernelClass, str], ...] = (
+    ("matmul", r"^triton_(tem|mm)_"),
+    ("elementwise", r"^triton_(poi|for)_"),
+    ("softmax", r"^triton_(red|per)_.*softmax"),
+    ("reduction", r"^triton_(red|per)_"),
+    # CatArrayBatchedCopy is torch.cat and torch.stack.
+    ("copy", r"^mem(cpy|set)|copy_kernel|CatArray|"
+             r"^aten::(copy_|_to_copy|to|clone|cat|stack|contiguous)$"),
+    ("optimizer", r"multi_tensor_apply|adam|^aten::_foreach"),
+    ("attention", r"flash|fmha|sdpa|attention"),
+    ("softmax", r"softmax"),
+    # nvjet and xmma are cuBLAS's own; splitKreduce adds up the parts of one product.
+    ("matmul", r"gemm|gemv|cutlass|xmma|nvjet|cublas|splitk|"
+               r"^aten::(mm|bmm|addmm|baddbmm|matmul|linear|mv|dot)$"),
+    ("reduction", r"reduce|^aten::(sum|mean|amax|max|argmax|norm)$"),
+    ("elementwise", r"elementwise|vectorized|unrolled|triu|tril|"
+                    r"^aten::(add|sub|mul|div|neg|pow|square|rsqrt|sqrt|exp|silu|sigmoid|fill|"
+                    r"zero|masked_fill|where|silu_backward)_?$"),
+)  # fmt: skip
+
+_NAMESPACES = (
+    "at::native::", "binary_internal::", "(anonymous namespace)::", "<unnamed>::", "std::", "c10::",
+)  # fmt: skip
+
+
+@cache
+def kernel_class(name: str) -> KernelClass:
+    """What a kernel does, or on a CPU an operator, as its name tells."""
+    return next((kind for kind, pattern in _CLASSES if re.search(pattern, name, re.I)), "other")
+
+
+def short_kernel_name(name: str) -> str:
+    """A kernel's name without its return type, arguments and namespaces, at most NAME_LENGTH long:
+    both ends are kept, since what an elementwise kernel does is said late."""
+    name = _without_arguments(name.removeprefix("void "))
+    for namespace in _NAMESPACES:
+        name = name.replace(namespace, "")
+    name = " ".join(name.replace(" >", ">").split())
+    if len(name) <= NAME_LENGTH:
+        return name
+    half = (NAME_LENGTH - 3) // 2
+    return f"{name[: NAME_LENGTH - 3 - half]}...{name[-half:]}"
+
+
+def _without_arguments(name: str) -> str:
+    """What stands before the parenthesis that the last one closes."""
+    if not name.endswith(")"):
+        return name
+    depth = 0
+    for i in range(len(name) - 1, 0, -1):
+        depth += (name[i] == ")") - (name[i] == "(")
+        if not depth:
+            return name[:i].rstrip()
+    return name

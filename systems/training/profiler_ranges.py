@@ -1,0 +1,76 @@
+"""Named ranges that torch.profiler and Nsight Systems both show, around phases and in attention."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from systems.kernels.flash_attention import masked_scores
+from systems.measure.kernel_table import ATTENTION_RANGES
+from systems.model import TransformerBlock
+from systems.training.params import TransformerParams
+from systems.training.step_timing import Phases, clock_ms
+from systems.training.training import Training
+
+_SCORES, _SOFTMAX, _OUTPUT = ATTENTION_RANGES
+
+
+def step_profiler(device: torch.device, trace: Path, steps: int) -> torch.profiler.profile:
+    """Profiles `steps` steps, into a Chrome trace, after one that it throws away: in it, it sets
+    itself up. Its `step()` is to be called after each."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    return torch.profiler.profile(
+        activities=activities,
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
+    )
+
+
+@contextlib.contextmanager
+def annotated(name: str) -> Iterator[None]:
+    """A range: torch.profiler takes record_function's, nsys takes NVTX's."""
+    nvtx = torch.cuda.nvtx.range(name) if torch.cuda.is_available() else contextlib.nullcontext()
+    with nvtx, torch.profiler.record_function(name):
+        yield
+
+
+def annotated_naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    """`systems.kernels.flash_attention.naive`, each of its three parts in a range of its own."""
+    with annotated(_SCORES):
+        scores = masked_scores(q, k, is_causal)
+    with annotated(_SOFTMAX):
+        probabilities = torch.softmax(scores, dim=-1)
+    with annotated(_OUTPUT):
+        return probabilities @ v
+
+
+def has_attention_ranges(params: TransformerParams) -> bool:
+    """Whether attention has parts to annotate. A fused one has not; compiled or replayed code does
+    not come by its Python; and what is computed again in backward would count as forward's."""
+    eager = params.mode == "eager" and not params.cuda_graph
+    return params.attention == "naive" and eager and params.checkpointing == "none"
+
+
+def annotate_attention(training: Training) -> None:
+    """Put ranges into every block's attention, if it can have them."""
+    if has_attention_ranges(training.params):
+        for block in training.model.blocks:
+            assert isinstance(block, TransformerBlock)
+            block.attention.attention = annotated_naive
+
+
+def annotated_step(training: Training, phases: Phases) -> dict[str, float]:
+    """One step, each phase in a range that ends when the GPU has done all of it; so that whatever
+    runs within a range belongs to it. Returns milliseconds by phase."""
+    times = {}
+    for name, fn in phases.items():
+        with annotated(name):
+            times[name] = clock_ms(fn, training.device)
+    training.zero_grad()
+    return times

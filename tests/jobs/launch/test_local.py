@@ -1,0 +1,185 @@
+"""The queue on this machine: who runs when, on which GPUs, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jobs.provenance import visible_gpus
+from jobs.worker.isolation import job_environment
+from tests.harness import PATIENCE_S, ROOT, call, facts, records, run, write_sweep, written
+
+SMI = """#!/bin/sh
+case "$1" in
+-L) for i in 0 1 2 3; do echo "GPU $i: Fake GPU (UUID: GPU-$i)"; done ;;
+*) echo "Fake GPU" ;;
+esac
+"""
+
+# The queue with workers that only say what they were given, when they were started, and when they
+# ended.
+QUEUE = """
+import sys, time
+from pathlib import Path
+from rich.console import Console
+from jobs.launch.local_queue import LocalQueue
+from jobs.manifest import read_manifest
+
+STUB = '''
+import json, os, sys, time
+time.sleep(0.25)
+begun, *jobs = sys.argv[1:]
+gpus = os.environ["CUDA_VISIBLE_DEVICES"]
+print(json.dumps([jobs, gpus, float(begun), time.monotonic()]))
+'''
+
+class Queue(LocalQueue):
+    def _command(self, jobs):
+        begun = str(time.monotonic())
+        return [sys.executable, "-S", "-c", STUB, begun, *(str(job.index) for job in jobs)]
+
+parallel = int(sys.argv[2]) if len(sys.argv) > 2 else None
+Queue(read_manifest(Path(sys.argv[1])), parallel, Console()).run()
+"""
+
+
+@pytest.fixture
+def fake_gpus(tmp_path: Path) -> dict[str, str]:
+    """An environment in which nvidia-smi lists four GPUs."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(SMI)
+    (folder / "nvidia-smi").chmod(0o755)
+    (folder / "pynvml.py").write_text("raise ImportError('the fake GPUs have no driver')")
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    modules = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PATH": path, "PYTHONPATH": os.pathsep.join([str(ROOT), *modules])}
+
+
+Told = tuple[int, list[str], float, float]  # GPUs needed, GPUs given, begun, ended
+
+
+def queue(folder: Path, sizes: list[int], *arguments: str, **environment: str) -> list[Told]:
+    """Run jobs that need so many GPUs each; what each worker was given."""
+    folder.mkdir()
+    sweep = yaml.safe_load(write_sweep(folder, []).read_text())
+    sweep["cases"] = [
+        {"fixed": {"what": "ok", "tag": i}, "resources": {"gpus_per_node": size}}
+        for i, size in enumerate(sizes)
+    ]
+    (folder / "sweep.yaml").write_text(json.dumps(sweep | {"runs_per_job": 1}))
+    manifest = written(folder / "sweep.yaml", folder / "out")
+    subprocess.run(
+        [sys.executable, "-c", QUEUE, str(manifest.path), *arguments],
+        cwd=ROOT,
+        env=job_environment() | environment,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    told: list[Told] = []
+    for log in sorted(manifest.path.glob("jobs/*/worker.log")):
+        (job,), gpus, begun, ended = json.loads(log.read_text())
+        needed = manifest.jobs[int(job)].shape.gpus_per_node
+        told.append((needed, gpus.split(",") if gpus else [], begun, ended))
+    assert sorted(needed for needed, *_ in told) == sorted(sizes)
+    return told
+
+
+def together(told: list[Told]) -> list[tuple[Told, Told]]:
+    """Pairs that ran at the same time."""
+    return [(a, b) for a, b in combinations(told, 2) if a[2] < b[3] and b[2] < a[3]]
+
+
+def most_at_once(told: list[Told]) -> int:
+    return max(sum(a[2] <= b[2] < a[3] for a in told) for b in told)
+
+
+@pytest.mark.parametrize("given", ["2,3", "GPU-0,GPU-3", "1,1,3"])
+def test_jobs_share_no_gpu_and_stay_within_what_the_caller_set(
+    tmp_path: Path, fake_gpus: dict[str, str], given: str
+) -> None:
+    sizes = [1, 1, 2, 1, 1, 2, 1]
+    told = queue(tmp_path / "q", sizes, CUDA_VISIBLE_DEVICES=given, **fake_gpus)
+    for needed, gpus, *_ in told:
+        assert len(gpus) == len(set(gpus)) == needed
+        assert set(gpus) <= set(given.split(","))
+    assert together(told), "two GPUs, and never two jobs at once"
+    for one, other in together(told):
+        assert not set(one[1]) & set(other[1])
+
+
+def test_every_gpu_is_used_where_the_caller_set_none(
+    tmp_path: Path, fake_gpus: dict[str, str]
+) -> None:
+    told = queue(tmp_path / "q", [1] * 8, **fake_gpus)
+    assert {gpu for _, gpus, *_ in told for gpu in gpus} == {"0", "1", "2", "3"}
+    assert most_at_once(told) > 1
+
+
+def test_a_cpu_job_runs_alone_unless_asked(tmp_path: Path, fake_gpus: dict[str, str]) -> None:
+    mixed = queue(tmp_path / "mixed", [0, 1, 0, 1, 1], **fake_gpus)
+    assert all(a[1] and b[1] for a, b in together(mixed)) and together(mixed)
+    several = queue(tmp_path / "several", [0] * 6, "3")
+    assert 1 < most_at_once(several) <= 3
+    assert all(gpus == [] for _, gpus, *_ in several)
+
+
+def test_parallel_bounds_gpu_jobs_too(tmp_path: Path, fake_gpus: dict[str, str]) -> None:
+    assert most_at_once(queue(tmp_path / "q", [1] * 6, "2", **fake_gpus)) == 2
+
+
+def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> None:
+    blocks: list[dict[str, Any]] = [
+        {"fixed": {"what": "ok", "tag": i}, "resources": {"gpus_per_node": 1}} for i in range(20)
+    ]
+    blocks.append({"fixed": {"what": "ok", "tag": 99}, "resources": {"nodes": 2}})
+    path = write_sweep(tmp_path, [])
+    sweep = yaml.safe_load(path.read_text()) | {"cases": blocks, "runs_per_job": 1}
+    path.write_text(json.dumps(sweep))
+    out = tmp_path / "out"
+    nothing = {"CUDA_VISIBLE_DEVICES": ""}  # where the tests run on a machine with GPUs
+    done = call("jobs.submit", path, "--local", "--out", out, environment=nothing)
+    assert done.returncode == 0 and "21 unsupported" in done.stdout
+    assert len(list(out.glob("submissions/*/jobs/*/worker.log"))) == 1
+    for record in records(out):
+        assert record.failure is not None
+        what = "needs 2 nodes" if record.params["tag"] == 99 else "needs 1 GPUs"
+        assert what in record.failure.message
+    again = call("jobs.submit", path, "--local", "--out", out, environment=nothing)
+    assert "21 runs were measured before" in again.stdout and len(records(out)) == 21
+
+
+@pytest.mark.skipif(bool(visible_gpus()), reason="needs a machine without a GPU")
+def test_the_gpus_given_reach_the_runs_which_do_not_fall_back_to_the_cpu(
+    tmp_path: Path, fake_gpus: dict[str, str]
+) -> None:
+    sweep = write_sweep(
+        tmp_path,
+        [{"what": "ok", "tag": 0}, {"what": "ok", "tag": 1}],
+        resources={"gpus_per_node": 1},
+        runs_per_job=1,
+    )
+    out = tmp_path / "out"
+    environment = fake_gpus | {"CUDA_VISIBLE_DEVICES": "3,1"}
+    run("jobs.submit", sweep, "--local", "--out", out, environment=environment)
+    messages = [record.failure.message for record in records(out) if record.failure]
+    assert {record.device for record in records(out)} == {"Fake GPU"}
+    given = {re.search(r"CUDA_VISIBLE_DEVICES=(\S+)\)", message)[1] for message in messages}  # type: ignore[index]
+    assert given == {"1", "3"} and all("torch sees 0" in message for message in messages)
+
+
+def test_progress_is_a_line_a_run_in_full_where_there_is_no_terminal(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, [{"what": "ok", "path": "x" * 200}])
+    out = tmp_path / "out"
+    lines = call("jobs.submit", sweep, "--local", "--out", out).stdout.splitlines()
+    assert any(line.startswith("ok ") and "x" * 200 in line for line in lines)
+    assert facts(records(out)[0])["environment"] == {"CUDA_VISIBLE_DEVICES": ""}

@@ -1,0 +1,170 @@
+"""From runs to jobs: what a second submission leaves out, and how runs share jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobs.launch.plan import STARTUP_MIN, Task, pack, split_done, tasks_of, worst_case_gpu_hours
+from jobs.launch.submission import Options, prepare
+from jobs.manifest import Job
+from jobs.record import FAILED, RERUN, Record
+from jobs.run import Run, Shape
+from jobs.sweep.expand import Expansion, expand
+from tests.results_folder import CPU, TOY, ResultsFolder, failed, load, ok, record
+
+RUN = Run("0123456789abcdef", "toy", 1, {"size": 1}, Shape(), 60.0)
+
+
+def attempts(*statuses: str, device: str = CPU) -> list[Record]:
+    return [
+        record(RUN, ok(1.0) if status == "ok" else failed(status), 0, device, 1000.0 + i)
+        for i, status in enumerate(statuses)
+    ]
+
+
+def is_done(records: list[Record], **flags: bool) -> bool:
+    todo, done = split_done([(RUN, 0)], records, lambda r, run: r.device == CPU, **flags)
+    assert len(todo) + len(done) == 1
+    return bool(done)
+
+
+# ---- resume --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statuses", "done", "done_with_retry"),
+    [
+        ((), False, False),
+        (("ok",), True, True),
+        (("killed",), False, False),
+        (("preempted",), False, False),
+        (("cancelled",), False, False),
+        (("oom",), True, False),
+        (("timeout",), True, False),
+        (("error",), True, False),
+        (("wrong",), True, False),
+        (("unsupported",), True, True),
+        (("ok", "error"), True, True),  # what was measured stays measured
+        (("ok", "killed"), True, True),
+        (("error", "ok"), True, True),
+        (("error", "killed"), False, False),  # the latest attempt did not come to its end
+        (("killed", "error"), True, False),
+        (("unsupported", "cancelled"), False, False),
+    ],
+)
+def test_resume(statuses: tuple[str, ...], done: bool, done_with_retry: bool) -> None:
+    records = attempts(*statuses)
+    assert is_done(records) is done
+    assert is_done(records[::-1]) is done  # by time, not by the order of the lines
+    assert is_done(records, retry_failed=True) is done_with_retry
+    assert is_done(records, force=True) is False
+
+
+def test_every_status_is_covered_once() -> None:
+    assert {"oom", "timeout", "error", "wrong"} == FAILED
+    assert {"killed", "preempted", "cancelled"} == RERUN
+
+
+def test_records_of_other_devices_runs_and_repeats_do_not_count() -> None:
+    assert not is_done(attempts("ok", device="NVIDIA H200"))
+    assert not is_done(attempts("error", device="NVIDIA H200"))
+    # A failure elsewhere, though later, says nothing about this device.
+    here = attempts("ok")
+    assert is_done([*here, *attempts("killed", "killed", device="NVIDIA H200")])
+    other = Run("fedcba9876543210", "toy", 1, {"size": 2}, Shape(), 60.0)
+    tasks: list[Task] = [(RUN, 0), (RUN, 1), (other, 0)]
+    todo, done = split_done(tasks, here, lambda r, run: True)
+    assert (todo, done) == ([(RUN, 1), (other, 0)], [(RUN, 0)])
+
+
+def test_resume_in_a_folder(tmp_path: Path) -> None:
+    """Through the real launcher's preparation: what a second submission would run."""
+    from jobs import provenance
+
+    here = provenance.cpu_device()
+    loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4, 5]}\nrepeats: 2\n")
+    folder = ResultsFolder(tmp_path / "out")
+
+    def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
+        if params["size"] == 1 or repeat == 1:
+            return ok(1.0)
+        return {2: failed("oom"), 3: failed("killed"), 4: None, 5: failed("unsupported")}[
+            params["size"]
+        ]
+
+    folder.submit(loaded, outcome, device=here)
+
+    def todo(**flags: bool) -> list[tuple[int, int]]:
+        prepared = prepare(loaded, Options("local", tmp_path / "out", **flags), "sweep.yaml")
+        jobs = prepared.manifest.jobs
+        planned = [(run, repeat) for job in jobs for run, repeat in job.tasks]
+        left_out = {(run.id, repeat) for run, repeat in prepared.done}
+        assert len(planned) + len(left_out) == 10
+        assert not left_out & set(planned)
+        return sorted((prepared.manifest.runs[run].params["size"], n) for run, n in planned)
+
+    assert todo() == [(3, 0), (4, 0)]
+    assert todo(retry_failed=True) == [(2, 0), (3, 0), (4, 0)]
+    assert len(todo(force=True)) == 10
+
+
+def test_another_kind_of_device_measures_all_again(tmp_path: Path) -> None:
+    loaded = load(tmp_path, TOY + "grid: {size: [1, 2]}\n")
+    ResultsFolder(tmp_path / "out").submit(loaded, lambda params, repeat: ok(1.0), "cpu: another")
+    prepared = prepare(loaded, Options("local", tmp_path / "out"), "sweep.yaml")
+    assert len(prepared.manifest.jobs) == 2
+
+
+# ---- packing -------------------------------------------------------------------------------------
+
+
+def test_repeats_go_round_so_that_drift_is_spread(tmp_path: Path) -> None:
+    expansion = expand(load(tmp_path, TOY + "grid: {size: [1, 2]}\n"))
+    assert [(run.params["size"], n) for run, n in tasks_of(expansion, 3)] == [
+        (1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2),
+    ]  # fmt: skip
+
+
+def test_a_job_asks_for_the_time_that_its_runs_may_take() -> None:
+    runs = [Run(str(i), "toy", 1, {}, Shape(), 90.0) for i in range(3)]
+    (job,) = pack([(run, 0) for run in runs], 5)
+    assert job.timeout_min == 5 + STARTUP_MIN  # 4.5 min of runs, rounded up
+    given = Run("x", "toy", 1, {}, Shape(timeout_min=3), 90.0)
+    assert pack([(given, 0)], 5)[0].timeout_min == 3
+
+
+def test_worst_case_gpu_hours() -> None:
+    jobs = [Job(0, Shape(nodes=2, gpus_per_node=4), 90, []), Job(1, Shape(), 600, [])]
+    assert worst_case_gpu_hours(jobs) == 12.0  # 1.5 h x 2 nodes x 4 GPUs, and none
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.builds(Shape, nodes=st.integers(1, 2), gpus_per_node=st.integers(0, 2))),
+    st.integers(1, 5),
+    st.integers(1, 3),
+)
+def test_packing_keeps_every_task_once_with_its_likes(
+    shapes: list[Shape], runs_per_job: int, repeats: int
+) -> None:
+    runs = {str(i): Run(str(i), "toy", 1, {}, shape, 60.0) for i, shape in enumerate(shapes)}
+    tasks = tasks_of(Expansion(list(runs.values()), 0, 0, 0), repeats)
+    jobs = pack(tasks, runs_per_job)
+    assert [job.index for job in jobs] == list(range(len(jobs)))
+    packed = [task for job in jobs for task in job.tasks]
+    assert sorted(packed) == sorted((run.id, repeat) for run, repeat in tasks)
+    for job in jobs:
+        assert 1 <= len(job.tasks) <= runs_per_job
+        assert {runs[run].shape for run, _ in job.tasks} == {job.shape}
+    by_shape = [[t for job in jobs if job.shape == shape for t in job.tasks] for shape in shapes]
+    order = [(run.id, repeat) for run, repeat in tasks]
+    for members in by_shape:
+        assert members == sorted(members, key=order.index)  # in the order of the tasks
+    for shape in set(shapes):  # no more jobs than it takes
+        count = sum(job.shape == shape for job in jobs)
+        assert count == -(-shapes.count(shape) * repeats // runs_per_job)

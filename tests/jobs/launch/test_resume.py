@@ -1,0 +1,88 @@
+"""The same command again, retry and replay: what they run, what they say of earlier failures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.provenance import git_state
+from jobs.worker.run_process import describe
+from tests.harness import call, records, run, write_sweep
+
+
+@pytest.fixture(scope="module")
+def half_failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A sweep with one run that is fine and one that raises, run once; and its results."""
+    folder = tmp_path_factory.mktemp("half")
+    sweep = write_sweep(folder, [{"what": "ok"}, {"what": "raises", "tag": 1}])
+    out = folder / "out"
+    done = run("jobs.submit", sweep, "--local", "--out", out)
+    assert done.returncode == 1 and "1 ok" in done.stdout and "1 error" in done.stdout
+    return sweep, out
+
+
+def test_what_failed_before_is_no_success_the_second_time(half_failed: tuple[Path, Path]) -> None:
+    sweep, out = half_failed
+    before = len(records(out))
+    again = call("jobs.submit", sweep, "--local", "--out", out)
+    assert again.returncode == 1
+    assert "1 runs were measured before" in again.stdout
+    assert "1 runs failed before (1 error); --retry-failed" in again.stdout
+    assert len(records(out)) == before
+
+
+def test_retry_finds_failures_behind_a_filtered_submission(half_failed: tuple[Path, Path]) -> None:
+    sweep, out = half_failed
+    call("jobs.submit", sweep, "--local", "--out", out, "--filter", "what == ok")
+    before = len(records(out))
+    retried = run("jobs", "retry", out)
+    assert retried.returncode == 1  # it fails again
+    new = records(out)[before:]
+    assert [(r.params["what"], r.attempt) for r in new] == [("raises", before)]
+
+
+def test_replay_repeats_a_run_with_its_parameters(half_failed: tuple[Path, Path]) -> None:
+    _, out = half_failed
+    failed = next(r for r in records(out) if r.params["what"] == "raises")
+    replayed = run("jobs", "replay", failed.run, "--in", out)
+    assert replayed.returncode == 1 and "Traceback" in replayed.stdout
+    command = replayed.stdout.splitlines()[0]
+    assert command.startswith("python -m jobs.submit") and failed.run in command
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'",
+    ],
+)
+def test_every_wording_of_gpu_memory_running_out(text: str) -> None:
+    outcome = describe(RuntimeError(text))
+    assert outcome["status"] == "oom" and outcome["failure"]["memory"] == "gpu"
+
+
+def test_the_diff_holds_sources_that_are_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import subprocess
+
+    monkeypatch.delenv("GIT_COMMIT", raising=False)
+
+    def git(*arguments: str) -> None:
+        author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "old.py").write_text("x = 1\n")
+    git("add", ".")
+    git("commit", "-m", "first")
+    assert git_state(tmp_path)[1] is None
+    (tmp_path / "old.py").write_text("x = 2\n")
+    (tmp_path / "new.py").write_text("y = 3\n")
+    state, diff = git_state(tmp_path)
+    assert state["dirty"] and state["untracked"] == ["new.py"]
+    assert diff is not None and "+x = 2" in diff and "+y = 3" in diff

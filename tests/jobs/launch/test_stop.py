@@ -1,0 +1,220 @@
+"""Queues and workers that are stopped from outside, and what the next ones go on from."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+from jobs.launch.folder_lock import LOCK
+from jobs.manifest import Manifest
+from jobs.worker.isolation import job_environment
+from tests.harness import (
+    PATIENCE_S,
+    ROOT,
+    alive,
+    await_true,
+    call,
+    heed_signals,
+    only,
+    parent_of,
+    records,
+    run,
+    start,
+    statuses,
+    waiting_sweep,
+    write_sweep,
+    written,
+)
+
+# What executors.WorkerTask.checkpoint does, without Slurm.
+WARNED = """
+import signal, sys
+from pathlib import Path
+from jobs.manifest import read_manifest
+from jobs.worker.worker import Worker
+
+worker = Worker(read_manifest(Path(sys.argv[1])), 0)
+
+def on_warning(*_):
+    worker.stop(sys.argv[2])
+    sys.exit(7)
+
+signal.signal(signal.SIGUSR2, on_warning)
+worker.run()
+"""
+
+
+def start_warned(manifest: Manifest, reason: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", WARNED, str(manifest.path), reason]
+    return subprocess.Popen(command, cwd=ROOT, env=job_environment())
+
+
+def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
+    sweep, fifo = waiting_sweep(tmp_path)
+    manifest = written(sweep, tmp_path / "out")
+    for reason in ("preempted", "limit"):
+        worker = start_warned(manifest, reason)
+        waiting, child = fifo.pids()
+        server = parent_of(waiting)
+        for pid in (waiting, server, worker.pid):  # as where Slurm tracks processes by their tree
+            os.kill(pid, signal.SIGUSR2)
+        assert worker.wait(PATIENCE_S) == 7
+        await_true(lambda pid=server: not alive(pid), "the fork server ended")  # type: ignore[misc]
+        assert not alive(waiting) and not alive(child)
+    assert start_warned(manifest, "").wait(PATIENCE_S) == 0
+    found = [(r.params["what"], r.params["tag"], r.status) for r in records(manifest.folder)]
+    assert found == [
+        ("ok", 0, "ok"),
+        ("wait", 0, "preempted"),
+        ("wait", 0, "timeout"),  # alone in its allocation it met the limit: it always will
+        ("ok", 1, "ok"),
+    ]
+
+
+def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: Path) -> None:
+    sweep, fifo = waiting_sweep(tmp_path)
+    out, temporary = tmp_path / "out", tmp_path / "tmp"
+    temporary.mkdir()
+
+    def waiting_queue() -> tuple[subprocess.Popen[str], int, list[int]]:
+        environment = {"TMPDIR": str(temporary)}
+        queue = start("jobs.submit", sweep, "--local", "--out", out, environment=environment)
+        waiting, child = fifo.pids()
+        server = parent_of(waiting)
+        return queue, parent_of(server), [server, waiting, child]
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        queue, _, pids = waiting_queue()
+        assert statuses(out) == {"ok0": "ok", "wait0": "running", "ok1": "queued"}
+        queue.send_signal(number)
+        output, _ = queue.communicate(timeout=PATIENCE_S)
+        assert queue.returncode == 130 and "goes on from there" in output
+        assert not any(map(alive, pids))
+        assert [r.status for r in records(out)][-1] == "cancelled"
+
+    queue, worker, pids = waiting_queue()
+    queue.kill()
+    queue.communicate()
+    await_true(lambda: not any(map(alive, [worker, *pids])), "the worker ended with its queue")
+    assert [r.status for r in records(out)] == ["ok", *["cancelled"] * 4]
+
+    queue, worker, pids = waiting_queue()
+    os.kill(worker, signal.SIGKILL)
+    output, _ = queue.communicate(timeout=PATIENCE_S)
+    assert queue.returncode == 1 and "ended with -9" in output and "2 runs left no record" in output
+    await_true(lambda: not any(map(alive, pids)), "what the worker had started ended")
+    assert len(records(out)) == 5  # a dead worker writes nothing
+    await_true(lambda: not list(temporary.iterdir()), "its scratch folder was removed")
+    assert statuses(out)["ok0"] == "ok" and statuses(out)["ok1"] == "killed"
+
+    fifo.open()
+    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    found = [(r.params["what"], r.params["tag"], r.attempt, r.status) for r in records(out)]
+    assert found == [
+        ("ok", 0, 1, "ok"),
+        ("wait", 0, 1, "cancelled"),
+        ("wait", 0, 2, "cancelled"),
+        ("wait", 0, 3, "cancelled"),
+        ("wait", 0, 4, "cancelled"),
+        ("wait", 0, 5, "ok"),
+        ("ok", 1, 1, "ok"),
+    ]
+    assert set(statuses(out).values()) == {"ok"}
+
+
+def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) -> None:
+    cases: list[dict[str, Any]] = [
+        {"what": "ok"},
+        {"what": "kill_worker", "artifact": "trace"},
+        {"what": "ok", "tag": 1},
+    ]
+    manifest = written(write_sweep(tmp_path, cases), tmp_path / "out")
+    codes = [run("jobs.worker", manifest.path, "0").returncode for _ in range(3)]
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    found = [(r.params["what"], r.status) for r in records(manifest.folder)]
+    assert found == [("ok", "ok"), ("kill_worker", "killed"), ("ok", "ok")]
+    record = only(manifest.folder, what="kill_worker")
+    assert record.failure is not None and record.failure.type == "WorkerDied"
+    assert "died 2 times" in record.failure.message
+    # What a dead worker left is not taken for the next attempt's, and is not forgotten.
+    assert record.artifacts is None
+    told = call("jobs", "logs", record.run, "--in", manifest.folder).stdout
+    for attempt in (1, 2):
+        assert f"# it left files in {manifest.artifacts(record.run, 0, attempt)}\n" in told
+
+
+# ---- the terminal is closed ----------------------------------------------------------------------
+
+
+def test_closing_the_terminal_stops_the_queue_in_order(tmp_path: Path) -> None:
+    sweep, fifo = waiting_sweep(tmp_path)
+    out = tmp_path / "out"
+    ours, theirs = os.openpty()
+
+    def own_the_terminal() -> None:
+        heed_signals()
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    command = [sys.executable, "-m", "jobs.submit", str(sweep), "--local", "--out", str(out)]
+    queue = subprocess.Popen(
+        command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=own_the_terminal
+    )
+    os.close(theirs)
+    pids = fifo.pids()
+    os.close(ours)
+    assert queue.wait(PATIENCE_S) == 130
+    assert not any(map(alive, pids))
+    assert [r.status for r in records(out)] == ["ok", "cancelled"]
+    assert statuses(out) == {"ok0": "ok", "wait0": "cancelled", "ok1": "cancelled"}
+
+
+def test_under_nohup_the_queue_goes_on(tmp_path: Path) -> None:
+    sweep, fifo = waiting_sweep(tmp_path)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "jobs.submit", str(sweep), "--local", "--out", str(out)]
+    queue = subprocess.Popen(
+        ["nohup", *command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    waiting, _ = fifo.pids()
+    queue.send_signal(signal.SIGHUP)
+    os.kill(waiting, signal.SIGKILL)
+    assert queue.wait(PATIENCE_S) == 1
+    assert [r.status for r in records(out)] == ["ok", "killed", "ok"]
+
+
+# ---- two queues ----------------------------------------------------------------------------------
+
+
+def test_a_folder_has_one_queue_at_a_time(tmp_path: Path) -> None:
+    sweep, fifo = waiting_sweep(tmp_path)
+    out = tmp_path / "out"
+    first = start("jobs.submit", sweep, "--local", "--out", out)
+    fifo.pids()
+    for submit, executor in ((call, "--local"), (run, "--debug")):
+        second = submit("jobs.submit", sweep, executor, "--out", out)
+        assert second.returncode == 2
+        assert f"{out} is in use by process {first.pid} on {os.uname().nodename}" in second.stdout
+        assert str(sweep) in second.stdout and "--force" in second.stdout
+    assert len(records(out)) == 1
+    fifo.open()
+    forced = call("jobs.submit", sweep, "--local", "--out", out, "--force")
+    assert forced.returncode == 0 and "3 ok" in forced.stdout
+    first.terminate()
+    first.communicate(timeout=PATIENCE_S)
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+
+
+def test_a_lock_that_nobody_holds_stops_nobody(tmp_path: Path) -> None:
+    """As a copied folder has it."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / LOCK).write_text("process 1 on elsewhere")
+    sweep = write_sweep(tmp_path, [{"what": "ok"}])
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0

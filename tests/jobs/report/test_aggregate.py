@@ -1,0 +1,325 @@
+"""aggregate.py: tables in every form that it writes, plots, notes, exit codes."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import aggregate
+from jobs.report.entries import entries
+from jobs.report.tables import fill
+from jobs.status import observe
+from jobs.sweep.schema import Plot
+from tests.benchmarks import toy
+from tests.results_folder import CPU, GRID, TOY, ResultsFolder, load, ok, write
+
+ROOT = Path(__file__).parents[3]
+
+
+SPECIAL = """\
+name: toy
+benchmark: tests.benchmarks.toy
+grid: {size: [1, 2], label: ['50%_a', 'b&<c>#']}
+repeats: 2
+tables:
+  - {name: first, title: Time & cost of 100%_, rows: [size], columns: [label]}
+  - {name: second, rows: [size, label], statistic: mean_std}
+plots:
+  - {name: line, x: size, series: [label]}
+"""
+
+
+@pytest.fixture
+def special(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
+    folder.submit(load(tmp_path, SPECIAL), lambda params, repeat: ok(1.0 * params["size"], 3.0))
+    return folder
+
+
+def cli(*arguments: str | Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(aggregate.tables_app, [str(a) for a in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_markdown(special: ResultsFolder) -> None:
+    code, out, _ = cli(special.path)
+    assert code == 0
+    lines = [line for line in out.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["size", "50%_a", r"b&\<c>#"]  # else Markdown takes it for a tag
+    assert cells[2:4] == [["1", "2.000", "2.000"], ["2", "2.500", "2.500"]]
+    assert cells[-1] == ["2", r"b&\<c>#", "2.500 ± 0.5774"]
+    assert "### Time & cost of 100%_: time (ms)" in out
+    assert CPU in out
+    assert "median of 4 samples" in out
+
+
+def test_a_kernels_name_stays_one_markdown_cell(tmp_path: Path, folder: ResultsFolder) -> None:
+    name = r"void f<float>(int*, A|B) \ `x`"
+    folder.submit(
+        load(
+            tmp_path, TOY + "fixed: {size: 1}\ntables: [{name: t, list: kernels, rows: [size]}]\n"
+        ),
+        lambda params, repeat: ok(1.0, facts={"kernels": [{"kernel": name, "a|b": 1}]}),
+    )
+    _, out, _ = cli(folder.path)
+    lines = [line for line in out.splitlines() if line.startswith("|")]
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
+    assert [len(row) for row in cells] == [3] * 3
+    assert [re.sub(r"\\(.)", r"\1", cell.strip()) for cell in cells[2]] == ["1", name, "1"]
+    assert r"f\<float>(int\*," in out
+
+
+def test_csv_is_read_back(special: ResultsFolder) -> None:
+    code, out, _ = cli(special.path, "--format", "csv", "--table", "first")
+    assert code == 0
+    data = pd.read_csv(
+        io.StringIO("".join(line for line in out.splitlines(True) if line[0] != "#"))
+    )
+    assert list(data.columns) == ["size", "50%_a", "b&<c>#"]
+    assert data["50%_a"].tolist() == [2.0, 2.5]
+
+
+class Html(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells[-1] += data
+
+
+def test_html_is_well_formed_and_escaped(special: ResultsFolder) -> None:
+    code, out, _ = cli(special.path, "--format", "html", "--table", "first")
+    assert code == 0
+    page = Html()
+    page.feed(out)
+    assert page.open == []
+    assert page.cells == ["size", "50%_a", "b&<c>#", "1", "2.000", "2.000", "2", "2.500", "2.500"]
+
+
+def test_latex_is_balanced_and_escaped(special: ResultsFolder) -> None:
+    code, out, _ = cli(special.path, "--format", "latex")
+    assert code == 0
+    for name in ("table", "tabular"):
+        assert out.count(f"\\begin{{{name}}}") == out.count(f"\\end{{{name}}}") == 2
+    assert out.count("{") == out.count("}")
+    rows = [line for line in out.splitlines() if line.endswith(r"\\")]
+    assert [row.replace(r"\&", "").count("&") for row in rows] == [2] * 3 + [2] * 5
+    assert r"50\%\_a" in out
+    assert r"b\&<c>\#" in out
+    for special_character in "%_#":
+        at = [i for i, c in enumerate(out) if c == special_character]
+        assert all(out[i - 1] == "\\" for i in at), special_character
+
+
+TEXT = """\
+name: toy
+benchmark: tests.benchmarks.toy
+fixed: {size: 1}
+tables:
+  - name: t
+    text: |
+      It took {{ value("time", size=1) | n }} ms, 50% of <that> ~ 2^{a\\b}.
+
+      And {{ QUESTION }}.
+"""
+
+
+def test_a_tables_text_stands_under_it_but_not_in_csv(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    folder.submit(load(tmp_path, TEXT.replace("QUESTION", "state()")), lambda *_: ok(2.0, 2.0))
+    _, md, _ = cli(folder.path)
+    assert md.rstrip().endswith("It took 2.000 ms, 50% of <that> ~ 2^{a\\b}.\n\nAnd ok.")
+    assert "samples" in md.split("It took")[0].split("|")[-1]
+    _, html, _ = cli(folder.path, "--format", "html")
+    assert "<p>It took 2.000 ms, 50% of &lt;that&gt; ~ 2^{a\\b}.</p>\n<p>And ok.</p>" in html
+    _, latex, _ = cli(folder.path, "--format", "latex")
+    below = r"50\% of <that> \textasciitilde{} 2\^{}\{a\textbackslash{}b\}."
+    assert latex.index(r"\end{table}") < latex.index(below)
+    assert "took" not in cli(folder.path, "--format", "csv")[1]
+
+
+def test_a_text_that_fails_names_sweep_table_and_reason(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    folder.submit(load(tmp_path, TEXT.replace("QUESTION", "1 / 0")), lambda *_: ok(2.0))
+    code, _, err = cli(folder.path)
+    assert (code, err) == (2, "sweep toy, table t: text: line 3: division by zero\n")
+
+
+def test_plots_are_drawn(special: ResultsFolder, tmp_path: Path) -> None:
+    code, _, err = cli(special.path, "--plot", tmp_path / "figures")
+    assert code == 0
+    picture = (tmp_path / "figures" / "line.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert "line.png" in err
+    filled = fill(observe(special.path), Plot(name="line", x="size", series=["label"]))
+    assert filled.row_keys == [(1,), (2,)]
+
+
+def test_skipped_lines_are_told_on_stderr(special: ResultsFolder) -> None:
+    (path,) = (special.path / "records").glob("*.jsonl")
+    data = path.read_bytes()
+    path.write_bytes(data[:-20])
+    code, out, err = cli(special.path)
+    assert code == 0
+    assert f"{path}:8: skipped" in err
+    assert "2.500 (1 of 2 repeats; missing)" in out
+
+
+def test_the_script_itself(special: ResultsFolder, tmp_path: Path) -> None:
+    def script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "aggregate.py", *map(str, arguments)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    done = script(special.path, "--table", "second")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("### second: time (ms)")
+    for arguments, words in (
+        ((tmp_path / "nowhere",), "holds no submission"),
+        ((special.path, "--table", "third"), "no table 'third'; toy has first, second"),
+    ):
+        code, _, err = cli(*arguments)
+        assert code == 2
+        assert words in err
+
+
+def test_entries_of_a_folder_are_all_its_tasks(special: ResultsFolder) -> None:
+    assert [entry.state for entry in entries(observe(special.path))] == ["ok"] * 8
+
+
+def test_a_table_without_runs_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
+    text = TOY + "fixed: {size: 1}\ntables: [{name: t, where: size > 5}]\n"
+    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    code, out, err = cli(folder.path)
+    assert (code, out) == (0, "")
+    assert "table t: no runs (where: size > 5)" in err
+
+
+def test_a_sweep_without_tables_shows_all_it_swept(tmp_path: Path, folder: ResultsFolder) -> None:
+    folder.submit(load(tmp_path, TOY + GRID), lambda params, repeat: ok(1.0))
+    code, out, _ = cli(folder.path)
+    assert code == 0
+    assert "### toy: time (ms)" in out
+    assert sum(line.startswith("|") for line in out.splitlines()) == 2 + 4
+
+
+def test_views_of_a_sweep_file_instead_of_those_submitted(
+    tmp_path: Path, special: ResultsFolder
+) -> None:
+    later = tmp_path / "later.yaml"
+    later.write_text(SPECIAL.replace("Time & cost of 100%_", "Thought of afterwards"))
+    assert "### Thought of afterwards" in cli(special.path, "--views", later)[1]
+    assert "### Time & cost" in cli(special.path)[1]
+
+
+def test_views_of_a_sweep_file_that_is_wrong(tmp_path: Path, special: ResultsFolder) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(SPECIAL.replace("rows: [size],", "rows: [sise],"))
+    code, _, err = cli(special.path, "--views", wrong)
+    assert code == 2 and "wrong.yaml:6" in err and "did you mean 'size'" in err
+
+
+def test_views_of_another_benchmark_show_none_of_the_folders_runs(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: ok(1.0))
+    views = """\
+        name: other
+        benchmark: attention
+        fixed: {implementation: naive, seq_len: 1, head_dim: 8}
+        tables: [{name: t, rows: [seq_len], where: head_dim > 1}]
+        plots: [{name: p, x: seq_len}]
+        """
+    path = write(tmp_path, views, "other.yaml")
+    code, out, err = cli(folder.path, "--views", path, "--plot", tmp_path / "plots")
+    assert (code, out) == (0, "")
+    assert "table t: no runs of benchmark 'attention'\nplot p: nothing measured\n" in err
+
+
+def test_views_may_name_parameters_that_are_younger_than_all_runs(
+    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: ok(2.0))
+
+    class Params(toy.Params):
+        depth: int = 4
+        width: int
+
+    monkeypatch.setattr(toy, "Params", Params)
+    views = TOY + "fixed: {size: 1, width: 2}\ntables: [{name: t, rows: [NAME]}]\n"
+    path = write(tmp_path, views.replace("NAME", "depth"), "younger.yaml")
+    code, out, _ = cli(folder.path, "--views", path, "--format", "csv")
+    assert code == 0 and "depth,time\n4,2.000\n" in out
+    write(tmp_path, views.replace("NAME", "width"), "younger.yaml")
+    code, _, err = cli(folder.path, "--views", path)
+    assert code == 2
+    assert err.startswith("sweep toy, table t: no run has a parameter 'width' (valid: causal, ")
+    write(tmp_path, views.replace("rows: [NAME]", "where: width > 1"), "younger.yaml")
+    code, _, err = cli(folder.path, "--views", path)
+    assert code == 2 and "table t: where: 'width > 1': 'width' is not a parameter" in err
+
+
+def test_a_phase_that_nothing_measured_is_told(tmp_path: Path, folder: ResultsFolder) -> None:
+    text = TOY + "fixed: {size: 1}\ntables: [{name: t, phase: [forwrd, forward]}]\n"
+    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    code, _, err = cli(folder.path)
+    assert code == 0
+    assert "note: table t: no run has phase 'forwrd'; did you mean 'forward'?" in err
+
+
+def test_a_heading_is_one_line_in_every_format(tmp_path: Path, folder: ResultsFolder) -> None:
+    text = (
+        TOY
+        + 'fixed: {size: 1}\ntables: [{name: t, title: "first\\nsecond"}, {name: u, title: " "}]\n'
+    )
+    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    _, out, _ = cli(folder.path, "--format", "csv")
+    headings = [line for line in out.splitlines() if "time" in line and line.startswith("#")]
+    assert headings == ["# first second: time (ms)", "# u: time (ms)"]
+
+
+def test_a_folder_for_plots_that_cannot_be_made(special: ResultsFolder, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, _, err = cli(special.path, "--plot", tmp_path / "file")
+    assert code == 2
+    assert err.endswith(f"--plot {tmp_path}/file: File exists: {tmp_path}/file\n")
+
+
+def test_a_plot_of_any_words_and_of_no_numbers_is_drawn(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    """What looks like a formula is none; of null and 2, which is less, nobody knows."""
+    text = """\
+        name: toy
+        benchmark: tests.benchmarks.toy
+        grid: {size: [2, 3], label: ["$x_{$", _], window: [null, 2], causal: [true, false]}
+        plots:
+          - {name: p, title: "$y_{$", x: window, series: [label], facet: [size, causal]}
+          - {name: q, x: label, series: [window], facet: [causal]}
+          - {name: r, x: causal, series: [label], facet: [window]}
+        """
+    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    code, _, err = cli(folder.path, "--plot", tmp_path / "plots")
+    assert code == 0
+    assert err.splitlines() == [f"{tmp_path}/plots/{name}.png" for name in "pqr"]

@@ -1,0 +1,131 @@
+"""Tables of a fact that is a list: the kernels of a profile, the parts of a memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.report.entries import entries
+from jobs.report.sheets import Sheet, make_sheet
+from jobs.status import observe
+from jobs.sweep.schema import Table
+from tests.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
+
+MIB = 2**20
+
+
+def sheet(folder: ResultsFolder, **view: Any) -> Sheet:
+    seen = observe(folder.path)
+    made = make_sheet(seen, Table(name="t", **view), entries(seen))
+    assert made is not None
+    return made
+
+
+def rows(folder: ResultsFolder, **view: Any) -> list[dict[str, str]]:
+    data = sheet(folder, **view).data
+    return [{str(k): v for k, v in row.items()} for row in data.to_dict("records")]
+
+
+def kernels(*items: dict[str, Any]) -> Outcome:
+    return ok(1.0, facts={"kernels": {"forward": list(items)}})
+
+
+def test_each_item_is_a_row_and_each_key_a_column(tmp_path: Path, folder: ResultsFolder) -> None:
+    outcomes = {
+        1: kernels(
+            {"kernel": "gemm", "calls": 60, "time_ms": 1.5, "time_share": 0.55},
+            {"kernel": "softmax", "calls": 12, "bytes_moved": 7, "is_ours": True},
+        ),
+        2: kernels({"kernel": "gemm", "time_ms": 3}),
+    }
+    folder.submit(
+        load(tmp_path, TOY + "grid: {size: [2, 1]}\n"),
+        lambda params, repeat: outcomes[params["size"]],
+    )
+    blank = dict.fromkeys(["calls", "time (ms)", "time share (%)", "bytes_moved", "is_ours"], "")
+    first = {"size": "1", "kernel": "gemm", "calls": "60", "time (ms)": "1.500"}
+    second = {"size": "1", "kernel": "softmax", "calls": "12", "bytes_moved": "7"}
+    assert rows(folder, rows=["size"], list="kernels.forward") == [
+        {"size": "2", "kernel": "gemm"} | blank | {"time (ms)": "3.000"},
+        {"kernel": ""} | blank | first | {"time share (%)": "55.00"},
+        {"kernel": ""} | blank | second | {"is_ours": "true"},
+    ]
+
+
+def test_a_run_without_a_list_has_one_row_that_says_why(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    outcomes: dict[int, Outcome] = {
+        1: kernels({"kernel": "gemm", "calls": 1}),
+        2: failed("oom", memory="host"),
+        3: ok(1.0),
+        4: kernels(),
+        5: None,
+    }
+    folder.submit(
+        load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4, 5]}\n"),
+        lambda params, repeat: outcomes[params["size"]],
+    )
+    assert rows(folder, rows=["size"], list="kernels.forward") == [
+        {"size": "1", "kernel": "gemm", "calls": "1"},
+        {"size": "2", "kernel": "OOM (host)", "calls": ""},
+        {"size": "3", "kernel": "–", "calls": ""},
+        {"size": "4", "kernel": "none", "calls": ""},
+        {"size": "5", "kernel": "missing", "calls": ""},
+    ]
+    only_failed = rows(folder, rows=["size"], list="kernels.forward", where="size == 2")
+    assert only_failed == [{"size": "2", "forward": "OOM (host)"}]
+
+
+def test_a_long_list_is_cut_and_the_note_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
+    folder.submit(
+        load(tmp_path, TOY + "grid: {size: [3, 12]}\n"),
+        lambda params, repeat: kernels(*({"kernel": f"k{i}"} for i in range(params["size"]))),
+    )
+    made = sheet(folder, rows=["size"], list="kernels.forward")
+    assert made.data["size"].tolist() == ["3"] * 3 + ["12"] * 10
+    assert made.notes == [CPU, "the first 10 of up to 12 rows a run"]
+    short = sheet(folder, rows=["size"], list="kernels.forward", limit=2)
+    assert short.data["kernel"].tolist() == ["k0", "k1", "k0", "k1"]
+
+
+@pytest.mark.parametrize(
+    ("largest", "view", "header", "cells"),
+    [
+        (512 * MIB, {}, "peak (MiB)", ["0.5000", "512.0"]),
+        (2048 * MIB, {}, "peak (GiB)", ["0.0004883", "2.000"]),
+        (2048 * MIB, {"unit": "MB"}, "peak (MB)", ["0.5243", "2147"]),
+        (2048 * MIB, {"unit": "s"}, "peak (GiB)", ["0.0004883", "2.000"]),
+    ],
+)
+def test_sizes_are_shown_in_one_unit(
+    tmp_path: Path,
+    folder: ResultsFolder,
+    largest: int,
+    view: dict[str, str],
+    header: str,
+    cells: list[str],
+) -> None:
+    folder.submit(
+        load(tmp_path, TOY + "fixed: {size: 1}\n"),
+        lambda params, repeat: kernels({"peak_bytes": MIB // 2}, {"peak_bytes": largest}),
+    )
+    assert sheet(folder, list="kernels.forward", **view).data[header].tolist() == cells
+
+
+def test_runs_that_the_rows_do_not_tell_apart_are_told_apart(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    text = TOY + "grid: {size: [1], mode: [fast, exact]}\nrepeats: 2\n"
+    folder.submit(
+        load(tmp_path, text),
+        lambda params, repeat: kernels({"kernel": f"{params['mode']} {repeat}"}),
+    )
+    assert [tuple(row.values()) for row in rows(folder, rows=["size"], list="kernels.forward")] == [
+        ("fast", "1", "0", "fast 0"),
+        ("fast", "1", "1", "fast 1"),
+        ("exact", "1", "0", "exact 0"),
+        ("exact", "1", "1", "exact 1"),
+    ]

@@ -1,0 +1,107 @@
+"""Pictures: a sweep's plots and what its runs left, copied and linked so that a page shows them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.report.test_aggregate import cli
+from tests.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
+
+ROOT = Path(__file__).parents[3]
+PNG = b"\x89PNG of "
+
+
+class Pictures:
+    """A results folder whose runs leave pictures."""
+
+    def __init__(self, tmp_path: Path):
+        self.folder = ResultsFolder(tmp_path / "out")
+
+    def left(self, name: str, content: str, *files: str) -> dict[str, str]:
+        """What a record says of a run that left these files."""
+        folder = self.folder.path / "artifacts" / name
+        folder.mkdir(parents=True)
+        for file in files:
+            (folder / file).write_bytes(PNG + content.encode())
+        return {"artifacts": f"artifacts/{name}"}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Pictures:
+    return Pictures(tmp_path)
+
+
+def links(markdown: str) -> dict[str, str]:
+    """Path by title of each image."""
+    return dict(re.findall(r"!\[(.*)\]\((.*)\)", markdown))
+
+
+def test_a_page_beside_the_folder_shows_plots_and_the_runs_pictures(
+    tmp_path: Path, pictures: Pictures
+) -> None:
+    text = "grid: {size: [1, 2], mode: [fast, exact], label: ['a/b']}\n"
+    plots = "plots: [{name: line, title: Time of it, x: size, series: [mode]}]\n"
+
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        size, mode = params["size"], params["mode"]
+        if mode == "exact":
+            return ok(1.0)
+        told = ok(1.0) if size == 1 else failed("oom", memory="gpu")
+        return told | pictures.left(f"run-{size}", f"size {size}", "memory.png", "trace.json")
+
+    pictures.folder.submit(load(tmp_path, TOY + text + plots), outcome)
+    page, images = tmp_path / "results" / "toy.md", tmp_path / "results" / "toy"
+    code, out, err = cli(pictures.folder.path, "--plot", images)
+    page.write_text(out)
+    assert code == 0
+    shown = {title: (page.parent / path).read_bytes() for title, path in links(out).items()}
+    assert list(shown) == ["Time of it: time (ms)", "memory, size 1", "memory, size 2"]
+    assert shown["memory, size 1"] == PNG + b"size 1"
+    assert shown["memory, size 2"] == PNG + b"size 2"  # what it left counts, though it failed
+    assert sorted(path.name for path in images.iterdir()) == [
+        "line.png", "memory-1.png", "memory-2.png",
+    ]  # fmt: skip
+    assert out.index("### toy") < out.index("![")
+    assert "memory-2.png" in err
+
+
+def test_pictures_of_one_name_do_not_replace_each_other(tmp_path: Path, pictures: Pictures) -> None:
+    text = "fixed: {size: 1}\ngrid: {label: ['a/b', 'a:b']}\nrepeats: 2\n"
+    plots = "plots: [{name: line, x: label}]\n"
+
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        name = f"{params['label'][1:2] == '/'}-{repeat}"
+        return ok(1.0) | pictures.left(name, name, "line.png")
+
+    pictures.folder.submit(load(tmp_path, TOY + text + plots), outcome)
+    _, out, _ = cli(pictures.folder.path, "--plot", tmp_path / "p")
+    told = {title: (tmp_path / path).read_bytes() for title, path in links(out).items()}
+    assert told.pop("line: time (ms)").startswith(b"\x89PNG\r\n")
+    assert {title: content.removeprefix(PNG) for title, content in told.items()} == {
+        "line, label a/b, repeat 0": b"True-0",
+        "line, label a/b, repeat 1": b"True-1",
+        "line, label a:b, repeat 0": b"False-0",
+        "line, label a:b, repeat 1": b"False-1",
+    }
+
+
+def test_only_markdown_links(tmp_path: Path, pictures: Pictures) -> None:
+    text = "fixed: {size: 1}\nplots: [{name: line, x: size}]\n"
+    pictures.folder.submit(load(tmp_path, TOY + text), lambda params, repeat: ok(1.0))
+    for form in ("csv", "html", "latex"):
+        code, out, _ = cli(pictures.folder.path, "--plot", tmp_path / "p", "--format", form)
+        assert (code, links(out)) == (0, {})
+    assert "![" not in cli(pictures.folder.path)[1]
+
+
+def test_a_folder_without_pictures_says_so(tmp_path: Path, pictures: Pictures) -> None:
+    gone = {"artifacts": "artifacts/gone"}  # as where only the records were copied
+    pictures.folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0) | gone)
+    code, out, err = cli(pictures.folder.path, "--plot", tmp_path / "p")
+    assert (code, links(out)) == (0, {})
+    assert "has no plots, its runs no pictures" in err
+    assert not (tmp_path / "p").exists()

@@ -1,0 +1,190 @@
+"""Figures that others published, beside what was measured here: the project's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.errors import TableError
+from jobs.published.figures import FOLDER, figure
+from jobs.report.entries import entries
+from jobs.report.sheets import Sheet, make_sheet
+from jobs.status import observe
+from jobs.sweep.expand import expand
+from tests.benchmarks import toy
+from tests.results_folder import TOY, ResultsFolder, errors, load, ok, write
+
+H800 = "report-b, NVIDIA H800 PCIe"
+
+
+@pytest.fixture(autouse=True)
+def model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy has the parameters of the Transformer's figures."""
+
+    class Params(toy.Params):
+        model: str = "small"
+        context_length: int = 128
+        precision: str = "fp32"
+
+    monkeypatch.setattr(toy, "Params", Params)
+
+
+def made(tmp_path: Path, folder: ResultsFolder, text: str, **measurements: Any) -> Sheet:
+    """The sheet of a sweep's first table."""
+    loaded = load(tmp_path, TOY + text)
+    folder.submit(loaded, lambda params, repeat: ok(1.0, **measurements))
+    seen = observe(folder.path)
+    sheet = make_sheet(seen, seen.manifests[-1].sweep.tables[0], entries(seen))
+    assert sheet is not None
+    return sheet
+
+
+def beside(rows: str, source: str) -> str:
+    """A table with these rows, and published figures beside them."""
+    return f"tables:\n- name: t\n  rows: [{rows}]\n  published:\n    - {{{source}}}\n"
+
+
+TRANSFORMER = """\
+grid:
+  size: [1]
+  model: [small, 2.7b, tiny]
+  context_length: [128, 512]
+tables:
+  - name: forward
+    rows: [model, context_length]
+    published:
+      - file: transformer.csv
+        value: forward_ms
+        on: {model: model, context_length: context_length}
+        where: {precision: fp32, mode: eager}
+        label: forward
+"""
+
+
+def test_a_figure_stands_beside_the_row_that_it_is_of(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    sheet = made(tmp_path, folder, TRANSFORMER)
+    assert list(sheet.data.columns) == ["model", "context_length", "time", f"forward ({H800})"]
+    assert sheet.data[f"forward ({H800})"].tolist() == [
+        "21.57", "27.24", "119.78", "490.07", "", "",
+    ]  # fmt: skip
+    assert "jobs/published/README.md" in sheet.notes[-1]
+
+
+def test_every_source_and_gpu_has_its_own_column(tmp_path: Path, folder: ResultsFolder) -> None:
+    """One source writes 2.7b, the other 2.7B; what one has not stays blank."""
+    text = "fixed: {size: 1}\ngrid: {model: [xl, 2.7b]}\n"
+    source = (
+        "file: transformer.csv, value: forward_ms, on: {model: model}, "
+        "where: {warmup_steps: 2, gpu: [unstated, nvidia geforce rtx 5090]}"
+    )
+    sheet = made(tmp_path, folder, text + beside("model", source))
+    assert sheet.data.drop(columns=["model", "time"]).to_dict("list") == {
+        "forward_ms (report-a, GPU unstated)": ["226.728", "334.898"],
+        "forward_ms (report-b, NVIDIA GeForce RTX 5090)": ["65.76", "81.58"],
+    }
+
+
+def test_a_figure_of_one_precision_is_not_shown_in_the_row_of_another(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    text = TRANSFORMER.replace("[model, context_length]", "[model, precision, context_length]")
+    text = text.replace("[128, 512]", "[512]\n  precision: [fp32, bf16]").replace(", tiny", "")
+    sheet = made(tmp_path, folder, text)
+    assert sheet.data["precision"].tolist() == ["fp32", "bf16"] * 2
+    assert sheet.data[f"forward ({H800})"].tolist() == ["27.24", "", "490.07", ""]
+
+
+def test_dtypes_are_the_same_by_either_name(tmp_path: Path, folder: ResultsFolder) -> None:
+    text = "grid: {size: [128], precision: [bf16, fp32]}\n"
+    source = (
+        "file: flash.csv, value: forward_ms, on: {size: seq_len, precision: dtype}, "
+        "where: {implementation: naive, head_dim: 16.0}, label: naive"
+    )
+    sheet = made(tmp_path, folder, text + beside("size, precision", source))
+    assert sheet.data["naive (report-c, GPU unstated)"].tolist() == ["0.034", "0.042"]
+
+
+def test_where_no_figure_fits_the_note_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
+    sheet = made(tmp_path, folder, TRANSFORMER.replace("[128, 512]", "[64]"))
+    assert list(sheet.data.columns) == ["model", "context_length", "time"]
+    assert "transformer.csv: no figure of these rows" in sheet.notes
+
+
+def test_in_a_tables_of_a_list_a_run_has_its_figure_once(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    text = "fixed: {size: 1}\ngrid: {model: [large, 2.7b]}\n"
+    source = "file: top_kernel.csv, value: share_percent, on: {model: model}"
+    text += beside("model", source) + "  list: kernels\n"
+    sheet = made(tmp_path, folder, text, facts={"kernels": [{"name": "a"}, {"name": "b"}]})
+    header = "share_percent (report-b, GPU unstated)"
+    assert sheet.data[header].tolist() == ["52.6", "", "90.2", ""]
+
+
+def test_of_several_figures_none_is_taken() -> None:
+    words = r"2 rows of gpu=.*, which differ in warmup_steps \(1, 2\)$"
+    with pytest.raises(TableError, match=words):
+        gpu = "NVIDIA GeForce RTX 5090"
+        figure("transformer.csv", "forward_ms", gpu=gpu, model="xl", warmup_steps=[1, 2])
+
+
+def test_a_figure_that_is_not_there_is_none() -> None:
+    assert figure("flash_leaderboard_2025.csv", "forward_backward_ms", rank=1) == "5.364"
+    assert figure("flash_leaderboard_2025.csv", "forward_backward_ms", rank=99) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "words"),
+    [
+        ("file: transformr.csv, value: a, on: {size: model}", "8:14", "mean 'transformer.csv'"),
+        ("file: ../a.csv, value: a, on: {size: model}", "8:14", "given '../a.csv'"),
+        ("file: transformer.csv, value: forward, on: {size: model}", "8:38", "'forward_ms'"),
+        ("file: transformer.csv, value: mode, on: {size: modle}", "8:55", "'modle'; did you"),
+        ("file: transformer.csv, value: mode, on: {mode: mode}", "8:49", "rows (size)"),
+        ("file: transformer.csv, value: mode, on: {}", "8:48", "at least 1 item"),
+        (
+            "file: transformer.csv, value: mode, on: {size: model}, where: {gpus: 1}",
+            "8:77",
+            "no column 'gpus'; did you mean 'gpu'",
+        ),
+        (
+            "file: transformer.csv, value: mode, on: {size: model}, where: {precision: fp3}",
+            "8:82",
+            "no precision 'fp3'; did you mean 'fp32'",
+        ),
+        ("fil: a.csv, value: a, on: {size: model}", "8:8", "unknown key 'fil'"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_runs(
+    tmp_path: Path, source: str, place: str, words: str
+) -> None:
+    told = errors(write(tmp_path, TOY + "fixed: {size: 1}\n" + beside("size", source)))
+    assert any(line.startswith(f"sweep.yaml:{place}: ") and words in line for line in told), told
+
+
+def test_several_figures_for_one_row_are_told_before_anything_runs(tmp_path: Path) -> None:
+    (told,) = errors(write(tmp_path, TOY + TRANSFORMER.replace(", mode: eager}", "}")))
+    assert told.startswith("sweep.yaml:11:9: transformer.csv has 2 rows of report-b")
+    assert "which differ in mode (eager, compiled)" in told
+
+
+def test_only_the_runs_that_a_table_shows_must_have_one_figure(tmp_path: Path) -> None:
+    """Of contexts that are not stated there are figures after 0, 2 and 5 warm-up steps."""
+    text = TRANSFORMER.replace("[model, context_length]", "[model]")
+    text = text.replace("on: {model: model, context_length: context_length}", "on: {model: model}")
+    assert len(errors(write(tmp_path, TOY + text))) == 1
+    shown = text.replace("rows: [model]", "rows: [model]\n    where: model == tiny")
+    for where in ("model == tiny", "size == 9"):
+        assert expand(load(tmp_path, TOY + shown.replace("model == tiny", where))).runs
+    (told,) = errors(write(tmp_path, TOY + shown), filter="model == xl")
+    assert "the sweep has no runs" in told
+
+
+def test_every_file_is_told_of() -> None:
+    readme = (FOLDER / "README.md").read_text()
+    for path in FOLDER.glob("*.csv"):
+        assert path.name in readme

@@ -1,0 +1,265 @@
+"""What a table shows of a record: times, rates, shares, facts; by phase and rank, in a unit."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobs.formatting import shown
+from jobs.record import Measurements
+from jobs.report.values import slowest
+from systems import accounting
+from tests.benchmarks import toy
+from tests.results_folder import (
+    CPU,
+    GIB,
+    H200,
+    TOY,
+    Outcome,
+    ResultsFolder,
+    failed,
+    load,
+    ok,
+    table,
+)
+
+
+def one_value(tmp_path: Path, outcome: Outcome, device: str = CPU, **view: Any) -> str:
+    loaded = load(tmp_path, TOY + "fixed: {size: 1}\n")
+    folder = ResultsFolder(Path(tempfile.mkdtemp(dir=tmp_path)))
+    folder.submit(loaded, lambda params, repeat: outcome, device)
+    (row,) = table(folder, rows=["size"], **view)
+    return list(row.values())[1]
+
+
+def test_of_several_ranks_the_slowest_counts_sample_by_sample(tmp_path: Path) -> None:
+    """Worked by hand: 1 MB over 4 ranks. A rank sends 2 * 3/4 of it, 1.5 MB; the samples take
+    3, 2 and 4 ms; so 0.5, 0.75 and 0.375 GB/s, of which the median is 0.5."""
+    ranks = [[1.0, 2.0, 1.0], [3.0, 1.0, 4.0], [2.0, 1.5, 3.0], [0.5, 0.5, 0.5]]
+    moved = accounting.all_reduce_bus_bytes(10**6, 4)
+    assert moved == 1.5e6
+    outcome = {
+        "status": "ok",
+        "measurements": {
+            "samples_ms": {"latency": ranks},
+            "bytes": {"latency": 10**6},
+            "bus_bytes": {"latency": moved},
+            "peak_memory_bytes": {"latency": [GIB, 3 * GIB, 2 * GIB, GIB]},
+        },
+    }
+    assert one_value(tmp_path, outcome) == "3.000"
+    assert one_value(tmp_path, outcome, statistic="max") == "4.000"
+    assert one_value(tmp_path, outcome, value="bus_bandwidth") == "0.5000"
+    assert one_value(tmp_path, outcome, value="bandwidth", statistic="max") == "0.5000"
+    assert one_value(tmp_path, outcome, value="peak_memory") == "3.000"
+
+
+def test_ranks_with_fewer_samples_limit_the_others() -> None:
+    measurements = Measurements.model_validate({"samples_ms": {"call": [[1.0, 9.0], [2.0]]}})
+    assert slowest(measurements, "call").tolist() == [2.0]
+
+
+def test_share_of_the_peak_is_known_only_for_known_hardware(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    text = """\
+        name: a
+        benchmark: attention
+        fixed: {implementation: naive, head_dim: 8, seq_len: 16}
+        grid: {dtype: [bf16, fp32]}
+        resources: {gpus_per_node: 1}
+        """
+    outcome = ok(1.0, flops={"forward": 989.4e9 / 2})  # half an H200's bf16 peak for 1 ms
+    for device in (H200, "NVIDIA H900"):
+        folder.submit(load(tmp_path, text), lambda params, repeat: outcome, device)
+    rows = table(folder, rows=["dtype"], columns=["device"], value="mfu")
+    assert rows == [
+        {"dtype": "bf16", H200: "50.00", "NVIDIA H900": "–"},
+        {"dtype": "fp32", H200: "739.5", "NVIDIA H900": "–"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("view", "text"),
+    [
+        ({}, "2.000"),
+        ({"unit": "us"}, "2000"),
+        ({"unit": "s"}, "0.002000"),
+        ({"statistic": "mean"}, "2.500"),
+        ({"statistic": "min"}, "1.000"),
+        ({"statistic": "std"}, "1.732"),
+        ({"statistic": "mean_std"}, "2.500 ± 1.732"),
+        ({"statistic": "p90"}, "4.100"),
+        ({"value": "tflops", "statistic": "max"}, "2.000"),
+        ({"value": "bandwidth", "statistic": "min"}, "0.2000"),
+        ({"value": "bus_bandwidth"}, "–"),
+        ({"value": "peak_memory"}, "1.500"),
+        ({"value": "peak_memory", "unit": "MB"}, "1611"),
+        ({"value": "fact.error"}, "0.2500"),
+        ({"value": "fact.nested.name"}, "kernel"),
+        ({"value": "fact.nested.flag"}, "1.000"),
+        ({"value": "fact.nested"}, "–"),
+        ({"value": "fact.nothing"}, "–"),
+        ({"value": "fact.check_seconds"}, "0.5000"),
+        ({"value": "fact.check_seconds", "unit": "s"}, "0.5000"),
+        ({"value": "fact.check_seconds", "unit": "ms"}, "500.0"),
+        ({"value": "fact.setup_ms", "unit": "s"}, "0.2500"),
+        ({"value": "fact.used_bytes", "unit": "GiB"}, "2.000"),
+        ({"value": "fact.host_ms.forward", "unit": "us"}, "30.00"),
+    ],
+)
+def test_values_units_and_statistics(tmp_path: Path, view: dict[str, Any], text: str) -> None:
+    outcome = ok(
+        1.0, 2.0, 2.0, 5.0,
+        flops={"forward": 2e9},
+        bytes={"forward": 1e6},
+        peak_memory_bytes={"forward": int(1.5 * GIB)},
+        facts={
+            "error": 0.25,
+            "nested": {"name": "kernel", "flag": True},
+            "check_seconds": 0.5,
+            "setup_ms": 250,
+            "used_bytes": 2 * GIB,
+            "host_ms": {"forward": 0.03},
+        },
+    )  # fmt: skip
+    assert one_value(tmp_path, outcome, **view) == text
+
+
+def test_a_time_of_zero_is_no_rate(tmp_path: Path) -> None:
+    outcome = ok(0.0, 1.0, flops={"forward": 1e9})
+    assert one_value(tmp_path, outcome, value="tflops") == "–"
+
+
+def test_tokens_per_second_are_what_one_sample_goes_through_by_its_time(tmp_path: Path) -> None:
+    outcome = ok(2.0, 4.0, 8.0, phase="train_step", tokens={"train_step": 512})
+    assert one_value(tmp_path, outcome, value="tokens_per_second") == "128000"
+    assert one_value(tmp_path, ok(2.0), value="tokens_per_second") == "–"
+
+
+@pytest.mark.parametrize(
+    ("precision", "share"), [("bf16_pure", "25.00"), ("tf32", "50.00"), ("int8", "–")]
+)
+def test_without_a_dtype_the_precision_says_what_the_peak_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, share: str
+) -> None:
+    class Params(toy.Params):
+        precision: str = "fp32"
+
+    monkeypatch.setattr(toy, "Params", Params)
+    folder = ResultsFolder(tmp_path / "out")
+    outcome = ok(1.0, flops={"forward": 494.7e9 / 2})  # half an H200's tf32 peak for 1 ms
+    text = TOY + f"fixed: {{size: 1, precision: {precision}}}\n"
+    folder.submit(load(tmp_path, text), lambda params, repeat: outcome, H200)
+    assert table(folder, rows=["size"], value="mfu") == [{"size": "1", "MFU": share}]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.floats(1e-2, 1e6))
+def test_numbers_show_four_digits_and_no_exponent(number: float) -> None:
+    text = shown(number)
+    assert abs(float(text) / number - 1) <= 5.1e-4
+    assert "e" not in text
+    digits = text.replace(".", "").lstrip("0")
+    assert len(digits) == 4 or (number >= 999.9 and len(digits) == len(str(round(number))))
+
+
+# ---- several values ------------------------------------------------------------------------------
+
+MEMORY = ["fact.weights_bytes", "fact.split.gradients_bytes", "peak_memory"]
+
+
+def step(size: int, **keywords: Any) -> Outcome:
+    """A training step whose peak is of two phases, and whose parts are facts."""
+    facts = {"weights_bytes": size * GIB, "split": {"gradients_bytes": size * GIB // 2}}
+    peaks = {"train_step": 3 * size * GIB}
+    return ok(4.0 * size, phase="train_step", peak_memory_bytes=peaks, facts=facts, **keywords)
+
+
+def test_several_values_are_columns_each_with_its_own_unit(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    loaded = load(tmp_path, TOY + "grid: {size: [2, 4]}\n")
+    folder.submit(
+        loaded, lambda params, repeat: step(2) if params["size"] == 2 else failed("timeout")
+    )
+    assert table(folder, rows=["size"], value=[*MEMORY, "time"], unit="GiB") == [
+        {
+            "size": "2",
+            "weights (GiB)": "2.000",
+            "split gradients (GiB)": "1.000",
+            "peak memory (GiB)": "6.000",
+            "time (ms)": "8.000",
+        },
+        {
+            "size": "4",
+            "weights (GiB)": "timeout",
+            "split gradients (GiB)": "timeout",
+            "peak memory (GiB)": "timeout",
+            "time (ms)": "timeout",
+        },
+    ]
+
+
+def test_values_may_stand_in_rows(tmp_path: Path, folder: ResultsFolder) -> None:
+    loaded = load(tmp_path, TOY + "grid: {size: [2, 4]}\n")
+    folder.submit(loaded, lambda params, repeat: step(params["size"]))
+    assert table(
+        folder, rows=["value"], columns=["size"], value=["time", "fact.weights_bytes"]
+    ) == [
+        {"value": "time (ms)", "2": "8.000", "4": "16.00"},
+        {"value": "weights (bytes)", "2": "2147483648", "4": "4294967296"},
+    ]
+
+
+def test_a_value_without_phases_has_one_column_beside_those_of_the_phases(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    both = {"samples_ms": {"forward": [1.0], "backward": [2.0]}, "facts": {"layers": 3}}
+    folder.submit(
+        load(tmp_path, TOY + "fixed: {size: 1}\n"),
+        lambda params, repeat: {"status": "ok", "measurements": both},
+    )
+    values = ["fact.layers", "time"]
+    assert table(folder, rows=["size"], value=values) == [
+        {
+            "size": "1",
+            "layers": "3.000",
+            "forward time (ms)": "1.000",
+            "backward time (ms)": "2.000",
+        }
+    ]
+    assert table(folder, rows=["size", "phase"], value=values) == [
+        {"size": "1", "phase": "forward", "layers": "3.000", "time (ms)": "1.000"},
+        {"size": "1", "phase": "backward", "layers": "3.000", "time (ms)": "2.000"},
+    ]
+
+
+def test_each_value_has_its_own_speed_up(tmp_path: Path, folder: ResultsFolder) -> None:
+    loaded = load(tmp_path, TOY + "grid: {size: [1], mode: [fast, exact]}\n")
+    tokens = {"train_step": 100}
+    folder.submit(
+        loaded, lambda params, repeat: step(1 if params["mode"] == "fast" else 2, tokens=tokens)
+    )
+    (row,) = table(
+        folder,
+        rows=["size"],
+        columns=["mode"],
+        value=["tokens_per_second", "fact.weights_bytes"],
+        unit="GiB",
+        baseline={"mode": "fast"},
+    )
+    assert row == {
+        "size": "1",
+        "fast tokens/s": "25000",
+        "fast weights (GiB)": "1.000",
+        "exact tokens/s": "12500",
+        "exact tokens/s vs fast": "0.50x",
+        "exact weights (GiB)": "2.000",
+        "exact weights (GiB) vs fast": "0.50x",
+    }

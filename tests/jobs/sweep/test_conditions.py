@@ -1,0 +1,205 @@
+"""Comparisons over parameters: what they mean, what they refuse, and that nothing is evaluated."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobs.sweep.benchmarks import load_benchmark
+from jobs.sweep.check_schema import literal_check
+from jobs.sweep.conditions import MAX_LENGTH, Condition, ConditionError
+
+NAMES = ["seq_len", "dtype", "causal", "window"]
+PARAMS: dict[str, Any] = {"seq_len": 128, "dtype": "bf16", "causal": True, "window": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("seq_len == 128", True),
+        ("seq_len == 128.0", True),
+        ("seq_len != 128", False),
+        ("seq_len > 128", False),
+        ("seq_len >= 128 and dtype == bf16", True),
+        ('dtype == "bf16"', True),
+        ("dtype == 'bf16' and not causal == true", False),
+        ("causal == True", True),
+        ("causal == false or seq_len in [64, 128]", True),
+        ("seq_len not in (64, 128)", False),
+        ("dtype in [fp16, bf16]", True),
+        ("64 < seq_len <= 128", True),
+        ("128 < seq_len", False),
+        ("window == null", True),
+        ("window == None and seq_len > -1", True),
+        ("not (seq_len == 128 and dtype == fp32)", True),
+        ("  seq_len == 128  ", True),
+        ("seq_len == window", False),
+    ],
+)
+def test_meaning(text: str, holds: bool) -> None:
+    assert Condition(text, NAMES)(PARAMS) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seq_le == 128", "did you mean 'seq_len'"),
+        ("sequence > 128 and dtype == bf16", "'sequence' is not a parameter"),
+        ("bf16 == dtype", "'bf16' is not a parameter"),
+        ("1 == 1", "not a parameter"),
+        ("seq_len", "not a comparison of a parameter"),
+        ("seq_len + 1 == 129", "not a parameter"),
+        ("seq_len == 64 + 64", "neither a parameter nor a plain value"),
+        ("seq_len = 128", "is not a comparison"),
+        ("seq_len == ", "is not a comparison"),
+        ("", "is not a comparison"),
+        ("seq_len == 08", "is not a comparison"),
+        ("seq_len in 128", "stands after 'in'"),
+        ("seq_len == [128]", "stands after 'in'"),
+        ("seq_len in dtype", "stands after 'in'"),
+        ("seq_len is 128", "only == != < <= > >= in and not in"),
+        ("seq_len == 1j", "neither a parameter nor a plain value"),
+        ("seq_len == ...", "neither a parameter nor a plain value"),
+        ("dtype == b'bf16'", "neither a parameter nor a plain value"),
+        ("dtype == f'{seq_len}'", "neither a parameter nor a plain value"),
+        ("seq_len == (lambda: 128)()", "neither a parameter nor a plain value"),
+        ("(lambda: 1)() == seq_len.real", "not a parameter"),
+        ("seq_len.__class__ == 1", "not a parameter"),
+        ("seq_len == dtype.__class__", "neither a parameter nor a plain value"),
+        ("seq_len == seq_len[0]", "neither a parameter nor a plain value"),
+        ("[x for x in [1]] == seq_len", "stands after 'in'|neither|not a parameter"),
+        ("(seq_len := 5) == 5", "not a parameter"),
+        ("seq_len == 1 if causal else 2", "not a comparison of a parameter"),
+        ("seq_len == 1; import os", "is not a comparison"),
+        ("not " * 60 + "seq_len == 1", "nested"),
+        ("seq_len == " + "-" * 1900 + "1", "comparison"),
+        ("(" * 900 + "seq_len == 1" + ")" * 900, "is not a comparison"),
+        ("seq_len == 1 or " * 200 + "seq_len == 1", f"at most {MAX_LENGTH}"),
+        ("seq_len == 1\0", "is not a comparison"),
+    ],
+)
+def test_refusal_says_what_is_wrong(text: str, words: str) -> None:
+    with pytest.raises(ConditionError, match=words):
+        Condition(text, NAMES)
+
+
+def test_pythons_warnings_about_the_text_do_not_reach_the_user() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(ConditionError):
+            Condition("seq_len == 1if causal else 2", NAMES)
+    assert caught == []
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    call = f"__import__('os').system('touch {mark}')"
+    for text in (f"{call} == 1", f"seq_len == {call}", f"seq_len in [{call}]", f"not {call}"):
+        with pytest.raises(ConditionError):
+            Condition(text, NAMES)
+    assert not mark.exists()
+
+
+def test_values_without_order_are_an_error_not_false() -> None:
+    with pytest.raises(ConditionError, match=r"compares None with 5, which have no order"):
+        Condition("window > 5", NAMES)(PARAMS)
+    assert not Condition("window != null and window > 5", NAMES)(PARAMS)
+    with pytest.raises(ConditionError, match="no order"):
+        Condition("dtype < 5", NAMES)(PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mode == fsat", "did you mean 'fast'"),
+        ("mode in [exact, fsat]", "did you mean 'fast'"),
+        ("mode != fsat", "did you mean 'fast'"),
+        ("size == 128.5", "given 128.5, expected a valid integer"),
+        ("size == 0", "greater than or equal to 1"),
+        ("size == true", "given True, expected a valid integer"),
+        ("size > large", "given 'large', expected a valid integer"),
+        ("causal == 1", "expected a valid boolean"),
+        ("size == null", "given None"),
+        ("128 == size and mode == 3", "expected 'fast' or 'exact'"),
+    ],
+)
+def test_a_value_that_a_parameter_never_has_is_an_error(text: str, words: str) -> None:
+    toy = load_benchmark("tests.benchmarks.toy")
+    with pytest.raises(ConditionError, match=words):
+        Condition(text, toy.fields, literal_check(toy))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["size == 128.0", "scale == 2", "window == null", "size > 0.5", "size < -3", "label == x"],
+)
+def test_a_value_that_it_can_have_is_none(text: str) -> None:
+    toy = load_benchmark("tests.benchmarks.toy")
+    assert Condition(text, toy.fields, literal_check(toy)).text == text
+
+
+# ---- property ------------------------------------------------------------------------------------
+
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+Meaning = Callable[[dict[str, int]], bool]
+
+
+@st.composite
+def comparison(draw: st.DrawFn) -> tuple[str, Meaning]:
+    name, number = draw(st.sampled_from("abc")), draw(st.integers(-3, 3))
+    if draw(st.booleans()):
+        symbol = draw(st.sampled_from(sorted(OPERATORS)))
+        return f"{name} {symbol} {number}", lambda p: OPERATORS[symbol](p[name], number)
+    listed = draw(st.lists(st.integers(-3, 3), max_size=3))
+    if draw(st.booleans()):
+        return f"{name} in {listed}", lambda p: p[name] in listed
+    return f"{name} not in {listed}", lambda p: p[name] not in listed
+
+
+def combined(inner: st.SearchStrategy[tuple[str, Meaning]]) -> st.SearchStrategy[Any]:
+    def join(pair: tuple[tuple[str, Meaning], tuple[str, Meaning]], word: str) -> Any:
+        (a, holds_a), (b, holds_b) = pair
+        if word == "and":
+            return f"({a}) and ({b})", lambda p: holds_a(p) and holds_b(p)
+        if word == "or":
+            return f"({a}) or ({b})", lambda p: holds_a(p) or holds_b(p)
+        return f"not ({a})", lambda p: not holds_a(p)
+
+    return st.builds(join, st.tuples(inner, inner), st.sampled_from(["and", "or", "not"]))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.recursive(comparison(), combined, max_leaves=8),
+    st.fixed_dictionaries({name: st.integers(-4, 4) for name in "abc"}),
+)
+def test_any_combination_means_what_logic_says(
+    condition: tuple[str, Meaning], params: dict[str, int]
+) -> None:
+    text, holds = condition
+    assert Condition(text, ["a", "b", "c"])(params) == holds(params)
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(st.text(max_size=60) | st.text("seq_len<>=!()[]'\" andortify0123456789.,:*+-", max_size=60))
+def test_any_text_is_a_condition_or_an_error_about_it(text: str) -> None:
+    try:
+        holds = Condition(text, NAMES)(PARAMS)
+    except ConditionError as error:
+        assert str(error)
+    else:
+        assert holds in (True, False)

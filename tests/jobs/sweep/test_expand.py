@@ -1,0 +1,372 @@
+"""From a sweep to its runs: the product that the blocks say, under ids that stay."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import Field
+
+from jobs.sweep import benchmarks
+from jobs.sweep.benchmarks import Benchmark, load_benchmark
+from jobs.sweep.expand import expand, run_id
+from jobs.sweep.load import LoadedSweep, load_sweep
+from jobs.sweep.schema import Sweep
+from jobs.sweep.strict_yaml import Document
+from systems.benchmark import BenchmarkParams
+from tests.benchmarks import toy
+from tests.results_folder import load, params_of, write
+
+ROOT = Path(__file__).parents[3]
+NAME = "tests.benchmarks.toy"
+SLOW = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # a busy machine is no failure
+TOY = f"name: toy\nbenchmark: {NAME}\n"
+
+
+# ---- the product ---------------------------------------------------------------------------------
+
+
+def test_order_of_the_product(tmp_path: Path) -> None:
+    text = "zip: {ranks: [3, 4], scale: [1.5, 2.5]}\ngrid: {size: [8, 4], mode: [fast, exact]}\n"
+    assert params_of(load(tmp_path, TOY + text), "ranks", "scale", "size", "mode") == [
+        (3, 1.5, 8, "fast"), (3, 1.5, 8, "exact"), (3, 1.5, 4, "fast"), (3, 1.5, 4, "exact"),
+        (4, 2.5, 8, "fast"), (4, 2.5, 8, "exact"), (4, 2.5, 4, "fast"), (4, 2.5, 4, "exact"),
+    ]  # fmt: skip
+
+
+def test_cases_are_a_union_and_replace_what_the_sweep_says(tmp_path: Path) -> None:
+    loaded = load(
+        tmp_path,
+        TOY
+        + """\
+grid: {size: [1, 2]}
+zip: {ranks: [1, 2], scale: [1.5, 2.5]}
+resources: {nodes: 3, gpus_per_node: $ranks}
+timeout_s: 50
+cases:
+  - fixed: {mode: exact}
+  - fixed: {size: 9, ranks: 7}
+    resources: {gpus_per_node: 0}
+    launch: {nproc_per_node: $ranks}
+    timeout_s: 5
+""",
+    )
+    runs = expand(loaded).runs
+    shown = [
+        (r.params["mode"], r.params["size"], r.params["ranks"], r.params["scale"], r.shape.nodes,
+         r.shape.gpus_per_node, r.shape.nproc_per_node, r.timeout_s)
+        for r in runs
+    ]  # fmt: skip
+    assert shown == [
+        ("exact", 1, 1, 1.5, 3, 1, None, 50),
+        ("exact", 2, 1, 1.5, 3, 1, None, 50),
+        ("exact", 1, 2, 2.5, 3, 2, None, 50),
+        ("exact", 2, 2, 2.5, 3, 2, None, 50),
+        ("fast", 9, 7, 1.5, 3, 0, 7, 5),
+        ("fast", 9, 7, 2.5, 3, 0, 7, 5),
+    ]
+
+
+def test_a_manifest_gives_back_the_same_runs(tmp_path: Path) -> None:
+    """`jobs retry` expands the sweep that the manifest holds, cases' own resources included."""
+    for path in sorted((ROOT / "sweeps").glob("*.yaml")):
+        loaded = load_sweep(path)
+        data = json.loads(json.dumps(loaded.sweep.model_dump(mode="json")))
+        again = LoadedSweep(Sweep.model_validate(data), loaded.benchmarks, Document(data, "m.json"))
+        assert expand(again) == expand(loaded)
+
+
+def test_doubles_are_counted_and_run_once(tmp_path: Path) -> None:
+    expansion = expand(load(tmp_path, TOY + "grid: {size: [1, 2, 1], scale: [1, 1.0]}\n"))
+    assert [run.params["size"] for run in expansion.runs] == [1, 2]
+    assert expansion.duplicates == 4
+
+
+def test_shuffle_is_a_permutation_that_its_seed_fixes(tmp_path: Path) -> None:
+    text = TOY + f"grid: {{size: {list(range(1, 40))}}}\n"
+    plain = params_of(load(tmp_path, text), "size")
+    one = params_of(load(tmp_path, text, "order={shuffle: 1}"), "size")
+    assert one == params_of(load(tmp_path, text, "order={shuffle: 1}"), "size")
+    assert one != plain
+    assert one != params_of(load(tmp_path, text, "order={shuffle: 2}"), "size")
+    assert sorted(one) == plain
+
+
+def test_mem_may_come_from_a_fraction(tmp_path: Path) -> None:
+    (run,) = expand(
+        load(tmp_path, TOY + "fixed: {size: 1, scale: 0.5}\nresources: {mem_gb: $scale}\n")
+    ).runs
+    assert run.shape.mem_gb == 0.5
+
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "size": st.integers(8, 12),
+    "mode": st.sampled_from(["fast", "exact"]),
+    "scale": st.sampled_from([0.25, 0.5, 1, 2.0]),
+    "window": st.none() | st.integers(1, 4),
+    "causal": st.booleans(),
+    "label": st.sampled_from(["", "on", "010", "a'b", 'c"d', "é"]),
+    "ranks": st.integers(1, 3),
+}
+DEFAULTS = {"mode": "fast", "scale": 1.0, "window": None, "causal": False, "label": "", "ranks": 1}
+
+
+@st.composite
+def axes(draw: st.DrawFn) -> dict[str, Any]:
+    """fixed, grid and zip over disjoint parameters."""
+    names = draw(st.permutations(sorted(VALUES)))
+    cut = sorted(draw(st.lists(st.integers(0, len(names)), min_size=3, max_size=3)))
+    length = draw(st.integers(1, 3))
+    many = {"min_size": 1, "max_size": 3}
+    return {
+        "fixed": {n: draw(VALUES[n]) for n in names[: cut[0]]},
+        "grid": {n: draw(st.lists(VALUES[n], **many)) for n in names[cut[0] : cut[1]]},
+        "zip": {
+            n: draw(st.lists(VALUES[n], min_size=length, max_size=length))
+            for n in names[cut[1] : cut[2]]
+        },
+    }
+
+
+@st.composite
+def sweeps(draw: st.DrawFn) -> dict[str, Any]:
+    sweep = draw(axes()) | {"name": "toy", "benchmark": NAME}
+    if not any("size" in sweep[axis] for axis in ("fixed", "grid", "zip")):
+        sweep["fixed"]["size"] = 9
+    sweep["cases"] = draw(st.lists(axes(), max_size=3))
+    excluded = st.dictionaries(st.sampled_from(["mode", "causal", "ranks"]), st.none(), min_size=1)
+    sweep["exclude"] = [
+        {
+            name: draw(st.one_of(VALUES[name], st.lists(VALUES[name], min_size=1, max_size=2)))
+            for name in entry
+        }
+        for entry in draw(st.lists(excluded, max_size=2))
+    ]
+    return sweep
+
+
+def reference(sweep: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs that a sweep says, each once, straight from the words of the documentation."""
+    found: list[dict[str, Any]] = []
+    for case in sweep["cases"] or [{"fixed": {}, "grid": {}, "zip": {}}]:
+        mine = {*case["fixed"], *case["grid"], *case["zip"]}
+        theirs = {axis: {k: v for k, v in sweep[axis].items() if k not in mine}
+                  for axis in ("fixed", "grid", "zip")}  # fmt: skip
+        lists: list[list[dict[str, Any]]] = []
+        for zipped in (theirs["zip"], case["zip"]):
+            if zipped:
+                rows = zip(*zipped.values(), strict=True)
+                lists.append([dict(zip(zipped, row, strict=True)) for row in rows])
+        for name, values in {**theirs["grid"], **case["grid"]}.items():
+            lists.append([{name: value} for value in values])
+        for combination in itertools.product(*lists):
+            point = DEFAULTS | theirs["fixed"] | case["fixed"]
+            for part in combination:
+                point |= part
+            point["scale"] = float(point["scale"])
+            excluded = any(
+                all(point[k] in (v if isinstance(v, list) else [v]) for k, v in entry.items())
+                for entry in sweep["exclude"]
+            )
+            if point not in found and not excluded:
+                found.append(point)
+    return found
+
+
+def key(params: dict[str, Any]) -> str:
+    return json.dumps(params, sort_keys=True)
+
+
+@SLOW
+@given(sweeps())
+def test_any_sweep_is_the_product_that_its_blocks_say(
+    tmp_path_factory: pytest.TempPathFactory, sweep: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(json.dumps(sweep))  # JSON is YAML
+    wanted = reference(sweep)
+    if not wanted:  # everything is excluded, which is an error of its own
+        return
+    expansion = expand(load_sweep(path))
+    assert sorted(key(r.params) for r in expansion.runs) == sorted(map(key, wanted))
+    ids = {run.id for run in expansion.runs}
+    assert len(ids) == len(wanted)  # no two runs share an id
+
+
+@SLOW
+@given(sweeps(), st.randoms(use_true_random=False))
+def test_ids_do_not_change_with_how_a_sweep_is_written(
+    tmp_path_factory: pytest.TempPathFactory, sweep: dict[str, Any], rng: random.Random
+) -> None:
+    """Key order, order of values and of cases, name of the file and of the sweep, partition."""
+    if not reference(sweep):
+        return
+
+    def shuffled(mapping: dict[str, Any]) -> dict[str, Any]:
+        items = list(mapping.items())
+        rng.shuffle(items)
+        return {k: shuffled(v) if isinstance(v, dict) else v for k, v in items}
+
+    other = shuffled(sweep)
+    other["cases"] = [shuffled(case) for case in sweep["cases"]]
+    rng.shuffle(other["cases"])
+    other |= {"name": "other", "slurm": {"partition": "h100"}, "order": {"shuffle": 1}}
+    ids = []
+    for name, data in (("one.yaml", sweep), ("two.yaml", other)):
+        path = tmp_path_factory.getbasetemp() / name
+        path.write_text(json.dumps(data))
+        ids.append({run.id: key(run.params) for run in expand(load_sweep(path)).runs})
+    assert ids[0] == ids[1]
+
+
+# ---- ids -----------------------------------------------------------------------------------------
+
+
+def test_ids_are_those_of_the_first_release() -> None:
+    """Records name their run by it: a change here loses everything that was measured."""
+    attention = replace(load_benchmark("attention"), version=1)
+    params = attention.params.model_validate(
+        {"implementation": "naive", "seq_len": 128, "head_dim": 16}
+    )
+    assert run_id(attention, params.model_dump(mode="json")) == "1b489d212f4032ae"
+
+
+def test_what_equals_the_default_is_left_out_of_the_id(tmp_path: Path) -> None:
+    plain = expand(load(tmp_path, TOY + "fixed: {size: 1}\n")).runs
+    told = "fixed: {size: 1, mode: fast, scale: 1, window: null, causal: false, label: ''}\n"
+    assert expand(load(tmp_path, TOY + told)).runs == plain
+
+
+def test_a_new_parameter_with_a_default_keeps_ids_and_a_new_version_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TOY + "grid: {size: [1, 2], mode: [fast, exact]}\n"
+    before = [run.id for run in expand(load(tmp_path, text)).runs]
+
+    class Params(toy.Params):
+        backend: Literal["a", "b"] = "a"
+        depth: Annotated[int, Field(ge=1)] = 4
+
+    monkeypatch.setattr(toy, "Params", Params)
+    after = expand(load(tmp_path, text)).runs
+    assert [run.id for run in after] == before
+    assert all(run.params["backend"] == "a" for run in after)
+    other = [run.id for run in expand(load(tmp_path, text, "backend=b")).runs]
+    assert not set(other) & set(before)
+    monkeypatch.setattr(toy, "VERSION", 2)
+    assert not {run.id for run in expand(load(tmp_path, text)).runs} & set(before)
+
+
+def test_the_benchmarks_short_name_and_its_path_are_one() -> None:
+    assert load_benchmark("systems.benchmarks.attention") == load_benchmark("attention")
+
+
+SCALARS = st.one_of(
+    st.booleans(), st.integers(), st.text(max_size=4), st.none(),
+    st.floats(allow_nan=False, allow_infinity=False),
+)  # fmt: skip
+PARAMS = st.dictionaries(st.sampled_from("abcd"), SCALARS)
+
+
+class AnyParams(BenchmarkParams):
+    a: Any = 1
+    b: Any = None
+    c: Any = ""
+    d: Any = 0.0
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(PARAMS, PARAMS)
+def test_two_ids_are_the_same_only_for_the_same_params(
+    one: dict[str, Any], two: dict[str, Any]
+) -> None:
+    """1, 1.0 and True are different values: Python's equality does not decide."""
+    benchmark = Benchmark("any", 1, AnyParams, {"a": 1, "b": None, "c": "", "d": 0.0})
+    first, second = (benchmark.json_defaults | params for params in (one, two))
+    same = json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
+    assert (run_id(benchmark, first) == run_id(benchmark, second)) == same
+
+
+# ---- without torch, in time ----------------------------------------------------------------------
+
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (ROOT / "jobs").rglob("*.py")
+    if path.stem not in ("__init__", "__main__")
+)
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def test_importing_the_launcher_imports_no_torch() -> None:
+    code = f"import sys, {', '.join(MODULES)}, aggregate; sys.exit('torch' in sys.modules)"
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+DRY_RUN = """
+import sys
+from jobs.submit import app
+try:
+    app(sys.argv[1:])
+except SystemExit as stopped:
+    code = stopped.code
+loaded = [name for name in ("torch", "triton") if name in sys.modules]
+sys.exit(f"{code} {loaded}" if code or loaded else 0)
+"""
+
+
+def test_a_dry_run_of_10_000_runs_is_quick_and_imports_no_torch(tmp_path: Path) -> None:
+    seeds = list(range(1250))
+    path = write(
+        tmp_path,
+        f"""\
+        name: many
+        benchmark: attention
+        fixed: {{head_dim: 64}}
+        grid:
+          dtype: [bf16, fp32]
+          seq_len: [128, 256]
+          implementation: [naive, sdpa_flash]
+          seed: {seeds}
+        exclude: [dtype == fp16]
+        """,
+    )
+    before = getrusage(RUSAGE_CHILDREN)
+    done = python(DRY_RUN, str(path), "--dry-run", "--out", str(tmp_path / "out"))
+    after = getrusage(RUSAGE_CHILDREN)
+    took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert done.returncode == 0, done.stderr
+    assert "10000" in done.stdout
+    assert took < 6  # s of processor time; it takes 2 on a machine that does nothing else
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_benchmark_name_imports_no_torch_either(tmp_path: Path) -> None:
+    path = write(tmp_path, "name: a\nbenchmark: timing\n")
+    done = python(DRY_RUN, str(path), "--dry-run")
+    assert "2 []" in done.stderr  # the exit code, and what was loaded
+    assert "no benchmark 'timing'" in done.stderr
+
+
+def test_known_benchmarks_are_the_modules_that_have_a_run() -> None:
+    assert {"all_reduce", "attention"} <= set(benchmarks.known_benchmarks())
+    assert not {"base", "timing", "__init__"} & set(benchmarks.known_benchmarks())
+    for name in benchmarks.known_benchmarks():
+        load_benchmark(name)

@@ -1,0 +1,218 @@
+"""What a sweep is made of besides its own file: base files, the cluster's file, overrides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import InputError
+from jobs.sweep.expand import expand
+from jobs.sweep.load import load_sweep
+from tests.results_folder import TOY, errors, load, params_of, write
+
+# ---- base ----------------------------------------------------------------------------------------
+
+
+def test_base_is_inherited_through_a_chain(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """\
+        benchmark: tests.benchmarks.toy
+        fixed: {scale: 2.0, causal: true}
+        grid: {size: [1, 2], ranks: [1]}
+        resources: {nodes: 2, mem_gb: 4}
+        timeout_s: 7
+        """,
+        "grand.yaml",
+    )
+    write(tmp_path, "base: grand.yaml\nname: parent\nfixed: {scale: 3.0}\n", "parent.yaml")
+    loaded = load(
+        tmp_path, "base: parent.yaml\nname: child\nresources: {nodes: 1}\ngrid: {ranks: [1, 2]}\n"
+    )
+    assert loaded.sweep.name == "child"
+    assert loaded.sweep.timeout_s == 7
+    assert loaded.sweep.resources.model_dump(exclude_unset=True) == {"nodes": 1, "mem_gb": 4}
+    assert params_of(loaded, "size", "ranks", "scale", "causal") == [
+        (1, 1, 3.0, True), (1, 2, 3.0, True), (2, 1, 3.0, True), (2, 2, 3.0, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("child", "expected"),
+    [
+        ("fixed: {size: 5}", [(5, 1), (5, 2)]),
+        ("grid: {size: [5, 6]}", [(5, 1), (5, 2), (6, 1), (6, 2)]),
+        ("zip: {size: [5, 6], ranks: [7, 8]}", [(5, 7), (6, 8)]),
+        ("zip: {ranks: [7, 8]}\nfixed: {size: 5}", [(5, 7), (5, 8)]),
+    ],
+)
+def test_a_childs_parameter_replaces_the_bases_whatever_the_section(
+    tmp_path: Path, child: str, expected: list[tuple[int, int]]
+) -> None:
+    write(tmp_path, TOY + "grid: {size: [1, 2], ranks: [1, 2]}\n", "base.yaml")
+    loaded = load(tmp_path, f"base: base.yaml\n{child}\n")
+    assert sorted(params_of(loaded, "size", "ranks")) == expected
+
+
+def test_an_error_inherited_has_the_place_in_the_base(tmp_path: Path) -> None:
+    write(tmp_path, TOY + "fixed: {size: 1}\ngrid:\n  mode: [fsat]\n  sise: [1]\n", "base.yaml")
+    told = errors(write(tmp_path, "base: base.yaml\nrepeats: no\n"))
+    assert [line.split(" ")[0] for line in told] == [
+        "base.yaml:5:10:", "base.yaml:6:3:", "sweep.yaml:2:10:",
+    ]  # fmt: skip
+
+
+def test_an_error_in_what_a_child_replaced_is_none(tmp_path: Path) -> None:
+    write(tmp_path, TOY + "grid: {size: [large]}\n", "base.yaml")
+    assert params_of(load(tmp_path, "base: base.yaml\nfixed: {size: 3}\n"), "size") == [(3,)]
+
+
+def test_base_errors(tmp_path: Path) -> None:
+    write(tmp_path, "base: b.yaml\n", "a.yaml")
+    write(tmp_path, "base: a.yaml\n", "b.yaml")
+    assert "b.yaml:1:7: base: a circle: a.yaml -> b.yaml -> a.yaml" in errors(tmp_path / "a.yaml")
+    write(tmp_path, "base: me.yaml\n", "me.yaml")
+    assert "me.yaml:1:7: base: a circle: me.yaml -> me.yaml" in errors(tmp_path / "me.yaml")
+    folder = tmp_path / "list"
+    folder.mkdir()
+    write(folder, "- 1\n", "list.yaml")
+    for base, words in (
+        ("no.yaml", "2:7: base: there is no file"),
+        (".", "2:7: base: there is no file"),
+        ('"a\\0b"', "2:7: base: there is no file"),
+        ("x" * 300, "2:7: base: there is no file"),
+        ("[a]", "2:7: base: given ['a'], expected a file name"),
+        ("list.yaml", "list.yaml:1:1: expected a mapping"),
+    ):
+        told = errors(write(folder, f"name: a\nbase: {base}\n"))
+        assert any(words in line for line in told), told
+
+
+def test_base_is_relative_to_the_file_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    write(tmp_path, "base: inner/middle.yaml\n", "top.yaml")
+    write(tmp_path / "inner", "base: ../root.yaml\nfixed: {size: 2}\n", "middle.yaml")
+    write(tmp_path, TOY, "root.yaml")
+    assert params_of(load_sweep(tmp_path / "top.yaml"), "size") == [(2,)]
+
+
+# ---- the cluster's file --------------------------------------------------------------------------
+
+
+def test_cluster_file_lies_beneath_the_sweep(tmp_path: Path) -> None:
+    cluster = write(
+        tmp_path,
+        "slurm: {partition: a100, account: me}\nresources: {mem_gb: 8, cpus_per_task: 2}\n",
+        "cluster.yaml",
+    )
+    text = TOY + "fixed: {size: 1}\nslurm: {partition: h100}\nresources: {cpus_per_task: 4}\n"
+    sweep = load(tmp_path, text, "slurm.account=you", cluster=cluster).sweep
+    assert (sweep.slurm.partition, sweep.slurm.account) == ("h100", "you")
+    assert (sweep.resources.mem_gb, sweep.resources.cpus_per_task) == (8, 4)
+
+
+def test_cluster_file_holds_nothing_else_and_may_be_empty(tmp_path: Path) -> None:
+    sweep = write(tmp_path, TOY + "fixed: {size: 1}\n")
+    cluster = write(tmp_path, "slrum: {partition: a}\nslurm: {partitoin: b}\n", "cluster.yaml")
+    first, second = errors(sweep, cluster=cluster)
+    assert first.startswith("cluster.yaml:1:1: 'slrum' does not belong in a cluster file; did you")
+    assert second.startswith("cluster.yaml:2:9: unknown key 'partitoin'; did you mean 'partition'")
+    load_sweep(sweep, cluster=write(tmp_path, "# nothing yet\n", "empty.yaml"))
+    (told,) = errors(sweep, cluster=write(tmp_path, "- 1\n", "list.yaml"))
+    assert told.startswith("list.yaml:1:1: expected a mapping")
+
+
+# ---- overrides -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("size=7", [(7, "fast"), (7, "exact")]),
+        ("size=[7,8]", [(7, "fast"), (7, "exact"), (8, "fast"), (8, "exact")]),
+        ("mode=exact", [(1, "exact"), (2, "exact")]),
+        ("mode=[exact]", [(1, "exact"), (2, "exact")]),
+        ("grid.size=[9]", [(9, "fast"), (9, "exact")]),
+    ],
+)
+def test_an_override_sets_a_parameter(
+    tmp_path: Path, argument: str, expected: list[tuple[int, str]]
+) -> None:
+    loaded = load(tmp_path, TOY + "grid: {size: [1, 2], mode: [fast, exact]}\n", argument)
+    assert params_of(loaded, "size", "mode") == expected
+
+
+def test_an_override_reaches_into_cases_and_zips(tmp_path: Path) -> None:
+    text = """\
+        name: toy
+        benchmark: tests.benchmarks.toy
+        zip: {size: [1, 2], ranks: [3, 4]}
+        cases:
+          - fixed: {mode: fast, scale: 2.0}
+          - grid: {scale: [3.0, 4.0]}
+        """
+    names = ("size", "ranks", "scale")
+    assert set(params_of(load(tmp_path, text, "scale=9.5"), *names)) == {(1, 3, 9.5), (2, 4, 9.5)}
+    assert set(params_of(load(tmp_path, text, "ranks=5"), *names)) == {
+        (1, 5, 2.0), (2, 5, 2.0), (1, 5, 3.0), (2, 5, 3.0), (1, 5, 4.0), (2, 5, 4.0),
+    }  # fmt: skip
+
+
+def test_an_override_sets_a_key_of_the_sweep(tmp_path: Path) -> None:
+    text = TOY + "fixed: {size: 1}\nresources: {nodes: 2}\n"
+    sweep = load(
+        tmp_path, text, "repeats=3", "slurm.partition=h100", "resources.mem_gb=4", "name=mine"
+    ).sweep
+    assert (sweep.repeats, sweep.slurm.partition, sweep.name) == (3, "h100", "mine")
+    assert (sweep.resources.nodes, sweep.resources.mem_gb) == (2, 4)
+
+
+def test_an_override_of_the_benchmark_brings_its_parameters(tmp_path: Path) -> None:
+    text = "name: a\nbenchmark: attention\nfixed: {size: 1}\n"
+    loaded = load(tmp_path, text, "mode=exact", "benchmark=tests.benchmarks.toy")
+    assert loaded.benchmarks.own.name == "tests.benchmarks.toy"
+    assert params_of(loaded, "size", "mode") == [(1, "exact")]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("size", "expected key=value"),
+        ("=5", "expected key=value"),
+        ("sise=5", "did you mean 'size'?"),
+        ("slrum.partition=a", "'slrum' is neither a parameter nor a key of a sweep"),
+        ("slurm.partitoin=a", "did you mean 'partition'?"),
+        ("size=large", "size: given 'large', expected a valid integer"),
+        ("size=[1,large]", "size: given 'large', expected a valid integer"),
+        ("size=1e4", "1.0e-4"),
+        ("size=010", "octal"),
+        ("causal=on", "boolean"),
+        ("size=[1", "not valid YAML"),
+        ("size=", "given None"),
+        ("size=[]", "at least 1 item"),
+        ("size={a: 1}", "given {'a': 1}"),
+        ("repeats=0", "greater than or equal to 1"),
+        ("timeout_s=1:30", "base 60"),
+        ("cases.0.fixed.size=1", "cases is no mapping"),
+        ("name.first=a", "name is no mapping"),
+        ("filter=size == 1", "'filter' is neither"),
+        ("base=other.yaml", "'base' is neither"),
+        ("mode=!!str fast", "tag '!!str'"),
+        ("window=4", "the window is larger than the size"),
+    ],
+)
+def test_an_override_meets_the_checks_of_a_file(tmp_path: Path, argument: str, words: str) -> None:
+    text = "grid: {size: [1, 2]}\ncases: [{fixed: {mode: fast}}]\n"
+    told = errors(write(tmp_path, TOY + text), argument)
+    assert len(told) == 1, told
+    assert words in told[0]
+    assert told[0].startswith("command line: " + argument) or "window" in words
+
+
+def test_overrides_of_a_broken_file_only_add_errors(tmp_path: Path) -> None:
+    for text in ("grid: [1]\n", "fixed: 5\ncases: 5\n", "grid: {size: 5}\ncases: {a: 1}\n"):
+        for override in ("size=[1]", "size=1", "grid.size=[1]", "resources.nodes=1"):
+            path = write(tmp_path, TOY + text)
+            with pytest.raises(InputError):
+                expand(load_sweep(path, [override]))

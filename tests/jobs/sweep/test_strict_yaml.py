@@ -1,0 +1,253 @@
+"""YAML as sweeps are read: its traps are errors with a place, and nothing makes it raise."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobs.errors import Position
+from jobs.sweep.strict_yaml import MAX_NODES, decode, parse
+
+
+def problems(text: str) -> list[tuple[int, int, str]]:
+    return [(p.position.line, p.position.column, p.message) for p in parse(text, "f").problems]
+
+
+TRAPS = [
+    ("a: 1e-4", 4, "1.0e-4"),
+    ("a: 2E5", 4, "1.0e-4"),
+    ("a: 1:30:00", 4, "base 60"),
+    ("a: 1:30", 4, "base 60"),
+    ("a: 1:30.5", 4, "base 60"),
+    ("a: 010", 4, "octal"),
+    ("a: -007", 4, "octal"),
+    ("a: 0x1F", 4, "decimal"),
+    ("a: 0b11", 4, "decimal"),
+    ("a: 0o17", 4, "decimal"),
+    ("a: on", 4, "boolean"),
+    ("a: off", 4, "boolean"),
+    ("a: Yes", 4, "boolean"),
+    ("a: n", 4, "boolean"),
+    ("a: TRUE", 4, "boolean"),
+    ("a: 2024-01-31", 4, "date"),
+    ("a: 2024-01-31 10:00:00", 4, "date"),
+    ("a: .inf", 4, "infinity"),
+    ("a: -.INF", 4, "infinity"),
+    ("a: .nan", 4, "NaN"),
+    ("a: 1.0e999", 4, "too large"),
+    ("a: 1_0.5", 4, "without _"),
+    ("a: 10_", 4, "without _"),
+    (f"a: {'9' * 30}", 4, "64 bits"),
+    (f"a: {'9' * 5000}", 4, "64 bits"),  # more digits than int() itself takes
+    ("off: 1", 1, "boolean"),
+    ("null: 1", 1, "must be text"),
+    ("~: 1", 1, "must be text"),
+    ("1: 1", 1, "must be text"),
+    ("true: 1", 1, "must be text"),
+    ("[a]: 1", 1, "must be text"),
+    ("a: !!str 1", 4, "'!!str'"),
+    ("a: &x !!int 1", 4, "'!!int'"),
+    ("a: !!python/object/apply:os.system [x]", 4, "python/object"),
+    ("a: &x !!python/name:os.system ''", 4, "python/name"),
+    ("a: {b: !mine 1}", 8, "'!mine'"),
+    ('? !!str "a"\n: 1', 3, "'!!str'"),
+    ("a: {<<: {b: 1}}", 5, "merge"),
+    ("a: &x [*x]", 4, "alias inside"),
+    ('a: "\\ud800"', 4, "surrogate"),
+]
+
+
+@pytest.mark.parametrize(("text", "column", "words"), TRAPS)
+def test_trap_is_an_error_at_its_place(text: str, column: int, words: str) -> None:
+    lead = "# a comment\n\n"
+    found = problems(lead + text)
+    assert [(line, at) for line, at, _ in found][:1] == [(3, column)]
+    assert words in found[0][2]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("'1e-4'", "1e-4"),
+        ('"on"', "on"),
+        ("'010'", "010"),
+        ("|\n  1:30:00", "1:30:00"),
+        ("1.0e-4", 1e-4),
+        ("1.5e3", 1500.0),
+        (".5", 0.5),
+        ("-3", -3),
+        ("+3", 3),
+        ("1_000_000", 1_000_000),
+        ("0", 0),
+        ("true", True),
+        ("~", None),
+        ("null", None),
+        ("bf16", "bf16"),
+        ("18446744073709551615", 2**64 - 1),
+        ("nonsense", "nonsense"),
+        ("10:80", "10:80"),
+    ],
+)
+def test_what_is_no_trap_is_read(text: str, value: object) -> None:
+    document = parse(f"a: {text}", "f")
+    assert document.problems == []
+    assert document.data == {"a": value}
+    assert type(document.data["a"]) is type(value)
+
+
+def test_on_is_a_key_though_no_value() -> None:
+    document = parse("a: {on: {size: model}}", "f")
+    assert (document.problems, document.data) == ([], {"a": {"on": {"size": "model"}}})
+
+
+def test_duplicate_key_names_the_first_line_and_the_first_value_stays() -> None:
+    document = parse("a:\n  b: 1\n  c: 2\n  b: 3\n", "f")
+    (problem,) = document.problems
+    assert str(problem.position) == "f:4:3"
+    assert "'b'" in problem.message
+    assert "line 2" in problem.message
+    assert document.data == {"a": {"b": 1, "c": 2}}
+
+
+def test_every_trap_of_a_file_is_told_at_once() -> None:
+    text = "a: 1e-4\nb:\n  - on\n  - 010\na: 2\nc: {<<: {}}\n"
+    assert [(line, column) for line, column, _ in sorted(problems(text))] == [
+        (1, 4), (3, 5), (4, 5), (5, 1), (6, 5),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        ("a: [1, 2\nb: 3\n", 2, 2),
+        ("a: 1\n  b: 2\n", 2, 4),
+        ("a:\n\t- 1\n", 2, 1),
+        ("a: 'x\n", 2, 1),
+        ("a: *nobody\n", 1, 4),
+        ("a: 1\n---\nb: 1\n", 2, 1),
+        ("ok: 1\nb: x\0y\n", 2, 5),
+        ("ok: 1\nb: \ud800\n", 2, 4),
+        ('ok: 1\nb: "\\U00110000"\n', 2, 7),  # PyYAML raises a plain ValueError
+        ("a: " + "[" * 4000, 1, None),
+    ],
+)
+def test_broken_syntax_has_a_place(text: str, line: int, column: int | None) -> None:
+    ((at_line, at_column, _message),) = problems(text)
+    assert at_line == line
+    assert column is None or at_column == column
+
+
+def test_positions_of_values_and_keys() -> None:
+    document = parse("grid:\n  seq_len: [128, 256]\ncases:\n  - fixed: {a: 1}\n", "s.yaml")
+    assert str(document.at(("grid", "seq_len", 1))) == "s.yaml:2:18"
+    assert str(document.at_key(("grid", "seq_len"))) == "s.yaml:2:3"
+    assert str(document.at(("cases", 0, "fixed", "a"))) == "s.yaml:4:16"
+    assert str(document.at(("cases", 0, "grid", "b"))) == "s.yaml:4:5"  # the nearest around it
+    assert str(document.at(("cases", 0, "fixed", "a", 7, "x"))) == "s.yaml:4:16"
+
+
+def test_alias_is_a_value_of_its_own_at_each_place() -> None:
+    document = parse("a: &x {b: [1]}\nc: *x\n", "f")
+    assert document.problems == []
+    assert document.data == {"a": {"b": [1]}, "c": {"b": [1]}}
+    assert document.data["a"] is not document.data["c"]
+
+
+def test_billion_laughs_end_soon_with_one_error() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    start = time.process_time()
+    found = problems("\n".join(lines))
+    assert time.process_time() - start < 20
+    assert [message for *_, message in found] == [f"more than {MAX_NODES} values, aliases counted"]
+
+
+def test_nesting_through_aliases_is_limited() -> None:
+    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 2000)]
+    assert {message for *_, message in problems("\n".join(lines))} == {"nested too deeply"}
+
+
+def test_nothing_is_no_data_and_no_problem() -> None:
+    for text in ("", "\n\n", "# only a comment\n", "---\n"):
+        document = parse(text, "f")
+        assert document.data is None
+        assert document.problems == []
+        assert str(document.at(())).startswith("f:1:") or text == "---\n"
+
+
+def test_not_utf8_is_told_with_line_and_column() -> None:
+    text, problem = decode("ok: é\nb: ".encode() + b"caf\xe9\n", "f")
+    assert text == ""
+    assert problem is not None
+    assert str(problem) == "f:2:7: not UTF-8 text: byte 0xe9"
+    assert decode("é".encode(), "f") == ("é", None)
+
+
+def test_byte_order_mark_moves_no_column() -> None:
+    assert problems("\ufeffa: 1\nb: on") == problems("a: 1\nb: on")
+
+
+def test_positions_sort_by_line_not_by_text() -> None:
+    assert Position("f", 2, 1) < Position("f", 10, 1)
+
+
+# ---- properties ----------------------------------------------------------------------------------
+
+TOKENS = st.sampled_from(
+    ["a", "b", ": ", "- ", "\n", "  ", "[", "]", "{", "}", ",", "&x ", "*x", "!", "!!str ", "!<",
+     "|", "|2", ">", "'", '"', "\\", "\\U00110000", "\\x", "%", "%YAML 1.1", "%TAG ! x", "---",
+     "...", "?", "\t", "\0", "\ufeff", "é", "1", "0", "#", "@", "`", "<<: ", "\r", "\u2028",
+     "\x85", "~", "e", ".", "_", "on"]
+)  # fmt: skip
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.one_of(st.text(), st.lists(TOKENS, max_size=30).map("".join)))
+def test_any_text_is_data_or_problems_never_an_exception(text: str) -> None:
+    document = parse(text, "f")
+    for problem in document.problems:
+        assert problem.position.line >= 1
+        assert problem.position.column >= 1
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.text("0123456789-+.:_eExXobnyftruslai ", min_size=1, max_size=7))
+def test_what_is_read_is_what_yaml_reads(scalar: str) -> None:
+    """No scalar is silently something else than it is to YAML 1.1; but 1.5e3 is a number."""
+    document = parse(f"a: {scalar}", "f")
+    if document.problems:
+        return
+    ours, theirs = document.data["a"], yaml.safe_load(f"a: {scalar}")["a"]
+    if isinstance(theirs, str) and isinstance(ours, float):
+        assert ours == float(theirs)
+        return
+    assert (type(ours), ours) == (type(theirs), theirs)
+
+
+PLAIN = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.text(max_size=8))
+    | st.floats(allow_nan=False, allow_infinity=False).map(float),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(min_size=1, max_size=5), inner, max_size=4)
+    ),
+    max_leaves=15,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.text(min_size=1, max_size=5), PLAIN, max_size=4))
+def test_json_is_read_as_it_is(data: dict[str, object]) -> None:
+    """JSON is YAML: `jobs replay` writes its sweep so."""
+    text = json.dumps(data)
+    if "e" in text and any(c.isdigit() for c in text):  # 1e-07 is one of the traps
+        assert parse(text, "f").problems or parse(text, "f").data == data
+        return
+    document = parse(text, "f")
+    assert document.problems == []
+    assert document.data == data

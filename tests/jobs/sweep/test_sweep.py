@@ -1,0 +1,413 @@
+"""Sweep files: what they inherit, what overrides them, and every error at once with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobs.errors import InputError
+from jobs.sweep.expand import expand
+from jobs.sweep.load import load_sweep
+from tests.benchmarks import toy
+from tests.harness import call
+from tests.results_folder import TOY, errors, load, params_of, write
+
+SWEEPS = Path(__file__).parents[3] / "sweeps"
+ONE = "fixed: {size: 1}\n"  # the only run of a sweep
+
+
+def toy_errors(folder: Path, text: str, *overrides: str, filter: str | None = None) -> list[str]:
+    return errors(write(folder, TOY + text), *overrides, filter=filter)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """\
+        name: many errors
+        benchmark: tests.benchmarks.toy
+        fixd: {size: 1}
+        fixed:
+          size: large
+          scale: 1e-4
+        grid:
+          mode: [fast, exakt]
+          widnow: [1]
+        zip:
+          ranks: [1, 2]
+          causal: [true]
+        repeats: 0
+        exclude:
+          - mod == fast
+        tables:
+          - name: t
+            rows: [sise]
+            value: speed
+        resources: {nodes: $rank}
+        """,
+    )
+    told = errors(path)
+    expected = [
+        ("sweep.yaml:1:7: ", "name: given 'many errors', expected text of the form"),
+        ("sweep.yaml:3:1: ", "unknown key 'fixd'; did you mean 'fixed'?"),
+        ("sweep.yaml:5:9: ", "size: given 'large', expected a valid integer"),
+        ("sweep.yaml:6:10: ", "1.0e-4"),
+        ("sweep.yaml:8:16: ", "mode: given 'exakt', expected 'fast' or 'exact'"),
+        ("sweep.yaml:8:16: ", "did you mean 'exact'?"),
+        ("sweep.yaml:9:3: ", "has no parameter 'widnow'; did you mean 'window'?"),
+        ("sweep.yaml:10:1: ", "zip: lists of different lengths: ranks 2, causal 1"),
+        ("sweep.yaml:13:10: ", "repeats: given 0, expected greater than or equal to 1"),
+        ("sweep.yaml:15:5: ", "'mod' is not a parameter; did you mean 'mode'?"),
+        ("sweep.yaml:18:12: ", "rows: no parameter 'sise'; did you mean 'size'?"),
+        ("sweep.yaml:19:12: ", "value: 'speed' is not known"),
+        ("sweep.yaml:20:20: ", "nodes: '$rank' names no parameter; did you mean 'ranks'?"),
+    ]
+    for place, words in expected:
+        assert any(line.startswith(place) and words in line for line in told), (place, words, told)
+    assert len(told) == len({place for place, _ in expected})  # and nothing else
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        (ONE + "foo: 1", "4:1", "unknown key 'foo'"),
+        (ONE + "resources: {node: 1}", "4:13", "did you mean 'nodes'"),
+        (ONE + "launch: {nproc: 1}", "4:10", "unknown key 'nproc' (valid: nproc_per_node)"),
+        (ONE + "slurm: {partion: a}", "4:9", "did you mean 'partition'"),
+        (ONE + "order: random", "4:8", "expected 'as_written' or a mapping"),
+        ("cases: [{fixd: {size: 1}}]", "3:10", "did you mean 'fixed'"),
+        ("cases: [{fixed: {size: 1}, resources: {gpu: 1}}]", "3:40", "unknown key 'gpu'"),
+        ("cases: [{fixed: {size: 1}, resources: {nodes: 0}}]", "3:47", "given 0, expected"),
+        ("cases: [{fixed: {size: 1}, launch: {nproc_per_node: $rank}}]", "3:53", "'ranks'"),
+        (ONE + "tables: [{name: t, row: [size]}]", "4:20", "did you mean 'rows'"),
+        (ONE + "tables: [{rows: [size]}]", "4:10", "name is required"),
+        (ONE + "plots: [{name: p}]", "4:9", "x is required"),
+        (ONE + "plots: [{name: p, x: sise}]", "4:22", "did you mean 'size'"),
+        (ONE + "plots: [{name: p, x: size, facet: [a]}]", "4:36", "'a'"),
+        (ONE + "plots: [{name: p, x: size, series: [size]}]", "4:37", "already"),
+        (ONE + "tables: [{name: t}, {name: t}]", "4:28", "two are named 't'"),
+        (ONE + "tables: [{name: t, statistic: avg}]", "4:31", "'mean'"),
+        (ONE + "tables: [{name: t, unit: GiB}]", "4:26", "time cannot be shown in GiB"),
+        (ONE + "tables: [{name: t, value: mfu, unit: s}]", "4:38", "mfu cannot"),
+        (ONE + "tables: [{name: t, value: fact.x, unit: s}]", "4:41", "_seconds"),
+        (ONE + "tables: [{name: t, value: []}]", "4:27", "at least 1 item"),
+        (ONE + "tables: [{name: t, value: [time, tme]}]", "4:34", "mean 'time'"),
+        (ONE + "tables: [{name: t, value: [time, time]}]", "4:34", "twice"),
+        (
+            ONE + "tables: [{name: t, value: [time, mfu], unit: GiB}]",
+            "4:46",
+            "time and mfu cannot be shown in GiB (valid: us, ms, s)",
+        ),
+        (ONE + "plots: [{name: p, x: size, value: [time, mfu]}]", "4:35", "valid string"),
+        (
+            ONE
+            + "tables: [{name: t, columns: [value], value: [time, mfu], baseline: {value: mfu}}]",
+            "4:69",
+            "no speed-up",
+        ),
+        (
+            ONE + "tables: [{name: t, value: [time, predicted.time_ms]}]",
+            "4:34",
+            "benchmark 'tests.benchmarks.toy' has no predict(params)",
+        ),
+        (ONE + "tables: [{name: t, value: predicted.}]", "4:27", "predicted.<name>"),
+        (
+            ONE + "tables: [{name: t, list: kernels, value: time}]",
+            "4:35",
+            "value: a table of a list has none",
+        ),
+        (ONE + "tables: [{name: t, list: a, columns: [mode]}]", "4:29", "has none"),
+        (ONE + "tables: [{name: t, list: a, rows: [phase]}]", "4:36", "'phase'"),
+        (ONE + "tables: [{name: t, list: a..b}]", "4:26", "given 'a..b'"),
+        (ONE + "tables: [{name: t, limit: 5}]", "4:20", "only a table of a list"),
+        (ONE + "tables: [{name: t, where: sise > 1}]", "4:27", "'size'"),
+        (
+            ONE + "tables: [{name: t, columns: [mode], baseline: {mode: fsat}}]",
+            "4:54",
+            "did you mean 'fast'",
+        ),
+        (
+            ONE + "tables: [{name: t, columns: [mode], baseline: {size: 1}}]",
+            "4:48",
+            "'size' is none of the columns (mode)",
+        ),
+        (ONE + "exclude: [{sise: 1}]", "4:12", "did you mean 'size'"),
+        (ONE + "exclude: [{mode: [fast, slow]}]", "4:25", "given 'slow'"),
+        (ONE + "exclude: [{}]", "4:11", "would exclude every run"),
+        (ONE + "exclude: ['']", "4:11", "would exclude every run"),
+        (ONE + "exclude: [[1]]", "4:11", "exclude.0: given [1]"),
+        (ONE + "exclude: [\"__import__('os').system('x') == 1\"]", "4:11", "is not a parameter"),
+        (ONE + "grid: {size: [2]}", "4:8", "'size' is set in both fixed and grid"),
+        ("grid: {size: [2]}\nzip: {size: [2]}", "4:7", "'size' is set in both grid and zip"),
+        ("grid: {size: []}", "3:14", "at least 1 item"),
+        ("grid: {size: 5}", "3:14", "expected a valid list"),
+        ("grid: {size: [[5]]}", "3:15", "given [5]"),
+        ("fixed: {size: true}", "3:15", "given True, expected a valid integer"),
+        ("fixed: {size: 1.0}", "3:15", "given 1.0, expected a valid integer"),
+        ("fixed: {size: '1'}", "3:15", "given '1', expected a valid integer"),
+        ("fixed: [size]", "3:8", "expected a mapping"),
+        (ONE + "cases: 5", "4:8", "expected a valid list"),
+        (ONE + "cases: [5]", "4:9", "cases.0: given 5"),
+        (ONE + "timeout_s: -1", "4:12", "greater than 0"),
+        (ONE + "timeout_s: 1.0e300", "4:12", "less than or equal to"),
+        (ONE + "filter: size == 1", "4:1", "--filter"),
+        ("fixed: {mode: fast}", "1:1", "parameter 'size' is required by the benchmark"),
+        ("fixed: {size: 1, mode: on}", "3:24", "boolean"),
+    ],
+)
+def test_one_error_with_its_place(tmp_path: Path, text: str, place: str, words: str) -> None:
+    (told,) = toy_errors(tmp_path, text + "\n")
+    assert told.startswith(f"sweep.yaml:{place}: "), told
+    assert words in told
+
+
+def test_a_phase_that_stands_twice_would_count_its_samples_twice(tmp_path: Path) -> None:
+    told = toy_errors(tmp_path, ONE + "tables: [{name: t, phase: [forward, backward, forward]}]\n")
+    assert told == ["sweep.yaml:4:47: phase: 'forward' stands there twice"]
+
+
+def test_a_wrong_key_among_several_forms(tmp_path: Path) -> None:
+    told = toy_errors(tmp_path, "fixed: {size: 1}\norder: {shufle: 1}\n")
+    assert any("4:9: unknown key 'shufle'; did you mean 'shuffle'" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "sweep.yaml:1:1: the file is empty"),
+        (b"# nothing\n", "sweep.yaml:1:1: the file is empty"),
+        (b"{}", "sweep.yaml:1:1: the file is empty"),
+        (b"- a\n", "sweep.yaml:1:1: expected a mapping of keys to values, not a list"),
+        (b"hello", "sweep.yaml:1:1: expected a mapping of keys to values, not 'hello'"),
+        (b"name: caf\xe9\n", "sweep.yaml:1:10: not UTF-8 text: byte 0xe9"),
+        (b"\xff\xfen\0a\0", "sweep.yaml:1:1: not UTF-8 text: byte 0xff"),
+        (b"name: [1\nb: 2\n", "sweep.yaml:2:2: not valid YAML"),
+    ],
+)
+def test_a_file_that_is_no_sweep(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "sweep.yaml").write_bytes(content)
+    (line,) = errors(tmp_path / "sweep.yaml")
+    assert line.startswith(told)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    assert errors(tmp_path / "no.yaml") == ["no.yaml: cannot be read: No such file or directory"]
+    assert errors(tmp_path) == [f"{tmp_path.name}: cannot be read: Is a directory"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("attentoin", "did you mean 'attention'? (valid: "),
+        ("tests.benchmarks.nothing", "no benchmark 'tests.benchmarks.nothing'"),
+        ("os.path", "it needs run and Params"),
+        ("..", "no benchmark '..'"),
+        ("timing", "no benchmark 'timing'"),  # a module of that folder, but without run()
+    ],
+)
+def test_unknown_benchmark_names_those_that_exist(tmp_path: Path, name: str, words: str) -> None:
+    (told,) = errors(write(tmp_path, f"name: a\nbenchmark: {name}\n"))
+    assert told.startswith("sweep.yaml:2:12: ")
+    assert words in told
+
+
+def test_a_trap_is_told_once_though_its_value_is_missing_too(tmp_path: Path) -> None:
+    (told,) = toy_errors(tmp_path, "grid: {size: [010, 1]}\n")
+    assert told.startswith("sweep.yaml:3:15: '010': YAML 1.1 reads a leading 0 as octal")
+
+
+def test_a_combination_that_the_benchmark_refuses(tmp_path: Path) -> None:
+    (told,) = toy_errors(tmp_path, "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\n")
+    assert told == (
+        "sweep.yaml:4:3: the window is larger than the size (size=1 window=2 and 1 more)"
+    )
+
+
+def test_a_refused_combination_may_be_excluded(tmp_path: Path) -> None:
+    text = TOY + "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\nexclude: [size == 1 and window > 1]\n"
+    loaded = load(tmp_path, text)
+    assert params_of(loaded, "size", "window") == [(1, 1), (8, 1), (8, 2), (8, 4)]
+    assert expand(loaded).excluded == 2
+    rest = load(tmp_path, TOY + "grid:\n  size: [1, 8]\n  window: [2]\n", filter="size == 8")
+    assert params_of(rest, "size") == [(8,)]
+
+
+def test_a_fields_own_validator_has_the_place_of_the_value(tmp_path: Path) -> None:
+    (told,) = toy_errors(tmp_path, "fixed: {size: 1}\ngrid:\n  label: [a, b c]\n")
+    assert told == "sweep.yaml:5:14: label: given 'b c', a label has no spaces"
+
+
+def test_nothing_left_says_why(tmp_path: Path) -> None:
+    text = "grid: {size: [1, 2, 3]}\nexclude: [size == 1]\n"
+    assert toy_errors(tmp_path, text, filter="size > 5") == [
+        "--filter: the sweep has no runs (1 excluded, 2 filtered out); size takes [1, 2, 3]"
+    ]
+    (told,) = toy_errors(tmp_path, "grid: {size: [1, 2]}\nexclude: [size > 0]\n")
+    assert told == "sweep.yaml:4:10: the sweep has no runs (2 excluded)"
+
+
+def test_filter_is_checked_like_exclude(tmp_path: Path) -> None:
+    for text, words in (("sise == 1", "'size'"), ("mode == fsat", "'fast'"), ("size", "compar")):
+        (told,) = toy_errors(tmp_path, "fixed: {size: 1}\n", filter=text)
+        assert told.startswith("--filter: ")
+        assert words in told
+
+
+def test_where_without_order_is_told_before_anything_runs(tmp_path: Path) -> None:
+    text = "fixed: {size: 1}\ntables: [{name: t, where: window > 5}]\n"
+    (told,) = toy_errors(tmp_path, text)
+    assert told.startswith("sweep.yaml:4:27: 'window > 5' compares None with 5")
+
+
+def test_references_must_give_whole_numbers(tmp_path: Path) -> None:
+    text = "fixed: {size: 1}\nresources: {nodes: $mode, cpus_per_task: $scale}\n"
+    first, second = toy_errors(tmp_path, text)
+    assert first == (
+        "sweep.yaml:4:20: nodes: $mode is 'fast' here, expected an integer of at least 1"
+    )
+    assert second.startswith("sweep.yaml:4:42: cpus_per_task: $scale is 1.0 here")
+
+
+def test_overlapping_cases_of_other_shapes_are_an_error(tmp_path: Path) -> None:
+    text = "fixed: {size: 1}\ncases:\n  - resources: {nodes: 1}\n  - resources: {nodes: 2}\n"
+    (told,) = toy_errors(tmp_path, text)
+    assert told.startswith("sweep.yaml:6:5: the same runs as in cases.0, but with other resources")
+
+
+def test_a_sweep_without_end_is_refused_at_once(tmp_path: Path) -> None:
+    sizes = ", ".join(map(str, range(1, 1001)))
+    text = f"grid:\n  size: [{sizes}]\n  window: [{sizes}]\n  ranks: [{sizes}]\n"
+    (told,) = toy_errors(tmp_path, text)
+    assert "1000000000 combinations x 1 repeats; at most 1000000" in told
+
+
+def test_a_parameter_may_not_be_named_like_what_tables_show_of_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else two runs that differ in it would share a cell."""
+
+    class Params(toy.Params):
+        device: str = "cpu"
+
+    monkeypatch.setattr(toy, "Params", Params)
+    told = toy_errors(tmp_path, "fixed: {size: 1}\ngrid: {device: [cpu, gpu]}\n")
+    assert told == [
+        "sweep.yaml:2:12: tests.benchmarks.toy: no parameter may be named device: "
+        "tables show it of a record"
+    ]
+
+
+def test_a_thousand_errors_fit_the_screen(tmp_path: Path) -> None:
+    path = write(tmp_path, TOY + f"grid: {{size: {[-i for i in range(1000)]}}}\n")
+    with pytest.raises(InputError) as caught:
+        load_sweep(path)
+    assert len(caught.value.problems) == 1000
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 101
+    assert lines[-1] == "… and 900 more errors"
+
+
+# ---- warnings ------------------------------------------------------------------------------------
+
+
+def warnings(folder: Path, text: str, *overrides: str) -> list[str]:
+    expansion = expand(load_sweep(write(folder, TOY + text), overrides))
+    return [str(warning).replace(f"{folder}/", "") for warning in expansion.warnings]
+
+
+def test_an_exclude_that_leaves_nothing_out_is_told(tmp_path: Path) -> None:
+    text = """\
+grid: {size: [1, 2, 3]}
+exclude:
+  - size > 2
+  - {size: 3, mode: fast}
+  - size > 3
+  - {mode: exact}
+"""
+    # Of two that leave out the same run both have an effect.
+    assert warnings(tmp_path, text) == [
+        "sweep.yaml:7:5: exclude: no run is like this",
+        "sweep.yaml:8:5: exclude: no run is like this",
+    ]
+    # Not where the command line took away what it was for.
+    assert warnings(tmp_path, text, "size=1") == ["sweep.yaml:8:5: exclude: no run is like this"]
+
+
+def test_a_run_that_is_left_out_need_not_have_an_order(tmp_path: Path) -> None:
+    text = "fixed: {size: 9}\ngrid: {window: [null, 4, 8]}\nexclude: [{window: null}, window > 5]\n"
+    assert params_of(load(tmp_path, TOY + text), "window") == [(4,)]
+    assert warnings(tmp_path, text) == []
+
+
+def test_a_list_that_every_case_replaces_is_told(tmp_path: Path) -> None:
+    text = """\
+grid: {size: [1, 2], mode: [fast, exact]}
+zip: {ranks: [1, 2]}
+cases:
+  - {fixed: {size: 3}, grid: {ranks: [1]}}
+  - {fixed: {size: 4, mode: fast, ranks: 2}}
+"""
+    assert warnings(tmp_path, text) == [
+        "sweep.yaml:3:8: grid: every case replaces 'size'",
+        "sweep.yaml:4:7: zip: every case replaces 'ranks'",
+    ]
+    assert warnings(tmp_path, text, "size=[5,6]") == warnings(tmp_path, text)[1:]
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--local"])
+def test_a_warning_is_said_and_stops_nothing(tmp_path: Path, option: str) -> None:
+    path = write(tmp_path, TOY + "fixed: {size: 1}\nexclude: [size > 1]\n")
+    done = call("jobs.submit", path, option, "--out", tmp_path / "out")
+    assert done.returncode == 0
+    assert f"warning: {path}:4:11: exclude: no run is like this\n" in done.stdout
+
+
+# ---- property ------------------------------------------------------------------------------------
+
+PIECES = st.sampled_from(
+    ["name", "benchmark", "fixed", "grid", "zip", "cases", "exclude", "tables", "resources",
+     "size", "mode", "fast", "tests.benchmarks.toy", "attention", "$size", "filter", "base",
+     "size > 1", ": ", ": ", "\n", "\n  ", "\n- ", "[", "]", "{", "}", ", ", "1", "-1", "1e-4",
+     "null", "true", "on", "'", "&a ", "*a", "repeats", "order", "shuffle", "where", "baseline"]
+)  # fmt: skip
+
+
+OWN = [path.read_text() for path in sorted(SWEEPS.glob("*.yaml"))]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> str:
+    """One of the project's own sweeps after a few slips of the hand."""
+    text = draw(st.sampled_from(OWN))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(text)))
+        text = text[:at] + draw(PIECES) + text[at + draw(st.integers(0, 8)) :]
+    return text
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.one_of(
+        damaged(),
+        st.lists(PIECES, max_size=40).map("".join),
+        st.lists(PIECES, max_size=25).map(lambda pieces: TOY + "".join(pieces)),
+        st.text(max_size=80),
+    ),
+    st.lists(st.lists(PIECES, min_size=1, max_size=5).map("".join), max_size=2),
+    st.one_of(st.none(), st.lists(PIECES, max_size=5).map(" ".join)),
+)
+def test_no_text_raises_anything_but_input_errors(
+    tmp_path_factory: pytest.TempPathFactory, text: str, overrides: list[str], filter: str | None
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "garbage.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        expand(load_sweep(path, overrides, filter))
+    except InputError as error:
+        assert error.problems

@@ -1,0 +1,44 @@
+"""Waiting in the worker: a stop must be heard whichever thread the kernel gives it to."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from multiprocessing import Pipe
+
+from jobs.worker.isolation import SLICE_S, wait_for
+
+
+def test_a_signal_given_to_another_thread_is_handled_while_waiting() -> None:
+    here, there = Pipe()
+    before = signal.signal(signal.SIGUSR1, lambda *_: there.send("handled"))
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    assert other.ident is not None
+    sender = threading.Timer(0.2, signal.pthread_kill, (other.ident, signal.SIGUSR1))
+    try:
+        sender.start()
+        assert wait_for([here], 60.0) == [here]  # the handler came to run before the end of that
+        assert here.recv() == "handled"
+    finally:
+        done.set()
+        sender.join()
+        other.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_wait_for_nothing_takes_its_time_however_it_is_sliced() -> None:
+    silent, _end = Pipe()
+    start = time.monotonic()
+    assert wait_for([silent], 2.5 * SLICE_S) == []
+    assert time.monotonic() - start >= 2.5 * SLICE_S
+
+
+def test_what_is_ready_ends_the_wait() -> None:
+    here, there = Pipe()
+    there.send("now")
+    start = time.monotonic()
+    assert wait_for([here], 60.0) == [here]
+    assert time.monotonic() - start < 30.0

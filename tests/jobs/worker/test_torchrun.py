@@ -1,0 +1,330 @@
+"""Runs of several ranks under torchrun, on one node and on two."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jobs.record import Record
+from jobs.worker.isolation import ForkServer, job_environment
+from jobs.worker.outcome import of_ranks
+from jobs.worker.run_process import Request
+from jobs.worker.torchrun import lead
+from tests.harness import (
+    LEAKS,
+    PATIENCE_S,
+    ROOT,
+    Fifo,
+    alive,
+    await_true,
+    facts,
+    left_by,
+    only,
+    records,
+    start,
+    write_sweep,
+    written,
+)
+
+TIMEOUT_S = 12  # for what hangs; two ranks start in it, without torch
+LONG_S = 200  # for the other runs
+
+
+# A worker of two, with the environment that Slurm would give it.
+NODE = """
+import sys
+from pathlib import Path
+from jobs.manifest import read_manifest
+from jobs.worker.worker import Worker
+
+worker = Worker(read_manifest(Path(sys.argv[1])), 0, node_rank=int(sys.argv[2]))
+worker.handle_term()
+worker.run()
+"""
+
+
+def start_nodes(manifest_path: Path) -> list[subprocess.Popen[bytes]]:
+    slurm = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2"}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", NODE, str(manifest_path), str(node)],
+            cwd=ROOT,
+            env=job_environment() | slurm | {"SLURMD_NODENAME": f"127.0.0.{2 + node}"},
+        )
+        for node in (0, 1)
+    ]
+
+
+class Ranks:
+    """Two jobs at once on this machine, two ranks a run; and a job of two nodes, one rank each,
+    whose second worker is killed."""
+
+    def __init__(self, folder: Path):
+        self.here, self.nodes = folder / "here", folder / "nodes"
+        self.temporary = folder / "tmp"
+        for path in (self.here, self.nodes, self.temporary):
+            path.mkdir()
+        cases: list[dict[str, Any]] = [
+            {"what": "meet", "rank": 0, "path": str(folder / "met")},
+            {"what": "hang_in_a_lock", "rank": 1, "timeout_s": TIMEOUT_S},
+            {"what": "raises", "rank": 1, "artifact": "trace", "gloo": True},
+            {"what": "os_exit", "rank": 1},
+            {"what": "meet", "rank": 0, "path": str(folder / "met"), "tag": 1},
+            {"what": "sigkill", "rank": 1, "gloo": True},
+            {"what": "raises", "rank": 0, "deaf": True},
+        ]
+        shape = {"launch": {"nproc_per_node": 2}, "runs_per_job": 4, "timeout_s": LONG_S}
+        sweep = write_sweep(self.here, cases, **shape)
+        environment = LEAKS | {"TMPDIR": str(self.temporary)}
+        options: list[str | Path] = ["--local", "--parallel", "2", "--out", self.here]
+        local = start("jobs.submit", sweep, *options, environment=environment)
+        try:
+            self._run_two_nodes()
+        finally:
+            local.communicate(timeout=PATIENCE_S)
+
+    def _run_two_nodes(self) -> None:
+        fifo = Fifo(self.nodes / "fifo")
+        cases: list[dict[str, Any]] = [
+            {"what": "ok", "artifact": "trace", "gloo": True},
+            {"what": "raises", "rank": 1},
+            {"what": "hang_in_a_lock", "rank": 0, "timeout_s": TIMEOUT_S},
+            {"what": "wait", "rank": 1, "path": str(fifo.path)},
+            {"what": "ok", "tag": 1},
+        ]
+        shape = {
+            "launch": {"nproc_per_node": 1},
+            "resources": {"nodes": 2, "gpus_per_node": 0},
+            "timeout_s": LONG_S,
+        }
+        manifest = written(write_sweep(self.nodes, cases, **shape), self.nodes, "slurm")
+        leader, follower = start_nodes(manifest.path)
+        pids = fifo.pids()
+        os.kill(follower.pid, signal.SIGKILL)
+        assert leader.wait(PATIENCE_S) == 1
+        follower.wait()
+        await_true(lambda: not any(map(alive, pids)), "what the follower had started ended")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    return Ranks(tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture
+def here(ranks: Ranks) -> Path:
+    return ranks.here
+
+
+@pytest.fixture
+def nodes(ranks: Ranks) -> Path:
+    return ranks.nodes
+
+
+def took(record: Record) -> float:
+    return record.finished_at - record.started_at
+
+
+def concluding(record: Record) -> float:
+    """From the moment that a rank raised."""
+    assert record.seconds.starting is not None and record.seconds.measuring is not None
+    return took(record) - record.seconds.starting - record.seconds.measuring
+
+
+@pytest.mark.parametrize("tag", [0, 1])
+def test_ok_has_times_and_memory_by_rank(here: Path, tag: int) -> None:
+    measurements = only(here, what="meet", tag=tag).measurements
+    assert measurements is not None
+    assert [list(rank) for rank in measurements.samples_ms["call"]] == [[1.0, 1.0], [2.0, 2.0]]  # type: ignore[arg-type]
+    assert measurements.peak_memory_bytes == {"call": [10, 11]}
+
+
+def test_the_rank_that_raised_is_named_and_not_the_one_that_lost_it(here: Path) -> None:
+    record = only(here, what="raises", rank=1)
+    assert record.status == "error" and record.failure is not None
+    assert (record.failure.rank, record.failure.type) == (1, "ValueError")
+    assert "in raises\n" in str(record.failure.traceback)
+    assert concluding(record) < 25
+
+
+def test_ranks_that_do_not_heed_sigterm_do_not_delay_the_verdict(here: Path) -> None:
+    record = only(here, what="raises", rank=0)
+    assert record.failure is not None and record.failure.rank == 0
+    assert concluding(record) < 25  # torchrun itself would wait 30 s for rank 1
+
+
+def test_a_rank_that_is_killed_is_named(here: Path) -> None:
+    record = only(here, what="sigkill")
+    assert record.status == "killed" and record.failure is not None
+    assert (record.failure.rank, record.failure.type) == (1, "SIGKILL")
+    assert took(record) < LONG_S / 2
+
+
+def test_a_rank_that_leaves_with_exit_code_0_has_not_measured(here: Path) -> None:
+    record = only(here, what="os_exit")
+    assert record.status == "error" and record.failure is not None
+    assert (record.failure.rank, record.failure.type) == (1, "exit code 0")
+
+
+def test_a_hang_shows_where_every_rank_stands(here: Path) -> None:
+    record = only(here, what="hang_in_a_lock")
+    assert record.status == "timeout" and record.failure is not None
+    ranks = str(record.failure.traceback).split("[rank 1]")
+    assert ranks[0].startswith("[rank 0]") and "in barrier" in ranks[0]
+    assert "in hang_in_a_lock" in ranks[1]
+    assert TIMEOUT_S <= took(record) < LONG_S / 2
+
+
+def test_what_surrounds_the_submission_does_not_reach_the_ranks(here: Path) -> None:
+    environment = facts(only(here, what="meet", tag=0))["environment"]
+    assert environment["RANK"] == "0" and environment["WORLD_SIZE"] == "2"
+    assert environment["MASTER_PORT"] != "1" and environment["MASTER_ADDR"] != "10.0.0.1"
+    assert environment["TORCHELASTIC_RUN_ID"] != "another"
+    assert not [name for name in environment if name.startswith("SLURM_")]
+
+
+def test_the_ranks_of_a_run_leave_files_in_one_folder(here: Path, nodes: Path) -> None:
+    for out, record in (
+        (here, only(here, what="raises", rank=1)),
+        (nodes, only(nodes, tag=0, what="ok")),
+    ):
+        assert left_by(out, record) == {"trace0": "a trace", "trace1": "a trace"}
+
+
+def test_nothing_stays_in_the_temporary_folder(ranks: Ranks) -> None:
+    assert list(ranks.temporary.iterdir()) == []
+
+
+def test_runs_at_once_do_not_meet(here: Path) -> None:
+    first, second = (only(here, what="meet", tag=tag) for tag in (0, 1))
+    assert first.job != second.job
+    ports = {facts(record)["environment"]["MASTER_PORT"] for record in (first, second)}
+    assert len(ports) == 2
+
+
+# ---- two nodes ---------------------------------------------------------------------------------
+
+
+def test_two_nodes_measure_together_by_the_first_ones_address(nodes: Path) -> None:
+    assert facts(only(nodes, what="ok"))["environment"]["MASTER_ADDR"] == "127.0.0.2"
+    measurements = only(nodes, what="ok").measurements
+    assert measurements is not None
+    assert [list(rank) for rank in measurements.samples_ms["call"]] == [[1.0, 1.0], [2.0, 2.0]]  # type: ignore[arg-type]
+
+
+def test_a_failure_on_another_node_is_told_with_its_rank(nodes: Path) -> None:
+    record = only(nodes, what="raises")
+    assert record.failure is not None and (record.failure.rank, record.status) == (1, "error")
+    assert "in raises\n" in str(record.failure.traceback)
+    assert concluding(record) < 25
+
+
+def test_a_hang_shows_the_stacks_of_every_node(nodes: Path) -> None:
+    record = only(nodes, what="hang_in_a_lock")
+    assert record.status == "timeout" and record.failure is not None
+    assert "in hang_in_a_lock" in str(record.failure.traceback)
+    assert "in barrier" in str(record.failure.traceback)
+
+
+def test_a_node_that_is_lost_ends_the_job(nodes: Path) -> None:
+    record = only(nodes, what="wait")
+    assert record.status == "killed" and record.failure is not None
+    assert record.failure.type == "NodeLost"
+    assert [r.params["tag"] for r in records(nodes) if r.params["what"] == "ok"] == [0]
+
+
+def test_an_agent_that_ends_before_the_others_can_join_is_told_at_once(tmp_path: Path) -> None:
+    server = ForkServer(["jobs.worker.torchrun"])
+    wrong = Request(
+        benchmark="tests.benchmarks.misbehave",
+        version=1,
+        params={"what": "ok"},
+        scratch=str(tmp_path),
+        gpus=[],
+        artifacts=str(tmp_path / "artifacts"),
+        token="a",
+        asked_at=0.0,
+        nodes=2,
+        nproc_per_node=None,
+    )
+    followers = SimpleNamespace(connections=[])
+    told, expired = lead(server, wrong, followers, 60, lambda child: None)  # type: ignore[arg-type]
+    assert not expired and "AssertionError" in told[0]["agent"]["error"]
+    server.close()
+
+
+def test_nothing_that_opens_the_meeting_stays(nodes: Path) -> None:
+    assert not list(nodes.glob("submissions/*/jobs/*/meet-*"))
+
+
+# ---- the verdict ---------------------------------------------------------------------------------
+
+
+def node(ranks: list[dict[str, Any]], failures: list[tuple[int, int]], **more: Any) -> Any:
+    told = [{"rank": rank, "exit_code": code, "at": 100} for rank, code in failures]
+    empty = {"stacks": "", "log_end": "", "out_of_memory": False, "lost": None, "exit_code": 0}
+    return empty | {"agent": {"failures": told, "error": None}, "outcomes": ranks} | more
+
+
+def left(rank: int, ended_at: float, by_another: bool = False) -> dict[str, Any]:
+    failure = {"type": "ValueError", "message": f"of rank {rank}"}
+    told = {"rank": rank, "ended_at": ended_at, "by_another": by_another}
+    return told | {"status": "error", "failure": failure}
+
+
+OK = {"status": "ok", "rank": 0, "measuring": 1.0, "measurements": {"samples_ms": {"a": [1.0]}}}
+
+
+@pytest.mark.parametrize(
+    ("left_by", "status", "rank"),
+    [
+        # the first to raise, and torchrun's SIGTERM for the other
+        ([node([left(1, 50.0)], [(0, -15), (1, 1)])], "error", 1),
+        ([node([left(1, 50.0), left(0, 49.0)], [(0, 1), (1, 1)])], "error", 0),
+        # the one that raised of its own, though the other told sooner
+        ([node([left(0, 49.0, True), left(1, 50.0)], [(0, 1), (1, 1)])], "error", 1),
+        # the one that was killed, though the other could tell of it
+        ([node([left(0, 49.0, True)], [(0, 1), (1, -9)])], "killed", 1),
+        ([node([], [(0, -15), (1, -11)])], "killed", 1),
+        # by the kernel, for memory, on its node and not on the other
+        (
+            [node([left(0, 9.0, True)], [(0, 1)]), node([], [(1, -9)], out_of_memory=True)],
+            "oom",
+            1,
+        ),
+        # gone without a trace
+        ([node([left(0, 49.0, True)], [(0, 1)])], "error", 1),
+        ([node([OK], [(1, 3)])], "error", 1),
+        # nobody to blame
+        ([node([], [], agent={"failures": [], "error": "no rendezvous"})], "error", None),
+        ([node([], [], agent=None, exit_code=-9)], "killed", None),
+        ([node([], [], lost="NodeLost")], "killed", None),
+        ([node([OK, OK | {"rank": 1, "measurements": {}}], [])], "error", 1),
+        ([node([OK, OK | {"rank": 1}], [])], "ok", None),
+    ],
+)
+def test_which_rank_failed_first(left_by: list[Any], status: str, rank: int | None) -> None:
+    outcome = of_ranks(left_by, expired=False, timeout_s=1.0, world_size=2)
+    assert outcome["status"] == status
+    assert outcome.get("failure", {}).get("rank") == rank
+
+
+@pytest.mark.parametrize(
+    ("other", "status"),
+    [
+        (node([left(1, 50.0, True)], [(1, 1)]), "timeout"),  # it lost the rank that was ended
+        (node([], [(1, -15)]), "timeout"),
+        (node([left(1, 50.0)], [(1, 1)]), "error"),  # of its own, in the last moment
+    ],
+)
+def test_what_an_end_at_the_timeout_brings_about_is_no_failure(other: Any, status: str) -> None:
+    ended = node([], [], agent=None)
+    outcome = of_ranks([ended, other], expired=True, timeout_s=1.0, world_size=2)
+    assert outcome["status"] == status

@@ -1,0 +1,74 @@
+"""Runs that break on a GPU: each leaves a record that says how, and the next one starts clean."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.record import Record, read_records
+
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory) -> dict[str, Record]:
+    """Every fault with a good run after it, all packed into one job."""
+    folder = tmp_path_factory.mktemp("faults")
+    whats = ["oom", "ok", "assert", "ok", "illegal_access", "ok", "hang", "ok"]
+    sweep = {
+        "name": "faults",
+        "benchmark": "tests.benchmarks.gpu_faults",
+        "zip": {"what": whats, "order": list(range(len(whats)))},
+        "resources": {"gpus_per_node": 1},
+        "runs_per_job": 100,
+        "timeout_s": 30,
+    }
+    path = folder / "faults.yaml"
+    path.write_text(json.dumps(sweep))
+    submit = [sys.executable, "-m", "jobs.submit", str(path), "--local"]
+    command = [*submit, "--out", str(folder / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr  # some runs failed, and it says so
+    records, bad = read_records(folder / "out")
+    assert not bad and len(records) == len(whats)
+    return {f"{record.params['what']}{record.params['order']}": record for record in records}
+
+
+def test_out_of_gpu_memory_says_how_much_was_asked_for(faults):
+    record = faults["oom0"]
+    assert record.status == "oom" and record.failure.memory == "gpu"
+    assert record.failure.requested_bytes >= 2**50
+    assert record.failure.allocated_bytes >= 2**30
+
+
+@pytest.mark.parametrize("name", ["assert2", "illegal_access4"])
+def test_a_sticky_cuda_error_is_an_error(faults, name):
+    record = faults[name]
+    assert record.status == "error"
+    assert "CUDA" in record.failure.message or "CUDA" in record.failure.type
+    assert "gpu_faults.py" in record.failure.traceback
+
+
+def test_a_hanging_kernel_times_out_and_says_where(faults):
+    record = faults["hang6"]
+    assert record.status == "timeout" and "gpu_faults.py" in record.failure.traceback
+
+
+@pytest.mark.parametrize("name", ["ok1", "ok3", "ok5", "ok7"])
+def test_the_next_run_starts_clean(faults, name):
+    record = faults[name]
+    assert record.status == "ok"
+    assert list(record.measurements.samples_ms["forward"]) == [1023 * 512.0]
+
+
+def test_a_record_says_where_it_was_measured(faults):
+    record = faults["ok1"]
+    assert record.device.startswith("NVIDIA") and record.gpus[0]["name"] == record.device
+    assert record.gpus[0]["uuid"].startswith("GPU-")
+    assert record.gpus[0]["before"]["sm_clock_mhz"] > 0
+    assert record.environment["driver"] and record.environment["loaded"]["cuda"]

@@ -1,0 +1,383 @@
+"""Each way a run can end, by really ending so, and what its worker makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.record import Record
+from jobs.worker.fork_server import descendants
+from jobs.worker.isolation import ForkServer, ServerDied
+from jobs.worker.run_process import Request, execute, run_alone
+from tests.harness import (
+    LEAKS,
+    PATIENCE_S,
+    ROOT,
+    alive,
+    await_true,
+    call,
+    facts,
+    only,
+    records,
+    run,
+    write_sweep,
+    written,
+)
+
+TRIVIAL = 12  # runs in a row that do nothing
+TORCH_S = 0.5  # of processor time: less than any import of torch takes
+ENDINGS = {
+    "raises": "error",
+    "raise_unprintable": "error",
+    "raise_undecodable": "error",
+    "raise_without_streams": "error",
+    "sys_exit": "error",
+    "os_exit": "error",
+    "sigkill": "killed",
+    "segfault": "killed",
+    "abort": "killed",
+    "hang_in_python": "timeout",
+    "hang_in_a_lock": "timeout",
+    "hang_deaf": "timeout",
+    "hang_with_children": "timeout",
+    "hang_at_exit": "ok",
+    "memory_error": "oom",
+    "torch_memory_error": "oom",
+    "nan": "error",
+    "tensor": "error",
+    "undecodable_fact": "error",
+    "many_facts": "ok",
+    "wrong": "wrong",
+    "unsupported": "unsupported",
+    "leave_children": "ok",
+    "leave_no_floor": "ok",
+    "be_chatty": "error",
+}
+
+
+class Endings:
+    """One job: every ending once, a harmless run after each, and a few that do nothing. One of its
+    benchmarks does not say what to import, so torch is there for all of its runs."""
+
+    def __init__(self, folder: Path):
+        self.out = folder / "out"
+        self.temporary = folder / "tmp"
+        self.children = [folder / "left.txt", folder / "hung.txt"]
+        self.temporary.mkdir()
+        cases: list[dict[str, Any]] = []
+        for i, what in enumerate(ENDINGS):
+            case: dict[str, Any] = {"what": what}
+            if ENDINGS[what] == "timeout":
+                case["timeout_s"] = 1
+            if what in ("leave_children", "hang_with_children"):
+                case["path"] = str(self.children[what == "hang_with_children"])
+            cases += [case, {"what": "ok", "tag": i}]
+        cases.append({"what": "os_exit", "tag": 3})
+        cases.append({"what": "silent", "benchmark": "tests.benchmarks.silent"})
+        cases += [{"what": "ok", "tag": 100 + i} for i in range(TRIVIAL)]
+        sweep = write_sweep(folder, cases)
+        environment = LEAKS | {"TMPDIR": str(self.temporary)}
+        self.done = run("jobs.submit", sweep, "--local", "--out", self.out, environment=environment)
+        self.cases = cases
+        self.records = records(self.out)
+        self.trivial = [r for r in self.records if r.params["tag"] >= 100]
+
+    def of(self, what: str, tag: int = 0) -> Record:
+        wanted = {"what": what, "tag": tag}
+        (found,) = (r for r in self.records if wanted.items() <= r.params.items())
+        return found
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> Endings:
+    return Endings(tmp_path_factory.mktemp("endings"))
+
+
+def told(record: Record) -> tuple[str, str, str]:
+    assert record.failure is not None
+    return record.failure.type, record.failure.message, record.failure.traceback or ""
+
+
+@pytest.mark.parametrize(("what", "status"), ENDINGS.items())
+def test_status(endings: Endings, what: str, status: str) -> None:
+    assert endings.of(what).status == status
+
+
+def test_every_run_leaves_one_record_in_turn_and_the_command_fails(endings: Endings) -> None:
+    ran = [(record.params["what"], record.params["tag"]) for record in endings.records]
+    assert ran == [(case["what"], case.get("tag", 0)) for case in endings.cases]
+    assert endings.done.returncode == 1
+    assert {record.attempt for record in endings.records} == {1}
+
+
+def test_an_exception_is_told_by_type_message_and_traceback(endings: Endings) -> None:
+    kind, message, traceback = told(endings.of("raises"))
+    assert (kind, message) == ("ValueError", "the message [/red] of the exception")
+    assert traceback.startswith("Traceback") and "in raises\n" in traceback
+    assert message in (endings.out / str(endings.of("raises").log)).read_text()
+    assert message in endings.done.stdout
+
+
+def test_an_exception_without_readable_text_is_told_too(endings: Endings) -> None:
+    assert told(endings.of("raise_unprintable"))[0] == "Unprintable"
+    assert told(endings.of("raise_undecodable"))[:2] == ("OSError", r"no such file: \udcff")
+    assert told(endings.of("raise_without_streams"))[:2] == ("ValueError", "said to nobody")
+
+
+def test_leaving_early_is_an_error_that_names_the_exit_code(endings: Endings) -> None:
+    assert told(endings.of("sys_exit"))[:2] == ("SystemExit", "3")
+    for code in (0, 3):
+        kind, message, _ = told(endings.of("os_exit", code))
+        assert (kind, f"exit code {code} before" in message) == (f"exit code {code}", True)
+
+
+def test_a_signal_is_named_and_a_crash_shows_its_stack(endings: Endings) -> None:
+    assert told(endings.of("sigkill"))[0] == "SIGKILL"
+    kind, _, traceback = told(endings.of("segfault"))
+    assert kind == "SIGSEGV" and "Segmentation fault" in traceback and "in segfault" in traceback
+    kind, _, traceback = told(endings.of("abort"))
+    assert kind == "SIGABRT" and "terminate called" in traceback
+
+
+@pytest.mark.parametrize(
+    ("what", "where"),
+    [
+        ("hang_in_python", "hang_in_python"),
+        ("hang_in_a_lock", "hang_in_a_lock"),
+        ("hang_deaf", "hang_in_a_lock"),
+    ],
+)
+def test_a_hang_is_cut_at_its_timeout_and_shows_where(
+    endings: Endings, what: str, where: str
+) -> None:
+    record = endings.of(what)
+    _, message, traceback = told(record)
+    assert message == "took more than 1 s"
+    assert f"in {where}" in traceback
+    assert 1.0 <= record.finished_at - record.started_at < 30.0  # and not the sweep's 60 s
+
+
+def test_a_run_that_has_measured_does_not_wait_for_its_threads(endings: Endings) -> None:
+    record = endings.of("hang_at_exit")
+    assert record.finished_at - record.started_at < 30.0  # of 60
+
+
+def test_out_of_memory_on_the_host(endings: Endings) -> None:
+    for what in ("memory_error", "torch_memory_error"):
+        failure = endings.of(what).failure
+        assert failure is not None and failure.memory == "host"
+    assert told(endings.of("memory_error"))[0] == "MemoryError"
+
+
+def test_a_fact_that_is_no_fact_is_named(endings: Endings) -> None:
+    assert "facts.loss[1] is nan" in told(endings.of("nan"))[1]
+    assert "facts.loss is a torch.Tensor" in told(endings.of("tensor"))[1]
+    assert "surrogates" in told(endings.of("undecodable_fact"))[1]
+
+
+def test_many_facts_arrive_whole(endings: Endings) -> None:
+    measurements = endings.of("many_facts").measurements
+    assert measurements is not None and len(measurements.samples_ms["call"]) == 200_000
+
+
+def test_much_output_is_kept_in_the_log_and_not_in_the_record(endings: Endings) -> None:
+    record = endings.of("be_chatty")
+    assert (endings.out / str(record.log)).stat().st_size > 20 * 10**6
+    assert len(told(record)[2]) <= 2000
+
+
+def test_no_process_outlives_its_run(endings: Endings) -> None:
+    for path in endings.children:
+        pids = [int(pid) for pid in path.read_text().split()]
+        assert len(pids) == 2 and not any(map(alive, pids))
+
+
+def test_each_run_starts_clean(endings: Endings) -> None:
+    seen = [facts(record) for record in endings.records if record.params["what"] == "ok"]
+    assert len({fact["pid"] for fact in seen}) == len(seen)
+    assert len({fact["worker"] for fact in seen}) == 1
+    assert len({fact["server"] for fact in seen}) == 1  # nothing that they did harmed it
+    for fact in seen:
+        assert fact["blocked"] == []
+        # Python's own, and a background shell's
+        ignored = set(fact["ignored"]) - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGQUIT}
+        assert ignored == {signal.SIGUSR2}  # Slurm's warning is for the worker
+        own = [name for name in fact["files"] if "/stack0.txt" not in name and name]
+        assert [Path(name).name for name in own[:1]] == ["null"]
+        assert len(own) == 3 and own[1] == own[2] and own[1].endswith(".log")
+
+
+def test_what_surrounds_the_submission_does_not_reach_the_runs(endings: Endings) -> None:
+    for record in endings.trivial:
+        assert facts(record)["environment"] == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_nothing_stays_in_the_temporary_folder(endings: Endings) -> None:
+    assert list(endings.temporary.iterdir()) == []
+
+
+def test_isolation_costs_much_less_than_an_import_of_torch(endings: Endings) -> None:
+    begun = [facts(record)["at"][0] for record in endings.trivial]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(begun)]
+    print(f"from one run to the next: {statistics.median(gaps) * 1e3:.0f} ms")
+    assert statistics.median(gaps) < 1.5
+    for record in endings.trivial:
+        assert record.seconds.starting is not None and record.seconds.starting > 0
+        assert facts(record)["torch"] and facts(record)["worked"] < TORCH_S
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory_cgroup() -> Any:
+    """A memory cgroup of 512 MiB inside this process's own."""
+    mine = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    v1 = [path for _, controllers, path in mine if "memory" in controllers.split(",")]
+    root = "/sys/fs/cgroup/memory" if v1 else "/sys/fs/cgroup"
+    path = v1[0] if v1 else next(path for _, controllers, path in mine if controllers == "")
+    folder = Path(root) / path.lstrip("/") / f"test-{os.getpid()}-{time.time_ns():x}"
+    try:
+        folder.mkdir()
+        limit = folder / ("memory.limit_in_bytes" if v1 else "memory.max")
+        limit.write_text(str(2**29))
+    except OSError as error:
+        if folder.exists():
+            folder.rmdir()
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    yield folder
+    await_true(lambda: not (folder / "cgroup.procs").read_text(), "the cgroup's processes ended")
+    folder.rmdir()
+
+
+def test_the_kernels_kill_for_want_of_memory_is_oom_and_spares_the_worker(
+    memory_cgroup: Path, tmp_path: Path
+) -> None:
+    cases: list[dict[str, Any]] = [{"what": "fill_memory"}, {"what": "ok"}, {"what": "sigkill"}]
+    manifest = written(write_sweep(tmp_path, cases), tmp_path / "out")
+    command = f'echo $$ > "{memory_cgroup}/cgroup.procs"; exec "$@"'
+    worker = [sys.executable, "-m", "jobs.worker", str(manifest.path), "0"]
+    subprocess.run(["sh", "-c", command, "sh", *worker], cwd=ROOT, check=True)
+    filled = only(manifest.folder, what="fill_memory")
+    assert filled.status == "oom" and filled.failure is not None
+    assert filled.failure.memory == "host" and "memory cgroup" in filled.failure.message
+    assert only(manifest.folder, what="ok").status == "ok"
+    assert only(manifest.folder, what="sigkill").status == "killed"  # that one was no oom
+
+
+# ---- the pieces ----------------------------------------------------------------------------------
+
+
+def request(folder: Path, **changes: Any) -> Request:
+    given: dict[str, Any] = {
+        "benchmark": "tests.benchmarks.misbehave",
+        "version": 1,
+        "params": {"what": "ok", "pair": [1, 2]},
+        "scratch": str(folder),
+        "gpus": [],
+        "artifacts": str(folder / "artifacts"),
+        "token": "a",
+        "asked_at": time.monotonic(),
+    }
+    return Request(**given | changes)
+
+
+def test_a_run_submitted_for_another_version_is_not_measured(tmp_path: Path) -> None:
+    outcome = execute(request(tmp_path, version=2))
+    assert outcome["status"] == "error"
+    assert "is at version 1 here" in outcome["failure"]["message"]
+
+
+def test_params_that_the_benchmark_no_longer_knows_are_an_error(tmp_path: Path) -> None:
+    outcome = execute(request(tmp_path, params={"what": "ok", "gone": 1}))
+    assert outcome["status"] == "error" and "gone" in outcome["failure"]["message"]
+
+
+def test_a_driver_that_lists_gpus_and_does_not_start_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("here CUDA starts")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    outcome = execute(request(tmp_path, gpus=["0"]))
+    assert outcome["status"] == "error"
+    assert "CUDA" in outcome["failure"]["message"] or "NVIDIA" in outcome["failure"]["message"]
+
+
+def test_a_benchmark_whose_import_fails_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "needy.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    outcome = execute(request(tmp_path, benchmark="odd.needy"))
+    assert outcome["status"] == "error" and "no_such_package" in outcome["failure"]["message"]
+
+
+def test_a_full_disk_for_the_log_does_not_hide_the_failure(tmp_path: Path) -> None:
+    server = ForkServer(["jobs.worker.run_process"])
+    for i, log in enumerate(("/dev/full", str(tmp_path / "no" / "folder.log"))):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        params = {"what": "raises", "pair": [1, 2]}
+        child = server.start(run_alone, request(folder, log=log, params=params))
+        assert child.wait(PATIENCE_S)
+        outcome = json.loads((folder / "outcome0.json").read_text())
+        assert outcome["failure"]["type"] == "ValueError"
+    server.close()
+
+
+def test_what_a_benchmark_preloads_is_there_when_its_runs_begin(endings: Endings) -> None:
+    assert facts(endings.of("silent"))["torch"] is True  # it does not say, and so it has torch
+    assert endings.of("silent").environment["loaded"]["torch"]
+
+
+def test_no_process_imports_torch_for_benchmarks_that_preload_something_else(
+    tmp_path: Path,
+) -> None:
+    cases: list[dict[str, Any]] = [
+        {"what": "ok"},
+        {"size": 1, "benchmark": "tests.benchmarks.toy"},
+    ]
+    sweep, out = write_sweep(tmp_path, cases), tmp_path / "out"
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    assert facts(only(out, size=1))["preloaded"] is True
+    for record in records(out):
+        assert facts(record)["torch"] is False
+        assert record.environment["loaded"] == {}
+
+
+def test_an_import_that_fails_does_not_end_the_server_and_one_that_exits_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text("import sys; sys.exit(5)\n")
+    (tmp_path / "exiting.py").write_text("import os; os._exit(5)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    server = ForkServer(["failing", "no_such_module"])
+    child = server.start(time.sleep, 0)
+    assert child.wait(PATIENCE_S) and child.exit_code == 0
+    server.close()
+    with pytest.raises(ServerDied, match="5"):
+        ForkServer(["exiting"])
+
+
+def test_a_server_that_is_killed_takes_its_run_with_it() -> None:
+    server = ForkServer([])
+    child = server.start(time.sleep, 1000)
+    await_true(lambda: bool(descendants(server.pid)), "the run began")
+    (pid,) = descendants(server.pid)
+    os.kill(server.pid, signal.SIGKILL)
+    assert child.wait(PATIENCE_S) and child.lost and not server.alive
+    await_true(lambda: not alive(pid), "the run ended")

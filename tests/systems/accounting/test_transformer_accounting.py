@@ -1,0 +1,395 @@
+"""The Transformer's arithmetic: cases worked by hand, and what torch counts and saves itself."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from systems import accounting
+from systems.accounting import TransformerSize
+from systems.accounting.transformer import _moments
+from systems.checkpointing import every_k_blocks
+from systems.kernels.flash_attention import ATTENTIONS
+from systems.model import TransformerLM, cross_entropy
+from tests.systems.test_checkpointing import Watch
+
+SIZE = TransformerSize(24, 40, 3, 3, vocab_size=50)
+BATCH, CONTEXT = 2, 14
+TOKENS = BATCH * CONTEXT
+HAND = TransformerSize(4, 3, 64, 2, vocab_size=10)  # worked by hand below
+
+
+# ---- by hand -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        # layers * (4 d^2 + 3 d d_ff + 2 d) + 2 * 10,000 d + d
+        ("small", 12 * (2_359_296 + 7_077_888 + 1_536) + 15_360_000 + 768),
+        ("medium", 24 * (4_194_304 + 12_582_912 + 2_048) + 20_480_000 + 1_024),
+        ("large", 36 * (6_553_600 + 19_660_800 + 2_560) + 25_600_000 + 1_280),
+        ("xl", 1_998_235_200),
+        ("2.7b", 3_406_809_600),
+    ],
+)
+def test_parameters_of_the_five_sizes(name, count):
+    assert accounting.transformer_parameters(accounting.MODEL_SIZES[name]) == count
+
+
+def test_flops_by_hand():
+    # T = 2 * 5. A block: 2 T (4 * 16 + 3 * 4 * 3) = 2000, QK^T and PV 4 * T * 5 * 4 = 800; 64 of
+    # them 179,200; the head 2 T * 4 * 10 = 800.
+    forward = 180_000
+    by_phase = {
+        phase: accounting.transformer_flops(phase, HAND, 2, 5)
+        for phase in ("forward", "backward", "forward_backward", "train_step")
+    }
+    assert by_phase == {
+        "forward": forward,
+        "backward": 2 * forward,
+        "forward_backward": 3 * forward,
+        "train_step": 3 * forward,
+    }
+
+
+def test_state_bytes_by_hand():
+    gains = (64 * 2 + 1) * 4  # of norms
+    matrices = 64 * (64 + 36) + 2 * 40
+    n = matrices + gains
+    assert accounting.transformer_parameters(HAND) == n
+    # weights, gradients, AdamW's two moments (and the master weights)
+    bytes_each = {
+        "fp32": (4, 4, 8), "tf32": (4, 4, 8), "bf16": (4, 4, 8), "fp16": (4, 4, 8),
+        "bf16_pure": (2, 2, 4), "bf16_master": (2, 2, 4 + 4 + 4),
+    }  # fmt: skip
+    for precision, each in bytes_each.items():
+        # Beside master weights the gains are float32, with no master of their own.
+        of_gains = (4, 4, 8) if precision == "bf16_master" else each
+        state = accounting.model_state_bytes(HAND, precision)
+        by_hand = tuple(matrices * a + gains * b for a, b in zip(each, of_gains, strict=True))
+        assert tuple(state.values()) == by_hand, precision
+        of_block = 64 + 36, 2 * 4
+        assert accounting.block_gradient_bytes(HAND, precision) == (
+            of_block[0] * each[1] + of_block[1] * of_gains[1]
+        )
+    # read p, g, m, v and write p, m, v; with masters: read g, w, m, v and write w, m, v, p; of a
+    # parameter these are the same 28 bytes
+    moved = {"fp32": 7 * 4, "bf16": 7 * 4, "bf16_pure": 7 * 2, "bf16_master": 2 + 12 + 12 + 2}
+    for precision, each in moved.items():
+        assert accounting.optimizer_step_bytes(HAND, precision) == n * each, precision
+
+
+def test_residual_stream_by_hand():
+    width = {"fp32": 4, "tf32": 4, "bf16": 4, "fp16": 4, "bf16_pure": 2, "bf16_master": 2}
+    for precision, each in width.items():
+        assert accounting.residual_stream_bytes(HAND, 3, 5, precision) == 3 * 5 * 4 * each
+
+
+def test_saved_bytes_of_a_block_by_hand():
+    # One token in fp32, fused: norms 2 (2 * 16 + 4), their outputs 2 * 16, attention's output 16,
+    # gate, up, silu, product 4 * 12, q and k 32, q, k and v before RoPE 48, log-sum-exp 2 * 4.
+    fused = accounting.block_saved_bytes(HAND, 1, 1, "fp32", "fused")
+    assert sum(fused.values()) == 72 + 32 + 16 + 48 + 32 + 48 + 8 == 256
+    # Materialised, 3 tokens: instead of the last three, q, k, v 3 * 48, softmax 2 * 9 * 4, mask 9.
+    naive = accounting.block_saved_bytes(HAND, 1, 3, "fp32", "materialised")
+    assert sum(naive.values()) == 3 * (72 + 32 + 16 + 48) + 144 + 72 + 9
+    # bf16: norms as before, the rest half; autocast has the softmax in float32 and in bf16.
+    pure = accounting.block_saved_bytes(HAND, 1, 3, "bf16_pure", "materialised")
+    assert sum(pure.values()) == 3 * (72 + 16 + 8 + 24) + 72 + 36 + 9
+    cast = accounting.block_saved_bytes(HAND, 1, 3, "bf16", "materialised")
+    assert sum(cast.values()) == sum(pure.values()) + 72
+    # torch's math: q, k, v 3 * 48 and softmax 72, in float32 whatever the precision; no mask
+    for precision, rest in (("fp32", 3 * 168), ("bf16_pure", 3 * 120), ("bf16", 3 * 120)):
+        math = accounting.block_saved_bytes(HAND, 1, 3, precision, "math")
+        assert sum(math.values()) == rest + 144 + 72
+
+
+def test_activations_by_hand():
+    # 5 tokens, fused, 256 a token and block; final norm 36 and its output 16, loss 10 * 4
+    def activations(every: int) -> int:
+        return accounting.activation_bytes(HAND, 1, 5, "fp32", "fused", every)
+
+    end = 5 * (36 + 16 + 40)
+    assert activations(0) == 64 * 5 * 256 + end
+    # An input of 16 a token in front of every k-th block. While the first segment that backward
+    # comes to is there again, all inputs are, and of its first block's 256 the input is one.
+    assert activations(1) == 5 * (63 * 16 + 256)
+    # 21 whole segments behind 21 inputs; the last one, a single block, behind 22, is less
+    assert activations(3) == 5 * (20 * 16 + 3 * 256)
+    assert activations(100) == 5 * 64 * 256
+
+
+def test_activations_by_hand_where_forward_ends_with_more():
+    # 64 inputs of 8 a token, and the end: the norm 36, its output 8, the loss 1000 * 4
+    wide = TransformerSize(4, 3, 64, 2, vocab_size=1000)
+    inputs = 5 * (64 * 8 + 36 + 8 + 4000)
+    assert accounting.activation_bytes(wide, 1, 5, "bf16_pure", "fused", 1) == inputs
+
+
+def test_best_checkpoint_interval_by_hand():
+    # A block saves 256 bytes a token and its input has 16: (64 / k) * 16 + k * 256 is least where
+    # k = sqrt(64 * 16 / 256) = 2.
+    assert accounting.best_checkpoint_interval(HAND, 1, 5, "fp32", "fused") == 2
+    one = TransformerSize(4, 3, 1, 2, vocab_size=10)
+    assert accounting.best_checkpoint_interval(one, 1, 5, "fp32", "fused") == 1
+
+
+@pytest.mark.parametrize("name", ["small", "xl", "2.7b"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_pure"])
+@pytest.mark.parametrize("attention", ["materialised", "fused"])
+def test_best_checkpoint_interval_by_brute_force(name, precision, attention):
+    point = (accounting.MODEL_SIZES[name], 4, 512, precision, attention)
+    best = accounting.best_checkpoint_interval(*point)
+    layers = point[0].num_layers
+    least = {k: accounting.activation_bytes(*point, k) for k in range(1, layers + 1)}
+    assert least[best] == min(least.values())
+    assert all(least[k] > least[best] for k in range(1, best))  # the smallest of equals
+
+
+@pytest.mark.parametrize(
+    ("context_length", "precision", "published_gib", "within"),
+    [
+        (128, "fp32", 51.44, 0.02),
+        (128, "bf16", 51.44, 0.02),
+        (256, "fp32", 51.44, 0.02),
+        (256, "bf16", 52.09, 0.03),
+        # temporaries of backward, which are left out, grow with the context
+        (512, "bf16", 62.69, 0.05),
+    ],
+)
+def test_peak_of_a_training_step_is_near_what_others_published(
+    context_length, precision, published_gib, within
+):
+    """jobs/published/peak_memory.csv: the 2.7b model, batch 4, on one NVIDIA H800."""
+    peak = accounting.peak_memory_bytes(
+        "train_step", accounting.MODEL_SIZES["2.7b"], 4, context_length, precision, "materialised"
+    )
+    assert peak / 2**30 == pytest.approx(published_gib, rel=within)
+    assert peak / 2**30 < published_gib  # what stays is less than all
+
+
+def test_peak_by_hand():
+    n = accounting.transformer_parameters(HAND)
+
+    def peak(phase: str, batch_size: int) -> int:
+        return accounting.peak_memory_bytes(phase, HAND, batch_size, 5, "fp32", "fused")
+
+    activations = 5 * (64 * 256 + 92)
+    assert peak("forward", 1) == 4 * n + activations
+    assert activations > 4 * n  # more than the gradients take
+    assert peak("forward_backward", 1) == 4 * n + activations
+    assert peak("train_step", 1) == 4 * n + 8 * n + activations
+    one = accounting.peak_memory_bytes("train_step", HAND, 1, 1, "fp32", "fused")
+    assert one == 4 * n + 8 * n + 4 * n  # one token saves less than the gradients take
+    one = accounting.peak_memory_bytes("forward_backward", HAND, 1, 1, "fp32", "fused")
+    assert one == 4 * n + 4 * n
+
+
+def test_peak_with_checkpoints_by_hand():
+    # Forward ends with 64 inputs; backward's peak has gradients too: with 20 tokens and k = 1, of
+    # the head (40 + 4) and of the blocks done (108 each), beside the inputs left and one block.
+    n = accounting.transformer_parameters(HAND)
+
+    def peak(phase: str) -> int:
+        return accounting.peak_memory_bytes(phase, HAND, 1, 20, "fp32", "fused", 1)
+
+    assert peak("forward") == 4 * n + 20 * (64 * 16 + 92)
+    done = [20 * ((64 - i) * 16 - 16 + 256) + 4 * (44 + 108 * i) for i in range(64)]
+    assert max(done) == done[63] > 20 * (64 * 16 + 92)
+    assert peak("forward_backward") == 4 * n + max(done)
+    assert peak("train_step") == 12 * n + max(done)
+
+
+def test_a_phase_without_a_peak_is_an_error():
+    with pytest.raises(ValueError, match="phase: given 'backward', valid are forward, forward_b"):
+        accounting.peak_memory_bytes("backward", HAND, 1, 1, "fp32", "fused")
+
+
+# ---- against torch -------------------------------------------------------------------------------
+
+
+def _model(attention: str, precision: str = "fp32") -> TransformerLM:
+    torch.manual_seed(0)
+    model = TransformerLM(
+        SIZE.vocab_size, CONTEXT, SIZE.d_model, SIZE.num_layers, SIZE.num_heads, SIZE.d_ff,
+        attention=ATTENTIONS[attention],
+    )  # fmt: skip
+    if precision == "bf16_pure":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16()
+    return model
+
+
+def _batch() -> tuple[Tensor, Tensor]:
+    ids = torch.randint(SIZE.vocab_size, (2, BATCH, CONTEXT))
+    return ids[0], ids[1]
+
+
+def test_flops_are_those_that_torch_counts():
+    model = _model("naive")
+    tokens, targets = _batch()
+    with FlopCounterMode(display=False) as forward:
+        loss = cross_entropy(model(tokens), targets)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    point = (SIZE, BATCH, CONTEXT)
+    assert forward.get_total_flops() == accounting.transformer_flops("forward", *point)
+    assert backward.get_total_flops() == accounting.transformer_flops("backward", *point)
+    with FlopCounterMode(display=False) as both:
+        cross_entropy(model(tokens), targets).backward()
+    assert both.get_total_flops() == accounting.transformer_flops("train_step", *point)
+
+
+def _saved_bytes(fn, weights) -> int:
+    """Bytes of the storages that autograd keeps of `fn`, each once, `weights` apart."""
+    apart = {tensor.untyped_storage().data_ptr() for tensor in weights}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in apart:
+            kept[storage.data_ptr()] = storage  # keeps the address from being used again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = fn()
+    assert out.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def _autocast(precision: str):
+    if precision == "bf16":
+        return torch.autocast("cpu", torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+# What a CPU does otherwise than a GPU, in bytes of a block.
+SCORES = BATCH * SIZE.num_heads * CONTEXT**2
+CPU_DIFFERENCE = {
+    ("fp32", "naive"): 0,
+    ("bf16_pure", "naive"): 0,
+    # autocast leaves the softmax in bf16
+    ("bf16", "naive"): -4 * SCORES,
+    # in float32 too the output is laid out by head, so the product with `out` copies it
+    ("fp32", "sdpa_flash"): 4 * TOKENS * SIZE.d_model,
+    ("bf16_pure", "sdpa_flash"): 0,
+    ("bf16", "sdpa_flash"): 0,
+    ("fp32", "sdpa_math"): 0,
+    ("bf16_pure", "sdpa_math"): 0,
+    ("bf16", "sdpa_math"): 0,
+}
+KINDS = {"naive": "materialised", "sdpa_math": "math", "sdpa_flash": "fused"}
+CASTS = 2 * (4 * SIZE.d_model**2 + 3 * SIZE.d_model * SIZE.d_ff)  # autocast's copies of weights
+
+
+@pytest.mark.parametrize(("precision", "attention"), CPU_DIFFERENCE)
+def test_saved_bytes_of_a_block_are_what_autograd_saves(precision, attention):
+    model = _model(attention, precision)
+    dtype = torch.bfloat16 if precision == "bf16_pure" else torch.float32
+    x = torch.randn(BATCH, CONTEXT, SIZE.d_model, dtype=dtype, requires_grad=True)
+    with _autocast(precision):
+        saved = _saved_bytes(lambda: model.blocks[0](x), [*model.parameters(), *model.buffers()])
+    kind = KINDS[attention]
+    counted = accounting.block_saved_bytes(SIZE, BATCH, CONTEXT, precision, kind)
+    casts = CASTS if precision == "bf16" else 0
+    assert saved == sum(counted.values()) + casts + CPU_DIFFERENCE[precision, attention]
+
+
+@pytest.mark.parametrize(("precision", "attention"), CPU_DIFFERENCE)
+def test_activations_of_the_model_are_what_autograd_saves(precision, attention):
+    model = _model(attention, precision)
+    tokens, targets = _batch()
+    with _autocast(precision):
+        saved = _saved_bytes(
+            lambda: cross_entropy(model(tokens), targets),
+            [*model.parameters(), *model.buffers(), tokens],  # targets share its storage
+        )
+    kind = KINDS[attention]
+    counted = accounting.activation_bytes(SIZE, BATCH, CONTEXT, precision, kind)
+    weight_of_the_loss = 4
+    difference = SIZE.num_layers * CPU_DIFFERENCE[precision, attention]
+    assert saved == counted + difference + weight_of_the_loss
+
+
+class AtSegments(Watch):
+    """Notes what is alive before each first product of backward of a segment computed again."""
+
+    def __init__(self, model: TransformerLM, k: int, apart: list[Tensor]) -> None:
+        super().__init__()
+        self.noted: list[int] = []
+        self.in_backward = self._next = False
+        self._known.update(t.untyped_storage()._cdata for t in apart)
+        for i, block in enumerate(model.blocks):
+            if (i + 1) % k == 0 or i + 1 == len(model.blocks):
+                # What is computed again ends here: this product's result is not needed.
+                block.feed_forward.down.register_forward_pre_hook(self._ends)
+
+    def _ends(self, *_: Any) -> None:
+        self._next = self.in_backward
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._next and func == torch.ops.aten.mm.default:
+            self._next = False
+            self.noted.append(self.alive)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize(("precision", "attention"), CPU_DIFFERENCE)
+def test_what_is_alive_with_checkpoints_is_what_arithmetic_says(precision, attention, k):
+    model = _model(attention, precision)
+    model.apply_blocks = every_k_blocks(k)
+    tokens, targets = _batch()
+    with AtSegments(model, k, [*model.parameters(), *model.buffers(), tokens]) as watch:
+        with _autocast(precision):
+            loss = cross_entropy(model(tokens), targets)
+        at_end_of_forward = watch.alive
+        watch.in_backward = True
+        loss.backward()
+    point = (SIZE, BATCH, CONTEXT, precision, KINDS[attention], k)
+    moments = _moments(*point)
+    scalars = 4 + 4  # the loss, and its weight or its gradient
+    assert at_end_of_forward == moments[0][0] + scalars
+    starts = list(range(0, SIZE.num_layers, k))
+    assert len(watch.noted) == len(moments) - 2 == len(starts)
+    # The gradient that comes in, and under autocast its copy that is multiplied.
+    incoming = accounting.residual_stream_bytes(*point[:4])
+    incoming += incoming // 2 if precision == "bf16" else 0
+    for start, alive, moment in zip(starts, reversed(watch.noted), moments[1:-1], strict=True):
+        blocks = min(k, SIZE.num_layers - start)
+        otherwise = blocks * CPU_DIFFERENCE[precision, attention]
+        assert alive == sum(moment) + incoming + otherwise + scalars
+    assert sum(p.grad.nbytes for p in model.parameters() if p.grad is not None) == moments[-1][1]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_pure"])
+def test_state_is_what_adamw_keeps(precision):
+    model = _model("naive", precision)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens, targets = _batch()
+    cross_entropy(model(tokens), targets).backward()
+    optimizer.step()
+    state = accounting.model_state_bytes(SIZE, precision)
+    assert sum(p.nbytes for p in model.parameters()) == state["weights"]
+    assert (
+        sum(p.grad.nbytes for p in model.parameters() if p.grad is not None) == (state["gradients"])
+    )
+    moments = [v for s in optimizer.state.values() for k, v in s.items() if k != "step"]
+    assert sum(moment.nbytes for moment in moments) == state["optimizer_state"]
+
+
+def test_flops_of_the_published_convention():
+    """PaLM, appendix B: 6N + 12 LHQT for a token, N without the embedding and the norms."""
+    size = accounting.MODEL_SIZES["xl"]
+    norms = (2 * size.num_layers + 1) * size.d_model
+    weights = accounting.transformer_parameters(size) - norms - size.vocab_size * size.d_model
+    a_token = 6 * weights + 12 * size.num_layers * size.d_model * 512
+    assert accounting.transformer_flops("train_step", size, 4, 512) == a_token * 4 * 512
+    assert math.isclose(a_token, 6 * 1.98e9 + 12 * 48 * 1600 * 512, rel_tol=0.01)

@@ -1,0 +1,207 @@
+"""Attention: the float64 reference against autograd, implementations against the reference."""
+
+from __future__ import annotations
+
+import gc
+import math
+from typing import get_args
+
+import pytest
+import torch
+
+from systems.benchmark import AttentionName, Unsupported, WrongOutput
+from systems.benchmarks.attention import TOLERANCE, Params, run
+from systems.kernels.flash_attention import ATTENTIONS, attention_reference, naive, sdpa
+from systems.kernels.flash_attention import reference as reference_module
+
+# (queries, keys): equal, longer, shorter, one, and no power of two
+LENGTHS = [(1, 1), (17, 17), (64, 96), (96, 64), (33, 1), (1, 33)]
+
+
+def _inputs(n_queries: int, n_keys: int, dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(2, 3, n, 8) for n in (n_queries, n_keys, n_keys, n_queries)]
+    draw = {"generator": generator, "dtype": torch.float64}
+    return [torch.randn(shape, **draw).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("block_bytes", [1, 1 << 29])
+def test_reference_agrees_with_autograd(lengths, causal, block_bytes, monkeypatch):
+    monkeypatch.setattr(reference_module, "BLOCK_BYTES", block_bytes)  # one row a block, or all
+    q, k, v, dout = _inputs(*lengths, torch.float64)
+    for tensor in (q, k, v):
+        tensor.requires_grad_()
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if causal:
+        scores = scores + torch.full(scores.shape[-2:], -math.inf, dtype=torch.float64).triu(1)
+    out = torch.softmax(scores, -1) @ v
+    out.backward(dout)
+    exact = attention_reference(q, k, v, dout, is_causal=causal)
+    close = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(exact.out, out.detach(), **close)
+    torch.testing.assert_close(exact.lse, torch.logsumexp(scores, -1).detach(), **close)
+    for name, tensor in (("dq", q), ("dk", k), ("dv", v)):
+        torch.testing.assert_close(getattr(exact, name), tensor.grad, **close)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_naive_is_within_its_tolerance(lengths, causal, dtype):
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    q, k, v, dout = _inputs(*lengths, types[dtype])
+    out = naive(q, k, v, is_causal=causal)
+    exact = attention_reference(q, k, v, dout, is_causal=causal).out
+    assert out.dtype == types[dtype]
+    assert (out.double() - exact).norm() <= TOLERANCE[dtype] * exact.norm()
+
+
+def test_a_benchmark_can_name_every_attention():
+    assert set(get_args(AttentionName)) == set(ATTENTIONS)
+
+
+def test_naive_takes_a_scale():
+    q, k, v, dout = _inputs(16, 16, torch.float64)
+    exact = attention_reference(q, k, v, dout, scale=0.3).out
+    torch.testing.assert_close(naive(q, k, v, scale=0.3), exact)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize("implementation", ["naive", "flash_pytorch", "sdpa_math", "sdpa_flash"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_benchmark_measures_every_phase(implementation, causal, dtype):
+    facts = run(
+        Params(
+            implementation=implementation, seq_len=48, head_dim=16, num_heads=2, causal=causal,
+            dtype=dtype, warmup_ms=1.0, measure_ms=1.0,
+        )
+    )  # fmt: skip
+    assert set(facts["samples_ms"]) == {"forward", "backward", "forward_backward"}
+    assert all(len(s) >= 10 and min(s) > 0 for s in facts["samples_ms"].values())
+    assert all(0 < error <= TOLERANCE[dtype] for error in facts["facts"]["relative_error"].values())
+    full = 4 * 2 * 48 * 48 * 16
+    assert facts["flops"]["forward"] == (full // 2 if causal else full)
+    assert facts["flops"]["forward_backward"] == 3.5 * facts["flops"]["forward"]
+
+
+def test_one_token_has_no_gradient_of_its_scores_and_is_right():
+    facts = run(Params(implementation="naive", seq_len=1, head_dim=8, dtype="fp32", measure_ms=0.1))
+    assert facts["facts"]["relative_error"]["dq"] < 1e-6
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize("implementation", ["sdpa_cudnn", "sdpa_efficient"])
+def test_a_gpu_backend_is_unsupported_without_a_gpu(implementation):
+    with pytest.raises(Unsupported, match=f"{implementation} needs a CUDA GPU"):
+        run(Params(implementation=implementation, seq_len=16, head_dim=16))
+
+
+def test_a_wrong_output_is_not_timed(monkeypatch):
+    import systems.kernels.flash_attention as package
+
+    def off_by_a_little(q, k, v, is_causal=False, scale=None):
+        return naive(q, k, v, is_causal, scale) * 1.001  # far past float32's tolerance
+
+    monkeypatch.setattr(package, "naive", off_by_a_little)
+    with pytest.raises(WrongOutput, match=r"naive: relative L2 error against float64 is out 1\.0"):
+        run(Params(implementation="naive", seq_len=32, head_dim=16, dtype="fp32"))
+
+
+def test_not_a_number_is_wrong(monkeypatch):
+    import systems.kernels.flash_attention as package
+
+    def broken(q, k, v, is_causal=False, scale=None):
+        return naive(q, k, v, is_causal, scale) * float("nan")
+
+    monkeypatch.setattr(package, "naive", broken)
+    with pytest.raises(WrongOutput, match="nan"):
+        run(Params(implementation="naive", seq_len=32, head_dim=16, dtype="fp32"))
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("implementation", "dtype"),
+    [
+        ("naive", "bf16"),
+        ("naive", "fp32"),
+        ("flash_pytorch", "bf16"),
+        ("flash_pytorch", "fp32"),
+        ("flash_triton", "bf16"),
+        ("flash_triton", "fp16"),
+        ("flash_triton", "fp32"),
+        ("sdpa_flash", "bf16"),
+        ("sdpa_flash", "fp16"),
+        ("sdpa_cudnn", "bf16"),
+        ("sdpa_efficient", "bf16"),
+        ("sdpa_efficient", "fp32"),
+        ("sdpa_math", "fp32"),
+    ],
+)
+def test_every_backend_on_a_gpu(implementation, dtype, causal):
+    facts = run(
+        Params(
+            implementation=implementation, seq_len=1024, head_dim=64, num_heads=2, causal=causal,
+            dtype=dtype,
+        )
+    )  # fmt: skip
+    assert all(error <= TOLERANCE[dtype] for error in facts["facts"]["relative_error"].values())
+    rows = 2 * 1024 * 64 * {"fp32": 4, "bf16": 2, "fp16": 2}[dtype]
+    # q, k, v, dout and an output are alive at the least
+    assert all(peak >= 5 * rows for peak in facts["peak_memory_bytes"].values())
+
+
+def _peak(phase: str, seq_len: int) -> int:
+    """Bytes at the peak of a phase of naive attention, less what other tests have left."""
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    params = Params(implementation="naive", seq_len=seq_len, head_dim=64, dtype="fp32")
+    return run(params)["peak_memory_bytes"][phase] - before
+
+
+@pytest.mark.gpu
+def test_materialised_scores_show_in_peak_memory():
+    scores = 4096 * 4096 * 4
+    assert 3 * scores <= _peak("forward_backward", 4096) <= 6 * scores
+    # quadratic, less the flush buffer and the inputs
+    assert _peak("forward_backward", 8192) / _peak("forward_backward", 4096) > 3
+
+
+@pytest.mark.gpu
+def test_the_peak_of_forward_holds_one_call_and_no_graph_of_another():
+    scores = 8192 * 8192 * 4
+    # two of scores, scaled, masked and softmax at once, and two masks of a quarter the size
+    assert _peak("forward", 8192) <= 2.75 * scores
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("implementation", ["sdpa_flash", "sdpa_cudnn"])
+def test_float32_is_unsupported_by_16_bit_backends(implementation):
+    with pytest.raises(Unsupported, match="float32"):
+        run(Params(implementation=implementation, seq_len=128, head_dim=64, dtype="fp32"))
+
+
+@pytest.mark.gpu
+def test_gpu_time_is_what_the_work_takes():
+    """A copy of known size: time_ms must give a bandwidth that the card can have."""
+    from systems.measure.timing import time_ms
+
+    device = torch.device("cuda")
+    source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    samples = time_ms(lambda: target.copy_(source), device)
+    gb_per_s = 2 * source.numel() / 1e6 / sorted(samples)[len(samples) // 2]
+    assert 300 < gb_per_s < 10_000
+
+
+@pytest.mark.gpu
+def test_sdpa_holds_to_its_backend():
+    q = torch.randn(1, 1, 64, 64, device="cuda")
+    with pytest.raises(RuntimeError):
+        sdpa(q, q, q, implementation="sdpa_flash")  # float32

@@ -1,0 +1,197 @@
+"""The benchmark of data parallel training on two ranks: its facts, and what its check finds.
+
+A function that takes `Here` first is a case: every rank runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from systems import accounting
+from systems.benchmark import WrongOutput
+from systems.benchmarks.data_parallel import Params, measure, predict
+from systems.parallel import NaiveDDP, OverlappedDDP
+from systems.training import parallel_training
+from systems.training.parallel_training import (
+    CHECK_STEPS,
+    ParallelTraining,
+    check_parallel,
+    exposed_facts,
+    rank_batch,
+    step_facts,
+)
+from tests.ranks import Here, two_ranks, world
+
+STRATEGIES = ["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
+
+
+def params(strategy: str = "naive", **given) -> Params:
+    buckets = {"bucket_size_mb": 0.1} if strategy == "bucketed" else {}
+    tiny = {
+        "size": "tiny", "num_layers": 2, "vocab_size": 50, "context_length": 8, "batch_size": 1,
+        "world_size": 2, "rounds": 3, "steps": 1, "warmup_steps": 1,
+    }  # fmt: skip
+    return Params(**{**tiny, **buckets, "strategy": strategy, **given})
+
+
+@pytest.fixture(scope="module")
+def ranks(request):
+    backend, world_size = request.param
+    with world(backend, world_size) as started:
+        yield started
+
+
+def on(here: Here, strategy: str, **given) -> Params:
+    return params(strategy, backend="gloo" if here.device.type == "cpu" else "nccl", **given)
+
+
+# ---- cases ---------------------------------------------------------------------------------------
+
+
+def every_strategy_is_measured(here: Here, folder: str) -> None:
+    for strategy in STRATEGIES:
+        os.environ["RUN_ARTIFACTS"] = f"{folder}/{strategy}"
+        beside = {"beside": "naive"} if strategy == "overlapped" else {}
+        told = measure(on(here, strategy, **beside), here.device)
+        samples, facts = told["samples_ms"], told["facts"]
+        assert [len(samples[name]) for name in ("train_step", "alone")] == [3, 3]
+        for whole, exposed in zip(samples["communication"], samples["exposed"], strict=True):
+            assert 0 <= exposed <= whole and whole > 0, strategy
+        assert len(facts["by_rank"]) == here.world_size
+        assert 0 <= facts["overlap_share"] <= 1
+        assert told["tokens"] == {"train_step": 16}
+        assert set(facts["error"]) == {"loss", "gradient", "weights"}
+        buckets = {"overlapped": 15, "bucketed": 6}.get(strategy)
+        assert facts["model"].get("buckets") == buckets
+        assert facts["model"]["all_reduce_gb_per_second"] > 0
+        if here.rank == 0:
+            assert Path(folder, strategy, "timeline.png").exists()
+
+
+def blocks_are_compiled_under_a_wrapper(here: Here) -> None:
+    point = on(here, "overlapped", mode="compiled_blocks", num_layers=1)
+    training, alone = pair(here, point, OverlappedDDP)
+    check_parallel(training, alone)
+    assert all(block._compiled_call_impl is not None for block in training.model.blocks)
+
+
+class Summed(NaiveDDP):
+    def finish_gradient_synchronization(self) -> None:
+        super().finish_gradient_synchronization()
+        for parameter in self.module.parameters():
+            parameter.grad.mul_(2)
+
+
+class NotAveraged(NaiveDDP):
+    def finish_gradient_synchronization(self) -> None:
+        pass
+
+
+class OneBitOff(NaiveDDP):
+    """On rank 1 the last step leaves one weight its smallest step from where it should be."""
+
+    def finish_gradient_synchronization(self) -> None:
+        super().finish_gradient_synchronization()
+        self.seen = getattr(self, "seen", 0) + 1
+        if self.seen == CHECK_STEPS and torch.distributed.get_rank() == 1:
+            weight = self.module.final_norm.weight.data
+            weight[0] = torch.nextafter(weight[0], weight.new_tensor(2.0))
+
+
+def a_wrong_wrapper_is_found(here: Here, wrap: type[nn.Module], why: str) -> None:
+    training, alone = pair(here, on(here, "naive"), wrap)
+    with pytest.raises(WrongOutput, match=why):
+        check_parallel(training, alone)
+
+
+def an_optimizer_that_skips_is_found(here: Here) -> None:
+    training, alone = pair(here, on(here, "naive"), NaiveDDP)
+    training.optimizer_step = lambda: None
+    with pytest.raises(WrongOutput, match=r"rank 0: .*weights"):
+        check_parallel(training, alone)
+
+
+def pair(here: Here, point: Params, wrap) -> tuple[ParallelTraining, ParallelTraining]:
+    return (
+        ParallelTraining(point, here.device, here.rank, wrap),
+        ParallelTraining(point, here.device, here.rank),
+    )
+
+
+# ---- tests ---------------------------------------------------------------------------------------
+
+
+@two_ranks
+def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, tmp_path):
+    ranks.assert_passes(every_strategy_is_measured, str(tmp_path), repeats=1)
+
+
+@two_ranks
+def test_the_check_finds_what_is_wrong(ranks):
+    ranks.assert_passes(a_wrong_wrapper_is_found, Summed, r"gradient 1\.00e\+00", repeats=1)
+    ranks.assert_passes(
+        a_wrong_wrapper_is_found, NotAveraged, "not the same on all ranks", repeats=1
+    )
+    ranks.assert_passes(
+        a_wrong_wrapper_is_found, OneBitOff,
+        r"^rank 1: not the same on all ranks: final_norm.weight$", repeats=1,
+    )  # fmt: skip
+    ranks.assert_passes(an_optimizer_that_skips_is_found, repeats=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [("nccl", 2)], ids=["2_gpus"], indirect=True)
+def test_compiled_blocks_train_as_one_process(ranks):
+    ranks.assert_passes(blocks_are_compiled_under_a_wrapper, repeats=1)
+
+
+def test_each_rank_has_a_batch_of_its_own():
+    cpu = torch.device("cpu")
+    first, second = (rank_batch(params(), cpu, rank) for rank in (0, 1))
+    assert not torch.equal(first[0], second[0])
+    assert torch.equal(first[0], rank_batch(params("flat"), cpu, 0)[0])
+
+
+def test_shares_of_a_step():
+    samples = {
+        "train_step": [12.0, 11, 30],
+        "alone": [9.0],
+        "communication": [4.0],
+        "exposed": [3.0],
+    }
+    facts = step_facts(samples)
+    assert exposed_facts(facts) == {"exposed_ms": 3, "communication_share": 0.25}
+    assert facts["overlap_share"] == 0.25
+    assert "overlap_share" not in step_facts({**samples, "communication": [0.0], "exposed": [0.0]})
+
+
+def test_predictions_count_the_gradients_and_their_ring():
+    point = params(world_size=4)
+    size = 4 * accounting.transformer_parameters(point.model_size)
+    assert predict(point) == {"gradients_bytes": size, "sent_bytes": 1.5 * size}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"strategy": "bucketed", "bucket_size_mb": None}, "given none with strategy: bucketed"),
+        ({"strategy": "flat", "bucket_size_mb": 1.0}, "given 1 with strategy: flat"),
+        ({"cuda_graph": True}, "cuda_graph"),
+        ({"precision": "bf16_master", "optimizer": "fused"}, "'fp32', 'tf32' or 'bf16'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given, why):
+    with pytest.raises(ValidationError, match=re.escape(why)):
+        params(**{"strategy": "naive", **given})
+
+
+def test_tolerances_are_for_every_precision():
+    allowed = Params.model_fields["precision"].annotation.__args__
+    assert set(parallel_training.TOLERANCE) >= set(allowed)

@@ -1,0 +1,105 @@
+"""The benchmark of sharded weights on two ranks: its facts, and what its check finds.
+
+A function that takes `Here` first is a case: every rank runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+from pydantic import ValidationError
+
+from systems import accounting
+from systems.benchmark import WrongOutput
+from systems.benchmarks.fsdp import Params, check, measure, predict, sharded_training
+from systems.training.parallel_training import CHECK_STEPS, ParallelTraining
+from tests.ranks import Here, two_ranks, world
+
+STRATEGIES = ["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
+
+
+def params(strategy: str = "blocks", **given) -> Params:
+    tiny = {
+        "size": "tiny", "vocab_size": 51, "context_length": 8, "batch_size": 1,
+        "world_size": 2, "rounds": 2, "steps": 1, "warmup_steps": 1,
+    }  # fmt: skip
+    if given.get("precision") == "bf16_master":
+        tiny["optimizer"] = "fused"
+    return Params(**{**tiny, "strategy": strategy, **given})
+
+
+@pytest.fixture(scope="module")
+def ranks(request):
+    backend, world_size = request.param
+    with world(backend, world_size) as started:
+        yield started
+
+
+def is_measured(here: Here, strategy: str, precision: str, folder: str) -> None:
+    os.environ["RUN_ARTIFACTS"] = folder
+    backend = "gloo" if here.device.type == "cpu" else "nccl"
+    point = params(strategy, precision=precision, backend=backend)
+    told = measure(point, here.device)
+    facts, predicted = told["facts"], predict(point)
+    # Uneven slices and replicated gains make a rank's share a little more than its part.
+    for part in ("weights_bytes", "gradients_bytes", "optimizer_state_bytes"):
+        assert 1 <= facts[part] / predicted[part] < 1.03, part
+    assert facts["gathers"] >= 2 * 3  # blocks, twice; the embedding and the head at least once
+    assert 0 <= facts["gathers_in_time"] <= 1
+    assert len(facts["by_rank"]) == here.world_size
+    for whole, exposed in zip(
+        told["samples_ms"]["communication"], told["samples_ms"]["exposed"], strict=True
+    ):
+        assert 0 <= exposed <= whole and whole > 0
+
+
+def a_rank_that_forgets_a_step_is_found(here: Here) -> None:
+    point = params(backend="gloo" if here.device.type == "cpu" else "nccl")
+    training = sharded_training(point, here.device)
+    alone = ParallelTraining(point, here.device, here.rank)
+    whole, steps = training.optimizer_step, iter(range(CHECK_STEPS))
+    training.optimizer_step = lambda: None if next(steps) == here.rank == 1 else whole()
+    with pytest.raises(WrongOutput, match=r"^rank 0: against one process .*weights .*rank 1: "):
+        check(training, alone)
+
+
+@two_ranks
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [(strategy, "bf16_master") for strategy in STRATEGIES]
+    + [("layers", "fp32"), ("fsdp2", "fp32")],
+)
+def test_every_strategy_is_measured(ranks, strategy, precision, tmp_path):
+    ranks.assert_passes(is_measured, strategy, precision, str(tmp_path), repeats=1)
+    assert (tmp_path / "timeline.png").exists()
+
+
+@two_ranks
+def test_the_check_finds_a_rank_that_forgets_a_step(ranks):
+    ranks.assert_passes(a_rank_that_forgets_a_step_is_found, repeats=1)
+
+
+def test_predictions_share_the_state_and_add_activations():
+    point = params(world_size=4, size="small", context_length=128)
+    told, size = predict(point), point.model_size
+    parameters = accounting.transformer_parameters(size)
+    assert told["weights_bytes"] == told["gradients_bytes"] == parameters  # 4 bytes, of 4 ranks
+    assert told["sent_bytes"] == 3 * 0.75 * 4 * parameters
+    least = told["weights_bytes"] + told["optimizer_state_bytes"]
+    assert told["peak_memory_bytes"] > least + told["activations_bytes"]
+    by_layer = predict(params("layers", world_size=4, size="small", context_length=128))
+    assert by_layer["peak_memory_bytes"] < told["peak_memory_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"strategy": "layers", "mode": "compiled_blocks"}, "strategy layers is of mode: eager"),
+        ({"precision": "bf16"}, "'fp32', 'tf32' or 'bf16_master'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given, why):
+    with pytest.raises(ValidationError, match=re.escape(why)):
+        params(**given)

@@ -1,0 +1,244 @@
+"""The profile study: real profiles of a small training, on a processor and on a GPU."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from systems.accounting import softmax_over_matmul_flops
+from systems.benchmark import Unsupported
+from systems.benchmarks.profile import PROFILED_STEPS, Params, predict, run
+from systems.kernels.flash_attention import naive
+from systems.measure.kernel_table import ATTENTION_RANGES, PHASES
+from systems.measure.under_nsys import run_under_nsys
+from systems.training.profiler_ranges import annotated_naive, has_attention_ranges
+from tests.tiny_training import no_gpu
+
+pytestmark = pytest.mark.usefixtures("artifacts")
+TINY: dict[str, Any] = {
+    "size": "tiny", "context_length": 24, "batch_size": 2, "vocab_size": 50,
+    "warmup_steps": 1, "measure_steps": 2,
+}  # fmt: skip
+
+
+def params(**given: Any) -> Params:
+    return Params.model_validate(TINY | given)
+
+
+def test_operations_of_softmax_by_hand():
+    # 5 a score against two products of 2 * 64 operations a score, and 4 against four.
+    assert softmax_over_matmul_flops("forward", 64) == 5 / 256
+    assert softmax_over_matmul_flops("backward", 64) == 4 / 512
+    assert predict(params())["softmax_over_matmul_flops"]["forward"] == 5 / 64  # heads of 16
+
+
+def test_annotated_attention_is_naive_attention():
+    q, k, v = (torch.randn(2, 3, 17, 8, requires_grad=True) for _ in range(3))
+    for causal in (False, True):
+        ours, plain = (f(q, k, v, is_causal=causal) for f in (annotated_naive, naive))
+        assert torch.equal(ours, plain)
+        for mine, theirs in zip(
+            torch.autograd.grad(ours.sum(), (q, k, v)),
+            torch.autograd.grad(plain.sum(), (q, k, v)),
+            strict=True,
+        ):
+            assert torch.equal(mine, theirs)
+
+
+def check(measured: dict[str, Any], steps: int) -> None:
+    """What holds for every profile."""
+    facts = measured["facts"]
+    samples = measured["samples_ms"]
+    assert set(samples) == {*PHASES, "forward_backward", "train_step"}
+    assert len(samples["forward"]) == len(samples["train_step"]) == steps
+    assert facts["profiled_steps"] == PROFILED_STEPS
+    for name, rows in facts["kernel_classes"].items():
+        assert sum(row["time_share"] for row in rows) == pytest.approx(1, abs=1e-4)
+        total = sum(row["time_ms"] for row in rows)
+        assert total == pytest.approx(facts["kernel_ms"][name], rel=1e-3)
+        # Every step is alike: what is called is called equally often.
+        assert all(isinstance(row["calls"], int) for row in facts["kernels"][name])
+    for phase in PHASES:
+        assert facts["kernels"][phase] and 0 < facts["busy_share"][phase] <= 1
+        assert facts["kernel_ms"][phase] <= 1.02 * facts["range_ms"][phase]
+    assert facts["top_kernel"]["optimizer"] == facts["kernels"]["optimizer"][0]["kernel"]
+
+
+@no_gpu
+def test_ranges_of_a_training_on_a_processor():
+    measured = run(params())
+    check(measured, steps=2)
+    calls = {
+        name: {row["kernel"]: row["calls"] for row in rows}
+        for name, rows in measured["facts"]["kernels"].items()
+    }
+    # Three blocks, each with one product in the scores and one in the output: two each backward.
+    for part, products in (("attention_scores", 3), ("attention_output", 3)):
+        assert calls[part]["aten::bmm"] == products
+        assert calls[part + "_backward"]["aten::bmm"] == 2 * products
+    assert calls["attention_softmax"]["aten::_softmax"] == 3
+    assert calls["attention_softmax_backward"]["aten::_softmax_backward_data"] == 3
+    # Four products of weights a block, and the output head.
+    assert calls["forward"]["aten::mm"] == 3 * 4 + 1
+    assert calls["backward"]["aten::mm"] == 2 * (3 * 4 + 1)
+    assert calls["optimizer"]["aten::_fused_adamw_"] == 1
+    assert "trace" not in measured["facts"]
+
+
+@no_gpu
+def test_the_trace_is_kept_where_it_is_asked_for(artifacts):
+    measured = run(params(trace=True))
+    with gzip.open(artifacts / measured["facts"]["trace"], "rt") as file:
+        names = {e["name"] for e in json.load(file)["traceEvents"]}
+    assert names >= {*PHASES, *ATTENTION_RANGES}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"attention": "sdpa"},
+        {"mode": "compiled_blocks"},
+        {"cuda_graph": True},
+        {"checkpointing": "every_k"},
+    ],
+)
+def test_attention_that_has_no_parts_has_no_ranges(given):
+    assert has_attention_ranges(params()) and not has_attention_ranges(params(**given))
+
+
+@no_gpu
+def test_without_ranges_in_attention_the_phases_are_profiled():
+    measured = run(params(attention="sdpa"))
+    check(measured, steps=2)
+    assert set(measured["facts"]["kernels"]) == {*PHASES, "train_step"}
+    assert "softmax_ms" not in measured["facts"]
+
+
+def test_nsys_keeps_no_trace_of_the_torch_profiler():
+    with pytest.raises(ValidationError, match="trace: true keeps the trace of profiler: torch"):
+        params(profiler="nsys", trace=True)
+
+
+@no_gpu
+def test_nsys_needs_a_gpu():
+    with pytest.raises(Unsupported, match="this machine has none"):
+        run(params(profiler="nsys"))
+
+
+STAND_IN = """#!{python}
+import json, os, subprocess, sys
+at = sys.argv.index({python!r})
+options, program = sys.argv[1:at], sys.argv[at:]
+json.dump(options, open(os.environ["SEEN"], "w"))
+if os.environ.get("FAIL"):
+    sys.exit(7)
+(report,) = [o.removeprefix("--output=") for o in options if o.startswith("--output=")]
+code = subprocess.run(program).returncode
+open(report + ".nsys-rep", "w").close()
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def nsys(tmp_path, monkeypatch) -> Path:
+    """A stand-in for nsys on PATH, which cannot be installed where this is tested: it notes its
+    options, runs the program, and leaves an empty report where nsys would leave its own."""
+    script = tmp_path / "bin" / "nsys"
+    script.parent.mkdir()
+    script.write_text(STAND_IN.format(python=sys.executable))
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen.json"))
+    return tmp_path / "seen.json"
+
+
+def test_under_nsys_the_steps_run_and_the_report_stays(nsys, tmp_path, monkeypatch):
+    """With a stand-in: the command, and what passes between the processes; not nsys itself."""
+    monkeypatch.chdir(tmp_path)  # the package is found from anywhere
+    facts = run_under_nsys(params(profiler="nsys"), tmp_path)
+    assert (tmp_path / facts["report"]).exists()
+    assert set(facts["range_ms"]) == {*PHASES, "train_step"} and facts["profiled_steps"] == 3
+    assert json.loads(nsys.read_text()) == [
+        "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
+        "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true",
+        f"--output={tmp_path / 'report'}",
+    ]  # fmt: skip
+
+
+def test_a_failure_under_nsys_is_told(nsys, tmp_path, monkeypatch):
+    """With a stand-in that ends with 7."""
+    monkeypatch.setenv("FAIL", "1")
+    with pytest.raises(RuntimeError, match=r"nsys ended with 7, and did not write .*report"):
+        run_under_nsys(params(profiler="nsys"), tmp_path)
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def on_gpu() -> dict[str, Any]:
+    return run(params(size="small", context_length=512, batch_size=4, vocab_size=10_000))
+
+
+@pytest.mark.gpu
+def test_kernels_of_every_phase_are_found(on_gpu):
+    check(on_gpu, steps=2)
+    facts = on_gpu["facts"]
+    assert facts["counted"] == "GPU kernels"
+    assert facts["kernels"]["optimizer"][0]["class"] == "optimizer"
+    assert facts["matmul_share"]["optimizer"] < 0.01
+    assert facts["matmul_share"]["forward"] > 0.3
+    assert facts["matmul_share"]["train_step"] > 0.3
+    classes = {row["class"]: row["time_share"] for row in facts["kernel_classes"]["train_step"]}
+    assert classes.get("other", 0) < 0.1
+
+
+def _calls(facts: dict[str, Any], name: str, kind: str) -> float:
+    rows = facts["kernel_classes"][name]
+    return next((row["calls"] for row in rows if row["class"] == kind), 0)
+
+
+@pytest.mark.gpu
+def test_kernels_inside_attention_are_found_forward_and_backward(on_gpu):
+    facts = on_gpu["facts"]
+    for part in ("attention_scores", "attention_output"):
+        # One product a block, two of them backward; cuBLAS may cut one into several kernels.
+        assert _calls(facts, part, "matmul") >= 12
+        assert _calls(facts, part + "_backward", "matmul") >= 24
+        assert facts["kernel_ms"][part] < facts["kernel_ms"]["forward"]
+    # Backward first multiplies P and dP, in a kernel of its own.
+    for part, classes in (("", {"softmax"}), ("_backward", {"softmax", "elementwise"})):
+        assert _calls(facts, f"attention_softmax{part}", "softmax") == 12
+        rows = facts["kernel_classes"][f"attention_softmax{part}"]
+        assert {row["class"] for row in rows} == classes
+    assert set(facts["softmax_ms"]) == set(facts["attention_matmul_ms"]) == {"forward", "backward"}
+    # Its few operations move as many bytes as the products: in time it is no such trifle.
+    for phase, ratio in facts["softmax_over_matmul_time"].items():
+        assert ratio > softmax_over_matmul_flops(phase, 64)
+
+
+@pytest.mark.gpu
+def test_kernel_time_is_within_the_unprofiled_clock(on_gpu):
+    """Kernels cannot take longer than the phase that they are; the clock was read without a
+    profiler, so clocks of the GPU may differ between the two."""
+    for phase, ratio in on_gpu["facts"]["kernels_over_clock"].items():
+        assert 0 < ratio < 1.1, phase
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "given", [{"cuda_graph": True}, {"precision": "bf16", "attention": "sdpa"}]
+)
+def test_other_ways_to_train_are_profiled_by_phase(given):
+    measured = run(params(size="small", context_length=256, batch_size=2, **given))
+    check(measured, steps=2)
+    assert set(measured["facts"]["kernels"]) == {*PHASES, "train_step"}

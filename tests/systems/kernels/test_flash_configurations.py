@@ -1,0 +1,185 @@
+"""What flash_triton chooses from shapes, what it refuses, and what becomes of it for sm_90."""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate, product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from systems.kernels.flash_attention.autograd import FlashAttentionTriton
+from systems.kernels.flash_attention.configurations import (
+    MAX_BLOCK,
+    MAX_ROW_STRIDE,
+    block_d,
+    configuration,
+    heads_in_l2,
+    ranges,
+    splits,
+)
+from systems.kernels.flash_attention.layout import layout
+from systems.kernels.flash_attention.triton.copy_launch import moved
+from systems.kernels.flash_attention.triton.launch import flash_forward
+from tests.flash_cases import (
+    BF16,
+    F16,
+    F32,
+    slow,
+)
+from tests.imports import assert_import_leaves_triton_alone
+
+
+def test_splits_worked_by_hand():
+    assert splits(528, 1000, 132) == 1  # every place filled four times over
+    assert splits(132, 1000, 132) == 2
+    assert splits(128, 1000, 264) == 4  # 528 programs for 264 places, 4.1 times as many
+    assert splits(132, 8, 264) == 2  # parts of four tiles
+    assert splits(132, 3, 264) == 1
+    assert splits(1, 10_000, 132) == 32
+    assert splits(0, 10, 132) == 1
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 600))
+def test_splits_leave_no_part_too_short(n_programs, n_tiles, slots):
+    found = splits(n_programs, n_tiles, slots)
+    assert 1 <= found <= 32
+    assert found == 1 or n_tiles // found >= 4
+    assert found == 1 or n_programs * found <= 2 * slots + n_programs / 2
+
+
+@given(st.integers(0, 500), st.integers(1, 64), st.integers(1, 40))
+def test_ranges_hold_every_row_once_and_none_is_empty(length, n_splits, tiles):
+    length = max(1, length)
+    for wanted in (n_splits, None):
+        count, size = ranges(length, 16, tiles, 132, wanted)
+        assert size % 16 == 0
+        assert (count - 1) * size < length <= count * size
+        assert wanted is None or count <= wanted
+
+
+def test_no_ranges_are_refused():
+    with pytest.raises(ValueError, match="n_splits must be 1 or more, got 0"):
+        ranges(100, 16, 4, 132, 0)
+
+
+@settings(deadline=None)  # the first imports Triton
+@given(
+    st.integers(1, 300), st.integers(1, 300), st.integers(1, 3), st.integers(1, 3),
+    st.integers(1, 6), st.sampled_from([(16, 16), (32, 16), (48, 32)]), st.booleans(),
+    st.booleans(),
+)  # fmt: skip
+def test_schedule_has_every_item_once_and_of_a_causal_head_the_longest_first(
+    n_rows, n_others, n_programs, group, n_splits, blocks, is_causal, by_keys
+):
+    pytest.importorskip("triton")
+    from systems.kernels.flash_attention.triton.tiles import schedule
+
+    block, other_block = blocks
+    n_blocks = -(-n_rows // block)
+    n_splits, a_split = ranges(n_others, other_block, n_blocks, 132, n_splits)
+    order = [
+        schedule.fn(item, n_blocks, n_programs, n_splits, a_split, group, block, is_causal, by_keys)
+        for item in range(n_blocks * n_programs * n_splits)
+    ]
+    everything = product(range(n_blocks), range(n_programs), range(n_splits))
+    assert sorted(order) == sorted(everything)
+    groups = [head // group for _, head, _ in order]
+    assert groups == sorted(groups)
+    if is_causal:
+        # How much longer a later item may be: by the steps of the order, and by the queries that
+        # see all keys, of which every block has as many.
+        short_of_last = n_splits * a_split - n_others
+        past_all_keys = max(0, n_others - n_rows) if by_keys else 0
+        for head in range(n_programs):
+            lengths = [
+                seen(b, s, block, a_split, n_others, by_keys) for b, h, s in order if h == head
+            ]
+            lengths = [length for length in lengths if length > 0]
+            longest_after = list(accumulate(reversed(lengths), max))[::-1]
+            for length, longest in zip(lengths, longest_after, strict=True):
+                assert longest <= length + block + short_of_last + past_all_keys
+
+
+def seen(which, split, block, a_split, n_others, by_keys):
+    """How many of a split's rows the last query of a block sees, or the first key is seen by."""
+    first, end = split * a_split, min(n_others, (split + 1) * a_split)
+    if by_keys:
+        return end - max(first, which * block)
+    return min(end, (which + 1) * block) - first
+
+
+def test_groups_of_heads_worked_by_hand():
+    # keys and values of 16384 rows of 64 bfloat16 take 4 MiB
+    assert heads_in_l2(16384, 64, 2, 100) == 8
+    assert heads_in_l2(16384, 64, 2, 3) == 3
+    assert heads_in_l2(1 << 20, 128, 4, 3) == 1
+
+
+def test_the_table_has_every_head_dim_and_dtype():
+    assert [block_d(d) for d in (1, 16, 17, 24, 64, 80, 128)] == [16, 16, 32, 32, 64, 128, 128]
+    for head_dim in range(1, 129):
+        for dtype in (F32, BF16, F16):
+            for tile in filter(None, configuration(head_dim, dtype)):
+                assert tile.block_q in (16, 32, 64, 128) and tile.block_k in (16, 32, 64, 128)
+                assert max(tile[:2]) <= MAX_BLOCK and tile.num_warps in (4, 8)
+
+
+def test_offsets_within_any_tile_fit_in_32_bits():
+    for head_dim in range(1, 129):
+        of = layout((300, head_dim), (MAX_ROW_STRIDE - 1, 1))
+        rows = max(MAX_BLOCK, moved(of)["ROWS"])
+        assert not of.is_copy and (rows - 1) * of.strides[-1] + head_dim <= 1 << 31
+        assert layout((300, head_dim), (MAX_ROW_STRIDE, 1)).is_copy
+
+
+def test_all_that_does_not_fit_is_named_at_once():
+    q, k, v = torch.ones(2, 5, 129), torch.ones(3, 5, 129), torch.ones(3, 5, 129).double()
+    with pytest.raises(ValueError) as told:
+        flash_forward(q, k, v, precision="fp8")
+    for part in ("leading dim", "head_dim must be 1 to 128, got 129", "torch.float64", "'fp8'"):
+        assert part in str(told.value)
+    with pytest.raises(ValueError, match=r"\(\.\.\., rows, head_dim\), got q \(4,\)"):
+        flash_forward(*[torch.ones(4)] * 3)
+
+
+def test_without_a_gpu_the_error_says_so():
+    x = torch.ones(2, 4, 16)
+    with pytest.raises(RuntimeError, match="need a GPU, got tensors on cpu; TRITON_INTERPRET=1"):
+        FlashAttentionTriton.apply(x, x, x)
+
+
+def test_importing_it_does_not_import_triton():
+    assert_import_leaves_triton_alone("systems.kernels.flash_attention.autograd")
+
+
+@pytest.mark.parametrize("is_causal", [True, slow(False)])
+@pytest.mark.parametrize("name", ["forward", "dkdv", "dq"])
+@pytest.mark.parametrize("head_dim", [64, slow(128)])
+def test_compiled_for_hopper_nothing_spills(head_dim, name, is_causal):
+    """bfloat16; `make compile-check` has all of the table."""
+    pytest.importorskip("triton")
+    from scripts.compile_check import SHARED_LIMIT, compile_pass
+
+    tile = getattr(configuration(head_dim, BF16), name)
+    made = compile_pass(name, head_dim, BF16, is_causal, tile)
+    assert made.spilled == 0
+    assert made.shared <= SHARED_LIMIT
+    assert made.resident == tile.resident if is_causal else made.resident >= tile.resident
+    assert "wgmma.mma_async" in made.ptx and "mma.sync" not in made.ptx
+    # Tiles of the inner loop come by 16 bytes a copy, past the registers
+    assert "cp.async.cg.shared.global" in made.ptx
+    # One order of additions, equal bits
+    assert not re.search(r"^\s*(@\S+\s+)?(atom|red)\.", made.ptx, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["delta", "combine", "sum"])
+def test_compiled_for_hopper_movers_spill_nothing(name):
+    pytest.importorskip("triton")
+    from scripts.compile_check import compile_mover
+
+    made = compile_mover(name, 64, BF16)
+    assert made.spilled == 0
+    assert "ld.global.v4.b32" in made.ptx

@@ -1,0 +1,198 @@
+"""The Hopper backward kernels: compiled for sm_90 here, against float64 on a Hopper GPU."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+
+import pytest
+import torch
+
+from systems.kernels.flash_attention import FlashAttentionHopper
+from systems.kernels.flash_attention.hopper.backward_launch import (
+    flash_backward,
+    why_not,
+)
+from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
+from systems.kernels.flash_attention.hopper.splits import backward_splits
+from tests.attention_error import assert_within_limits
+from tests.flash_cases import COMPILED_FORMS, HOPPER_SHAPES, on_hopper
+
+BF16, F16 = torch.bfloat16, torch.float16
+HEAD_DIMS = (64, 128)
+
+
+@pytest.mark.parametrize("form", COMPILED_FORMS)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_compiled_for_hopper(head_dim, form, tmp_path):
+    triton = pytest.importorskip("triton")
+    from scripts.compile_check import SHARED_LIMIT, compile_hopper
+
+    found = compile_hopper("backward", head_dim, form)
+    assert found.spilled == 0
+    assert found.shared <= SHARED_LIMIT
+    assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add" in found.ptx
+    # Registers are handed from warps to warps, and products wait for each other in groups only:
+    # where it cannot have that, the assembler tells nobody and makes a slow kernel.
+    (tmp_path / "kernel.cubin").write_bytes(found.made.asm["cubin"])
+    dump = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(tmp_path / "kernel.cubin")]
+    sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
+    assert "USETMAXREG" in sass
+    assert 0 < sass.count("WARPGROUP.") < sass.count("HGMMA") / 2
+
+
+def test_few_heads_are_split_and_many_are_not():
+    def of(n, heads, is_causal=True, head_dim=64):
+        return backward_splits(heads, -(-n // 128), -(-n // 64), is_causal, head_dim, 132)
+
+    assert of(16384, 16) == of(65536, 1) == of(128, 1) == 1
+    assert all(of(n, 1, head_dim=d) > 1 for n in (4096, 8192, 16384) for d in HEAD_DIMS)
+    # 128 items of equal length on 132 multiprocessors: a split would only add a second round
+    assert of(16384, 1, is_causal=False) == 1
+
+
+def test_what_it_does_not_take_has_a_reason():
+    q = torch.zeros(1, 1, 4, 64, dtype=BF16)
+    assert "Hopper GPU" in why_not(q)
+    assert "all gradients" in why_not(q, needs_dkdv=False)
+
+
+def inputs(batch, heads, n_queries, n_keys, head_dim, dtype):
+    torch.manual_seed(n_queries + n_keys)
+    shapes = [(batch, heads, n, head_dim) for n in (n_queries, n_keys, n_keys, n_queries)]
+    return [torch.randn(s, device="cuda").to(dtype) for s in shapes]
+
+
+def check(q, k, v, dout, is_causal, scale=None, **options):
+    out, lse = flash_forward(q, k, v, is_causal, scale)
+    gradients = flash_backward(q, k, v, out, lse, dout, is_causal, scale, **options)
+    for x, like in zip(gradients, (q, k, v), strict=True):
+        assert x.dtype == like.dtype and x.shape == like.shape
+    found = dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+    assert_within_limits(found, q, k, v, dout, is_causal, scale)
+    return gradients
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_against_float64(outputs_hold_nan, head_dim, dtype, is_causal):
+    for shape in HOPPER_SHAPES:
+        check(*inputs(*shape, head_dim, dtype), is_causal)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_a_query_that_sees_one_key(outputs_hold_nan, head_dim):
+    q, k, v, dout = inputs(1, 1, 1, 500, head_dim, BF16)
+    out, lse = flash_forward(q, k, v, True)
+    dq, dk, dv = flash_backward(q, k, v, out, lse, dout, True)
+    assert torch.equal(dv[..., :1, :], dout) and (dv[..., 1:, :] == 0).all()
+    assert_within_limits({"dq": dq, "dk": dk}, q, k, v, dout, True)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_split_over_queries(outputs_hold_nan, head_dim, is_causal):
+    for shape in ((1, 1, 1000, 1000), (1, 2, 4224, 4224), (1, 1, 300, 1111), (1, 1, 1111, 300)):
+        for n_splits in (2, 3, 7):
+            check(*inputs(*shape, head_dim, BF16), is_causal, n_splits=n_splits)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_layouts_and_scales(outputs_hold_nan, head_dim):
+    """Views that the copy engine reads, and those that it cannot."""
+    q, k, v, dout = inputs(2, 3, 200, 200, head_dim, BF16)
+    everything = (q, k, v, dout)
+    swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in everything]
+    packed = torch.stack(everything, 3).unbind(3)  # rows of four, strides in use
+    odd = [torch.cat((x, x[..., :1]), -1)[..., :-1] for x in everything]  # rows not of 16 bytes
+    shifted = [torch.cat((x.flatten(), x.flatten()[:1]))[1:].view_as(x) for x in everything]
+    of_a_sum = [q, k, v, torch.ones((), device="cuda", dtype=BF16).expand_as(q)]
+    for views in (swapped, packed, odd, shifted, of_a_sum):
+        check(*views, True)
+    for scale in (0.3, -0.3):
+        check(*everything, True, scale)
+        check(*everything, False, scale)
+    check(*(x[0, 0] for x in everything), True)
+    check(q * 5, k * 3, v * 3, dout, True)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_scores_far_below_zero(outputs_hold_nan, head_dim):
+    """exp2(-lse) is infinite there: what keys past the end of a ragged block would add."""
+    q, k, v, dout = inputs(1, 2, 200, 200, head_dim, BF16)
+    q, k = q.abs() * 8, -k.abs() * 8
+    out, lse = flash_forward(q, k, v)
+    assert lse.max() < -128
+    assert all(x.isfinite().all() for x in flash_backward(q, k, v, out, lse, dout))
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_two_hundred_launches(head_dim, is_causal):
+    """dK and dV are bit-equal, dQ is within what another order of adding changes."""
+    q, k, v, dout = inputs(2, 40, 900, 900, head_dim, BF16)
+    first = check(q, k, v, dout, is_causal)
+    out, lse = flash_forward(q, k, v, is_causal)
+    unequal = torch.zeros((), dtype=torch.int64, device="cuda")
+    farthest = torch.zeros((), device="cuda")
+    for _ in range(200):
+        dq, dk, dv = flash_backward(q, k, v, out, lse, dout, is_causal)
+        unequal += (dk != first[1]).any() | (dv != first[2]).any()
+        far = (dq.float() - first[0].float()).norm() / first[0].float().norm()
+        farthest = torch.maximum(farthest, far)
+    assert unequal.item() == 0
+    assert farthest.item() < 1e-3
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_compiled_by_torch_into_cuda_graphs(head_dim):
+    """Of whose memory nothing may be kept: torch looks before the second graph."""
+    q, k, v, dout = inputs(1, 2, 300, 300, head_dim, BF16)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    whole = torch.compile(FlashAttentionHopper.apply, mode="reduce-overhead", fullgraph=True)
+    want = FlashAttentionHopper.apply(*leaves, True)
+    expected = torch.autograd.grad(want, leaves, dout)
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        out = whole(*leaves, True)
+        gradients = torch.autograd.grad(out, leaves, dout)
+        assert torch.equal(out, want)
+        assert torch.equal(gradients[1], expected[1]) and torch.equal(gradients[2], expected[2])
+        assert torch.allclose(gradients[0], expected[0], rtol=1e-2, atol=1e-3)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_gpu_empty_and_in_a_graph(outputs_hold_nan, head_dim):
+    q, k, v, dout = inputs(1, 2, 300, 300, head_dim, BF16)
+    out, lse = flash_forward(q, k, v, True)
+    given = (q, k, v, out, lse, dout, True)
+    want = flash_backward(*given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = flash_backward(*given)
+    for _ in range(3):
+        for x in got:
+            x.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(got[1], want[1]) and torch.equal(got[2], want[2])
+        assert torch.allclose(got[0], want[0], rtol=1e-2, atol=1e-3)
+    nothing = k[..., :0, :]
+    gradients = flash_backward(q, nothing, nothing, torch.zeros_like(q), lse, dout)
+    assert (gradients[0] == 0).all() and gradients[1].shape == nothing.shape

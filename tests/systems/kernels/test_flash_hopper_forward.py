@@ -1,0 +1,140 @@
+"""The Hopper forward kernel: compiled for sm_90 here, against float64 on a Hopper GPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from systems.kernels.flash_attention.hopper.forward_launch import (
+    FORWARD,
+    SHORT,
+    flash_forward,
+    why_not,
+)
+from systems.kernels.flash_attention.hopper.splits import forward_splits
+from tests.attention_error import assert_within_limits
+from tests.flash_cases import COMPILED_FORMS, HOPPER_SHAPES, on_hopper, slow
+
+BF16, F16 = torch.bfloat16, torch.float16
+
+
+@pytest.mark.parametrize("form", COMPILED_FORMS)
+@pytest.mark.parametrize(
+    ("head_dim", "tile"),
+    [
+        (64, FORWARD[64]),
+        slow(64, SHORT),
+        (128, FORWARD[128]),
+    ],
+)
+def test_compiled_for_hopper_nothing_spills(head_dim, tile, form):
+    pytest.importorskip("triton")
+    from scripts.compile_check import SHARED_LIMIT, compile_hopper
+
+    found = compile_hopper("forward", head_dim, form, tile)
+    assert found.spilled == 0
+    assert found.shared <= SHARED_LIMIT
+    assert found.ptx.count("wgmma.mma_async") >= 2 * tile.consumers
+
+
+def test_few_heads_are_split_and_many_are_not():
+    def of(n, heads, is_causal=True, block_q=192):
+        return forward_splits(heads, -(-n // block_q), n // 128, is_causal, heads * n * 256, 132)
+
+    assert of(16384, 16) == of(65536, 1) == of(128, 1) == 1
+    assert all(of(n, 1) > 1 for n in (4096, 8192, 16384))
+    # 128 blocks of equal length on 132 multiprocessors: a split would only add a second round
+    assert of(16384, 1, is_causal=False, block_q=128) == 1
+
+
+def inputs(batch, heads, n_queries, n_keys, head_dim, dtype, scale=1.0):
+    torch.manual_seed(n_queries + n_keys)
+    shapes = [(batch, heads, n, head_dim) for n in (n_queries, n_keys, n_keys)]
+    return [(torch.randn(s, device="cuda") * scale).to(dtype) for s in shapes]
+
+
+def check(q, k, v, is_causal, scale=None, **options):
+    out, lse = flash_forward(q, k, v, is_causal, scale, **options)
+    assert out.dtype == q.dtype and lse.dtype == torch.float32
+    found = {"out": out, "lse": lse}
+    assert_within_limits(found, q, k, v, torch.zeros_like(q), is_causal, scale)
+    return out, lse
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("head_dim", FORWARD)
+def test_gpu_against_float64(outputs_hold_nan, head_dim, dtype, is_causal):
+    for shape in HOPPER_SHAPES:
+        check(*inputs(*shape, head_dim, dtype), is_causal)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", FORWARD)
+def test_gpu_split_over_keys(outputs_hold_nan, head_dim, is_causal):
+    for shape in ((1, 1, 1000, 1000), (1, 2, 4224, 4224), (1, 1, 300, 1111), (1, 1, 1111, 300)):
+        for n_splits in (2, 3, 7):
+            check(*inputs(*shape, head_dim, BF16), is_causal, n_splits=n_splits)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", FORWARD)
+def test_gpu_layouts_and_scales(outputs_hold_nan, head_dim):
+    """Views that the copy engine reads, and those that it cannot: all give what copies give."""
+    q, k, v = inputs(2, 3, 200, 200, head_dim, BF16)
+    swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    packed = torch.stack((q, k, v), 3).unbind(3)  # rows of three, strides in use
+    odd = [torch.cat((x, x[..., :1]), -1)[..., :-1] for x in (q, k, v)]  # rows not of 16 bytes
+    shifted = [torch.cat((x.flatten(), x.flatten()[:1]))[1:].view_as(x) for x in (q, k, v)]
+    spread = [q, *(x[:, :1].expand(-1, 3, -1, -1) for x in (k, v))]
+    for views in (swapped, packed, odd, shifted, spread):
+        out, lse = check(*views, True)
+        copies = flash_forward(*(x.contiguous() for x in views), True)
+        assert torch.equal(out, copies[0]) and torch.equal(lse, copies[1])
+    for scale in (0.0, 0.3, -0.3):
+        check(q, k, v, True, scale)
+        check(q, k, v, False, scale)
+    check(q[0, 0], k[0, 0], v[0, 0], True)
+    check(q * 5, k * 3, v * 3, True)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", FORWARD)
+def test_gpu_thousand_launches_are_bit_equal(head_dim, is_causal):
+    q, k, v = inputs(2, 40, 900, 900, head_dim, BF16)
+    first = flash_forward(q, k, v, is_causal)
+    unequal = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        out, lse = flash_forward(q, k, v, is_causal)
+        unequal += (out != first[0]).any() | (lse != first[1]).any()
+    assert unequal.item() == 0
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_gpu_empty_and_in_a_graph(outputs_hold_nan):
+    q, k, v = inputs(1, 2, 300, 300, 64, BF16)
+    out, lse = flash_forward(q, k[..., :0, :], v[..., :0, :])
+    assert (out == 0).all() and (lse == -math.inf).all()
+    assert flash_forward(q[..., :0, :], k, v)[0].shape == (1, 2, 0, 64)
+    want = flash_forward(q, k, v, True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = flash_forward(q, k, v, True)
+    for _ in range(3):
+        got[0].fill_(math.nan)
+        graph.replay()
+        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
+def test_what_it_does_not_take_has_a_reason():
+    assert "Hopper GPU" in why_not(torch.zeros(1, 1, 4, 64, dtype=BF16))

@@ -1,0 +1,56 @@
+"""The Hopper kernels under compute-sanitizer's memcheck, in small shapes, ragged and split.
+
+racecheck has no say in them: it reports a race wherever one warp hands another an integer through
+barriers in shared memory, in a kernel of twenty lines that does nothing else, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.flash_cases import on_hopper
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not shutil.which("compute-sanitizer"), reason="needs compute-sanitizer")
+def test_gpu_no_access_is_out_of_bounds():
+    command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9"]
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "tests.systems.kernels.test_flash_hopper_memcheck"],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+    )
+    if "Device not supported" in done.stdout:
+        pytest.skip("compute-sanitizer does not know this device")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ERROR SUMMARY: 0 errors" in done.stdout
+
+
+def run_both_passes() -> None:
+    from systems.kernels.flash_attention.hopper.backward_launch import flash_backward
+    from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
+
+    lengths = ((300, 420), (65, 129))
+    cases = itertools.product((64, 128), lengths, (False, True), (None, 2))
+    for head_dim, (n_queries, n_keys), is_causal, n_splits in cases:
+        q, k, v, dout = (
+            torch.randn(1, 2, n, head_dim, device="cuda", dtype=torch.bfloat16)
+            for n in (n_queries, n_keys, n_keys, n_queries)
+        )
+        out, lse = flash_forward(q, k, v, is_causal, n_splits=n_splits)
+        flash_backward(q, k, v, out, lse, dout, is_causal, n_splits=n_splits)
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    run_both_passes()

@@ -1,0 +1,111 @@
+"""Limits of attention: right kernels stay under half of them, slips in a kernel go past them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from systems.kernels.device import is_hopper
+from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
+from systems.kernels.flash_attention.tiled import tiled_backward, tiled_forward
+from tests.attention_error import NAMES, attention_shares
+from tests.flash_cases import BF16, F16, F32, by_triton, inputs
+from tests.margins import assert_margin
+
+CASES = list(
+    itertools.product(((1, 1), (17, 3), (64, 33), (33, 64), (1, 40), (200, 150)), (1, 16, 64))
+)
+gpu_margins = [
+    pytest.mark.exhaustive,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+def by_tiles(q, k, v, dout, is_causal=False, scale=None):
+    """out, lse, dq, dk, dv of flash_pytorch."""
+    out, lse = tiled_forward(q, k, v, is_causal, scale)
+    return out, lse, *tiled_backward(q, k, v, out, lse, dout, is_causal, scale)
+
+
+def without_last_keys(q, k, v, dout):
+    """As if a kernel had forgotten the end of the keys."""
+    left_out = (0, 0, 0, 6)
+    out, lse, dq, dk, dv = by_tiles(q, k[:, :-6], v[:, :-6], dout)
+    return out, lse, dq, pad(dk, left_out), pad(dv, left_out)
+
+
+def with_wrong_d(q, k, v, dout):
+    """As if D = rowsum(dO * O) were 5% too large: backward uses out for nothing else."""
+    out, lse = tiled_forward(q, k, v)
+    return out, lse, *tiled_backward(q, k, v, 1.05 * out, lse, dout)
+
+
+SLIPS = {
+    "D 5% too large": with_wrong_d,
+    "no scale": lambda *given: by_tiles(*given, scale=1.0),
+    "last keys left out": without_last_keys,
+    "mask on the wrong side": lambda *given: by_tiles(*given, is_causal=True),
+    "1% too large": lambda *given: [1.01 * x.double() for x in by_tiles(*given)],
+}
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_is_past_the_limits(slip, dtype):
+    given = inputs((200, 150), 64, dtype)
+    shares = attention_shares(dict(zip(NAMES, SLIPS[slip](*given), strict=True)), *given, False)
+    seen = {"D 5% too large": ("dq", "dk")}.get(slip, ("out", "dq", "dk", "dv"))
+    if (slip, dtype) == ("1% too large", BF16):  # 2.6 roundoffs: dq and dk may be off as far
+        seen = ("out", "dv")
+    assert all(max(shares[name], shares[f"{name} norm"]) > 1 for name in seen), shares
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+def test_flash_pytorch_stays_under_half_of_its_limits(dtype):
+    def shares_of(seed):
+        lengths, head_dim = CASES[seed % len(CASES)]
+        given, is_causal = inputs(lengths, head_dim, dtype, seed=seed), seed % 4 > 1
+        found = dict(zip(NAMES, by_tiles(*given, is_causal), strict=True))
+        return attention_shares(found, *given, is_causal)
+
+    assert_margin(shares_of)
+
+
+GPU_CASES = list(itertools.product(((113, 203), (640, 128), (1000, 1000), (1, 500)), (64, 128)))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+@pytest.mark.parametrize("large", [False, True])
+class TestOnAGpu:
+    pytestmark = gpu_margins
+
+    def test_flash_triton_stays_under_half_of_its_limits(self, dtype, large):
+        def shares_of(seed):
+            lengths, head_dim = GPU_CASES[seed % len(GPU_CASES)]
+            given = inputs(lengths, head_dim, dtype, (2,), "cuda", seed)
+            given = [5 * given[0], 3 * given[1], *given[2:]] if large else given
+            is_causal = seed % 16 > 7
+            found = dict(zip(NAMES, by_triton(*given, is_causal), strict=True))
+            return attention_shares(found, *given, is_causal, split_float32=True)
+
+        assert_margin(shares_of)
+
+    def test_flash_hopper_stays_under_half_of_its_limits(self, dtype, large):
+        if dtype == F32 or not is_hopper(torch.device("cuda")):
+            pytest.skip("the Hopper kernels take 16 bits on Hopper GPUs")
+
+        def shares_of(seed):
+            lengths, head_dim = GPU_CASES[seed % len(GPU_CASES)]
+            q, k, v, dout = inputs(lengths, head_dim, dtype, (1, 2), "cuda", seed)
+            q, k = (5 * q, 3 * k) if large else (q, k)
+            is_causal = seed % 16 > 7
+            out, lse = forward_launch.flash_forward(q, k, v, is_causal)
+            gradients = backward_launch.flash_backward(q, k, v, out, lse, dout, is_causal)
+            found = dict(zip(NAMES, (out, lse, *gradients), strict=True))
+            return attention_shares(found, q, k, v, dout, is_causal)
+
+        assert_margin(shares_of)

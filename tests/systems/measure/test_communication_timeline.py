@@ -1,0 +1,110 @@
+"""What of communication is exposed: arithmetic of spans, and a trace's events."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from systems.measure.communication_timeline import (
+    StepTimeline,
+    draw_steps,
+    merged,
+    steps_of,
+    total,
+    without,
+)
+
+
+def covered(spans):
+    return {i for start, end in spans for i in range(start, end)}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_spans_against_sets_of_whole_numbers(seed):
+    draw = random.Random(seed)
+
+    def some():
+        starts = [draw.randrange(60) for _ in range(draw.randrange(8))]
+        return [(start, start + draw.randrange(1, 12)) for start in starts]
+
+    a, b = some(), some()
+    assert covered(merged(a)) == covered(a)
+    assert all(x[1] < y[0] for x, y in zip(merged(a), merged(a)[1:], strict=False))
+    assert total(a) == len(covered(a))
+    assert covered(without(a, b)) == covered(a) - covered(b)
+
+
+def event(cat, name, ts, dur, **args):
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args}
+
+
+def on_gpu(name, launch, ts, dur, correlation):
+    return [
+        event("cuda_runtime", "cudaLaunchKernel", launch, 1, correlation=correlation),
+        event("kernel", name, ts, dur, correlation=correlation),
+    ]
+
+
+def test_kernels_belong_to_the_phase_that_launched_them():
+    [step] = steps_of(
+        [
+            event("user_annotation", "train_step", 1000, 100),
+            event("user_annotation", "forward", 1000, 20),
+            event("user_annotation", "backward", 1020, 30),
+            event("user_annotation", "nccl:all_reduce", 1030, 60),  # the host's part of it
+            *on_gpu("gemm", 1005, 1010, 20, 1),  # goes on when the host is in backward
+            *on_gpu("gemm", 1025, 1040, 20, 2),
+            *on_gpu("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 1035, 1050, 30, 3),
+            *on_gpu("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 900, 950, 30, 4),  # before
+        ]
+    )
+    assert step.length == 100
+    assert step.computation == {"forward": [(10, 30)], "backward": [(40, 60)]}
+    assert {name: spans for name, spans in step.calls.items() if spans} == {
+        "all_reduce": [(50, 80)]
+    }
+    assert step.communication == [(50, 80)]
+    assert step.communication_ms == pytest.approx(0.030)
+    assert step.exposed_ms == pytest.approx(0.020)
+
+
+def test_on_a_processor_what_a_hook_waits_for_is_no_computation():
+    [step] = steps_of(
+        [
+            event("user_annotation", "train_step", 0, 100),
+            event("user_annotation", "backward", 0, 90),
+            event("cpu_op", "autograd::engine::evaluate_function: AccumulateGrad", 10, 80),
+            event("cpu_op", "aten::mm", 10, 20),
+            event("user_annotation", "gloo:all_reduce", 20, 40),
+        ]
+    )
+    assert step.computation == {"backward": [(10, 30)]}
+    assert step.exposed_ms == pytest.approx(0.030)
+
+
+def test_a_gather_that_ends_beside_computation_was_waited_for_by_nobody():
+    computation = {"forward": [(0, 20), (40, 60)]}
+    calls = {"all_gather": [(5, 15), (18, 38), (25, 39), (55, 60)], "reduce_scatter": [(70, 90)]}
+    step = StepTimeline(100.0, calls, computation)
+    assert step.waits_ms("all_gather") == pytest.approx([0, 0.018, 0.014, 0])
+    assert step.waits_ms("reduce_scatter") == pytest.approx([0.020])
+    assert step.waits_ms("broadcast") == []
+
+
+def test_a_trace_without_steps_is_refused():
+    with pytest.raises(ValueError, match="no range named train_step"):
+        steps_of([event("cpu_op", "aten::mm", 0, 1)])
+
+
+def test_the_picture_has_a_row_for_every_rank(tmp_path):
+    step = StepTimeline(
+        100.0, {"all_reduce": [(50, 80)]}, {"forward": [(10, 30)], "backward": [(40, 60)]}
+    )
+    sizes = []
+    for ranks in (1, 4):
+        path = tmp_path / f"{ranks}.png"
+        draw_steps({"naive": [step] * ranks, "overlapped": [step] * ranks}, "a step", path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+        sizes.append(int.from_bytes(path.read_bytes()[20:24], "big"))  # height
+    assert sizes[1] > 1.5 * sizes[0]

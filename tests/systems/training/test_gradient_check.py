@@ -1,0 +1,197 @@
+"""The check of a training step: it passes what is right, and finds whatever is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from systems.benchmark import WrongOutput
+from systems.benchmarks.train_step import Params, run
+from systems.kernels.flash_attention import naive
+from systems.training.gradient_check import TOLERANCE, check_training
+from systems.training.training import Training, make_training, new_model
+from tests.tiny_training import CPU, GPU, ON_CPU, params
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# The narrowest limits, and the widest of a precision with autocast
+SABOTAGED = [
+    precision if precision in ("fp32", "bf16") else pytest.param(precision, marks=pytest.mark.slow)
+    for precision in ON_CPU
+]
+Sabotage = Callable[[Tensor], Tensor]
+GRADIENTS: dict[str, Sabotage] = {
+    "5 % too long": lambda g: g * 1.05,
+    "5 % too short": lambda g: g * 0.95,
+    "turned round": lambda g: -g,
+    "zero": torch.zeros_like,
+    "half of it zero": lambda g: torch.cat([g[: len(g) // 2], torch.zeros_like(g[len(g) // 2 :])]),
+    "noise of its length": lambda g: torch.randn_like(g) * g.std(),
+    "not a number": lambda g: g * math.nan,
+}
+# one of each kind, and one of which there are many
+PARAMETERS = [
+    "token_embedding.weight",
+    "blocks.1.attention_norm.weight",
+    "blocks.1.attention.qkv.weight",
+    "blocks.0.attention.out.weight",
+    "blocks.2.feed_forward.gate_up.weight",
+    "blocks.1.feed_forward.down.weight",
+    "final_norm.weight",
+    "output_head.weight",
+]
+
+
+def _trained(precision: str, steps: int = 0, **given: Any) -> Training:
+    training = make_training(params(precision=precision), CPU, **given)
+    for _ in range(steps):
+        training.step()
+    return training
+
+
+@pytest.mark.parametrize("precision", ON_CPU)
+def test_the_check_passes_what_is_right(precision):
+    errors = check_training(_trained(precision, steps=2))
+    # with room to spare: a tolerance that is nearly met would fail elsewhere
+    assert all(0 < errors[name] < 0.5 * limit for name, limit in TOLERANCE[precision].items())
+
+
+@pytest.mark.parametrize("sabotage", GRADIENTS)
+@pytest.mark.parametrize("precision", SABOTAGED)
+def test_the_check_finds_a_wrong_gradient_of_any_parameter(precision, sabotage):
+    for name in PARAMETERS if precision in ("fp32", "bf16") else PARAMETERS[1::3]:
+        training = _trained(precision)
+        weight = training.model.get_parameter(name)
+        torch.manual_seed(0)
+        weight.register_hook(GRADIENTS[sabotage])
+        with pytest.raises(WrongOutput, match=rf"of {name}"):
+            check_training(training)
+
+
+@pytest.mark.parametrize("precision", ON_CPU)
+def test_the_check_finds_a_parameter_without_gradient(precision):
+    training = _trained(precision)
+    training.model.blocks[1].feed_forward.down.weight.requires_grad_(False)
+    with pytest.raises(WrongOutput, match=r"no gradient: blocks\.1\.feed_forward\.down\.weight"):
+        check_training(training)
+
+
+class _Scaled(torch.autograd.Function):
+    """x, whose gradient is multiplied by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad * ctx.factor, None
+
+
+def _attention(q: float = 1, k: float = 1, v: float = 1, **changed: Any) -> Callable[..., Tensor]:
+    def attention(*qkv: Tensor, is_causal: bool) -> Tensor:
+        scaled = [_Scaled.apply(x, f) for x, f in zip(qkv, (q, k, v), strict=True)]
+        return naive(*scaled, **({"is_causal": is_causal} | changed))
+
+    return attention
+
+
+def _sees_one_ahead(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(2)
+    return torch.softmax(scores.masked_fill(hidden, -math.inf), -1) @ v
+
+
+ATTENTIONS: dict[str, Callable[..., Tensor]] = {
+    "not causal": _attention(is_causal=False),
+    "another scale": _attention(scale=0.3),
+    "sees one ahead": _sees_one_ahead,
+    "5 % more out": lambda q, k, v, is_causal: 1.05 * naive(q, k, v, is_causal),
+    "no dq": _attention(q=0),
+    "no dk": _attention(k=0),
+    "no dv": _attention(v=0),
+    "dq turned round": _attention(q=-1),
+    "dk 5 % too long": _attention(k=1.05),
+    "dv 5 % too short": _attention(v=0.95),
+}
+
+
+@pytest.mark.parametrize("wrong", ATTENTIONS)
+@pytest.mark.parametrize("precision", SABOTAGED)
+def test_the_check_finds_a_wrong_attention(precision, wrong):
+    with pytest.raises(WrongOutput, match=f"relative error of {precision} against float64"):
+        check_training(_trained(precision, attention=ATTENTIONS[wrong]))
+
+
+def test_the_right_attention_through_the_same_door_passes():
+    check_training(_trained("fp32", attention=_attention()))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_check_finds_a_block_that_is_left_out(precision):
+    training = _trained(precision)
+    training.model.apply_blocks = lambda blocks, x: blocks[2](blocks[0](x))
+    with pytest.raises(WrongOutput, match=r"no gradient: blocks\.1\.attention_norm"):
+        check_training(training)
+
+
+def test_the_check_finds_a_loss_that_is_off():
+    training = _trained("bf16")
+    right = training._loss_fn
+    training._loss_fn = lambda tokens, targets: right(tokens, targets) * 1.02
+    with pytest.raises(WrongOutput, match=r"loss (1\.9|2\.0)\d*e-02 \(at most 5e-03\)"):
+        check_training(training)
+
+
+def test_the_check_finds_a_training_that_blew_up():
+    training = _trained("fp32")
+    training.loss = torch.tensor(math.nan)
+    with pytest.raises(WrongOutput, match="the last loss is nan"):
+        check_training(training)
+
+
+def test_a_wrong_training_is_no_result(monkeypatch):
+    """Through `run`, as a study has it."""
+    from systems.kernels.flash_attention import ATTENTIONS as by_name
+
+    monkeypatch.setitem(by_name, "naive", ATTENTIONS["dk 5 % too long"])
+    with pytest.raises(WrongOutput, match=r"attention\.qkv\.weight k"):
+        run(params(precision="bf16"))
+
+
+def test_exact_gradients_are_those_of_float64_autograd():
+    from systems.model import cross_entropy
+    from systems.training.gradient_check import _exact
+
+    training = _trained("fp32", steps=0)
+    training.forward()
+    training.backward()
+    model = new_model(training.params, CPU, naive).double()
+    loss = cross_entropy(model(training.tokens), training.targets)
+    loss.backward()
+    found = {name: (given, exact.clone()) for name, given, exact in _exact(training)}
+    assert found.pop("loss")[1].item() == pytest.approx(loss.item(), rel=1e-13)
+    own = dict(training.model.named_parameters())
+    assert set(found) == set(own)
+    for name, parameter in model.named_parameters():
+        given, exact = found[name]
+        assert given is own[name].grad
+        torch.testing.assert_close(exact, parameter.grad, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sabotage", GRADIENTS)
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_the_check_finds_a_wrong_gradient_on_a_gpu(precision, sabotage):
+    training = make_training(
+        Params.model_validate(GPU | {"precision": precision}), torch.device("cuda")
+    )
+    training.model.blocks[1].attention.out.weight.register_hook(GRADIENTS[sabotage])
+    with pytest.raises(WrongOutput, match=r"blocks\.1\.attention\.out\.weight"):
+        check_training(training)

@@ -1,0 +1,303 @@
+"""Training as the studies run it: every precision, what is refused, and what fp16 takes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from systems import accounting
+from systems.benchmark import Unsupported, WrongOutput
+from systems.benchmarks import train_step, training_loss
+from systems.benchmarks.train_step import predict, run
+from systems.kernels.flash_attention import naive
+from systems.training.gradient_check import TOLERANCE
+from systems.training.training import GraphedTraining, Training, make_training, new_model
+from tests.tiny_training import CPU, ON_CPU, TINY, no_gpu, params
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# ---- from Params to facts ------------------------------------------------------------------------
+
+
+@no_gpu
+@pytest.mark.parametrize("precision", ON_CPU)
+def test_facts_of_a_training_step(precision):
+    point = params(precision=precision, lr=3e-3)
+    result = run(point)
+    phases = {"forward", "backward", "optimizer", "forward_backward", "train_step"}
+    assert set(result["samples_ms"]) == phases
+    assert all(len(s) == 3 and min(s) > 0 for s in result["samples_ms"].values())
+    for f, b, both in zip(
+        *(result["samples_ms"][p] for p in ("forward", "backward", "forward_backward")), strict=True
+    ):
+        assert both == pytest.approx(f + b)
+    size = point.model_size
+    forward = accounting.transformer_flops("forward", size, 2, 24)
+    assert result["flops"] == {
+        "forward": forward, "backward": 2 * forward, "forward_backward": 3 * forward,
+        "train_step": 3 * forward,
+    }  # fmt: skip
+    assert result["bytes"] == {"optimizer": accounting.optimizer_step_bytes(size, precision)}
+    assert result["tokens"] == dict.fromkeys(phases, 48)
+    assert result["peak_memory_bytes"] == {}  # a CPU has none by phase
+    assert result["compiling_seconds"] is None
+    facts = result["facts"]
+    assert facts["parameters"] == accounting.transformer_parameters(size)
+    assert facts["parameters"] == predict(point)["parameters"]
+    losses = facts["losses"]
+    assert len(losses) == 4  # warm-up, too
+    # logits of first weights are small: near the loss of a guess
+    assert losses[0] == pytest.approx(math.log(101), rel=0.3)
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
+    limits = TOLERANCE[precision]
+    assert all(0 < facts["relative_error"][name] <= limit for name, limit in limits.items())
+    assert facts["first_step_ms"] > 0 and facts["building_and_measuring_seconds"] > 0
+
+
+@no_gpu
+@pytest.mark.parametrize("passes", ["forward", "forward_backward"])
+def test_a_part_of_a_step_moves_no_weight(passes):
+    result = run(params(passes=passes, lr=1.0))
+    phases = {"forward": {"forward"}, "forward_backward": {"forward", "backward"}}[passes]
+    assert set(result["samples_ms"]) - {"forward_backward"} == phases
+    assert set(result["flops"]) == set(result["tokens"]) == set(result["samples_ms"])
+    assert result["bytes"] == {}
+    assert len(set(result["facts"]["losses"])) == 1
+
+
+@no_gpu
+@pytest.mark.parametrize("attention", ["flash_pytorch", "sdpa", "sdpa_flash", "sdpa_math"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_attention_trains_the_same(attention, precision):
+    point = {"precision": precision, "lr": 1e-3, "warmup_steps": 0}
+    losses = run(params(attention=attention, **point))["facts"]["losses"]
+    plain = run(params(**point))["facts"]["losses"]
+    assert losses == pytest.approx(plain, rel=1e-5 if precision == "fp32" else 5e-3)
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"checkpointing": "every_k", "checkpoint_every": 2},
+        {"checkpointing": "nested"},
+        {"checkpointing": "selective"},
+    ],
+)
+def test_checkpointing_changes_no_loss(policy):
+    losses = run(params(lr=1e-2, **policy))["facts"]["losses"]
+    assert losses == run(params(lr=1e-2))["facts"]["losses"]
+
+
+@no_gpu
+def test_the_first_weights_are_the_same_for_every_precision():
+    weights = {precision: _first(precision) for precision in ON_CPU}
+    for precision, mine in weights.items():
+        for name, weight in mine.items():
+            exact = weights["fp32"][name]
+            assert torch.equal(weight, exact.to(weight.dtype)), f"{precision}: {name}"
+    assert {w.dtype for w in weights["bf16_pure"].values()} == {torch.bfloat16}
+    other = make_training(params(seed=1), CPU)
+    assert not torch.equal(other.tokens, make_training(params(), CPU).tokens)
+    assert not torch.equal(other.model.output_head.weight, weights["fp32"]["output_head.weight"])
+
+
+def _first(precision: str) -> dict[str, Tensor]:
+    return make_training(params(precision=precision), CPU).model.state_dict()
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"cuda_graph": True}, "CUDA graphs need an NVIDIA GPU"),
+        ({"precision": "tf32"}, "TF32 is a format of NVIDIA's tensor cores; this is a CPU"),
+        ({"attention": "sdpa_cudnn"}, "sdpa_cudnn needs a CUDA GPU"),
+        ({"attention": "sdpa_efficient"}, "sdpa_efficient needs a CUDA GPU"),
+    ],
+)
+def test_what_a_cpu_cannot(given, reason):
+    with pytest.raises(Unsupported, match=reason):
+        run(params(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_heads": 3}, "d_model 64 is not divisible by num_heads 3"),
+        (
+            {"d_model": 36},
+            r"head_dim 9 \(d_model 36 / num_heads 4\) is odd; RoPE turns pairs",
+        ),
+        ({"precision": "bf16_master", "optimizer": "torch"}, "optimizer: fused, not torch"),
+        (
+            {"precision": "fp16", "optimizer": "fused", "cuda_graph": True},
+            "fp16 skips a step whose gradients overflow; under cuda_graph",
+        ),
+        ({"checkpoint_every": 4}, "checkpoint_every 4 is of checkpointing: every_k, not none"),
+        (
+            {"checkpointing": "selective", "mode": "compiled_blocks"},
+            "selective tells operations apart.*valid are mode: eager and compiled",
+        ),
+        ({"vocab_size": 1}, "vocab_size\n.*greater than or equal to 2"),
+        ({"context_length": 0}, "context_length\n.*greater than or equal to 1"),
+        ({"measure_steps": 0}, "measure_steps\n.*greater than or equal to 1"),
+        ({"lr": 0.0}, "lr\n.*greater than 0"),
+        ({"size": "huge"}, "size\n.*'tiny', 'small'"),
+        ({"precision": "int8"}, "precision\n.*'fp32', 'tf32'"),
+        ({"batch_size": "4"}, "batch_size\n.*valid integer"),
+        ({"warm_up": 3}, "warm_up\n.*not permitted"),
+    ],
+)
+def test_params_that_cannot_be(given, message):
+    with pytest.raises(ValidationError, match=message):
+        params(**given)
+
+
+def test_a_size_given_stands_instead_of_the_named_one():
+    size = params(size="small", d_model=128, num_heads=2, vocab_size=77).model_size
+    assert size == accounting.TransformerSize(128, 3072, 12, 2, vocab_size=77)
+
+
+# ---- fp16's scaled loss --------------------------------------------------------------------------
+
+
+def test_fp16_gradients_are_unscaled_before_the_step():
+    scaled, plain = make_training(params(precision="fp16"), CPU), make_training(params(), CPU)
+    for training in (scaled, plain):
+        training.forward()
+        training.backward()
+    factor = scaled.scaler.get_scale()
+    assert factor > 1000 and not plain.scaler.is_enabled()
+    pairs = list(zip(scaled.model.parameters(), plain.model.parameters(), strict=True))
+    for a, b in pairs:  # the gradients of the scaled loss, as they are
+        assert (a.grad / factor - b.grad).norm() < 1e-2 * b.grad.norm()
+    for training in (scaled, plain):
+        training.optimizer_step()
+    for a, b in pairs:
+        mine, other = (t.optimizer.state[p] for t, p in ((scaled, a), (plain, b)))
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert (mine[name] - other[name]).norm() < 2e-2 * other[name].norm(), name
+
+
+def test_fp16_skips_a_step_whose_gradients_overflow():
+    training = make_training(params(precision="fp16"), CPU)
+    before = {name: w.clone() for name, w in training.model.state_dict().items()}
+    training.scaler.scale(training.loss)  # makes its state
+    training.scaler.update(2.0**40)
+    training.step()
+    assert all(torch.equal(w, before[name]) for name, w in training.model.state_dict().items())
+    assert training.scaler.get_scale() == 2.0**39
+    training.scaler.update(2.0**10)
+    training.step()
+    assert not any(torch.equal(w, before[name]) for name, w in training.model.state_dict().items())
+
+
+def test_a_graph_s_warm_up_leaves_the_scale_as_it_was(monkeypatch):
+    """On a CPU, what a graph would record is only run; the scale must be the same tensors after."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    training = GraphedTraining.__new__(GraphedTraining)
+    Training.__init__(training, params(precision="fp16"), CPU)
+    training.scaler.scale(training.loss)  # makes its state
+    training.scaler.update(2.0**40)  # of which every step overflows, and halves it
+    scale, before = training.scaler._scale, training.scaler.state_dict()
+    training._warm_up()
+    assert training.scaler.state_dict() == before
+    assert training.scaler._scale is scale
+    first = new_model(training.params, CPU, naive)
+    for weight, begin in zip(training.model.parameters(), first.parameters(), strict=True):
+        assert torch.equal(weight, begin)
+
+
+# ---- what is predicted ---------------------------------------------------------------------------
+
+
+def test_memory_is_predicted_of_what_runs():
+    peak = {
+        passes: predict(params(passes=passes, context_length=2))["peak_memory_bytes"]
+        for passes in ("forward", "forward_backward", "train_step")
+    }
+    size = params().model_size
+    gradients = accounting.model_state_bytes(size, "fp32")["gradients"]
+    assert peak["forward_backward"] == 2 * gradients  # and as many bytes of weights
+    assert peak["train_step"] == 4 * gradients  # both moments, too
+    assert gradients < peak["forward"] < 2 * gradients
+    assert "peak_memory_bytes" not in predict(params(checkpointing="nested"))
+    assert "activations_bytes" not in predict(params(checkpointing="selective"))
+
+
+# ---- training_loss -------------------------------------------------------------------------------
+
+
+@no_gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_training_that_blows_up_has_no_deviation(precision):
+    """max() of a list passes NaN over: it would be told as the deviation of the step before."""
+    given = {name: TINY[name] for name in ("size", "context_length", "batch_size", "vocab_size")}
+    point = training_loss.Params(**given, precision=precision, steps=12, lr=1e3)
+    with pytest.raises(WrongOutput, match=r"the loss of step \d+ is (nan|inf), lr 1000"):
+        training_loss.run(point)
+
+
+# ---- memory and caches ---------------------------------------------------------------------------
+
+
+def test_zero_grad_lets_go_of_a_forward_without_backward():
+    training = make_training(params(), CPU)
+    training.forward()
+    assert training.loss.grad_fn is not None
+    value = training.loss.item()
+    training.zero_grad()
+    assert training.loss.grad_fn is None and training.loss.item() == value
+
+
+def test_caches_are_empty_for_a_while_and_then_those_of_before(tmp_path, monkeypatch):
+    before = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", before["TORCHINDUCTOR_CACHE_DIR"])
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+
+    def named() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name.endswith("_CACHE_DIR")}
+
+    with pytest.raises(KeyError), train_step._empty_caches():
+        assert named().keys() == {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+        assert not any(Path(folder).exists() for folder in named().values())
+        raise KeyError
+    assert named() == before
+
+
+@no_gpu
+@pytest.mark.slow
+def test_fresh_caches_leaves_those_of_others_alone(tmp_path, monkeypatch):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(mine))
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    point = {
+        "mode": "compiled", "num_layers": 1, "attention": "sdpa", "warmup_steps": 0,
+        "measure_steps": 2, "passes": "forward",
+    }  # fmt: skip
+    torch.compiler.reset()
+    fresh = run(params(**point, fresh_caches=True))
+    assert list(mine.iterdir()) == []
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(mine)
+    assert "TRITON_CACHE_DIR" not in os.environ
+    # the first call compiles, and says what that took
+    assert 0 < fresh["compiling_seconds"] < fresh["facts"]["building_and_measuring_seconds"]
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(8))
+    assert list(mine.iterdir())  # it is where torch would have left its files

@@ -1,0 +1,144 @@
+"""Training on a GPU: CUDA graphs, compiled models and every precision train as eager launches do,
+and memory is what arithmetic says."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from systems import accounting
+from systems.benchmarks.train_step import Params, predict, run
+from systems.kernels.flash_attention import naive
+from systems.training.gradient_check import TOLERANCE
+from systems.training.training import make_training, new_model
+from tests.tiny_training import GPU
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("one_thread")]
+
+# Of losses, relative: of a first step from the same weights, and after four more, in which atomic
+# additions and other kernels may round otherwise.
+FIRST_LOSS = {"fp32": 1e-6, "tf32": 1e-3, "bf16": 1e-3, "fp16": 1e-4, "bf16_pure": 1e-3}
+LATER_LOSS = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 1e-2, "fp16": 5e-3, "bf16_pure": 2e-2}
+
+
+def _losses(**given: Any) -> list[float]:
+    training = make_training(Params.model_validate(GPU | given), torch.device("cuda"))
+    losses = []
+    for _ in range(5):
+        training.step()
+        losses.append(training.loss.item())
+    return losses
+
+
+def _assert_trains_alike(losses: list[float], plain: list[float], precision: str) -> None:
+    assert losses[0] == pytest.approx(plain[0], rel=FIRST_LOSS[precision])
+    assert losses == pytest.approx(plain, rel=LATER_LOSS[precision])
+    assert plain[-1] < 0.9 * plain[0]  # it learns; the tolerance is far below what it moves
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled_blocks"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16_pure"])
+def test_cuda_graphs_train_as_launches_do(precision, mode):
+    losses = _losses(precision=precision, mode=mode, cuda_graph=True)
+    _assert_trains_alike(losses, _losses(precision=precision, mode=mode), precision)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_pure"])
+def test_cuda_graphs_with_the_fused_optimizer(precision):
+    losses = _losses(precision=precision, optimizer="fused", cuda_graph=True)
+    _assert_trains_alike(losses, _losses(precision=precision, optimizer="fused"), precision)
+
+
+@pytest.mark.parametrize("mode", ["compiled", "compiled_blocks"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_trains_as_eager_does(precision, mode):
+    _assert_trains_alike(
+        _losses(precision=precision, mode=mode), _losses(precision=precision), precision
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16_pure"])
+def test_a_graph_leaves_first_weights_and_optimizer_as_they_were(precision):
+    point = Params.model_validate(GPU | {"precision": precision, "cuda_graph": True})
+    training = make_training(point, torch.device("cuda"))
+    first = new_model(point, torch.device("cuda"), naive)
+    for (name, weight), begin in zip(
+        training.model.named_parameters(), first.parameters(), strict=True
+    ):
+        assert torch.equal(weight, begin.to(weight.dtype)), name
+    for state in training.optimizer.state.values():
+        assert not any(tensor.any() for tensor in state.values())
+    scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16")
+    assert training.scaler.state_dict() == scaler.state_dict()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"precision": "fp32"},
+        {"precision": "tf32"},
+        {"precision": "fp16", "cuda_graph": True},
+        {"precision": "bf16", "mode": "compiled", "attention": "sdpa_cudnn"},
+        {"precision": "bf16", "mode": "compiled_blocks", "cuda_graph": True},
+        {"precision": "bf16_pure", "attention": "sdpa_flash", "cuda_graph": True},
+        {"precision": "bf16_master", "optimizer": "fused", "attention": "sdpa_flash"},
+        {"precision": "bf16", "checkpointing": "selective", "attention": "sdpa_flash"},
+        {"precision": "fp32", "checkpointing": "nested", "mode": "compiled_blocks"},
+    ],
+)
+def test_facts_on_a_gpu(given):
+    point = Params.model_validate(GPU | {"warmup_steps": 2} | given)
+    result = run(point)
+    peaks = result["peak_memory_bytes"]
+    assert set(peaks) == {"forward", "backward", "optimizer", "train_step"}
+    assert peaks["train_step"] == max(peaks.values())
+    state = accounting.model_state_bytes(point.model_size, point.precision)
+    assert min(peaks.values()) >= state["weights"] + state["optimizer_state"]
+    limits = TOLERANCE[point.precision]
+    errors = result["facts"]["relative_error"]
+    assert all(errors[name] <= limit for name, limit in limits.items())
+    made_once = point.mode != "eager" or point.cuda_graph
+    assert (result["compiling_seconds"] is not None) == made_once
+    assert len(result["samples_ms"]["train_step"]) == 5
+
+
+def _requested(device: torch.device) -> int:
+    """Bytes asked for: a block that is used again may be larger, by up to 1 MiB a tensor."""
+    return torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+
+
+@pytest.mark.parametrize("passes", ["forward", "train_step"])
+@pytest.mark.parametrize(
+    ("precision", "attention"),
+    [("fp32", "naive"), ("bf16", "naive"), ("fp32", "sdpa_efficient"), ("bf16", "sdpa_flash")],
+)
+def test_activations_of_the_small_model_are_what_arithmetic_says(precision, attention, passes):
+    point = Params.model_validate(
+        {"size": "small", "context_length": 256, "precision": precision, "attention": attention}
+    )
+    device = torch.device("cuda")
+    training = make_training(point, device)
+    training.forward()  # cuBLAS takes its workspace
+    if passes == "train_step":
+        training.backward()
+        training.optimizer_step()
+    training.zero_grad()
+    torch.cuda.synchronize(device)
+    before = _requested(device)
+    training.forward()
+    torch.cuda.synchronize(device)
+    kept = _requested(device) - before
+    predicted = predict(point)["activations_bytes"]
+    assert kept == pytest.approx(predicted, rel=0.02)
+
+
+def test_the_peak_of_a_forward_holds_one_graph():
+    given = {"size": "small", "context_length": 512, "passes": "forward", "measure_steps": 2}
+    point = Params.model_validate(given)
+    gc.collect()
+    left_by_others = torch.cuda.memory_allocated()
+    peak = run(point)["peak_memory_bytes"]["forward"] - left_by_others
+    assert peak == pytest.approx(predict(point)["peak_memory_bytes"], rel=0.1)
