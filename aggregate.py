@@ -22,12 +22,12 @@ import typer
 from jobs.errors import InputError, TableError
 from jobs.formatting import shown
 from jobs.manifest import BrokenManifest
+from jobs.observation import Observation, observe
 from jobs.report.compare import REGRESSIONS, Comparison, compare
 from jobs.report.entries import Entry, entries
 from jobs.report.pictures import Picture, copy_pictures, draw_plots
 from jobs.report.sheets import Sheet, make_sheet
 from jobs.run import varying
-from jobs.status import Observation, observe
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Plot, Sweep, Table

@@ -19,13 +19,12 @@ from rich.table import Table as Grid
 from jobs.errors import InputError
 from jobs.launch.submission import Options, prepare, reload
 from jobs.manifest import ARTIFACTS, SUBMISSIONS, BrokenManifest, Manifest, read_manifests
-from jobs.processes import start_ticks
+from jobs.observation import Observation, TaskState, observe, summary
 from jobs.run import varying
-from jobs.status import LIVE, Observation, TaskState, observe, summary
+from jobs.status import Status
 from jobs.submit import fail, go
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
 
-BAD = {"error", "wrong", "timeout", "killed", "cancelled", "preempted", "missing"}
 console = Console(markup=False)
 app = typer.Typer(
     add_completion=False,
@@ -52,7 +51,7 @@ def status(
         print(json.dumps(summary(seen)))
     else:
         _show(seen)
-    raise SystemExit(1 if any(task.state in BAD for task in seen.tasks) else 0)
+    raise SystemExit(1 if any(task.state.is_failure for task in seen.tasks) else 0)
 
 
 def _show(seen: Observation) -> None:
@@ -63,12 +62,12 @@ def _show(seen: Observation) -> None:
     )
     grid = Grid.grid(padding=(0, 2))
     for state, count in sorted(seen.counts().items(), key=lambda item: -item[1]):
-        grid.add_row("", state, str(count), _waits_for(seen) if state == "queued" else "")
+        grid.add_row("", state, str(count), _waits_for(seen) if state is Status.queued else "")
     console.print(grid)
     names = varying([task.run for task in seen.tasks])
-    others = [task for task in seen.tasks if task.state not in ("ok", "queued")]
+    others = [task for task in seen.tasks if task.state not in (Status.ok, Status.queued)]
     for task in others[:30]:
-        failure = task.record.failure if task.record and task.state not in LIVE else None
+        failure = task.record.failure if task.record and not task.state.is_live else None
         why = (
             f"{failure.type}: {failure.message.splitlines()[0][:150]}"
             if failure and failure.message
@@ -87,7 +86,7 @@ def _show(seen: Observation) -> None:
 
 def _waits_for(seen: Observation) -> str:
     """Why jobs are not running yet, as Slurm says it."""
-    details = (task.detail for task in seen.tasks if task.state == "queued")
+    details = (task.detail for task in seen.tasks if task.state is Status.queued)
     reasons = (detail.partition("PENDING (")[2].removesuffix(")") for detail in details)
     return ", ".join(dict.fromkeys(filter(None, reasons)))
 
@@ -127,8 +126,8 @@ def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
     for manifest in reversed(seen.manifests):
         for job in manifest.jobs:
             if (task.run.id, task.repeat) in job.tasks:
-                handle = manifest.handles.get(job.index, {})
-                found = sorted((manifest.path / "slurm").glob(f"{handle.get('slurm', '-')}_*log.*"))
+                job_id = manifest.slurm_ids.get(job.index, "-")
+                found = sorted((manifest.path / "slurm").glob(f"{job_id}_*log.*"))
                 found += [p for p in [manifest.job_folder(job.index) / "worker.log"] if p.exists()]
                 return [p for p in found if p.stat().st_size]
     return []
@@ -138,16 +137,16 @@ def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
 def cancel(folder: Folder = None) -> None:
     """Cancel every job of a folder that is queued or running. What is measured stays."""
     seen = _observe(folder)
-    live = {(task.run.id, task.repeat) for task in seen.tasks if task.state in LIVE}
+    live = {(task.run.id, task.repeat) for task in seen.tasks if task.state.is_live}
     cancelled = 0
     for manifest in seen.manifests:
         states = seen.job_states[manifest.id]
-        jobs = [j for j in manifest.jobs if states[j.index][0] in LIVE and live & set(j.tasks)]
+        jobs = [j for j in manifest.jobs if states[j.index].status.is_live and live & set(j.tasks)]
         if not jobs:
             continue
         cancelled += len(jobs)
         if manifest.executor == "slurm":
-            ids = [str(manifest.handles[job.index]["slurm"]) for job in jobs]
+            ids = [manifest.slurm_ids[job.index] for job in jobs]
             for start in range(0, len(ids), 500):  # a command line has an end
                 done = subprocess.run(
                     ["scancel", *ids[start : start + 500]], capture_output=True, text=True
@@ -160,11 +159,13 @@ def cancel(folder: Folder = None) -> None:
 
 
 def _stop_process(manifest: Manifest) -> None:
-    handle = next(iter(manifest.handles.values()))
-    if handle["host"] != os.uname().nodename:
-        fail(f"submission {manifest.id} runs on {handle['host']}; cancel it there")
-    if start_ticks(handle["pid"]) == handle["started"]:
-        os.kill(handle["pid"], signal.SIGTERM)
+    process = manifest.process
+    if process is None:
+        return
+    if not process.is_on_this_host:
+        fail(f"submission {manifest.id} runs on {process.host}; cancel it there")
+    if process.is_running:
+        os.kill(process.pid, signal.SIGTERM)
 
 
 @app.command(epilog="Example: python -m jobs retry logs/flash")
@@ -172,7 +173,7 @@ def retry(folder: Folder = None) -> None:
     """Submit again, to the same executor, what failed or is missing in a folder: of the newest
     submission that has such runs, all of them."""
     seen = _observe(folder)
-    bad = {task.run.id for task in seen.tasks if task.state in BAD}
+    bad = {task.run.id for task in seen.tasks if task.state.is_failure}
     last = next((m for m in reversed(seen.manifests) if bad & m.runs.keys()), seen.manifests[-1])
     options = Options(last.executor, seen.folder, retry_failed=True)
     try:
@@ -248,7 +249,7 @@ def _find(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
 
     def freshness(item: tuple[Observation, TaskState]) -> tuple[bool, float]:
         record = item[1].record
-        bad = record is not None and record.status not in ("ok", "unsupported")
+        bad = record is not None and record.status not in (Status.ok, Status.unsupported)
         return bad, record.finished_at if record else 0.0  # of several repeats, one that failed
 
     return max(found, key=freshness)

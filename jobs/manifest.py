@@ -20,7 +20,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.record import write_json
+from jobs.json_files import write_json
+from jobs.processes import ProcessHandle
 from jobs.run import Run, Shape
 from jobs.sweep.schema import Sweep
 
@@ -43,6 +44,13 @@ class Job:
 
 
 @dataclass(frozen=True)
+class SlurmHandle:
+    """A job that was submitted to Slurm."""
+
+    job_id: str  # 123 or 123_4
+
+
+@dataclass(frozen=True)
 class Manifest:
     """One submission, as its folder tells it."""
 
@@ -58,11 +66,21 @@ class Manifest:
     done: list[tuple[str, int]]  # tasks that were measured before and were not submitted again
     provenance: dict[str, Any]
     force: bool = False
-    handles: dict[int, dict[str, Any]] = field(default_factory=dict, compare=False)
+    handles: dict[int, SlurmHandle | ProcessHandle] = field(default_factory=dict, compare=False)
 
     @property
     def path(self) -> Path:
         return self.folder / SUBMISSIONS / self.id
+
+    @property
+    def slurm_ids(self) -> dict[int, str]:
+        """Slurm's id of each job that was submitted to it."""
+        return {i: h.job_id for i, h in self.handles.items() if isinstance(h, SlurmHandle)}
+
+    @property
+    def process(self) -> ProcessHandle | None:
+        """The process on which a local submission depends; None before it has started."""
+        return next((h for h in self.handles.values() if isinstance(h, ProcessHandle)), None)
 
     def job_folder(self, index: int) -> Path:
         return self.path / "jobs" / str(index)
@@ -128,8 +146,12 @@ def write_manifest(manifest: Manifest) -> None:
 
 
 def write_handles(manifest: Manifest) -> None:
-    """Say what became of the jobs: a Slurm id each, or the process that runs them."""
-    write_json(manifest.path / "handles.json", {str(k): v for k, v in manifest.handles.items()})
+    """Write on what each job depends: a Slurm job, or a process of this host."""
+    handles = {
+        str(index): {"slurm": handle.job_id} if isinstance(handle, SlurmHandle) else asdict(handle)
+        for index, handle in manifest.handles.items()
+    }
+    write_json(manifest.path / "handles.json", handles)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -159,6 +181,10 @@ def _read_json(path: Path) -> Any:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise BrokenManifest(f"{path} cannot be read: {why}") from None
+
+
+def _handle(data: dict[str, Any]) -> SlurmHandle | ProcessHandle:
+    return SlurmHandle(str(data["slurm"])) if "slurm" in data else ProcessHandle(**data)
 
 
 def _manifest(path: Path, data: dict[str, Any], handles: dict[str, Any]) -> Manifest:
@@ -196,7 +222,7 @@ def _manifest(path: Path, data: dict[str, Any], handles: dict[str, Any]) -> Mani
         done=[(r, n) for r, n in data["done"]],
         provenance=data["provenance"],
         force=data["force"],
-        handles={int(k): v for k, v in handles.items()},
+        handles={int(index): _handle(handle) for index, handle in handles.items()},
     )
 
 

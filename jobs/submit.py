@@ -18,7 +18,8 @@ from jobs.errors import InputError
 from jobs.launch.plan import worst_case_gpu_hours
 from jobs.launch.submission import Options, Prepared, failed, prepare, start
 from jobs.manifest import BrokenManifest
-from jobs.record import Record, iter_records
+from jobs.record import Record
+from jobs.record_files import iter_records
 from jobs.run import Run, varying
 from jobs.sweep.load import load_sweep
 

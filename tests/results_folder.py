@@ -13,10 +13,11 @@ import pytest
 from jobs.errors import InputError
 from jobs.launch.submission import Options, prepare
 from jobs.manifest import Manifest, write_manifest
-from jobs.record import Failure, Measurements, Record, RecordWriter
+from jobs.observation import observe
+from jobs.record import Failure, Measurements, Record
+from jobs.record_files import RecordWriter
 from jobs.report.tables import fill, frame
 from jobs.run import Run
-from jobs.status import observe
 from jobs.sweep.expand import expand
 from jobs.sweep.load import LoadedSweep, load_sweep
 from jobs.sweep.schema import Table

@@ -30,8 +30,9 @@ from rich.progress import (
 
 from jobs import provenance
 from jobs.manifest import Job, Manifest, write_handles
-from jobs.processes import process_handle
-from jobs.record import Record, RecordTail
+from jobs.processes import ProcessHandle
+from jobs.record import Record
+from jobs.record_files import RecordTail
 from jobs.sweep.schema import Sweep
 from jobs.worker.isolation import job_environment
 
@@ -109,7 +110,7 @@ class LocalQueue:
 
     def _tell(self, interrupted: bool) -> None:
         """Say which process the jobs depend on, and whether it was asked to stop."""
-        handle = process_handle(os.getpid()) | {"interrupted": interrupted}
+        handle = ProcessHandle.of_this_process(interrupted)
         self.manifest.handles.update({job.index: handle for job in self.manifest.jobs})
         write_handles(self.manifest)
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 
 from jobs.manifest import Job
-from jobs.record import FAILED, RERUN, Record
+from jobs.record import Record
 from jobs.run import Run, Shape
+from jobs.status import Status
 from jobs.sweep.expand import Expansion
 
 Task = tuple[Run, int]
@@ -36,14 +37,14 @@ def split_done(
     history: dict[tuple[str, int], list[Record]] = {}
     for record in records:
         history.setdefault((record.run, record.repeat), []).append(record)
-    again = RERUN | (FAILED if retry_failed else set())
     todo: list[Task] = []
     done: list[Task] = []
     for run, repeat in tasks:
         attempts = [r for r in history.get((run.id, repeat), []) if same_device(r, run)]
         attempts.sort(key=lambda record: record.finished_at)
-        ended = bool(attempts) and attempts[-1].status not in again
-        finished = ended or any(r.status == "ok" for r in attempts)
+        last = attempts[-1].status if attempts else Status.missing
+        again = not attempts or last.resumes or (retry_failed and last.retries)
+        finished = not again or any(r.status is Status.ok for r in attempts)
         (done if finished else todo).append((run, repeat))
     return todo, done
 

@@ -21,7 +21,7 @@ from typing import Any
 import submitit
 from submitit.slurm.slurm import SlurmExecutor, SlurmJobEnvironment
 
-from jobs.manifest import Job, Manifest, read_manifest, write_handles
+from jobs.manifest import Job, Manifest, SlurmHandle, read_manifest, write_handles
 from jobs.run import Shape
 from jobs.worker.isolation import blocked_signals, job_environment
 from jobs.worker.worker import Stopped, Worker
@@ -145,7 +145,7 @@ def submit(manifest: Manifest) -> None:
             except submitit.core.utils.FailedJobError as error:
                 raise SubmissionError(_refusal(array, array_ids, str(error))) from None
             for job, handle in zip(array.jobs, submitted, strict=True):
-                manifest.handles[job.index] = {"slurm": handle.job_id}
+                manifest.handles[job.index] = SlurmHandle(handle.job_id)
             write_handles(manifest)
         array_ids.append(submitted[0].job_id.split("_")[0])
 

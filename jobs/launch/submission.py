@@ -15,9 +15,10 @@ from jobs import ROOT, provenance
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.plan import Task, pack, split_done, tasks_of
 from jobs.manifest import Manifest, new_id, submitter, write_handles, write_manifest
-from jobs.record import FAILED, Record, read_records
+from jobs.observation import observe
+from jobs.record import Record
+from jobs.record_files import read_records
 from jobs.run import Run
-from jobs.status import LIVE, observe
 from jobs.sweep.benchmarks import load_benchmarks
 from jobs.sweep.expand import Expansion, expand
 from jobs.sweep.load import LoadedSweep
@@ -60,7 +61,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     else:
         records = observation.records
         earlier = {manifest.id: manifest for manifest in observation.manifests}
-        live = {(t.run.id, t.repeat) for t in observation.tasks if t.state in LIVE}
+        live = {(t.run.id, t.repeat) for t in observation.tasks if t.state.is_live}
         if not options.force:
             in_flight = [task for task in tasks if (task[0].id, task[1]) in live]
     same_device = _same_device(options.executor, loaded, records, earlier)
@@ -164,12 +165,12 @@ def _write(manifest: Manifest) -> None:
 
 def _debug(manifest: Manifest, console: Console) -> list[Record]:
     """Run the jobs in this process, up to the first that fails."""
-    import os
 
-    from jobs.processes import process_handle
+    from jobs.processes import ProcessHandle
     from jobs.worker.worker import Worker
 
-    manifest.handles.update({job.index: process_handle(os.getpid()) for job in manifest.jobs})
+    handle = ProcessHandle.of_this_process()
+    manifest.handles.update({job.index: handle for job in manifest.jobs})
     write_handles(manifest)
     for job in manifest.jobs:
         worker = Worker(manifest, job.index, in_process=True)
@@ -193,6 +194,5 @@ def reload(manifest: Manifest) -> LoadedSweep:
 
 def failed(records: list[Record]) -> list[Record]:
     """The records that should make a command fail: out of memory and unsupported are results."""
-    wrong = (FAILED - {"oom"}) | {"killed", "cancelled", "preempted"}
     latest = {(record.run, record.repeat): record for record in records}
-    return [record for record in latest.values() if record.status in wrong]
+    return [record for record in latest.values() if record.status.is_failure]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jobs.observation import Observation
 from jobs.record import Measurements
 from jobs.report.entries import Entry, entries
 from jobs.report.values import slowest
 from jobs.run import Run
-from jobs.status import LIVE, Observation
 
 Key = tuple[str, str]  # run id, device
 RESAMPLES = 1000
@@ -164,7 +164,7 @@ def _without(
     if a_ok:
         if not b:
             return "gone"
-        return "not measured" if all(entry.state in LIVE for entry in b) else "broken"
+        return "not measured" if all(entry.state.is_live for entry in b) else "broken"
     if b_ok:
         return "fixed" if a else "new"
     return "not measured"

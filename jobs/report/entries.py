@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jobs.errors import TableError, nearest
+from jobs.observation import Observation, TaskState
 from jobs.record import Record
 from jobs.run import Run, varying
-from jobs.status import Observation, TaskState
+from jobs.status import Status
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark, short_name
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.schema import PSEUDO, Plot, Table
@@ -24,7 +25,7 @@ class Entry:
     run: Run
     repeat: int
     device: str
-    state: str
+    state: Status
     record: Record | None
     detail: str = ""  # why there is no record
 
@@ -58,7 +59,7 @@ def entries(observation: Observation) -> list[Entry]:
             elif len(kinds) == 1 or task.record is None:
                 result.append(_observed(task, device))
             else:
-                result.append(Entry(task.run, task.repeat, device, "missing", None))
+                result.append(Entry(task.run, task.repeat, device, Status.missing, None))
     return result
 
 

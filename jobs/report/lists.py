@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 
 from jobs.formatting import plain, shown
+from jobs.observation import Observation
 from jobs.report.entries import Entry, Key, coordinate, declared, in_order, not_told_apart, selected
 from jobs.report.tables import describe, unique_header
 from jobs.report.values import convert, fact_of, fact_value, shown_failure
 from jobs.run import varying
-from jobs.status import Observation
 from jobs.sweep.schema import Table, measured_in, units_of_measure
 
 LIMIT = 10  # rows a run, where the table does not say

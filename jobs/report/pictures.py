@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.formatting import plain
+from jobs.observation import Observation
 from jobs.report.entries import Entry
 from jobs.report.plots import draw
 from jobs.report.values import values_of
 from jobs.run import varying
-from jobs.status import Observation
 from jobs.sweep.schema import Plot
 
 _LONGEST = 200  # bytes of a file's name, of the 255 that file systems take

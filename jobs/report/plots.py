@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from jobs.formatting import plain
+from jobs.observation import Observation
 from jobs.report.entries import Entry
 from jobs.report.tables import Filled, fill
-from jobs.status import Observation
 from jobs.sweep.schema import Plot
 
 _LINEAR_SPAN = 20  # values within a factor of this are readable on a linear axis

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
+from jobs.observation import Observation
 from jobs.published.figures import SEE, published_columns
 from jobs.report.entries import Entry, Key
 from jobs.report.lists import listed
 from jobs.report.tables import fill, frame, unique_header
 from jobs.report.texts import render_text
-from jobs.status import Observation
 from jobs.sweep.schema import Table
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from jobs.errors import nearest
 from jobs.formatting import plain, shown
+from jobs.observation import Observation
 from jobs.record import Measurements
 from jobs.report.entries import (
     Entry,
@@ -34,7 +35,6 @@ from jobs.report.values import (
     values_of,
 )
 from jobs.run import varying
-from jobs.status import Observation
 from jobs.sweep.schema import PREDICTED, Plot, Table
 
 MAX_REASONS = 5

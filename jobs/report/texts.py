@@ -12,10 +12,11 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from jobs.errors import TableError, nearest
+from jobs.observation import Observation
 from jobs.report.entries import Entry, coordinate, selected
 from jobs.report.tables import Cell
 from jobs.report.values import measured_phases, phases, value_named
-from jobs.status import Observation
+from jobs.status import Status
 from jobs.sweep.schema import Table
 from jobs.sweep.text_language import (
     BESIDE_PARAMETERS,
@@ -99,7 +100,7 @@ class _Numbers(TextFunctions):
     def state(self, **params: Any) -> str:
         """What became of the one run with these parameters: ok where any repeat is."""
         states = [entry.state for entry in self._pick("state()", params)]
-        return "ok" if "ok" in states else (states or ["missing"])[0]
+        return "ok" if "ok" in states else (states or [Status.missing])[0]
 
     def _phase(self, name: str, entry: Entry, given: str | None) -> str:
         """The phase that is given, or else the only one that a run has this value for."""

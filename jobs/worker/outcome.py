@@ -1,38 +1,109 @@
-"""How a run ended, from what its processes wrote and how they exited. Pure: no process, no clock.
+"""How a run ended, from what its processes wrote and how they exited.
 
-An outcome is a dict: status, and measurements or failure; where `run()` returned or raised also
-what `jobs.worker.run_process.execute` tells beside them.
+Pure: no process, no clock.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, Self
 
-from jobs.record import Status
+from pydantic import BaseModel, ConfigDict
 
-Outcome = dict[str, Any]
+from jobs.json_files import write_json
+from jobs.record import Failure
+from jobs.status import Status
+
 _LOST = {
     "ServerDied": "the process that it was forked from is gone",
     "NodeLost": "the worker of another node of the job is gone",
 }
 
 
+class _Message(BaseModel):
+    """What processes of a run leave for the worker, as JSON in a file or through a socket."""
+
+    model_config = ConfigDict(frozen=True)
+
+    def write(self, path: Path) -> None:
+        write_json(path, self.model_dump(mode="json"))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        return cls.model_validate_json(path.read_bytes())
+
+
+class Outcome(_Message):
+    """How one run, or one rank of it, ended: with measurements where it is ok, else a failure."""
+
+    status: Status
+    measurements: dict[str, Any] | None = None  # the facts that the benchmark returned
+    failure: Failure | None = None
+    # Where the benchmark's process could say it:
+    starting: float | None = None  # seconds from the worker's decision to the call of run()
+    measuring: float | None = None  # seconds inside run()
+    ended_at: float = 0.0  # since the epoch
+    versions: dict[str, Any] = {}  # of the libraries that were loaded
+    rank: int = 0
+    by_another_rank: bool = False  # it failed because another rank is gone
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status is Status.ok
+
+
+class RankFailure(_Message):
+    """A rank that torchrun's agent saw end."""
+
+    rank: int
+    exit_code: int
+    at: float  # since the epoch
+
+
+class AgentReport(_Message):
+    """How torchrun's agent on one node ended."""
+
+    failures: list[RankFailure] = []
+    error: str | None = None  # of the agent itself
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.failures and self.error is None
+
+
+class NodeReport(_Message):
+    """What one node's agent and ranks left."""
+
+    token: str  # of the attempt
+    exit_code: int | None = 0  # of the agent, where it ended by itself
+    agent: AgentReport | None = None  # None: it ended without a report
+    outcomes: list[Outcome] = []
+    stacks: str = ""
+    log_end: str = ""
+    out_of_memory: bool = False  # the kernel killed a process of the job for want of memory
+    lost: Literal["ServerDied", "NodeLost"] | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        return self.agent is not None and self.agent.is_ok
+
+
 def failed(
     status: Status, kind: str, message: str, traceback: str | None = None, **more: Any
 ) -> Outcome:
-    """An outcome without measurements."""
-    failure = {"type": kind, "message": message, "traceback": traceback or None} | more
-    return {"status": status, "failure": failure}
+    """An outcome without measurements; `more` are fields of `Failure`."""
+    failure = Failure(type=kind, message=message, traceback=traceback or None, **more)
+    return Outcome(status=status, failure=failure)
 
 
 def timed_out(timeout_s: float, stacks: str) -> Outcome:
-    return failed("timeout", "Timeout", f"took more than {timeout_s:g} s", stacks)
+    return failed(Status.timeout, "Timeout", f"took more than {timeout_s:g} s", stacks)
 
 
 def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
-    """Of a process that ended without writing an outcome.
+    """The outcome of a process that ended without writing one.
 
     Args:
         exit_code: negative is a signal; None where nobody could wait for it.
@@ -40,93 +111,94 @@ def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
         out_of_memory: its memory cgroup counts a kill more than before it ran.
     """
     if exit_code is None:
-        return failed("killed", "ServerDied", _LOST["ServerDied"], traces)
+        return failed(Status.killed, "ServerDied", _LOST["ServerDied"], traces)
     if exit_code >= 0:
         message = f"left with exit code {exit_code} before it returned"
-        return failed("error", f"exit code {exit_code}", message, traces)
+        return failed(Status.error, f"exit code {exit_code}", message, traces)
     try:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
     if out_of_memory and exit_code == -signal.SIGKILL:
         message = "the kernel killed it: its memory cgroup is full"
-        return failed("oom", name, message, traces, memory="host")
-    return failed("killed", name, f"ended by {name}", traces)
+        return failed(Status.oom, name, message, traces, memory="host")
+    return failed(Status.killed, name, f"ended by {name}", traces)
 
 
-def of_ranks(nodes: list[Outcome], expired: bool, timeout_s: float, world_size: int) -> Outcome:
+def of_ranks(nodes: list[NodeReport], expired: bool, timeout_s: float, world_size: int) -> Outcome:
     """The one outcome of a run of several ranks: the failure that came first, with its rank.
 
     Args:
-        nodes: what each node left (`jobs.worker.torchrun.collect`), node 0 first.
+        nodes: what each node left, node 0 first.
         expired: it was ended at its timeout.
     """
-    outcomes = [outcome for node in nodes for outcome in node["outcomes"]]
-    if len(outcomes) == world_size and all(o["status"] == "ok" for o in outcomes):
+    outcomes = [outcome for node in nodes for outcome in node.outcomes]
+    if len(outcomes) == world_size and all(outcome.is_ok for outcome in outcomes):
         return merge_ranks(outcomes)
     for node in nodes:
-        if node["lost"]:
-            return failed("killed", node["lost"], _LOST[node["lost"]])
-    stacks = "\n\n".join(node["stacks"] for node in nodes if node["stacks"])
-    failures = [*_raised(outcomes), *_silent(nodes, world_size)]
-    first = min(failures, key=lambda failure: failure[:3], default=None)
+        if node.lost:
+            return failed(Status.killed, node.lost, _LOST[node.lost])
+    stacks = "\n\n".join(node.stacks for node in nodes if node.stacks)
+    candidates = [*_raised(outcomes), *_silent(nodes, world_size)]
+    first = min(candidates, key=lambda candidate: candidate[:3], default=None)
     if expired and (first is None or first[0] >= _CONSEQUENCE):
         return timed_out(timeout_s, stacks)
     if first is not None:
         _, _, rank, outcome = first
-        return outcome | {"failure": outcome["failure"] | {"rank": rank}}
+        assert outcome.failure is not None
+        failure = outcome.failure.model_copy(update={"rank": rank})
+        return outcome.model_copy(update={"failure": failure})
     for node in nodes:
-        if node["exit_code"] != 0:  # torchrun's agent itself
-            return died(node["exit_code"], node["log_end"], node["out_of_memory"])
-    errors = [node["agent"]["error"] for node in nodes if node["agent"] and node["agent"]["error"]]
+        if node.exit_code != 0:  # torchrun's agent itself
+            return died(node.exit_code, node.log_end, node.out_of_memory)
+    errors = [node.agent.error for node in nodes if node.agent and node.agent.error]
     message = errors[0] if errors else f"{len(outcomes)} of {world_size} ranks left an outcome"
-    return failed("error", "TorchrunError", message, nodes[0]["log_end"])
+    return failed(Status.error, "TorchrunError", message, nodes[0].log_end)
 
 
-# Of a rank that failed: how likely others failed first (0: not), when it was seen, rank, outcome.
-_Failure = tuple[int, float, int, Outcome]
+# A rank that failed: how likely others failed first (0: not), when it was seen, rank, outcome.
+_Candidate = tuple[int, float, int, Outcome]
 _CONSEQUENCE = 3  # from this order on it follows from another rank's end, as at a timeout
 
 
-def _raised(outcomes: list[Outcome]) -> Iterator[_Failure]:
-    """What ranks raised. Of one another's end, they may tell sooner than that one of its own."""
+def _raised(outcomes: list[Outcome]) -> Iterator[_Candidate]:
+    """What ranks raised. A rank may report the end of another sooner than that one reports its
+    own."""
     for outcome in outcomes:
-        if outcome["status"] != "ok":
-            order = _CONSEQUENCE if outcome["by_another"] else 1
-            yield order, outcome["ended_at"], outcome["rank"], outcome
+        if not outcome.is_ok:
+            order = _CONSEQUENCE if outcome.by_another_rank else 1
+            yield order, outcome.ended_at, outcome.rank, outcome
 
 
-def _silent(nodes: list[Outcome], world_size: int) -> Iterator[_Failure]:
+def _silent(nodes: list[NodeReport], world_size: int) -> Iterator[_Candidate]:
     """Ranks that ended without an outcome."""
-    known = {outcome["rank"] for node in nodes for outcome in node["outcomes"]}
+    known = {outcome.rank for node in nodes for outcome in node.outcomes}
     for node in nodes:
-        for failure in (node["agent"] or {"failures": []})["failures"]:
-            rank, code = failure["rank"], failure["exit_code"]
+        for failure in node.agent.failures if node.agent else ():
+            rank, code = failure.rank, failure.exit_code
             if rank in known:
                 continue
             known.add(rank)
-            outcome = died(code, node["stacks"] or node["log_end"], node["out_of_memory"])
+            outcome = died(code, node.stacks or node.log_end, node.out_of_memory)
             # torchrun ends the others by SIGTERM; libraries abort, as a lone rank may too.
             order = 2 if code >= 0 else 4 if -code in (signal.SIGTERM, signal.SIGABRT) else 0
-            yield order, failure["at"], rank, outcome
-    if all(node["agent"] and not node["agent"]["error"] for node in nodes):
+            yield order, failure.at, rank, outcome
+    if all(node.agent and not node.agent.error for node in nodes):
         for rank in set(range(world_size)) - known:  # torchrun takes exit code 0 for success
-            yield 2, 0.0, rank, died(0, nodes[0]["log_end"], False)
+            yield 2, 0.0, rank, died(0, nodes[0].log_end, False)
 
 
 def merge_ranks(outcomes: list[Outcome]) -> Outcome:
-    """One outcome of all ranks': times and memory as lists by rank, the rest as rank 0 has it."""
-    outcomes = sorted(outcomes, key=lambda outcome: outcome["rank"])
-    first = outcomes[0]["measurements"]
-    merged = dict(first)
+    """One outcome of all ranks: times and memory as lists by rank, the rest as rank 0 has it."""
+    outcomes = sorted(outcomes, key=lambda outcome: outcome.rank)
+    measurements = [outcome.measurements or {} for outcome in outcomes]
+    merged = dict(measurements[0])
     for name in ("samples_ms", "peak_memory_bytes"):
-        by_rank = [outcome["measurements"].get(name, {}) for outcome in outcomes]
+        by_rank = [measured.get(name, {}) for measured in measurements]
         for rank, phases in enumerate(by_rank):
             if not isinstance(phases, dict) or phases.keys() != by_rank[0].keys():
-                told = f"{name} of rank 0: {by_rank[0]!r:.200}; of rank {rank}: {phases!r:.200}"
-                return failed("error", "RanksDisagree", told, rank=rank)
+                message = f"{name} of rank 0: {by_rank[0]!r:.200}; of rank {rank}: {phases!r:.200}"
+                return failed(Status.error, "RanksDisagree", message, rank=rank)
         merged[name] = {phase: [phases[phase] for phases in by_rank] for phase in by_rank[0]}
-    return outcomes[0] | {
-        "measurements": merged,
-        "measuring": max(outcome["measuring"] for outcome in outcomes),
-    }
+    slowest = max(outcome.measuring or 0.0 for outcome in outcomes)
+    return outcomes[0].model_copy(update={"measurements": merged, "measuring": slowest})

@@ -11,9 +11,12 @@ from typing import Any
 
 from jobs import provenance
 from jobs.manifest import Job, Manifest
-from jobs.record import RECORDS, Failure, Measurements, Record, RecordWriter, Seconds
+from jobs.record import Failure, Measurements, Record, Seconds
+from jobs.record_files import RECORDS, RecordWriter
 from jobs.run import Run
-from jobs.worker.outcome import Outcome, failed
+from jobs.status import Status
+from jobs.worker.outcome import Outcome
+from jobs.worker_state import RunningAttempt
 
 _SLURM = (
     "job_id",
@@ -39,13 +42,10 @@ class Attempt:
     started_at: float  # since the epoch
     clock: float  # the same by the monotonic clock, for durations: the other may be set back
 
-    def as_state(self) -> dict[str, Any]:
-        return {
-            "run": self.run.id,
-            "repeat": self.repeat,
-            "attempt": self.number,
-            "started_at": self.started_at,
-        }
+    def as_state(self) -> RunningAttempt:
+        return RunningAttempt(
+            run=self.run.id, repeat=self.repeat, attempt=self.number, started_at=self.started_at
+        )
 
 
 def slurm_facts() -> dict[str, str]:
@@ -100,13 +100,14 @@ class Recorder:
     def _record(self, attempt: Attempt, outcome: Outcome) -> Record:
         manifest, run = self._manifest, attempt.run
         measurements = None
-        if outcome["status"] == "ok":
+        status, failure, measuring = outcome.status, outcome.failure, outcome.measuring
+        if status is Status.ok:
             try:
-                measurements = Measurements.model_validate(outcome["measurements"])
+                measurements = Measurements.model_validate(outcome.measurements)
             except ValueError as error:
                 message = f"{run.benchmark}.run returned what is no measurement: {error}"
-                outcome = outcome | failed("error", "ValidationError", message)
-        measuring = outcome.get("measuring")
+                status = Status.error
+                failure = Failure(type="ValidationError", message=message)
         compiling = measurements.compiling_seconds if measurements else None
         after = provenance.gpu_states(self._gpus)
         folder = manifest.folder
@@ -114,7 +115,7 @@ class Recorder:
             run=run.id,
             repeat=attempt.repeat,
             attempt=attempt.number,
-            status=outcome["status"],
+            status=status,
             sweep=manifest.sweep.name,
             submission=manifest.id,
             job=self._job.index,
@@ -126,13 +127,13 @@ class Recorder:
             finished_at=time.time(),
             seconds=Seconds(
                 waiting=self._waiting,
-                starting=outcome.get("starting"),
+                starting=outcome.starting,
                 compiling=compiling,
                 measuring=None if measuring is None else measuring - (compiling or 0.0),
             ),
             measurements=measurements,
-            failure=Failure.model_validate(outcome["failure"]) if "failure" in outcome else None,
-            environment=self._environment | {"loaded": outcome.get("versions", {})},
+            failure=failure,
+            environment=self._environment | {"loaded": outcome.versions},
             gpus=[_around(*states) for states in zip(attempt.before, after, strict=False)],
             slurm=self._slurm,
             log=str(attempt.log.relative_to(folder)) if attempt.log.exists() else None,

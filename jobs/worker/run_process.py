@@ -19,9 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.record import write_json
+from jobs.json_files import write_json
+from jobs.record import Failure
+from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
 from jobs.worker.fork_server import DUMP_STACKS, die_with_parent, flush
+from jobs.worker.outcome import Outcome
 from systems.benchmark import ARTIFACTS, Unsupported, WrongOutput
 
 TEXT = 16000  # characters of a traceback that a record keeps
@@ -89,7 +92,7 @@ def run_alone(request: Request) -> None:
     become_run(request)
     scratch = Path(request.scratch)
     watch_stacks(scratch / "stack0.txt")
-    write_json(scratch / "outcome0.json", execute(request))
+    execute(request).write(scratch / "outcome0.json")
 
 
 def run_rank(request_path: Path) -> int:
@@ -100,22 +103,15 @@ def run_rank(request_path: Path) -> int:
     rank = int(os.environ["RANK"])
     scratch = Path(request.scratch)
     watch_stacks(scratch / f"stack{rank}.txt")
-    outcome = execute(request)
-    write_json(scratch / f"outcome{rank}.json", outcome | {"rank": rank})
-    return 0 if outcome["status"] == "ok" else 1
+    outcome = execute(request).model_copy(update={"rank": rank})
+    outcome.write(scratch / f"outcome{rank}.json")
+    return 0 if outcome.is_ok else 1
 
 
-def execute(request: Request) -> dict[str, Any]:
-    """Call the benchmark's `run` here. Never raises: every end is an outcome.
-
-    Returns:
-        status, and measurements or failure; by_another: whether the failure is that another rank is
-        gone; starting and measuring (seconds, where it came so far); ended_at (since the epoch);
-        versions of what was loaded.
-    """
-    outcome: dict[str, Any] = {}
+def execute(request: Request) -> Outcome:
+    """Call the benchmark's `run` here. Never raises: every end is an outcome."""
     oom: dict[str, int] = {}
-    called = None
+    called = starting = measuring = None
     os.environ[ARTIFACTS] = request.artifacts
     try:
         module = benchmark_module(request.benchmark)
@@ -131,24 +127,23 @@ def execute(request: Request) -> dict[str, Any]:
         # As JSON, so that a list stands for a tuple: Params are strict, and were written as JSON.
         params = module.Params.model_validate_json(json.dumps(request.params))
         called = time.monotonic()
-        outcome["starting"] = called - request.asked_at
+        starting = called - request.asked_at
         facts = module.run(params)
-        outcome["measuring"] = time.monotonic() - called
+        measuring = time.monotonic() - called
         if not isinstance(facts, dict):
             raise TypeError(f"run returned {type(facts).__name__}, expected a dict of facts")
         _check_plain(facts, "facts")
-        outcome |= {"status": "ok", "measurements": facts}
+        outcome = Outcome(status=Status.ok, measurements=facts)
     except BaseException as error:  # SystemExit too: a run that leaves early has not measured
         if called is not None:
-            outcome["measuring"] = time.monotonic() - called
-        outcome |= describe(error, oom) | {"by_another": _by_another_rank(error)}
-    outcome["ended_at"] = time.time()
-    outcome["versions"] = _loaded_versions()
-    return outcome
+            measuring = time.monotonic() - called
+        outcome = describe(error, oom)
+    known = {"starting": starting, "measuring": measuring, "versions": _loaded_versions()}
+    return outcome.model_copy(update=known | {"ended_at": time.time()})
 
 
-def describe(error: BaseException, oom: dict[str, int] | None = None) -> dict[str, Any]:
-    """The status and failure that an exception stands for."""
+def describe(error: BaseException, oom: dict[str, int] | None = None) -> Outcome:
+    """The outcome that an exception stands for."""
     if isinstance(error, MemoryError):  # what its frames hold is needed to tell of it
         traceback.clear_frames(error.__traceback__)
     text = "".join(traceback.format_exception(error))
@@ -156,20 +151,20 @@ def describe(error: BaseException, oom: dict[str, int] | None = None) -> dict[st
         print(text, file=sys.stderr, flush=True)
     except (AttributeError, OSError, ValueError):  # the benchmark closed it, or the disk is full
         pass
-    failure: dict[str, Any] = {
-        "type": type(error).__name__,
-        "message": _message(error)[:4000],
-        "traceback": _plain_text(text)[-TEXT:],
-    }
+    failure = Failure(
+        type=type(error).__name__,
+        message=_message(error)[:4000],
+        traceback=_plain_text(text)[-TEXT:],
+    )
     memory = _memory_that_ran_out(error)
     if memory is not None:
-        failure |= {"memory": memory} | (oom or {})
-        return {"status": "oom", "failure": failure}
-    if isinstance(error, Unsupported):
-        return {"status": "unsupported", "failure": failure}
-    if isinstance(error, WrongOutput):
-        return {"status": "wrong", "failure": failure}
-    return {"status": "error", "failure": failure}
+        failure = failure.model_copy(update={"memory": memory, **(oom or {})})
+        status = Status.oom
+    elif isinstance(error, Unsupported):
+        status = Status.unsupported
+    else:
+        status = Status.wrong if isinstance(error, WrongOutput) else Status.error
+    return Outcome(status=status, failure=failure, by_another_rank=_by_another_rank(error))
 
 
 def _message(error: BaseException) -> str:

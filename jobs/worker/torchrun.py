@@ -22,9 +22,10 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from jobs.record import write_json
+from jobs.json_files import write_json
 from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import Child, ForkServer, oom_kills, read_stacks
+from jobs.worker.outcome import AgentReport, NodeReport, Outcome, RankFailure
 from jobs.worker.run_process import Request, become_run, watch_stacks
 
 MEET_S = 300.0  # for the other nodes' workers to appear
@@ -44,15 +45,15 @@ def agent(request: Request) -> None:
     become_run(request)
     scratch = Path(request.scratch)
     watch_stacks(scratch / "stack-agent.txt")
-    report: dict[str, Any] = {"failures": [], "error": None}
     try:
-        _launch(request, report)
+        report = AgentReport(failures=_launch(request))
     except Exception as error:
-        report["error"] = f"{type(error).__name__}: {error}"
-    write_json(scratch / "agent.json", report)
+        report = AgentReport(error=f"{type(error).__name__}: {error}")
+    report.write(scratch / "agent.json")
 
 
-def _launch(request: Request, report: dict[str, Any]) -> None:
+def _launch(request: Request) -> list[RankFailure]:
+    """Run the ranks of this node to their end; returns those that failed."""
     assert request.nproc_per_node is not None
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -86,11 +87,13 @@ def _launch(request: Request, report: dict[str, Any]) -> None:
     try:
         elastic_launch(config, sys.executable)(*command)
     except ChildFailedError as error:
-        report["failures"] = [
-            {"rank": rank, "exit_code": failure.exitcode, "at": failure.timestamp}
+        return [
+            RankFailure(rank=rank, exit_code=failure.exitcode, at=failure.timestamp)
             for rank, failure in error.failures.items()
         ]
-    del store
+    finally:
+        del store
+    return []
 
 
 # ---- on every node -------------------------------------------------------------------------------
@@ -109,8 +112,8 @@ def node_address() -> str:
     return "127.0.0.1"
 
 
-def collect(request: Request, kills: int, child: Child) -> dict[str, Any]:
-    """What a node's agent and ranks left, which are ended now if they have not ended.
+def collect(request: Request, kills: int, child: Child) -> NodeReport:
+    """End a node's agent and ranks where they have not ended, and read what they left.
 
     Args:
         kills: `oom_kills()` before they started.
@@ -118,21 +121,21 @@ def collect(request: Request, kills: int, child: Child) -> dict[str, Any]:
     exit_code = child.exit_code if child.ended else 0
     child.kill()
     scratch = Path(request.scratch)
-    told = scratch / "agent.json"
-    return {
-        "token": request.token,
-        "exit_code": exit_code,  # of the agent, where it was not ended here
-        "agent": json.loads(told.read_text()) if told.exists() else None,
-        "outcomes": _outcomes(scratch),
-        "stacks": read_stacks(scratch),
-        "log_end": log_end(request.log),
-        "out_of_memory": oom_kills() > kills,
-        "lost": "ServerDied" if child.lost else None,
-    }
+    report = scratch / "agent.json"
+    return NodeReport(
+        token=request.token,
+        exit_code=exit_code,
+        agent=AgentReport.read(report) if report.exists() else None,
+        outcomes=_outcomes(scratch),
+        stacks=read_stacks(scratch),
+        log_end=log_end(request.log),
+        out_of_memory=oom_kills() > kills,
+        lost="ServerDied" if child.lost else None,
+    )
 
 
-def _outcomes(scratch: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(scratch.glob("outcome*.json"))]
+def _outcomes(scratch: Path) -> list[Outcome]:
+    return [Outcome.read(path) for path in sorted(scratch.glob("outcome*.json"))]
 
 
 def log_end(path: str | None) -> str:
@@ -159,7 +162,7 @@ class _Patience:
 
     def look(self) -> bool:
         """Look for a rank that has failed. Returns whether there is time left."""
-        if not self.failed and any(o["status"] != "ok" for o in _outcomes(self._scratch)):
+        if not self.failed and any(not outcome.is_ok for outcome in _outcomes(self._scratch)):
             self.note_failure()
         return time.monotonic() < self._deadline
 
@@ -228,18 +231,18 @@ def lead(
     followers: Followers | None,
     timeout_s: float,
     on_start: Callable[[Child], object],
-) -> tuple[list[dict[str, Any]], bool]:
+) -> tuple[list[NodeReport], bool]:
     """Run the ranks of one run on every node of the job.
 
     Returns:
-        What each node left (`collect`), node 0 first; and whether it was ended at its timeout.
+        What each node left, node 0 first; and whether the run was ended at its timeout.
     """
     scratch = Path(request.scratch)
     kills = oom_kills()
     patience = _Patience(scratch, timeout_s)
     child = server.start(agent, request, scratch=request.scratch)
     on_start(child)
-    reports: list[dict[str, Any]] = []
+    reports: list[NodeReport] = []
     try:
         others: list[Connection] = []
         if followers is not None and (endpoint := _endpoint(child, scratch, patience)):
@@ -252,13 +255,13 @@ def lead(
                     child.wait(0)
                     report = collect(request, kills, child)
                 else:
-                    told = _receive(one, request.token)
-                    if told is None:
+                    received = _receive(one, request.token)
+                    if received is None:
                         continue
-                    report = told
+                    report = received
                     reports.append(report)
                 waiting.remove(one)
-                if not _went_well(report):
+                if not report.is_ok:
                     patience.note_failure()
         expired = bool(waiting) and not patience.failed
         late = [one for one in waiting if one is not child]
@@ -291,39 +294,23 @@ def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:
     return str(json.loads(path.read_text()))
 
 
-def _receive(connection: Connection, token: str) -> dict[str, Any] | None:
+def _receive(connection: Connection, token: str) -> NodeReport | None:
     """A node's report; None if it is of an earlier run, for which it came too late."""
     try:
-        report: dict[str, Any] = connection.recv()
+        report: NodeReport = connection.recv()
     except (EOFError, OSError):
-        return _nothing(token, lost="NodeLost")
-    return report if report["token"] == token else None
+        return NodeReport(token=token, lost="NodeLost")
+    return report if report.token == token else None
 
 
-def _last_word(connection: Connection, token: str) -> dict[str, Any]:
+def _last_word(connection: Connection, token: str) -> NodeReport:
     """The report of a node that was told to stop."""
     deadline = time.monotonic() + EXIT_S + 5
     while connection.poll(max(0.0, deadline - time.monotonic())):
         report = _receive(connection, token)
         if report is not None:
             return report
-    return _nothing(token, lost=None)
-
-
-def _nothing(token: str, lost: str | None) -> dict[str, Any]:
-    empty: dict[str, Any] = {
-        "agent": None,
-        "outcomes": [],
-        "stacks": "",
-        "log_end": "",
-        "out_of_memory": False,
-    }
-    return empty | {"token": token, "exit_code": 0, "lost": lost}
-
-
-def _went_well(report: dict[str, Any]) -> bool:
-    told = report["agent"]
-    return told is not None and not told["failures"] and told["error"] is None
+    return NodeReport(token=token)
 
 
 # ---- a follower: any other node ------------------------------------------------------------------
@@ -377,7 +364,7 @@ def _find_leader(meeting: Path) -> Connection:
             time.sleep(0.2)
 
 
-def _run_here(server: ForkServer, request: Request, leader: Connection) -> dict[str, Any]:
+def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeReport:
     """Run this node's ranks of one run, until they have ended or the leader says stop."""
     scratch = Path(request.scratch)
     kills = oom_kills()

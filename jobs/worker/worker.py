@@ -7,7 +7,6 @@ clean.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -21,8 +20,10 @@ from types import FrameType
 
 from jobs import provenance
 from jobs.manifest import Manifest
-from jobs.record import RERUN, Record, RecordTail, write_json
+from jobs.record import Record
+from jobs.record_files import RecordTail
 from jobs.run import Run
+from jobs.status import Status
 from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import (
     Child,
@@ -37,6 +38,7 @@ from jobs.worker.outcome import Outcome, died, failed, of_ranks, timed_out
 from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts
 from jobs.worker.run_process import Request, execute, run_alone
 from jobs.worker.torchrun import Followers, follow, lead, log_end, node_address
+from jobs.worker_state import WorkerState, read_worker_state, write_worker_state
 
 DEATHS = 2  # workers that one run may take down before it is left alone
 LIMIT_MARGIN_S = 120.0  # a stop this close to the time limit is the time limit's doing
@@ -125,10 +127,10 @@ class Worker:
                 continue
             attempt = self._begin(self.manifest.runs[run_id], repeat)
             if reason is not None:
-                self._record(attempt, failed("unsupported", "Unsupported", reason))
+                self._record(attempt, failed(Status.unsupported, "Unsupported", reason))
             elif self._deaths[f"{run_id}/{repeat}"] >= DEATHS:
                 message = f"its worker died {DEATHS} times while this ran"
-                self._record(attempt, failed("killed", "WorkerDied", message))
+                self._record(attempt, failed(Status.killed, "WorkerDied", message))
             else:
                 self._execute(attempt)
             if self.in_process and self.failures:
@@ -153,10 +155,13 @@ class Worker:
         for record in self.seen:
             if (record.run, record.repeat) != (run_id, repeat):
                 continue
-            if record.submission == self.manifest.id and record.status not in RERUN - {"killed"}:
+            # In its own submission a run that was killed is not tried again.
+            status = record.status
+            own = record.submission == self.manifest.id
+            if own and (not status.resumes or status is Status.killed):
                 return True
             if (
-                record.status == "ok"
+                status is Status.ok
                 and record.device == self.recorder.device
                 and not self.manifest.force
             ):
@@ -165,32 +170,27 @@ class Worker:
 
     def _count_deaths(self) -> Counter[str]:
         """How many workers of this job ended, without a word, during each run."""
-        path = self.folder / "state.json"
-        try:
-            state = json.loads(path.read_text())
-        except (OSError, ValueError):
-            return Counter()
-        deaths = Counter(state.get("deaths", {}))
-        running = state.get("running")
+        state = read_worker_state(self.folder)
+        deaths, running = Counter(state.deaths), state.running
         if running is not None:
             self.seen += self.tail.new()
-            mine = (self.manifest.id, running["run"], running["repeat"], running["attempt"])
-            told = any((r.submission, r.run, r.repeat, r.attempt) == mine for r in self.seen)
-            deaths[f"{running['run']}/{running['repeat']}"] += not told
+            mine = (self.manifest.id, running.run, running.repeat, running.attempt)
+            recorded = any((r.submission, r.run, r.repeat, r.attempt) == mine for r in self.seen)
+            deaths[f"{running.run}/{running.repeat}"] += not recorded
         return deaths
 
     def _tell(self, attempt: Attempt | None) -> None:
         """Say what is running now: `status` shows it, and the next worker of this job learns of it
         if this one dies."""
-        state = {
-            "running": attempt.as_state() if attempt else None,
-            "deaths": dict(self._deaths),
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "at": time.time(),
-        }
+        state = WorkerState(
+            running=attempt.as_state() if attempt else None,
+            deaths=dict(self._deaths),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            at=time.time(),
+        )
         try:
-            write_json(self.folder / "state.json", state)
+            write_worker_state(self.folder, state)
         except OSError as error:  # a full disk must not end the job
             say(f"cannot write state.json: {error.strerror}")
 
@@ -234,7 +234,7 @@ class Worker:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         self.executed += 1
-        if outcome.get("failure", {}).get("type") == "NodeLost":
+        if outcome.failure is not None and outcome.failure.type == "NodeLost":
             raise NodeLost("the worker of another node is gone")
 
     def _outcome(self, request: Request, timeout_s: float) -> Outcome:
@@ -246,7 +246,7 @@ class Worker:
             return self._run_alone(request, timeout_s)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         outcome = execute(request)
-        if outcome["status"] == "error" and outcome["failure"]["type"] == "KeyboardInterrupt":
+        if outcome.failure is not None and outcome.failure.type == "KeyboardInterrupt":
             raise KeyboardInterrupt
         return outcome
 
@@ -262,7 +262,7 @@ class Worker:
         stacks = child.stacks(scratch) if expired else read_stacks(scratch)
         child.kill()
         if path.exists():
-            return json.loads(path.read_text())  # type: ignore[no-any-return]
+            return Outcome.read(path)
         if expired:
             return timed_out(timeout_s, stacks)
         if child.exit_code == -signal.SIGTERM:
@@ -296,7 +296,7 @@ class Worker:
 
     def _record(self, attempt: Attempt, outcome: Outcome) -> None:
         record = self.recorder.write(attempt, outcome)
-        if record.status not in ("ok", "unsupported", "oom"):
+        if record.status.is_failure:
             self.failures.append(record)
 
     # ---- being told to stop ----------------------------------------------------------------------
@@ -316,14 +316,14 @@ class Worker:
                 self._child.kill()
             if reason == "limit" and self.executed == 0:
                 message = f"needs more than the job's limit of {self.job.timeout_min} min"
-                outcome = failed("timeout", "Limit", message)
+                outcome = failed(Status.timeout, "Limit", message)
             elif reason == "limit":
                 message = "the job's time limit came; the rest is requeued"
-                outcome = failed("preempted", "Limit", message)
+                outcome = failed(Status.preempted, "Limit", message)
             elif reason == "preempted":
-                outcome = failed("preempted", "Preempted", "stopped: preempted")
+                outcome = failed(Status.preempted, "Preempted", "stopped: preempted")
             else:
-                outcome = failed("cancelled", "Cancelled", "stopped: cancelled")
+                outcome = failed(Status.cancelled, "Cancelled", "stopped: cancelled")
             self._record(attempt, outcome)
             self._current = None
             shutil.rmtree(scratch, ignore_errors=True)

@@ -20,18 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from jobs.record import (
-    SCHEMA_VERSION,
-    BadLine,
-    Failure,
-    Measurements,
-    Record,
-    RecordTail,
-    RecordWriter,
-    parse_lines,
-    read_records,
-    write_json,
-)
+from jobs.json_files import write_json
+from jobs.record import SCHEMA_VERSION, Failure, Measurements, Record
+from jobs.record_files import BadLine, RecordTail, RecordWriter, parse_lines, read_records
 from jobs.run import Run, Shape
 from tests.results_folder import failed, ok, record
 

@@ -62,7 +62,8 @@ def test_replay_repeats_a_run_with_its_parameters(half_failed: tuple[Path, Path]
 )
 def test_every_wording_of_gpu_memory_running_out(text: str) -> None:
     outcome = describe(RuntimeError(text))
-    assert outcome["status"] == "oom" and outcome["failure"]["memory"] == "gpu"
+    assert outcome.status == "oom" and outcome.failure is not None
+    assert outcome.failure.memory == "gpu"
 
 
 def test_the_diff_holds_sources_that_are_not_committed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -16,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.manifest import write_handles
-from jobs.processes import process_handle
+from jobs.observation import observe
+from jobs.processes import ProcessHandle
 from jobs.report.compare import MIN_SAMPLES, bootstrap_ratio, compare, verdict
-from jobs.status import observe
 from tests.harness import call
 from tests.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
 
@@ -154,7 +153,7 @@ def test_a_run_still_to_come_is_not_broken(tmp_path: Path) -> None:
     manifest = pair.after.submit(
         pair.loaded, lambda params, repeat: ok(*noise(1.0)) if params["size"] == 1 else None
     )
-    manifest.handles[0] = process_handle(os.getpid())  # a job that lives: this process
+    manifest.handles[0] = ProcessHandle.of_this_process()  # a job that lives: this process
     write_handles(manifest)
     assert pair.verdicts() == {(1, "forward"): "same", (2, ""): "not measured"}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from jobs.observation import observe
 from jobs.report.entries import entries
 from jobs.report.sheets import Sheet, make_sheet
-from jobs.status import observe
 from jobs.sweep.schema import Table
 from tests.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from jobs.errors import TableError
+from jobs.observation import observe
 from jobs.published.figures import FOLDER, figure
 from jobs.report.entries import entries
 from jobs.report.sheets import Sheet, make_sheet
-from jobs.status import observe
 from jobs.sweep.expand import expand
 from tests.benchmarks import toy
 from tests.results_folder import TOY, ResultsFolder, errors, load, ok, write

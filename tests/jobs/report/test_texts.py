@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from jobs.errors import TableError
+from jobs.observation import observe
 from jobs.report.entries import entries
 from jobs.report.sheets import Sheet, make_sheet
-from jobs.status import observe
 from jobs.sweep.expand import expand
 from jobs.sweep.schema import Table
 from tests.results_folder import GIB, TOY, Outcome, ResultsFolder, errors, failed, load, ok, write

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from jobs.record import Record
+from jobs.record import Failure, Record
+from jobs.status import Status
 from jobs.worker.isolation import ForkServer, job_environment
-from jobs.worker.outcome import of_ranks
+from jobs.worker.outcome import AgentReport, NodeReport, Outcome, RankFailure, of_ranks
 from jobs.worker.run_process import Request
 from jobs.worker.torchrun import lead
 from tests.harness import (
@@ -255,8 +256,9 @@ def test_an_agent_that_ends_before_the_others_can_join_is_told_at_once(tmp_path:
         nproc_per_node=None,
     )
     followers = SimpleNamespace(connections=[])
-    told, expired = lead(server, wrong, followers, 60, lambda child: None)  # type: ignore[arg-type]
-    assert not expired and "AssertionError" in told[0]["agent"]["error"]
+    reports, expired = lead(server, wrong, followers, 60, lambda child: None)  # type: ignore[arg-type]
+    agent = reports[0].agent
+    assert not expired and agent is not None and "AssertionError" in str(agent.error)
     server.close()
 
 
@@ -267,19 +269,23 @@ def test_nothing_that_opens_the_meeting_stays(nodes: Path) -> None:
 # ---- the verdict ---------------------------------------------------------------------------------
 
 
-def node(ranks: list[dict[str, Any]], failures: list[tuple[int, int]], **more: Any) -> Any:
-    told = [{"rank": rank, "exit_code": code, "at": 100} for rank, code in failures]
-    empty = {"stacks": "", "log_end": "", "out_of_memory": False, "lost": None, "exit_code": 0}
-    return empty | {"agent": {"failures": told, "error": None}, "outcomes": ranks} | more
+def node(ranks: list[Outcome], failures: list[tuple[int, int]], **more: Any) -> NodeReport:
+    ended = [RankFailure(rank=rank, exit_code=code, at=100) for rank, code in failures]
+    given = {"token": "t", "agent": AgentReport(failures=ended), "outcomes": ranks} | more
+    return NodeReport(**given)
 
 
-def left(rank: int, ended_at: float, by_another: bool = False) -> dict[str, Any]:
-    failure = {"type": "ValueError", "message": f"of rank {rank}"}
-    told = {"rank": rank, "ended_at": ended_at, "by_another": by_another}
-    return told | {"status": "error", "failure": failure}
+def left(rank: int, ended_at: float, by_another: bool = False) -> Outcome:
+    return Outcome(
+        status=Status.error,
+        failure=Failure(type="ValueError", message=f"of rank {rank}"),
+        rank=rank,
+        ended_at=ended_at,
+        by_another_rank=by_another,
+    )
 
 
-OK = {"status": "ok", "rank": 0, "measuring": 1.0, "measurements": {"samples_ms": {"a": [1.0]}}}
+OK = Outcome(status=Status.ok, measuring=1.0, measurements={"samples_ms": {"a": [1.0]}})
 
 
 @pytest.mark.parametrize(
@@ -303,17 +309,17 @@ OK = {"status": "ok", "rank": 0, "measuring": 1.0, "measurements": {"samples_ms"
         ([node([left(0, 49.0, True)], [(0, 1)])], "error", 1),
         ([node([OK], [(1, 3)])], "error", 1),
         # nobody to blame
-        ([node([], [], agent={"failures": [], "error": "no rendezvous"})], "error", None),
+        ([node([], [], agent=AgentReport(error="no rendezvous"))], "error", None),
         ([node([], [], agent=None, exit_code=-9)], "killed", None),
         ([node([], [], lost="NodeLost")], "killed", None),
-        ([node([OK, OK | {"rank": 1, "measurements": {}}], [])], "error", 1),
-        ([node([OK, OK | {"rank": 1}], [])], "ok", None),
+        ([node([OK, OK.model_copy(update={"rank": 1, "measurements": {}})], [])], "error", 1),
+        ([node([OK, OK.model_copy(update={"rank": 1})], [])], "ok", None),
     ],
 )
-def test_which_rank_failed_first(left_by: list[Any], status: str, rank: int | None) -> None:
+def test_which_rank_failed_first(left_by: list[NodeReport], status: str, rank: int | None) -> None:
     outcome = of_ranks(left_by, expired=False, timeout_s=1.0, world_size=2)
-    assert outcome["status"] == status
-    assert outcome.get("failure", {}).get("rank") == rank
+    assert outcome.status == status
+    assert (outcome.failure.rank if outcome.failure else None) == rank
 
 
 @pytest.mark.parametrize(
@@ -324,7 +330,9 @@ def test_which_rank_failed_first(left_by: list[Any], status: str, rank: int | No
         (node([left(1, 50.0)], [(1, 1)]), "error"),  # of its own, in the last moment
     ],
 )
-def test_what_an_end_at_the_timeout_brings_about_is_no_failure(other: Any, status: str) -> None:
+def test_what_an_end_at_the_timeout_brings_about_is_no_failure(
+    other: NodeReport, status: str
+) -> None:
     ended = node([], [], agent=None)
     outcome = of_ranks([ended, other], expired=True, timeout_s=1.0, world_size=2)
-    assert outcome["status"] == status
+    assert outcome.status == status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 import statistics
@@ -18,6 +17,7 @@ import pytest
 from jobs.record import Record
 from jobs.worker.fork_server import descendants
 from jobs.worker.isolation import ForkServer, ServerDied
+from jobs.worker.outcome import Outcome
 from jobs.worker.run_process import Request, execute, run_alone
 from tests.harness import (
     LEAKS,
@@ -294,13 +294,13 @@ def request(folder: Path, **changes: Any) -> Request:
 
 def test_a_run_submitted_for_another_version_is_not_measured(tmp_path: Path) -> None:
     outcome = execute(request(tmp_path, version=2))
-    assert outcome["status"] == "error"
-    assert "is at version 1 here" in outcome["failure"]["message"]
+    assert outcome.status == "error"
+    assert "is at version 1 here" in message_of(outcome)
 
 
 def test_params_that_the_benchmark_no_longer_knows_are_an_error(tmp_path: Path) -> None:
     outcome = execute(request(tmp_path, params={"what": "ok", "gone": 1}))
-    assert outcome["status"] == "error" and "gone" in outcome["failure"]["message"]
+    assert outcome.status == "error" and "gone" in message_of(outcome)
 
 
 def test_a_driver_that_lists_gpus_and_does_not_start_is_an_error(
@@ -312,8 +312,8 @@ def test_a_driver_that_lists_gpus_and_does_not_start_is_an_error(
         pytest.skip("here CUDA starts")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     outcome = execute(request(tmp_path, gpus=["0"]))
-    assert outcome["status"] == "error"
-    assert "CUDA" in outcome["failure"]["message"] or "NVIDIA" in outcome["failure"]["message"]
+    assert outcome.status == "error"
+    assert "CUDA" in message_of(outcome) or "NVIDIA" in message_of(outcome)
 
 
 def test_a_benchmark_whose_import_fails_is_an_error(
@@ -323,7 +323,12 @@ def test_a_benchmark_whose_import_fails_is_an_error(
     (tmp_path / "odd" / "needy.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
     outcome = execute(request(tmp_path, benchmark="odd.needy"))
-    assert outcome["status"] == "error" and "no_such_package" in outcome["failure"]["message"]
+    assert outcome.status == "error" and "no_such_package" in message_of(outcome)
+
+
+def message_of(outcome: Outcome) -> str:
+    assert outcome.failure is not None
+    return outcome.failure.message
 
 
 def test_a_full_disk_for_the_log_does_not_hide_the_failure(tmp_path: Path) -> None:
@@ -334,8 +339,8 @@ def test_a_full_disk_for_the_log_does_not_hide_the_failure(tmp_path: Path) -> No
         params = {"what": "raises", "pair": [1, 2]}
         child = server.start(run_alone, request(folder, log=log, params=params))
         assert child.wait(PATIENCE_S)
-        outcome = json.loads((folder / "outcome0.json").read_text())
-        assert outcome["failure"]["type"] == "ValueError"
+        outcome = Outcome.read(folder / "outcome0.json")
+        assert outcome.failure is not None and outcome.failure.type == "ValueError"
     server.close()
 
 

@@ -1,0 +1,180 @@
+"""What became of every run of a results folder: from its manifests, records and jobs.
+
+A run whose job ended without a record is `killed`, or what Slurm says of its job. Nothing is taken
+for success unless a record says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jobs.job_states import JobState, JobStates, job_states, with_last_words
+from jobs.manifest import Job, Manifest, read_manifests
+from jobs.record import Record
+from jobs.record_files import BadLine, read_records
+from jobs.run import Run
+from jobs.status import Status
+from jobs.worker_state import read_worker_state
+
+TaskKey = tuple[str, int]  # run id, repeat
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """One (run, repeat) and how it stands."""
+
+    run: Run
+    repeat: int
+    state: Status
+    record: Record | None = None  # the latest ok attempt, else the latest
+    detail: str = ""  # where no record says it: what Slurm, or the process table, does
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A results folder as it stands now."""
+
+    folder: Path
+    manifests: list[Manifest]
+    records: list[Record]
+    bad_lines: list[BadLine]
+    tasks: list[TaskState]
+    notes: list[str] = field(default_factory=list)
+    job_states: JobStates = field(default_factory=dict)
+
+    def counts(self) -> dict[Status, int]:
+        return dict(Counter(task.state for task in self.tasks))
+
+
+def observe(folder: Path) -> Observation:
+    """Look at everything once.
+
+    Raises:
+        FileNotFoundError: nothing was ever submitted into the folder.
+    """
+    manifests = read_manifests(folder)
+    notes: list[str] = []
+    # Jobs first, records second: a run that ends in between is then seen with its record.
+    states = job_states(manifests, notes)
+    records, bad = read_records(folder)
+    best: dict[TaskKey, Record] = {}
+    latest_of: dict[tuple[str, str, int], Record] = {}
+    for record in records:  # oldest first
+        key = (record.run, record.repeat)
+        if record.status is Status.ok or key not in best or best[key].status is not Status.ok:
+            best[key] = record
+        latest_of[(record.submission, *key)] = record
+    tasks: dict[TaskKey, TaskState] = {}
+    for manifest in manifests:  # the newest one that has a say about a run comes last and wins
+        for job in manifest.jobs:
+            own = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
+            for key, task in _job_tasks(manifest, job, states[manifest.id][job.index], own, best):
+                earlier = tasks.get(key)
+                # An earlier submission may still measure it.
+                measures = earlier is not None and earlier.state.is_live
+                if not measures or task.state.is_live or task.state is Status.ok:
+                    tasks[key] = task
+        for key in manifest.done:
+            known = best.get(key)
+            if key not in tasks or (known is not None and not tasks[key].state.is_live):
+                status = known.status if known else Status.missing
+                tasks[key] = TaskState(manifest.runs[key[0]], key[1], status, known)
+    superseded = _superseded(manifests, notes)
+    kept = [task for key, task in tasks.items() if key[0] not in superseded]
+    return Observation(folder, manifests, records, bad, kept, notes, states)
+
+
+def _job_tasks(
+    manifest: Manifest,
+    job: Job,
+    state: JobState,
+    own: dict[TaskKey, Record | None],
+    best: dict[TaskKey, Record],
+) -> Iterator[tuple[TaskKey, TaskState]]:
+    """How each task of a job stands.
+
+    Args:
+        own: of each task, its latest record in this submission.
+        best: of each task, its latest ok record in any submission, else its latest.
+    """
+    if not state.status.is_live and None in own.values():
+        state = with_last_words(manifest, job, state)
+    executing = None
+    if state.status in (Status.running, Status.oom):
+        running = read_worker_state(manifest.job_folder(job.index)).running
+        executing = running and (running.run, running.repeat)
+    # Slurm blames memory: that is the run that was executing, not those after it.
+    others = {Status.running: Status.queued, Status.oom: Status.killed}
+    for key, record in own.items():
+        status = state.status if key == executing else others.get(state.status, state.status)
+        task_state = JobState(status, state.detail)
+        yield key, _task(manifest.runs[key[0]], key[1], task_state, record, best.get(key))
+
+
+def _task(
+    run: Run, repeat: int, job: JobState, own: Record | None, best: Record | None
+) -> TaskState:
+    """A task of a job; `own` is its latest record in that job, `best` in any."""
+    stopped = (Status.preempted, Status.cancelled)  # the job will run it again
+    if job.status.is_live and (own is None or own.status in stopped):
+        return TaskState(run, repeat, job.status, best, job.detail)
+    if own is not None or (best is not None and best.status is Status.ok):
+        assert best is not None
+        return TaskState(run, repeat, best.status, best)
+    return TaskState(run, repeat, job.status, None, job.detail)
+
+
+def _superseded(manifests: list[Manifest], notes: list[str]) -> set[str]:
+    """Runs of an older version of a benchmark than the folder's newest: other measurements."""
+    newest: dict[str, int] = {}
+    for manifest in manifests:
+        for run in manifest.runs.values():
+            newest[run.benchmark] = max(newest.get(run.benchmark, 0), run.version)
+    old = {
+        run.id
+        for manifest in manifests
+        for run in manifest.runs.values()
+        if run.version < newest[run.benchmark]
+    }
+    if old:
+        notes.append(f"{len(old)} runs of older benchmark versions are left out")
+    return old
+
+
+def summary(observation: Observation) -> dict[str, Any]:
+    """The observation as plain data, for `status --json`."""
+    return {
+        "folder": str(observation.folder),
+        "submissions": [
+            {
+                "id": m.id,
+                "executor": m.executor,
+                "sweep": m.sweep.name,
+                "created_at": m.created_at,
+                "jobs": len(m.jobs),
+                "slurm_ids": sorted(set(m.slurm_ids.values())),
+            }
+            for m in observation.manifests
+        ],
+        "counts": observation.counts(),
+        "tasks": [
+            {
+                "run": task.run.id,
+                "benchmark": task.run.benchmark,
+                "repeat": task.repeat,
+                "state": task.state,
+                "detail": task.detail,
+                "params": task.run.params,
+                "failure": task.record.failure.model_dump(exclude_none=True, exclude={"traceback"})
+                if task.record and task.record.failure and not task.state.is_live
+                else None,
+            }
+            for task in observation.tasks
+        ],
+        "skipped_lines": [str(line) for line in observation.bad_lines],
+        "notes": observation.notes,
+    }

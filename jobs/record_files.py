@@ -1,0 +1,191 @@
+"""Writes and reads the records of a results folder: JSON lines in DIR/records/.
+
+A file has one writer and grows by whole lines. Whatever dies, what was written before stays
+readable: a torn last line is reported and skipped.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from jobs.record import SCHEMA_VERSION, Record
+
+RECORDS = "records"  # folder of records inside a results folder
+_RUN_ID = re.compile(rb'"run":"([^"]*)"')
+
+
+def _warn(text: str) -> None:
+    """Say it on stderr, if that is not a file on the same full disk."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        pass
+
+
+class _Versioned(BaseModel):
+    schema_version: int
+
+
+class RecordWriter:
+    """Appends records to a file of its own.
+
+    The name holds host, process and time, so no two writers ever share a file, whatever the file
+    system. A write that fails (a full disk) is undone and tried again, so that no half line is
+    left for the next record to be glued to; if it never succeeds the record goes to stderr.
+    """
+
+    def __init__(self, folder: Path, name: str):
+        unique = f"{name}-{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
+        self.path = folder / f"{unique}.jsonl"
+
+    def write(self, record: Record, tries: int = 5) -> bool:
+        """Append one line and flush it to disk. Returns whether it could."""
+        line = record.model_dump_json(exclude_none=True).encode() + b"\n"
+        for attempt in range(tries):
+            if attempt:
+                time.sleep(min(2**attempt, 30))
+            try:
+                self._append(line)
+                return True
+            except OSError as error:
+                _warn(f"cannot write {self.path}: {error.strerror}")
+        _warn(f"unwritten record: {line.decode()}")
+        return False
+
+    def _append(self, line: bytes) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            size = os.fstat(handle).st_size
+            if size and os.pread(handle, 1, size - 1) != b"\n":
+                line = b"\n" + line  # a half line is there that could not be undone
+            try:
+                if os.write(handle, line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(handle)
+            except OSError:
+                os.ftruncate(handle, size)
+                raise
+        finally:
+            os.close(handle)
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that is no record: torn by a power cut or a full disk, or of a later version."""
+
+    path: Path
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: skipped: {self.reason}"
+
+
+def parse_lines(data: bytes, path: Path) -> Iterator[Record | BadLine]:
+    """The records in the bytes of a file."""
+    shared: dict[str, Any] = {}
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = Record.model_validate_json(line, context=shared)
+        except ValidationError as error:
+            reason = _later_version(line)
+            if reason is None:
+                first = error.errors(include_input=False, include_url=False)[0]
+                where = ".".join(str(part) for part in first["loc"])
+                reason = f"{where}: {first['msg']}" if where else first["msg"]
+            yield BadLine(path, number, reason)
+            continue
+        if record.schema_version > SCHEMA_VERSION:
+            yield BadLine(path, number, str(_later_version(line)))
+            continue
+        # pydantic's notes of which fields were given are a fifth of a record's memory.
+        for part in (record, record.measurements, record.seconds):
+            if part is not None:
+                part.model_fields_set.clear()
+        yield record
+
+
+def _later_version(line: bytes) -> str | None:
+    """The reason why a line of a later version is not read, whatever else it holds."""
+    try:
+        version = _Versioned.model_validate_json(line).schema_version
+    except ValidationError:
+        return None
+    later = f"schema version {version}; this reads up to {SCHEMA_VERSION}"
+    return later if version > SCHEMA_VERSION else None
+
+
+def iter_records(folder: Path) -> Iterator[Record | BadLine]:
+    """Every record of a results folder, file by file, and every line that is none."""
+    for path in sorted((folder / RECORDS).glob("*.jsonl")):
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            yield BadLine(path, 0, str(error.strerror))
+            continue
+        yield from parse_lines(data, path)
+
+
+def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
+    """Every record of a results folder, oldest first, and the lines that were skipped."""
+    records: list[Record] = []
+    bad: list[BadLine] = []
+    for item in iter_records(folder):
+        if isinstance(item, Record):
+            records.append(item)
+        else:
+            bad.append(item)
+    records.sort(key=lambda record: record.finished_at)
+    return records, bad
+
+
+class RecordTail:
+    """Records as they appear: each call of `new` reads only what files have grown by.
+
+    Args:
+        folder: the results folder.
+        runs: keep only these run ids; other lines are not even parsed.
+    """
+
+    def __init__(self, folder: Path, runs: set[str] | None = None):
+        self._folder = folder / RECORDS
+        self._runs = runs
+        self._read: dict[Path, int] = {}
+
+    def new(self) -> list[Record]:
+        records = []
+        for path in sorted(self._folder.glob("*.jsonl")):
+            start = self._read.get(path, 0)
+            try:
+                if path.stat().st_size <= start:
+                    continue
+                with path.open("rb") as file:
+                    file.seek(start)
+                    data = file.read()
+            except OSError:
+                continue
+            whole = data[: data.rfind(b"\n") + 1]  # the rest is still being written
+            self._read[path] = start + len(whole)
+            wanted = whole if self._runs is None else b"\n".join(self._mine(whole))
+            records += [item for item in parse_lines(wanted, path) if isinstance(item, Record)]
+        return records
+
+    def _mine(self, data: bytes) -> Iterator[bytes]:
+        assert self._runs is not None
+        for line in data.split(b"\n"):
+            found = _RUN_ID.search(line[:200])
+            if found and found[1].decode() in self._runs:
+                yield line

@@ -1,0 +1,43 @@
+"""What follows from a status."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.status import Status
+
+
+@pytest.mark.parametrize(
+    ("status", "follows"),
+    [
+        ("ok", {"can_be_recorded"}),
+        ("oom", {"can_be_recorded", "retries"}),
+        ("timeout", {"can_be_recorded", "is_failure", "retries"}),
+        ("error", {"can_be_recorded", "is_failure", "retries"}),
+        ("wrong", {"can_be_recorded", "is_failure", "retries"}),
+        ("unsupported", {"can_be_recorded"}),
+        ("killed", {"can_be_recorded", "is_failure", "resumes"}),
+        ("preempted", {"can_be_recorded", "is_failure", "resumes"}),
+        ("cancelled", {"can_be_recorded", "is_failure", "resumes"}),
+        ("queued", {"is_live"}),
+        ("running", {"is_live"}),
+        ("missing", {"is_failure"}),
+    ],
+)
+def test_what_follows_from_a_status(status: str, follows: set[str]) -> None:
+    properties = ("can_be_recorded", "is_failure", "is_live", "resumes", "retries")
+    assert {name for name in properties if getattr(Status(status), name)} == follows
+
+
+def test_a_record_cannot_have_the_status_of_a_run_without_one() -> None:
+    from pydantic import TypeAdapter, ValidationError
+
+    from jobs.record import RecordedStatus
+
+    adapter: TypeAdapter[Status] = TypeAdapter(RecordedStatus)
+    for status in Status:
+        if status.can_be_recorded:
+            assert adapter.validate_python(status) is status
+        else:
+            with pytest.raises(ValidationError, match=f"no attempt ends as {status}"):
+                adapter.validate_python(status)
