@@ -22,7 +22,7 @@ from jobs.manifest import ARTIFACTS, SUBMISSIONS, BrokenManifest, Manifest, read
 from jobs.observation import Observation, TaskState, observe, summary
 from jobs.run import varying
 from jobs.status import Status
-from jobs.submit import fail, go
+from jobs.submit import fail, start_and_report
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
 
 console = Console(markup=False)
@@ -183,7 +183,7 @@ def retry(folder: Folder = None) -> None:
     if not prepared.manifest.jobs:
         console.print("nothing to retry: every run is measured, queued or running")
         return
-    raise SystemExit(go(prepared, options))
+    raise SystemExit(start_and_report(prepared, options))
 
 
 @app.command(epilog="Example: python -m jobs replay 3fa2")

@@ -16,7 +16,7 @@ from rich.table import Table as Grid
 
 from jobs.errors import InputError
 from jobs.launch.plan import worst_case_gpu_hours
-from jobs.launch.submission import Options, Prepared, failed, prepare, start
+from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
 from jobs.manifest import BrokenManifest
 from jobs.record import Record
 from jobs.record_files import iter_records
@@ -121,11 +121,11 @@ def submit(
     if dry_run:
         show_plan(prepared, executor, sbatch)
         return
-    raise SystemExit(go(prepared, options))
+    raise SystemExit(start_and_report(prepared, options))
 
 
-def go(prepared: Prepared, options: Options) -> int:
-    """Start a prepared submission, tell the user how to follow it, and return the exit code."""
+def start_and_report(prepared: Prepared, options: Options) -> int:
+    """Start a prepared submission and print how to follow it. Returns the exit code."""
     manifest = prepared.manifest
     where = _relative(manifest.folder)
     before = prepared.failed_before
@@ -163,9 +163,9 @@ def go(prepared: Prepared, options: Options) -> int:
         for command in ("python -m jobs status", "python -m jobs cancel", "python aggregate.py"):
             follow_up(command, where)
         return 0
-    told = Counter(record.status for record in records)
-    if told:
-        summary = ", ".join(f"{count} {status}" for status, count in told.most_common())
+    counts = Counter(record.status for record in records)
+    if counts:
+        summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
         console.print(f"{summary}; results are in {where}", soft_wrap=True)
     follow_up("python aggregate.py", where)
     lost = sum(len(job.tasks) for job in manifest.jobs) - len({(r.run, r.repeat) for r in records})
@@ -173,7 +173,7 @@ def go(prepared: Prepared, options: Options) -> int:
         errors.print(f"{lost} runs left no record:")
         follow_up("python -m jobs status", where)
         return 1
-    return 1 if failed(records) or before else 0
+    return 1 if failed_records(records) or before else 0
 
 
 def follow_up(command: str, folder: Path) -> None:

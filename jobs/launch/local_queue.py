@@ -34,7 +34,7 @@ from jobs.processes import ProcessHandle
 from jobs.record import Record
 from jobs.record_files import RecordTail
 from jobs.sweep.schema import Sweep
-from jobs.worker.isolation import job_environment
+from jobs.worker.environment import job_environment
 
 POLL_S = 0.1
 STOP_S = 20.0  # for workers to record what they were doing
@@ -73,7 +73,7 @@ class LocalQueue:
         On SIGINT, SIGTERM and SIGHUP the workers record what they were doing and end; then
         KeyboardInterrupt is raised.
         """
-        self._tell(interrupted=False)
+        self._write_handles(interrupted=False)
         before = {s: signal.signal(s, self._on_stop) for s in _stopping()}
         tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
         total = sum(len(job.tasks) for job in self.manifest.jobs)
@@ -98,7 +98,7 @@ class LocalQueue:
                     self._reap()
                 if self.stopped:
                     self._stop_workers()
-                    self._tell(interrupted=True)
+                    self._write_handles(interrupted=True)
                 self._collect(tail, bar, task)
         finally:
             self._stop_workers()
@@ -108,7 +108,7 @@ class LocalQueue:
             raise KeyboardInterrupt
         return self.records
 
-    def _tell(self, interrupted: bool) -> None:
+    def _write_handles(self, interrupted: bool) -> None:
         """Say which process the jobs depend on, and whether it was asked to stop."""
         handle = ProcessHandle.of_this_process(interrupted)
         self.manifest.handles.update({job.index: handle for job in self.manifest.jobs})

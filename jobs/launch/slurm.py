@@ -23,7 +23,8 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJobEnvironment
 
 from jobs.manifest import Job, Manifest, SlurmHandle, read_manifest, write_handles
 from jobs.run import Shape
-from jobs.worker.isolation import blocked_signals, job_environment
+from jobs.worker.environment import job_environment
+from jobs.worker.isolation import blocked_signals
 from jobs.worker.worker import Stopped, Worker
 
 SIGNAL_DELAY_S = 30  # at least, from Slurm's warning to the time limit: to kill, record, requeue
@@ -54,7 +55,7 @@ class WorkerTask:
         The same job again: its worker skips what has a record.
         """
         if self.worker is not None:
-            limit = self.worker.near_limit() and _why_term() not in ("grace", "preempted")
+            limit = self.worker.near_limit() and _sigterm_reason() not in ("grace", "preempted")
             self.worker.stop("limit" if limit else "preempted")
         return submitit.helpers.DelayedSubmission(WorkerTask(self.submission, self.index))
 
@@ -62,7 +63,7 @@ class WorkerTask:
         """Record what is running and leave, unless node 0's worker has something better to do."""
         assert self.worker is not None
         leads, nodes = self.worker.node_rank == 0, self.worker.job.shape.nodes
-        why = _why_term()
+        why = _sigterm_reason()
         if why == "grace":
             # Slurm would take the end of the job now for a failure. As on its warning, then: node
             # 0's worker records and requeues, and the others wait for that.
@@ -75,7 +76,7 @@ class WorkerTask:
             raise Stopped(128 + signum)
 
 
-def _why_term() -> str:
+def _sigterm_reason() -> str:
     """Why Slurm sends SIGTERM: `grace`, this job is preempted but may run on for a while;
     `preempted`, or requeued, and about to end; `step`, not the job; else `cancelled`."""
     command = ["scontrol", "show", "job", "-o", SlurmJobEnvironment().job_id]
@@ -83,12 +84,12 @@ def _why_term() -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return "cancelled"
-    told = dict(re.findall(r"(\w+)=(\S+)", done.stdout))
+    fields = dict(re.findall(r"(\w+)=(\S+)", done.stdout))
     # SIGNALING is what a running job is called while Slurm delivers this very signal.
-    running = told.get("JobState") in ("RUNNING", "SIGNALING")
-    if told.get("PreemptTime", "None") != "None":
+    running = fields.get("JobState") in ("RUNNING", "SIGNALING")
+    if fields.get("PreemptTime", "None") != "None":
         return "grace" if running else "preempted"
-    if int(told.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0)):
+    if int(fields.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0)):
         return "preempted"
     return "step" if running else "cancelled"
 

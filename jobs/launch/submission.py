@@ -85,7 +85,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         provenance={},
         force=options.force,
     )
-    return Prepared(manifest, expansion, done, failed(before), in_flight)
+    return Prepared(manifest, expansion, done, failed_records(before), in_flight)
 
 
 def _same_device(
@@ -192,7 +192,7 @@ def reload(manifest: Manifest) -> LoadedSweep:
     return LoadedSweep(sweep, benchmarks, document)
 
 
-def failed(records: list[Record]) -> list[Record]:
+def failed_records(records: list[Record]) -> list[Record]:
     """The records that should make a command fail: out of memory and unsupported are results."""
     latest = {(record.run, record.repeat): record for record in records}
     return [record for record in latest.values() if record.status.is_failure]

@@ -49,8 +49,8 @@ def run_id(benchmark: Benchmark, params: dict[str, Any]) -> str:
     missing = object()
     defaults = benchmark.json_defaults
     # By repr, because to Python 1, 1.0 and True are equal.
-    told = {k: v for k, v in params.items() if repr(defaults.get(k, missing)) != repr(v)}
-    text = json.dumps([benchmark.name, benchmark.version, told], sort_keys=True, allow_nan=False)
+    unlike = {k: v for k, v in params.items() if repr(defaults.get(k, missing)) != repr(v)}
+    text = json.dumps([benchmark.name, benchmark.version, unlike], sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -71,7 +71,7 @@ class _Expander:
         self.sweep, self.benchmarks = loaded.sweep, loaded.benchmarks
         self.document = loaded.document
         self.drop = exclusions(self.sweep, self.benchmarks)
-        self.held = [False] * len(self.drop)  # whether each of them left out any run
+        self.has_excluded = [False] * len(self.drop)  # whether each of them left out any run
         text = self.sweep.filter
         self.keep = comparison(text, self.benchmarks) if text else None
         self.runs: dict[str, Run] = {}
@@ -122,7 +122,7 @@ class _Expander:
             if shape != self.runs[identity].shape:
                 first = ".".join(map(str, self.origin[identity]))
                 what = f"the same runs as in {first}, but with other resources or processes"
-                self.tell(self.document.at(path), what, point)
+                self.add_problem(self.document.at(path), what, point)
             return
         timeout_s = case.timeout_s if case and case.timeout_s else self.sweep.timeout_s
         self.runs[identity] = Run(
@@ -130,7 +130,7 @@ class _Expander:
         )
         self.origin[identity] = path
 
-    def tell(self, where: Position, what: str, point: dict[str, Any]) -> None:
+    def add_problem(self, where: Position, what: str, point: dict[str, Any]) -> None:
         varied = {k: v for k, v in point.items() if k not in self.sweep.fixed}
         named = " ".join(f"{name}={value}" for name, value in (varied or point).items())
         self.problems.setdefault(Problem(where, what), []).append(named)
@@ -143,10 +143,10 @@ class _Expander:
                 continue
             if not excluded:
                 excluded = self.holds(condition, params, ("exclude", i))
-                self.held[i] |= excluded
-            elif not self.held[i]:  # only to know whether it has any effect
+                self.has_excluded[i] |= excluded
+            elif not self.has_excluded[i]:  # only to know whether it has any effect
                 with suppress(ConditionError):
-                    self.held[i] = condition(params)
+                    self.has_excluded[i] = condition(params)
         if excluded:
             self.excluded += 1
             return True
@@ -185,7 +185,7 @@ class _Expander:
             for path, position in self.document.positions.items()
             if len(path) == 2 and path[0] in AXES and not position.line
         }
-        for i, held in enumerate(self.held):
+        for i, held in enumerate(self.has_excluded):
             named = {name for condition in self.drop[i].values() for name in condition.named}
             if not held and not named & overridden:
                 yield Problem(self.document.at(("exclude", i)), "exclude: no run is like this")
@@ -217,7 +217,7 @@ class _Expander:
             else:
                 grid = (*block, "grid")
                 where = self.document.at(grid if grid in self.document.positions else block)
-                self.tell(where, message, point)
+                self.add_problem(where, message, point)
 
     def place(self, block: DataPath, name: str, value: Any) -> DataPath:
         """Where a block, or else the sweep, gives a parameter this value."""
@@ -241,7 +241,7 @@ class _Expander:
             if not isinstance(value, str):
                 continue
             given = params[value[1:]]
-            wrong = _not_for(key, given)
+            wrong = _wanted_instead(key, given)
             if wrong:
                 section = "launch" if key == "nproc_per_node" else "resources"
                 here = (*path, section, key)
@@ -282,7 +282,7 @@ def _with_examples(problem: Problem, points: list[str]) -> Problem:
     return Problem(problem.position, f"{problem.message} ({points[0]}{more})")
 
 
-def _not_for(key: str, given: Any) -> str | None:
+def _wanted_instead(key: str, given: Any) -> str | None:
     """What a referenced parameter should have been."""
     number = not isinstance(given, bool) and isinstance(given, (int, float))
     if key == "mem_gb":

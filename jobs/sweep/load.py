@@ -270,7 +270,7 @@ def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | Non
     for i, case in enumerate(cases if isinstance(cases, list) else []):
         if isinstance(case, dict):
             places.append((("cases", i, "benchmark"), case.get("benchmark")))
-    told = len(problems)
+    problems_before = len(problems)
     names: dict[str, None] = {}
     for path, name in places:
         if not isinstance(name, str) or name in names:
@@ -281,6 +281,6 @@ def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | Non
         except NoBenchmark as error:
             problems.append(Problem(document.at(path), str(error)))
     own = document.data.get("benchmark")
-    if len(problems) > told or not isinstance(own, str):
+    if len(problems) > problems_before or not isinstance(own, str):
         return None
     return load_benchmarks(own, names)

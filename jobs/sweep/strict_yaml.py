@@ -188,12 +188,12 @@ class _Builder:
             if key_node.value == "<<" and key_node.style is None:
                 self.problem(key_node, "merge keys (<<) are not read; use base: or an alias")
                 continue
-            told = len(self.document.problems)
+            problems_before = len(self.document.problems)
             # As a key `on` is a word of tables; no key here is a boolean.
             plain_on = key_node.value == "on" and key_node.style is None
             key = "on" if plain_on else self.scalar(key_node)
             if not isinstance(key, str):
-                if len(self.document.problems) == told:
+                if len(self.document.problems) == problems_before:
                     self.problem(key_node, f"key {key_node.value!r} must be text; quote it")
                 continue
             if key in result:

@@ -26,7 +26,7 @@ from typing import Any
 EXIT_S = 10.0  # for killed processes to go; one that is stuck in a driver may take longer
 DUMP_STACKS = signal.SIGUSR1
 # Slurm signals every process of a step it can find: these must reach the worker alone.
-HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+WORKER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PRELOAD = ("torch",)  # of a benchmark that does not say what its runs need
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -39,7 +39,7 @@ def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
     Answers: ("ready",) once, then for each start ("ended", exit code or None, pids still there)
 
     Args:
-        handle: file descriptor of the worker's socket. The worker starts this with HELD blocked.
+        handle: file descriptor of the worker's socket. WORKER_SIGNALS are blocked.
         modules: what to import before the first run.
         benchmarks: modules to import after those, each with what its own PRELOAD names.
     """
@@ -129,7 +129,7 @@ class _Server:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            for number in (*HELD, signal.SIGCHLD):
+            for number in (*WORKER_SIGNALS, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning is for the worker
             signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -7,7 +7,6 @@ run may; a fork costs milliseconds where an interpreter and torch's import cost 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -19,47 +18,19 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from jobs import ROOT
-from jobs.worker.fork_server import EXIT_S, HELD, descendants, send_signal
+from jobs.worker.environment import with_project
+from jobs.worker.fork_server import EXIT_S, WORKER_SIGNALS, descendants, send_signal
 
 SLICE_S = 0.5  # at most, until a signal that came meanwhile is handled
 START_S = 300.0  # for the server to import torch from a slow file system
 STACKS_S = 1.0  # for a hanging run to write where it hangs
 STACKS_BYTES = 16000  # of all processes of a run together
-# What a surrounding allocation or torchrun leaves in the environment; a job must not see it.
-_LEAKS = re.compile(
-    r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_RANK|ROLE_NAME"
-    r"|ROLE_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|PMI_.*|PMIX_.*|OMPI_.*"
-    r"|SUBMITIT_.*)$"
-)
-_SLURM_LEAKS = re.compile(r"(?!SLURM_CONF$)(SLURM|SBATCH|SRUN|SALLOC|SLURMD)_.*$")
-
-
-def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, str]:
-    """The environment without what a surrounding torchrun, or (slurm) allocation, put there."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if not _LEAKS.match(name) and not (slurm and _SLURM_LEAKS.match(name))
-    }
-
-
-def job_environment() -> dict[str, str]:
-    """The environment that a job starts from: this one without leaks, this project importable."""
-    return _with_project(without_leaks(dict(os.environ)))
-
-
-def _with_project(environment: dict[str, str]) -> dict[str, str]:
-    paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    # Number GPUs as NVML and nvidia-smi do, or a record names another card than was measured.
-    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return environment | order | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 @contextmanager
 def blocked_signals() -> Iterator[None]:
     """Hold back the signals that stop a worker, for the length of what must not be cut in two."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WORKER_SIGNALS)
     try:
         yield
     finally:
@@ -101,7 +72,7 @@ class ForkServer:
             names = [" ".join(modules), " ".join(benchmarks)]
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", code, str(theirs.fileno()), *names],
-                env=_with_project(dict(os.environ)),
+                env=with_project(dict(os.environ)),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,

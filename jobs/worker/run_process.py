@@ -137,12 +137,12 @@ def execute(request: Request) -> Outcome:
     except BaseException as error:  # SystemExit too: a run that leaves early has not measured
         if called is not None:
             measuring = time.monotonic() - called
-        outcome = describe(error, oom)
+        outcome = outcome_of(error, oom)
     known = {"starting": starting, "measuring": measuring, "versions": _loaded_versions()}
     return outcome.model_copy(update=known | {"ended_at": time.time()})
 
 
-def describe(error: BaseException, oom: dict[str, int] | None = None) -> Outcome:
+def outcome_of(error: BaseException, oom: dict[str, int] | None = None) -> Outcome:
     """The outcome that an exception stands for."""
     if isinstance(error, MemoryError):  # what its frames hold is needed to tell of it
         traceback.clear_frames(error.__traceback__)

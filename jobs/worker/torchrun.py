@@ -181,21 +181,21 @@ class _Patience:
 class Followers:
     """The leader's side: connections to the workers of the other nodes."""
 
-    def __init__(self, count: int, meeting: Path):
+    def __init__(self, count: int, rendezvous_file: Path):
         key = os.urandom(16)
         self._listener = Listener(("0.0.0.0", 0), authkey=key)
         port = self._listener.address[1]
-        meeting.parent.mkdir(parents=True, exist_ok=True)
+        rendezvous_file.parent.mkdir(parents=True, exist_ok=True)
         previous = os.umask(0o077)  # the key lets a process launch commands as this user
         try:
-            write_json(meeting, {"host": node_address(), "port": port, "key": key.hex()})
+            write_json(rendezvous_file, {"host": node_address(), "port": port, "key": key.hex()})
         finally:
             os.umask(previous)
         self.connections: list[Connection] = []
         try:
             self._accept(count)
         finally:
-            meeting.unlink(missing_ok=True)
+            rendezvous_file.unlink(missing_ok=True)
 
     def _accept(self, count: int) -> None:
         # Listener has no timeout of its own: set it on the socket it holds.
@@ -317,10 +317,10 @@ def _last_word(connection: Connection, token: str) -> NodeReport:
 
 
 def follow(
-    meeting: Path, node_rank: int, start_server: Callable[[], ForkServer], job_folder: Path
+    rendezvous_file: Path, node_rank: int, start_server: Callable[[], ForkServer], job_folder: Path
 ) -> None:
     """The main loop of the workers of nodes 1, 2, …: launch what the leader says, report back."""
-    leader = _find_leader(meeting)
+    leader = _find_leader(rendezvous_file)
     server = start_server()
     try:
         while True:
@@ -351,12 +351,12 @@ def follow(
         server.close()
 
 
-def _find_leader(meeting: Path) -> Connection:
+def _find_leader(rendezvous_file: Path) -> Connection:
     deadline = time.monotonic() + MEET_S
     while True:
         try:
-            os.listdir(meeting.parent)  # makes a network file system look again
-            where = json.loads(meeting.read_text())
+            os.listdir(rendezvous_file.parent)  # makes a network file system look again
+            where = json.loads(rendezvous_file.read_text())
             return Client((where["host"], where["port"]), authkey=bytes.fromhex(where["key"]))
         except (OSError, ValueError, EOFError):
             if time.monotonic() > deadline:

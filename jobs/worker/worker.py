@@ -24,6 +24,7 @@ from jobs.record import Record
 from jobs.record_files import RecordTail
 from jobs.run import Run
 from jobs.status import Status
+from jobs.worker.environment import scoped_environment
 from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import (
     Child,
@@ -32,7 +33,6 @@ from jobs.worker.isolation import (
     blocked_signals,
     oom_kills,
     read_stacks,
-    without_leaks,
 )
 from jobs.worker.outcome import Outcome, died, failed, of_ranks, timed_out
 from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts
@@ -93,17 +93,18 @@ class Worker:
 
     def run(self) -> None:
         """Every run of the job that is not done, one after another."""
-        scrubbed = without_leaks(dict(os.environ), slurm=self.manifest.executor != "slurm")
-        for name in set(os.environ) - set(scrubbed):
-            del os.environ[name]
-        reason = self._why_not()
+        with scoped_environment(slurm=self.manifest.executor != "slurm"):
+            self._run_job()
+
+    def _run_job(self) -> None:
+        reason = self._unsupported_reason()
         nodes = self.job.shape.nodes if reason is None else 1
         try:
             if nodes > 1 and self.node_rank > 0:
-                follow(self._meeting(), self.node_rank, self._new_server, self.folder)
+                follow(self._rendezvous_file(), self.node_rank, self._new_server, self.folder)
             elif self.node_rank == 0:
                 if nodes > 1:
-                    self._followers = Followers(nodes - 1, self._meeting())
+                    self._followers = Followers(nodes - 1, self._rendezvous_file())
                 self._run_all(reason)
         finally:
             if self._followers is not None:
@@ -111,10 +112,10 @@ class Worker:
             if self._server is not None:
                 self._server.close()
 
-    def _meeting(self) -> Path:
+    def _rendezvous_file(self) -> Path:
         """Where the workers of this job's nodes find each other, in this allocation."""
         restarts = self.slurm.get("restart_count", "0")
-        return self.folder / f"meet-{self.slurm.get('job_id', '0')}-{restarts}.json"
+        return self.folder / f"rendezvous-{self.slurm.get('job_id', '0')}-{restarts}.json"
 
     def _run_all(self, reason: str | None) -> None:
         """
@@ -135,9 +136,9 @@ class Worker:
                 self._execute(attempt)
             if self.in_process and self.failures:
                 return
-        self._tell(None)
+        self._write_state(None)
 
-    def _why_not(self) -> str | None:
+    def _unsupported_reason(self) -> str | None:
         """Why this machine cannot give the job's shape, or None."""
         shape = self.job.shape
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if self.slurm else 1
@@ -179,7 +180,7 @@ class Worker:
             deaths[f"{running.run}/{running.repeat}"] += not recorded
         return deaths
 
-    def _tell(self, attempt: Attempt | None) -> None:
+    def _write_state(self, attempt: Attempt | None) -> None:
         """Say what is running now: `status` shows it, and the next worker of this job learns of it
         if this one dies."""
         state = WorkerState(
@@ -206,7 +207,7 @@ class Worker:
     def _execute(self, attempt: Attempt) -> None:
         scratch = Path(tempfile.mkdtemp(prefix="run-"))
         self._current = (attempt, scratch)
-        self._tell(attempt)
+        self._write_state(attempt)
         run = attempt.run
         request = Request(
             benchmark=run.benchmark,
@@ -299,7 +300,7 @@ class Worker:
         if record.status.is_failure:
             self.failures.append(record)
 
-    # ---- being told to stop ----------------------------------------------------------------------
+    # ---- stopping --------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
         """End what is running and record it: at the time limit, on preemption, when cancelled.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jobs.worker.worker import Worker
 from tests.harness import (
     PATIENCE_S,
     Fifo,
@@ -20,6 +21,7 @@ from tests.harness import (
     run,
     start,
     write_sweep,
+    written,
 )
 
 
@@ -50,6 +52,22 @@ def test_stops_at_the_first_failure_and_shows_its_traceback(
     assert second.failure is not None and second.failure.rank == (1 if ranks else None)
     if ranks:
         assert facts(first)["environment"]["WORLD_SIZE"] == "2"
+
+
+def test_the_environment_of_who_debugs_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surrounding = {"RANK": "5", "SLURM_JOB_ID": "17", "CUDA_VISIBLE_DEVICES": "3"}
+    for name, value in surrounding.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RUN_ARTIFACTS", raising=False)
+    manifest = written(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out", "debug")
+    before = dict(os.environ)
+    Worker(manifest, 0, in_process=True).run()
+    (record,) = records(tmp_path / "out")
+    assert "RANK" not in facts(record)["environment"]
+    assert "SLURM_JOB_ID" not in facts(record)["environment"]
+    assert dict(os.environ) == before
 
 
 def test_out_of_memory_is_a_result_and_no_reason_to_stop(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from jobs.provenance import visible_gpus
-from jobs.worker.isolation import job_environment
+from jobs.worker.environment import job_environment
 from tests.harness import PATIENCE_S, ROOT, call, facts, records, run, write_sweep, written
 
 SMI = """#!/bin/sh

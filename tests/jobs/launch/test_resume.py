@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.provenance import git_state
-from jobs.worker.run_process import describe
+from jobs.worker.run_process import outcome_of
 from tests.harness import call, records, run, write_sweep
 
 
@@ -61,7 +61,7 @@ def test_replay_repeats_a_run_with_its_parameters(half_failed: tuple[Path, Path]
     ],
 )
 def test_every_wording_of_gpu_memory_running_out(text: str) -> None:
-    outcome = describe(RuntimeError(text))
+    outcome = outcome_of(RuntimeError(text))
     assert outcome.status == "oom" and outcome.failure is not None
     assert outcome.failure.memory == "gpu"
 

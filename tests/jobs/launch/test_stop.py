@@ -13,7 +13,7 @@ from typing import Any
 
 from jobs.launch.folder_lock import LOCK
 from jobs.manifest import Manifest
-from jobs.worker.isolation import job_environment
+from jobs.worker.environment import job_environment
 from tests.harness import (
     PATIENCE_S,
     ROOT,

@@ -14,7 +14,8 @@ import pytest
 
 from jobs.record import Failure, Record
 from jobs.status import Status
-from jobs.worker.isolation import ForkServer, job_environment
+from jobs.worker.environment import job_environment
+from jobs.worker.isolation import ForkServer
 from jobs.worker.outcome import AgentReport, NodeReport, Outcome, RankFailure, of_ranks
 from jobs.worker.run_process import Request
 from jobs.worker.torchrun import lead
@@ -262,8 +263,8 @@ def test_an_agent_that_ends_before_the_others_can_join_is_told_at_once(tmp_path:
     server.close()
 
 
-def test_nothing_that_opens_the_meeting_stays(nodes: Path) -> None:
-    assert not list(nodes.glob("submissions/*/jobs/*/meet-*"))
+def test_no_rendezvous_file_stays(nodes: Path) -> None:
+    assert not list(nodes.glob("submissions/*/jobs/*/rendezvous-*"))
 
 
 # ---- the verdict ---------------------------------------------------------------------------------
