@@ -62,7 +62,7 @@ class LocalQueue:
         self.console = console
         self.free = list(dict.fromkeys(provenance.visible_gpus()))
         self.total = len(self.free)
-        self.waiting = [job for job in manifest.jobs if self._possible(job)]
+        self.waiting = [job for job in manifest.jobs if self._can_run(job)]
         self.running: list[_Running] = []
         self.records: list[Record] = []
         self.stopped = False
@@ -74,7 +74,7 @@ class LocalQueue:
         KeyboardInterrupt is raised.
         """
         self._write_handles(interrupted=False)
-        before = {s: signal.signal(s, self._on_stop) for s in _stopping()}
+        before = {s: signal.signal(s, self._on_stop) for s in _stop_signals()}
         tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
         total = sum(len(job.tasks) for job in self.manifest.jobs)
         columns = (
@@ -84,7 +84,7 @@ class LocalQueue:
             TimeElapsedColumn(),
         )
         try:
-            impossible = [job for job in self.manifest.jobs if not self._possible(job)]
+            impossible = [job for job in self.manifest.jobs if not self._can_run(job)]
             if impossible:
                 self._start(impossible, [])
             with Progress(
@@ -119,7 +119,7 @@ class LocalQueue:
         if signum == signal.SIGHUP:
             _leave_terminal()
 
-    def _possible(self, job: Job) -> bool:
+    def _can_run(self, job: Job) -> bool:
         """Whether this machine has what a job needs. If not, its worker records just that."""
         return job.shape.gpus_per_node <= self.total and job.shape.nodes == 1
 
@@ -141,7 +141,7 @@ class LocalQueue:
 
     def _start(self, jobs: list[Job], gpus: list[str]) -> None:
         environment = job_environment()
-        if self._possible(jobs[0]):
+        if self._can_run(jobs[0]):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         with self._log(jobs).open("ab") as log:
             process = subprocess.Popen(
@@ -183,7 +183,7 @@ class LocalQueue:
                 continue
             self.records.append(record)
             bar.advance(task, 1)
-            line = _line(record, self.manifest.sweep)
+            line = _progress_line(record, self.manifest.sweep)
             bar.console.print(line, markup=True, highlight=False, soft_wrap=True)
 
     def _stop_workers(self) -> None:
@@ -199,7 +199,7 @@ class LocalQueue:
         self.running.clear()
 
 
-def _stopping() -> list[signal.Signals]:
+def _stop_signals() -> list[signal.Signals]:
     """The signals that stop the queue: not SIGHUP where it is ignored, as under nohup."""
     hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangup]
@@ -214,7 +214,7 @@ def _leave_terminal() -> None:
             os.close(null)
 
 
-def _line(record: Record, sweep: Sweep) -> str:
+def _progress_line(record: Record, sweep: Sweep) -> str:
     mild = {"ok": "green", "unsupported": "yellow", "oom": "yellow"}
     colour = mild.get(record.status, "red")
     blocks = [(sweep.grid, sweep.zip), *((c.fixed, c.grid, c.zip) for c in sweep.cases)]

@@ -115,7 +115,7 @@ def load_benchmark(name: str) -> Benchmark:
     except NoBenchmark:
         raise
     except (Exception, SystemExit) as error:
-        raise NoBenchmark(f"benchmark {name!r} cannot be imported: {_told(error)}") from error
+        raise NoBenchmark(f"benchmark {name!r} cannot be imported: {_one_line(error)}") from error
     params: type[BaseModel] = module.Params
     taken = [field for field in params.model_fields if field in PSEUDO]
     if taken:
@@ -132,7 +132,7 @@ def load_benchmark(name: str) -> Benchmark:
     return Benchmark(short_name(name), version, params, shown, hasattr(module, "predict"))
 
 
-def _told(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """An exception of an import in one line: what it is, and the place that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith("<frozen")]

@@ -22,8 +22,7 @@ from jobs.sweep.check_schema import (
 )
 from jobs.sweep.conditions import Check, Condition, ConditionError, UnknownParameter
 from jobs.sweep.schema import AXES, Scalar, Sweep
-from jobs.sweep.strict_yaml import Document
-from jobs.sweep.strict_yaml import Path as DataPath
+from jobs.sweep.strict_yaml import DataPath, Document
 
 ByBenchmark = dict[str, Condition]  # a comparison, as each benchmark that it is for reads it
 

@@ -17,8 +17,7 @@ from jobs.published.figures import Published
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, adapter
 from jobs.sweep.conditions import Check
 from jobs.sweep.schema import Case, Launch, Plot, Resources, Shuffle, Slurm, Sweep, Table
-from jobs.sweep.strict_yaml import Document
-from jobs.sweep.strict_yaml import Path as DataPath
+from jobs.sweep.strict_yaml import DataPath, Document
 
 STRICT = ConfigDict(strict=True)
 NOT_OF_LISTS = {"value", "columns", "baseline", "phase", "statistic", "direction"}

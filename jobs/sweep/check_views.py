@@ -21,8 +21,7 @@ from jobs.sweep.check_schema import (
 )
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.schema import NAMED, PREDICTED, PSEUDO, Plot, Table, units_of, unknown_value
-from jobs.sweep.strict_yaml import Document
-from jobs.sweep.strict_yaml import Path as DataPath
+from jobs.sweep.strict_yaml import DataPath, Document
 
 
 def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:

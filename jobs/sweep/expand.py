@@ -28,7 +28,7 @@ from jobs.sweep.check_views import view_problems
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.load import LoadedSweep
 from jobs.sweep.schema import AXES, Case, Plot, Shuffle, Sweep, Table
-from jobs.sweep.strict_yaml import Path as DataPath
+from jobs.sweep.strict_yaml import DataPath
 
 MAX_RUNS = 1_000_000  # more is a slip of the pen
 

@@ -18,9 +18,9 @@ from jobs.sweep.benchmarks import Benchmarks, NoBenchmark, load_benchmark, load_
 from jobs.sweep.check_parameters import check_parameters
 from jobs.sweep.check_schema import validate_schema
 from jobs.sweep.check_views import check_views
+from jobs.sweep.overrides import apply_override, forget, remove_parameter
 from jobs.sweep.schema import AXES, Sweep
-from jobs.sweep.strict_yaml import Document, decode, parse
-from jobs.sweep.strict_yaml import Path as DataPath
+from jobs.sweep.strict_yaml import DataPath, Document, decode, parse
 
 CLUSTER_KEYS = ["slurm", "resources"]
 
@@ -67,12 +67,12 @@ def load_sweep(
     # The benchmarks first: they say which keys are parameters.
     first = [argument for argument in overrides if argument.startswith("benchmark=")]
     for argument in first:
-        _override(document, argument, [], problems)
+        apply_override(document, argument, [], problems)
     benchmarks = _benchmarks(document, problems)
     parameters = benchmarks.fields if benchmarks else []
     for argument in overrides:
         if argument not in first:
-            _override(document, argument, parameters, problems)
+            apply_override(document, argument, parameters, problems)
     if filter is not None:
         document.data["filter"] = filter
         document.positions[("filter",)] = Position("--filter")
@@ -168,99 +168,19 @@ def _merge(under: Document, over: Document) -> Document:
     for axis in AXES:
         above = over.data.get(axis)
         for name in above if isinstance(above, dict) else ():
-            _remove_parameter(result, (), result.data, name)
+            remove_parameter(result, (), result.data, name)
     for key, value in over.data.items():
         below = result.data.get(key)
         if isinstance(value, dict) and isinstance(below, dict):
             result.data[key] = {**below, **value}
             for inner in value:
-                _forget(result, (key, inner))
+                forget(result, (key, inner))
         else:
             result.data[key] = value
-            _forget(result, (key,))
+            forget(result, (key,))
     result.positions.update(over.positions)
     result.keys.update(over.keys)
     return result
-
-
-def _remove_parameter(
-    document: Document, prefix: DataPath, block: dict[str, Any], name: str
-) -> None:
-    """Take a parameter out of a block, whichever section sets it."""
-    for axis in AXES:
-        section = block.get(axis)
-        if isinstance(section, dict) and name in section:
-            block[axis] = {k: v for k, v in section.items() if k != name}
-            _forget(document, (*prefix, axis, name))
-
-
-def _forget(document: Document, path: DataPath) -> None:
-    for table in (document.positions, document.keys):
-        for known in [p for p in table if p[: len(path)] == path]:
-            del table[known]
-
-
-# ---- overrides -----------------------------------------------------------------------------------
-
-
-def _override(
-    document: Document, argument: str, fields: list[str], problems: list[Problem]
-) -> None:
-    where = Position(f"command line: {argument}")
-    key, equals, text = argument.partition("=")
-    if not equals or not key:
-        problems.append(Problem(where, "expected key=value, for example seq_len=[128,256]"))
-        return
-    given = parse(text, where.source)
-    problems.extend(Problem(where, problem.message) for problem in given.problems)
-    path: DataPath
-    if key in fields:
-        path = _set_parameter(document, key, given.data)
-    else:
-        path = tuple(key.split("."))
-        known = sorted({*Sweep.model_fields, *fields} - {"filter"})
-        if path[0] not in known:
-            what = f"{path[0]!r} is neither a parameter nor a key of a sweep"
-            problems.append(Problem(where, what + nearest(str(path[0]), known)))
-            return
-        wrong = _set_key(document.data, path, given.data)
-        if wrong:
-            problems.append(Problem(where, wrong))
-            return
-    _forget(document, path)
-    document.positions[path] = document.keys[path] = where
-
-
-def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
-    """Give a parameter one value, or a list of them, in every block."""
-    section = "grid" if isinstance(value, list) else "fixed"
-    data = document.data
-    grid = data.get("grid")
-    kept = section == "grid" and isinstance(grid, dict) and name in grid
-    cases = data.get("cases")
-    for i, case in enumerate(cases if isinstance(cases, list) else []):
-        if isinstance(case, dict):
-            _remove_parameter(document, ("cases", i), case, name)
-    if not kept:  # else it keeps its place in the product's order
-        _remove_parameter(document, (), data, name)
-    if data.get(section) is None:
-        data[section] = {}
-    if isinstance(data[section], dict):  # else the schema reports the section
-        data[section] = {**data[section], name: value}
-    return (section, name)
-
-
-def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
-    """Set a dotted key, or say why that cannot be."""
-    for i, parent in enumerate(path[:-1]):
-        inner = data.get(str(parent))
-        if inner is not None and not isinstance(inner, dict):
-            dotted = ".".join(str(part) for part in path[: i + 1])
-            return f"{dotted} is no mapping, so nothing inside it can be set"
-        data[str(parent)] = dict(inner or {})
-        data = data[str(parent)]
-    data[str(path[-1])] = value
-    return None
 
 
 def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | None:

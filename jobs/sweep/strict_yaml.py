@@ -16,7 +16,7 @@ import yaml
 
 from jobs.errors import Position, Problem
 
-Path = tuple[str | int, ...]
+DataPath = tuple[str | int, ...]
 MAX_NODES = 200_000  # an alias may multiply a small file; nobody writes a sweep this large
 MAX_DEPTH = 20  # likewise
 MAX_INT = 2**64
@@ -28,18 +28,18 @@ class Document:
 
     data: Any = None
     source: str = ""
-    positions: dict[Path, Position] = field(default_factory=dict)
-    keys: dict[Path, Position] = field(default_factory=dict)
+    positions: dict[DataPath, Position] = field(default_factory=dict)
+    keys: dict[DataPath, Position] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def at(self, path: Path) -> Position:
+    def at(self, path: DataPath) -> Position:
         """The position of a path, or of the nearest enclosing value that has one."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.positions:
                 return self.positions[path[:end]]
         return Position(self.source)
 
-    def at_key(self, path: Path) -> Position:
+    def at_key(self, path: DataPath) -> Position:
         return self.keys.get(path) or self.at(path)
 
 
@@ -142,7 +142,7 @@ class _Builder:
     def position(self, node: yaml.Node) -> Position:
         return _marked(self.document.source, node.start_mark)
 
-    def build(self, node: yaml.Node, path: Path) -> Any:
+    def build(self, node: yaml.Node, path: DataPath) -> Any:
         self.document.positions[path] = self.position(node)
         self.count += 1
         if self.count > MAX_NODES:
@@ -177,7 +177,7 @@ class _Builder:
             self.problem(node, f"tag {_short(written[1])!r} is not read; write a plain value")
         return bool(written)
 
-    def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    def mapping(self, node: yaml.MappingNode, path: DataPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):

@@ -34,10 +34,11 @@ from jobs.worker.isolation import (
     oom_kills,
     read_stacks,
 )
+from jobs.worker.nodes import Followers, follow, lead, node_address
 from jobs.worker.outcome import Outcome, died, failed, of_ranks, timed_out
 from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts
 from jobs.worker.run_process import Request, execute, run_alone
-from jobs.worker.torchrun import Followers, follow, lead, log_end, node_address
+from jobs.worker.torchrun import log_end
 from jobs.worker_state import WorkerState, read_worker_state, write_worker_state
 
 DEATHS = 2  # workers that one run may take down before it is left alone

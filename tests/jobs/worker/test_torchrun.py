@@ -16,9 +16,9 @@ from jobs.record import Failure, Record
 from jobs.status import Status
 from jobs.worker.environment import job_environment
 from jobs.worker.isolation import ForkServer
+from jobs.worker.nodes import lead
 from jobs.worker.outcome import AgentReport, NodeReport, Outcome, RankFailure, of_ranks
 from jobs.worker.run_process import Request
-from jobs.worker.torchrun import lead
 from tests.harness import (
     LEAKS,
     PATIENCE_S,

@@ -1,0 +1,278 @@
+"""The nodes of one job: node 0's worker leads, the workers of the others follow.
+
+The leader opens a socket on a port that the system picks and publishes its address in the job's
+folder. It tells the followers what to launch and when to stop, and they report back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
+from typing import Any
+
+from jobs.json_files import write_json
+from jobs.worker.fork_server import EXIT_S
+from jobs.worker.isolation import Child, ForkServer, oom_kills
+from jobs.worker.outcome import NodeReport
+from jobs.worker.run_process import Request
+from jobs.worker.torchrun import agent, collect, outcomes_in
+
+MEET_S = 300.0  # for the other nodes' workers to appear
+CONSEQUENCES_S = 3.0  # for the other ranks to say how they ended, once one has failed
+LOOK_S = 0.5  # between looks for a rank that has failed
+
+
+def node_address() -> str:
+    """The address by which other nodes of the job reach this one."""
+    candidates = [os.environ.get("SLURMD_NODENAME"), socket.gethostname()]
+    for name in candidates:
+        try:
+            if name:
+                socket.getaddrinfo(name, None)
+                return name
+        except socket.gaierror:
+            continue
+    return "127.0.0.1"
+
+
+class _Patience:
+    """When to stop waiting for the ranks: at the deadline, or soon after the first has failed.
+
+    torchrun would wait 30 s for a rank that does not heed SIGTERM.
+    """
+
+    def __init__(self, scratch: Path, seconds: float):
+        self._scratch = scratch
+        self._deadline = time.monotonic() + seconds
+        self.failed = False
+
+    def look(self) -> bool:
+        """Look for a rank that has failed. Returns whether there is time left."""
+        if not self.failed and any(not outcome.is_ok for outcome in outcomes_in(self._scratch)):
+            self.note_failure()
+        return time.monotonic() < self._deadline
+
+    def note_failure(self) -> None:
+        if not self.failed:
+            self.failed = True
+            self._deadline = min(self._deadline, time.monotonic() + CONSEQUENCES_S)
+
+    def pause(self) -> float:
+        return max(0.0, min(LOOK_S, self._deadline - time.monotonic()))
+
+
+# ---- the leader: node 0 --------------------------------------------------------------------------
+
+
+class Followers:
+    """The leader's side: connections to the workers of the other nodes."""
+
+    def __init__(self, count: int, rendezvous_file: Path):
+        key = os.urandom(16)
+        self._listener = Listener(("0.0.0.0", 0), authkey=key)
+        port = self._listener.address[1]
+        rendezvous_file.parent.mkdir(parents=True, exist_ok=True)
+        previous = os.umask(0o077)  # the key lets a process launch commands as this user
+        try:
+            write_json(rendezvous_file, {"host": node_address(), "port": port, "key": key.hex()})
+        finally:
+            os.umask(previous)
+        self.connections: list[Connection] = []
+        try:
+            self._accept(count)
+        finally:
+            rendezvous_file.unlink(missing_ok=True)
+
+    def _accept(self, count: int) -> None:
+        # Listener has no timeout of its own: set it on the socket it holds.
+        self._listener._listener._socket.settimeout(MEET_S)  # type: ignore[attr-defined]
+        while len(self.connections) < count:
+            try:
+                self.connections.append(self._listener.accept())
+            except TimeoutError:
+                found = len(self.connections)
+                raise RuntimeError(
+                    f"{found} of {count} other nodes appeared within {MEET_S:.0f} s"
+                ) from None
+            except (AuthenticationError, EOFError, OSError):
+                continue  # a stranger, a port scanner say
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        for connection in self.connections:
+            try:
+                connection.send(message)
+            except OSError:
+                continue  # its end shows when it is waited for
+
+    def close(self) -> None:
+        self.send(("end",))
+        for connection in self.connections:
+            connection.close()
+        self._listener.close()
+
+
+def lead(
+    server: ForkServer,
+    request: Request,
+    followers: Followers | None,
+    timeout_s: float,
+    on_start: Callable[[Child], object],
+) -> tuple[list[NodeReport], bool]:
+    """Run the ranks of one run on every node of the job.
+
+    Returns:
+        What each node left, node 0 first; and whether the run was ended at its timeout.
+    """
+    scratch = Path(request.scratch)
+    kills = oom_kills()
+    patience = _Patience(scratch, timeout_s)
+    child = server.start(agent, request, scratch=request.scratch)
+    on_start(child)
+    reports: list[NodeReport] = []
+    try:
+        others: list[Connection] = []
+        if followers is not None and (endpoint := _endpoint(child, scratch, patience)):
+            followers.send(("run", replace(request, endpoint=endpoint)))
+            others = list(followers.connections)
+        waiting: list[Any] = [child, *others]
+        while waiting and patience.look():
+            for one in _ready(child, waiting, patience.pause()):
+                if one is child:
+                    child.wait(0)
+                    report = collect(request, kills, child)
+                else:
+                    received = _receive(one, request.token)
+                    if received is None:
+                        continue
+                    report = received
+                    reports.append(report)
+                waiting.remove(one)
+                if not report.is_ok:
+                    patience.note_failure()
+        expired = bool(waiting) and not patience.failed
+        late = [one for one in waiting if one is not child]
+        for connection in late:
+            try:
+                connection.send(("stacks" if expired else "stop",))
+            except OSError:
+                continue
+        if expired and not child.ended:
+            child.stacks(scratch)
+        own = collect(request, kills, child)
+        return [own, *reports, *(_last_word(one, request.token) for one in late)], expired
+    finally:
+        child.kill()
+
+
+def _ready(child: Child, waiting: list[Any], seconds: float) -> list[Any]:
+    """Those of the child and the other nodes that have something to tell."""
+    if child in waiting and child.ended:
+        return [child]
+    return list(wait(waiting, seconds))
+
+
+def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:
+    """Where node 0's agent opened the rendezvous; None if it ended first."""
+    path = scratch / "endpoint.json"
+    while not path.exists():
+        if child.wait(0.02) or not patience.look():
+            return None
+    return str(json.loads(path.read_text()))
+
+
+def _receive(connection: Connection, token: str) -> NodeReport | None:
+    """A node's report; None if it is of an earlier run, for which it came too late."""
+    try:
+        report: NodeReport = connection.recv()
+    except (EOFError, OSError):
+        return NodeReport(token=token, lost="NodeLost")
+    return report if report.token == token else None
+
+
+def _last_word(connection: Connection, token: str) -> NodeReport:
+    """The report of a node that was told to stop."""
+    deadline = time.monotonic() + EXIT_S + 5
+    while connection.poll(max(0.0, deadline - time.monotonic())):
+        report = _receive(connection, token)
+        if report is not None:
+            return report
+    return NodeReport(token=token)
+
+
+# ---- a follower: any other node ------------------------------------------------------------------
+
+
+def follow(
+    rendezvous_file: Path, node_rank: int, start_server: Callable[[], ForkServer], job_folder: Path
+) -> None:
+    """The main loop of the workers of nodes 1, 2, …: launch what the leader says, report back."""
+    leader = _find_leader(rendezvous_file)
+    server = start_server()
+    try:
+        while True:
+            message = leader.recv()
+            if message[0] == "end":
+                return
+            if message[0] != "run":
+                continue  # an order to stop that crossed this node's report
+            if not server.alive:
+                server = start_server()
+            scratch = Path(tempfile.mkdtemp(prefix="run-"))
+            request: Request = message[1]
+            log = job_folder / f"{Path(request.log or '').stem}.node{node_rank}.log"
+            mine = replace(
+                request,
+                scratch=str(scratch),
+                node_rank=node_rank,
+                host=node_address(),
+                log=request.log and str(log),
+            )
+            try:
+                leader.send(_run_here(server, mine, leader))
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    except (EOFError, OSError):
+        return  # the leader is gone, and so is the job
+    finally:
+        server.close()
+
+
+def _find_leader(rendezvous_file: Path) -> Connection:
+    deadline = time.monotonic() + MEET_S
+    while True:
+        try:
+            os.listdir(rendezvous_file.parent)  # makes a network file system look again
+            where = json.loads(rendezvous_file.read_text())
+            return Client((where["host"], where["port"]), authkey=bytes.fromhex(where["key"]))
+        except (OSError, ValueError, EOFError):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"node 0 did not appear within {MEET_S:.0f} s") from None
+            time.sleep(0.2)
+
+
+def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeReport:
+    """Run this node's ranks of one run, until they have ended or the leader says stop."""
+    scratch = Path(request.scratch)
+    kills = oom_kills()
+    patience = _Patience(scratch, float("inf"))  # the leader keeps the time
+    child = server.start(agent, request, scratch=request.scratch)
+    try:
+        while not child.ended and patience.look():
+            either: list[Any] = [child, leader]
+            if leader in wait(either, patience.pause()):
+                if leader.recv()[0] == "stacks":
+                    child.stacks(scratch)
+                break
+            child.wait(0)
+        return collect(request, kills, child)
+    finally:
+        child.kill()
