@@ -2,4 +2,4 @@
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent  # holds the packages jobs and systems
+ROOT = Path(__file__).resolve().parent.parent  # holds jobs, systems and the stock sweeps

@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 MAX_UNTRACKED_BYTES = 200_000  # of a file that is saved with the diff: source, not data
-PACKAGES = ("torch", "triton", "numpy", "submitit")
+# The project is one of them: where it is installed from a wheel, its version tells the code.
+PACKAGES = ("cluster-sweeps", "torch", "triton", "numpy", "submitit")
 
 
 def git_state(folder: Path) -> tuple[dict[str, Any], str | None]:
     """The commit of the tree at `folder`, and its diff against it if the tree is dirty.
 
     Returns:
-        ({"commit", "dirty", "untracked"}, diff): all None where there is no repository. Where
-        $GIT_COMMIT is set it is the commit, and git is not asked: the tree was copied without its
-        .git, perhaps into some other repository.
+        ({"commit", "dirty", "untracked"}, diff): all None where there is no repository, or one that
+        does not hold this project: it is around the environment that the project is installed in.
+        Where $GIT_COMMIT is set it is the commit, and git is not asked: the tree was copied without
+        its .git, perhaps into some other repository.
     """
     if os.environ.get("GIT_COMMIT"):
         return {"commit": os.environ["GIT_COMMIT"], "dirty": None, "untracked": None}, None
@@ -39,7 +41,7 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str | None]:
         return done.stdout if done.returncode in (0, fine) else None
 
     head = git("rev-parse", "HEAD")
-    if head is None:
+    if head is None or git("ls-files", "--error-unmatch", "jobs/__init__.py") is None:
         return {"commit": None, "dirty": None, "untracked": None}, None
     # Results are no source: a run must not make the tree of the next one dirty.
     paths = ["--", ".", ":!logs"]

@@ -160,14 +160,14 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
         console.print(
             f"submitted {tasks} runs as {jobs} jobs; results go to {where}", soft_wrap=True
         )
-        for command in ("python -m jobs status", "python -m jobs cancel", "python aggregate.py"):
+        for command in ("python -m jobs status", "python -m jobs cancel", _tables_command()):
             follow_up(command, where)
         return 0
     counts = Counter(record.status for record in records)
     if counts:
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
         console.print(f"{summary}; results are in {where}", soft_wrap=True)
-    follow_up("python aggregate.py", where)
+    follow_up(_tables_command(), where)
     lost = sum(len(job.tasks) for job in manifest.jobs) - len({(r.run, r.repeat) for r in records})
     if lost > 0 and options.executor == "local":
         errors.print(f"{lost} runs left no record:")
@@ -180,6 +180,11 @@ def follow_up(command: str, folder: Path) -> None:
     """A command to copy, in one line."""
     text = f"  {command} {shlex.quote(str(folder))}"
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _tables_command() -> str:
+    """The command that prints tables: by the script where it is here, as in a checkout."""
+    return "python aggregate.py" if Path("aggregate.py").exists() else "python -m aggregate"
 
 
 def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:

@@ -20,6 +20,7 @@ from jobs.sweep.check_schema import validate_schema
 from jobs.sweep.check_views import check_views
 from jobs.sweep.overrides import apply_override, forget, remove_parameter
 from jobs.sweep.schema import AXES, Sweep
+from jobs.sweep.stock import sweep_file
 from jobs.sweep.strict_yaml import DataPath, Document, decode, parse
 
 CLUSTER_KEYS = ["slurm", "resources"]
@@ -43,7 +44,7 @@ def load_sweep(
     """Read and validate a sweep file.
 
     Args:
-        path: the YAML file.
+        path: the YAML file; where there is none, the stock sweep of this name, sweeps/flash.yaml.
         overrides: `key=value` from the command line; a key is a parameter, a key of the sweep, or
             a dotted path such as slurm.partition. A list makes a parameter part of the grid.
         filter: keep only the runs for which this comparison holds.
@@ -53,7 +54,7 @@ def load_sweep(
         InputError: every problem, each with file, line and column.
     """
     problems: list[Problem] = []
-    document = _read(path, problems, ())
+    document = _read(sweep_file(path), problems, ())
     if not isinstance(document.data, dict):
         raise InputError(problems)
     if not document.data:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).parents[2]  # unresolved, as frames name their files
 PROJECT = ROOT / "systems"  # what is measured lives here; its launcher does not
 
 

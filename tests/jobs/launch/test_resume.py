@@ -79,8 +79,14 @@ def test_the_diff_holds_sources_that_are_not_committed(
 
     git("init")
     (tmp_path / "old.py").write_text("x = 1\n")
-    git("add", ".")
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "__init__.py").touch()
+    git("add", "old.py")
     git("commit", "-m", "first")
+    elsewhere = git_state(tmp_path)  # somebody's repository around an installed project
+    assert elsewhere == ({"commit": None, "dirty": None, "untracked": None}, None)
+    git("add", ".")
+    git("commit", "-m", "second")
     assert git_state(tmp_path)[1] is None
     (tmp_path / "old.py").write_text("x = 2\n")
     (tmp_path / "new.py").write_text("y = 3\n")

@@ -327,7 +327,8 @@ try:
     app(sys.argv[1:])
 except SystemExit as stopped:
     code = stopped.code
-loaded = [name for name in ("torch", "triton") if name in sys.modules]
+slow = "torch", "triton", "pandas", "matplotlib"
+loaded = [name for name in slow if name in sys.modules]
 sys.exit(f"{code} {loaded}" if code or loaded else 0)
 """
 
@@ -356,6 +357,13 @@ def test_a_dry_run_of_10_000_runs_is_quick_and_imports_no_torch(tmp_path: Path) 
     assert "10000" in done.stdout
     assert took < 6  # s of processor time; it takes 2 on a machine that does nothing else
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_of_a_study_with_texts_imports_nothing_slow(tmp_path: Path) -> None:
+    path = ROOT / "sweeps" / "flash.yaml"
+    assert any(table.text for table in load_sweep(path).sweep.tables)
+    done = python(DRY_RUN, str(path), "--dry-run", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_wrong_benchmark_name_imports_no_torch_either(tmp_path: Path) -> None:

@@ -197,8 +197,23 @@ def test_a_file_that_is_no_sweep(tmp_path: Path, content: bytes, told: str) -> N
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    assert errors(tmp_path / "no.yaml") == ["no.yaml: cannot be read: No such file or directory"]
+    (line,) = errors(tmp_path / "no.yaml")
+    assert line.startswith("no.yaml: cannot be read: No such file or directory, nor is it a stock")
     assert errors(tmp_path) == [f"{tmp_path.name}: cannot be read: Is a directory"]
+
+
+@pytest.mark.parametrize("name", ["sweeps/flash.yaml", "sweeps/cpu/flash.yaml"])
+def test_a_stock_sweep_is_found_from_any_folder_after_a_file_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stock, slip = Path(name), Path(name.replace("flash", "flahs"))
+    with pytest.raises(InputError, match=rf"^{slip}: cannot be read: .*; did you mean '{name}'\?"):
+        load_sweep(slip)
+    assert load_sweep(stock).document.source == str(SWEEPS.parent / name)
+    stock.parent.mkdir(parents=True)
+    stock.write_text(TOY + ONE)
+    assert load_sweep(stock).document.source == name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""Imports go the way that CONTRIBUTING.md says, and in no circle."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from itertools import takewhile
+from pathlib import Path
+
+from tests.harness import ROOT
+
+Graph = dict[str, set[str]]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(tree: ast.AST, modules: Iterable[str]) -> Iterator[str]:
+    """The modules that a module imports anywhere: at its top, in a function, for types only."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, "write imports from the root"
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in modules else node.module
+
+
+@cache
+def imports() -> Graph:
+    """What each module of the project imports, of the project and of others."""
+    paths = [ROOT / "aggregate.py"]
+    paths += [path for name in ("jobs", "systems") for path in (ROOT / name).rglob("*.py")]
+    modules = {module_name(path): path.read_text(encoding="utf-8") for path in paths}
+    return {
+        name: set(imported(ast.parse(text), modules))
+        for name, text in sorted(modules.items())
+        if text  # an empty __init__.py is no module of anybody's
+    }
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[str]:
+    """Paths that end where they begin: as many as must be cut, in no particular order."""
+    left = {name: targets & graph.keys() for name, targets in graph.items()}
+    found: list[str] = []
+    while True:
+        try:
+            TopologicalSorter(left).prepare()
+            return found
+        except CycleError as error:
+            path = error.args[1][::-1]  # the sorter goes from what is imported to who imports it
+            found.append(" -> ".join(path))
+            left[path[0]].remove(path[1])
+
+
+@cache
+def rows() -> list[tuple[set[str], set[str]]]:
+    """The table of rooms in CONTRIBUTING.md: names of packages or modules, what they may import."""
+    lines = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("| room |"))
+    table: list[tuple[set[str], set[str]]] = []
+    for line in takewhile(lambda line: line.startswith("|"), lines[head + 2 :]):
+        _, room, _, given, _ = line.split("|")
+        names, may_import = re.findall(r"`(.+?)`", room), set(re.findall(r"`(.+?)`", given))
+        if given.split(",")[0].strip() == "above":
+            package = names[0].partition(".")[0]
+            above = [name for earlier, _ in table for name in earlier]
+            may_import |= {name for name in above if room_of(name, [package])}
+        table.append((set(names), may_import))
+    return table
+
+
+def room_of(module: str, names: Iterable[str]) -> str | None:
+    """The most specific name that a module goes by: itself or a package around it."""
+    fitting = [name for name in names if module == name or module.startswith(f"{name}.")]
+    return max(fitting, key=len, default=None)
+
+
+def wrong_ways(imports: Mapping[str, set[str]], allowed: Mapping[str, set[str]]) -> list[str]:
+    """Imports that the table does not have, and modules that it does not know."""
+    wrong = []
+    for module, targets in imports.items():
+        own = room_of(module, allowed)
+        if own is None:
+            wrong.append(f"{module} is in no room")
+            continue
+        for target in sorted(targets):
+            top = target.partition(".")[0]
+            if top not in sys.stdlib_module_names:
+                room = room_of(target, allowed) or top
+                if room not in allowed[own]:
+                    wrong.append(f"{module} imports {target}; {own} may not import {room}")
+    return wrong
+
+
+def test_no_circle() -> None:
+    found = circles(imports())
+    assert not found, "\n".join(found)
+
+
+def test_imports_go_the_way_that_contributing_says() -> None:
+    allowed = {name: names | may_import for names, may_import in rows() for name in names}
+    assert {room_of(module, allowed) for module in imports()} >= set(allowed), "an empty room"
+    found = wrong_ways(imports(), allowed)
+    assert not found, "\n".join(found)
+
+
+def test_the_table_itself_has_no_circle() -> None:
+    assert len(rows()) > 10
+    assert not circles({name: may_import for names, may_import in rows() for name in names})
+
+
+def test_a_circle_and_a_wrong_way_are_found() -> None:
+    """What the tests above rest on, on imports that are wrong."""
+    code = "import a.b\ndef f():\n    from a import c, name\nif TYPE:\n    import d.e as x\n"
+    assert set(imported(ast.parse(code), {"a", "a.b", "a.c"})) == {"a.b", "a.c", "a", "d.e"}
+    assert circles({"a": {"b", "os"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) in (
+        [f"{x} -> {y} -> {z} -> {x}"] for x, y, z in ("abc", "bca", "cab")
+    )
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    allowed = {"p": {"p", "numpy"}, "p.low": {"p.low"}}
+    graph = {"p.high": {"p.low.x", "json"}, "p.low.x": {"p", "numpy.linalg"}, "q": {"p"}}
+    assert wrong_ways(graph, allowed) == [
+        "p.high imports p.low.x; p may not import p.low",
+        "p.low.x imports numpy.linalg; p.low may not import numpy",
+        "p.low.x imports p; p.low may not import p",
+        "q is in no room",
+    ]
