@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from jobs.manifest import read_manifests
-from jobs.record import Record, read_records
+from jobs.record import Record
+from jobs.record_files import read_records
 from jobs.run import Run
 from jobs.sweep.benchmarks import load_benchmark
 from jobs.sweep.expand import run_id
