@@ -20,7 +20,7 @@ import pandas as pd
 import typer
 
 from jobs.errors import InputError, TableError
-from jobs.formatting import shown
+from jobs.formatting import format_number
 from jobs.manifest import BrokenManifest
 from jobs.report.compare import REGRESSIONS, Comparison, compare
 from jobs.report.entries import Entry, entries
@@ -236,8 +236,8 @@ def _comparison_frame(results: list[Comparison], names: list[str], mixed: bool) 
         if devices:
             row["device"] = result.device
         row["phase"] = result.phase
-        row["before ms"] = shown(result.before) if result.before is not None else ""
-        row["after ms"] = shown(result.after) if result.after is not None else ""
+        row["before ms"] = format_number(result.before) if result.before is not None else ""
+        row["after ms"] = format_number(result.after) if result.after is not None else ""
         row["after/before"] = f"{result.ratio:.3f}" if result.ratio is not None else ""
         row["95% interval"] = (
             f"{result.low:.3f} to {result.high:.3f}" if result.low is not None else ""

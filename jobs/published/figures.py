@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from jobs.errors import TableError, nearest
-from jobs.formatting import plain
+from jobs.formatting import format_scalar
 
 FOLDER = Path(__file__).resolve().parent
 SEE = "jobs/published/README.md"
@@ -83,7 +83,7 @@ def read(file: str) -> Figures:
 def _same(value: Any, text: str) -> bool:
     """Whether a parameter's value is what a file calls it: 128 and 128.0, 2.7b and 2.7B, bf16 and
     bfloat16."""
-    told, text = plain(value).strip().casefold(), text.strip().casefold()
+    told, text = format_scalar(value).strip().casefold(), text.strip().casefold()
     if _DTYPES.get(told, told) == _DTYPES.get(text, text):
         return True
     try:
@@ -111,8 +111,8 @@ def entry_problems(published: Published) -> list[tuple[tuple[str | int, ...], st
         has = list(dict.fromkeys(row[name] for row in figures.rows if name in row))
         for value in given if isinstance(given, list) else [given]:
             if has and not any(_same(value, text) for text in has):
-                what = f"{published.file} has no {name} {plain(value)!r}"
-                found.append((("where", name), what + nearest(plain(value), has)))
+                what = f"{published.file} has no {name} {format_scalar(value)!r}"
+                found.append((("where", name), what + nearest(format_scalar(value), has)))
     return found
 
 
@@ -151,7 +151,7 @@ def _by_origin(
     for name, given in published.where.items():
         if name in place and name not in published.on:
             wanted = given if isinstance(given, list) else [given]
-            if not any(_same(place[name], plain(value)) for value in wanted):
+            if not any(_same(place[name], format_scalar(value)) for value in wanted):
                 return {}
     found: dict[str, list[dict[str, str]]] = {}
     for row in rows:

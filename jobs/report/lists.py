@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from jobs.formatting import plain, shown
+from jobs.formatting import format_number, format_scalar, is_number
 from jobs.report.entries import Entry, Key, coordinate, declared, in_order, not_told_apart, selected
 from jobs.report.tables import describe, unique_header
 from jobs.report.values import convert, fact_of, fact_value, shown_failure
@@ -34,7 +34,7 @@ class Listed:
         """The rows as text. What became of a run stands in its first column."""
         data: dict[str, list[str]] = {}
         for i, dim in enumerate(self.dims):
-            data[unique_header(dim, data)] = [plain(key[i]) for key in self.keys]
+            data[unique_header(dim, data)] = [format_scalar(key[i]) for key in self.keys]
         found = [item for item in self.items if isinstance(item, dict)]
         names = list(dict.fromkeys(name for item in found for name in item))
         for i, name in enumerate(names or [_last_part(self.view)]):
@@ -94,7 +94,7 @@ def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callab
         return f"{name.replace('_', ' ')} (%)", lambda value: _text(value, 100.0)
     if not own:
         return name, _text
-    largest = max((abs(value) for value in values if _is_number(value)), default=0)
+    largest = max((abs(value) for value in values if is_number(value)), default=0)
     if unit not in units_of_measure(own):
         unit = ("GiB" if largest >= 2**30 else "MiB") if own == "bytes" else own
     label = fact_value(name).label
@@ -105,12 +105,8 @@ def _text(value: Any, factor: float | None = None) -> str:
     """A value as text: counts whole, other numbers with four digits."""
     if value is None:
         return ""
-    if _is_number(value) and (factor is not None or isinstance(value, float)):
-        return shown(float(value) * (factor or 1.0))
+    if is_number(value) and (factor is not None or isinstance(value, float)):
+        return format_number(float(value) * (factor or 1.0))
     if isinstance(value, (list, dict)):
         return json.dumps(value)
-    return plain(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return format_scalar(value)

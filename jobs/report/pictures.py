@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.formatting import plain
+from jobs.formatting import format_scalar
 from jobs.report.entries import Entry
 from jobs.report.plots import draw
 from jobs.report.values import values_of
@@ -69,7 +69,7 @@ def _told_apart(entry: Entry, entries: list[Entry]) -> dict[str, str]:
     """What tells an entry's pictures from those of the benchmark's other entries."""
     others = [other for other in entries if other.run.benchmark == entry.run.benchmark]
     swept = varying([other.run for other in others])
-    told = {name: plain(entry.run.params.get(name)) for name in swept}
+    told = {name: format_scalar(entry.run.params.get(name)) for name in swept}
     if len({other.repeat for other in others}) > 1:
         told["repeat"] = str(entry.repeat)
     if len({other.device for other in others}) > 1:

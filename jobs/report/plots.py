@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jobs.formatting import plain
+from jobs.formatting import format_scalar, is_number
 from jobs.report.entries import Entry
 from jobs.report.tables import Filled, fill
 from jobs.status import Observation
@@ -49,7 +49,7 @@ def draw(
         heights: list[float] = []
         xs: list[Any] = []
         for column, (x, y) in lines[facet].items():
-            label = " ".join(map(plain, column)) or value.label
+            label = " ".join(map(format_scalar, column)) or value.label
             panel.plot(x, y, marker="o", markersize=3, color=colours[column], label=label)
             heights += y
             xs += x
@@ -61,7 +61,7 @@ def draw(
         else:
             panel.set_ylim(0, 1.05 * max(heights) or 1)
         panel.set_title(
-            ", ".join(f"{n} {plain(v)}" for n, v in zip(names, facet, strict=True)),
+            ", ".join(f"{n} {format_scalar(v)}" for n, v in zip(names, facet, strict=True)),
             fontsize=9,
             parse_math=False,
         )
@@ -97,7 +97,7 @@ def _lines(
 ) -> dict[Any, tuple[list[Any], list[float]]]:
     """By column, the positions and heights of its line in one panel: numbers in their order, others
     as text, in the sweep's."""
-    numeric = all(_is_number(row[x_at]) for row in filled.row_keys)
+    numeric = all(is_number(row[x_at]) for row in filled.row_keys)
     result = {}
     for column in filled.column_keys:
         points = []
@@ -105,7 +105,9 @@ def _lines(
             cell = filled.cells.get((row, column))
             number = cell.number(filled.view.statistic) if cell else None
             if _without(row, x_at) == facet and number is not None:
-                x = row[x_at] if numeric else plain(row[x_at]).replace("$", r"\$")  # no formula
+                x = (
+                    row[x_at] if numeric else format_scalar(row[x_at]).replace("$", r"\$")
+                )  # no formula
                 points.append((x, number))
         if points:
             if numeric:
@@ -114,13 +116,9 @@ def _lines(
     return result
 
 
-def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool)
-
-
 def _log_base(xs: list[Any]) -> int | None:
     """2 or 10 where the positions are powers of it, else None."""
-    if len(xs) < 3 or not all(_is_number(x) and x > 0 for x in xs):
+    if len(xs) < 3 or not all(is_number(x) and x > 0 for x in xs):
         return None
     if all(isinstance(x, int) and x & (x - 1) == 0 for x in xs):
         return 2

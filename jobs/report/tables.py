@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from jobs.errors import nearest
-from jobs.formatting import plain, shown
+from jobs.formatting import format_number, format_scalar
 from jobs.record import Measurements
 from jobs.report.entries import (
     Entry,
@@ -75,9 +75,9 @@ class Cell:
         number = self.number(name)
         if number is None:
             return ", ".join(dict.fromkeys([*self.texts, *self.failures]))
-        text = shown(number)
+        text = format_number(number)
         if name == "mean_std":
-            text += f" ± {shown(statistic(np.concatenate(self.samples), 'std'))}"
+            text += f" ± {format_number(statistic(np.concatenate(self.samples), 'std'))}"
         if self.failures:
             ok, total = len(self.samples), len(self.samples) + len(self.failures)
             text += f" ({ok} of {total} repeats; {', '.join(dict.fromkeys(self.failures))})"
@@ -233,7 +233,7 @@ def frame(filled: Filled) -> pd.DataFrame:
                 baseline.get(dim, own) for dim, own in zip(filled.columns, column, strict=True)
             )
             if base != column:
-                against = " ".join(plain(value) for value in baseline.values())
+                against = " ".join(format_scalar(value) for value in baseline.values())
                 data[unique_header(f"{header} vs {against}", data)] = [
                     _speedup(filled, row, column, base) for row in filled.row_keys
                 ]
@@ -250,7 +250,7 @@ def _told(filled: Filled, dim: str, own: Any) -> str:
     """One part of a row's or column's key as a reader sees it."""
     if dim == "value":
         return next(value.header for value in filled.values if value.name == own)
-    return plain(own)
+    return format_scalar(own)
 
 
 def unique_header(header: str, data: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 
 from jobs.errors import TableError, nearest
-from jobs.formatting import plain, shown
+from jobs.formatting import format_number, format_scalar
 from jobs.published.figures import figure
 from jobs.run import Run, varying
 from jobs.sweep.schema import STATISTICS, units_of, unknown_value
@@ -68,18 +68,22 @@ def _of_all(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:
 
 def _n(number: Any, digits: int = 4) -> str:
     """A number with this many significant digits."""
-    return shown(number, digits) if isinstance(number, (int, float)) else str(number)
+    return format_number(number, digits) if isinstance(number, (int, float)) else str(number)
 
 
 def _pct(number: Any, digits: int = 3) -> str:
     """A share as percent: 0.1234 is 12.3%."""
-    return f"{shown(100 * number, digits)}%" if isinstance(number, (int, float)) else str(number)
+    return (
+        f"{format_number(100 * number, digits)}%"
+        if isinstance(number, (int, float))
+        else str(number)
+    )
 
 
 def environment() -> SandboxedEnvironment:
     jinja = SandboxedEnvironment(
         undefined=StrictUndefined,
-        finalize=lambda value: shown(value) if isinstance(value, float) else value,
+        finalize=lambda value: format_number(value) if isinstance(value, float) else value,
     )
     kept = {name: jinja.filters[name] for name in _FILTERS}
     jinja.filters = kept | {"n": _n, "pct": _pct}
@@ -141,7 +145,7 @@ def several_runs(
     runs: list[Run], params: dict[str, Any], devices: Iterable[str] = ()
 ) -> str | None:
     """That parameters fit several runs, and what would tell these apart; None if they do not."""
-    differ = {name: [plain(run.params[name]) for run in runs] for name in varying(runs)}
+    differ = {name: [format_scalar(run.params[name]) for run in runs] for name in varying(runs)}
     if len(set(devices)) > 1:
         differ["device"] = list(devices)
     if not differ:
@@ -154,4 +158,6 @@ def several_runs(
 
 
 def pairs(params: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={plain(given)}" for name, given in params.items()) or "any kind"
+    return (
+        ", ".join(f"{name}={format_scalar(given)}" for name, given in params.items()) or "any kind"
+    )

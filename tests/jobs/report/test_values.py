@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.formatting import shown
+from jobs.formatting import format_number
 from jobs.record import Measurements
 from jobs.report.values import slowest
 from systems import accounting
@@ -162,7 +162,7 @@ def test_without_a_dtype_the_precision_says_what_the_peak_is(
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.floats(1e-2, 1e6))
 def test_numbers_show_four_digits_and_no_exponent(number: float) -> None:
-    text = shown(number)
+    text = format_number(number)
     assert abs(float(text) / number - 1) <= 5.1e-4
     assert "e" not in text
     digits = text.replace(".", "").lstrip("0")
