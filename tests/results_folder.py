@@ -14,7 +14,8 @@ from jobs.errors import InputError
 from jobs.launch.submission import Options, prepare
 from jobs.manifest import Manifest, write_manifest
 from jobs.record import Failure, Measurements, Record, RecordWriter
-from jobs.report.tables import fill, frame
+from jobs.report.report_table import ReportTable, make_report_table
+from jobs.report.results import list_results
 from jobs.run import Run
 from jobs.status import observe
 from jobs.sweep.expand import expand
@@ -124,7 +125,20 @@ def record(
     )
 
 
-def table(folder: ResultsFolder, **view: Any) -> list[dict[str, str]]:
+def report_table(folder: ResultsFolder, **view: Any) -> ReportTable:
+    """A table of a folder's runs; it has some."""
+    observation = observe(folder.path)
+    made = make_report_table(observation, Table(name="t", **view), list_results(observation))
+    assert made is not None
+    return made
+
+
+def rows_of(table: ReportTable) -> list[dict[str, str]]:
     """A table's rows, as a reader sees them."""
-    shown = frame(fill(observe(folder.path), Table(name="t", **view)))
-    return [{str(k): v for k, v in row.items()} for row in shown.to_dict("records")]
+    cells = zip(*table.columns.values(), strict=True)
+    return [dict(zip(table.columns, row, strict=True)) for row in cells]
+
+
+def table(folder: ResultsFolder, **view: Any) -> list[dict[str, str]]:
+    """The rows of a table of a folder's runs."""
+    return rows_of(report_table(folder, **view))

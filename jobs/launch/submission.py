@@ -186,7 +186,9 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
 def reload(manifest: Manifest) -> LoadedSweep:
     """The sweep of an earlier submission, as its manifest resolved it."""
     sweep = manifest.sweep
-    document = Document(sweep.model_dump(mode="json"), f"{manifest.path}/manifest.json")
+    document = Document(
+        sweep.model_dump(mode="json", by_alias=True), f"{manifest.path}/manifest.json"
+    )
     benchmarks = load_benchmarks(sweep.benchmark, [case.benchmark for case in sweep.cases])
     return LoadedSweep(sweep, benchmarks, document)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jobs.formatting import format_number
 from jobs.record import Measurements
-from jobs.report.values import slowest
+from jobs.report.metrics import slowest_rank
 from systems import accounting
 from tests.benchmarks import toy
 from tests.results_folder import (
@@ -61,7 +61,7 @@ def test_of_several_ranks_the_slowest_counts_sample_by_sample(tmp_path: Path) ->
 
 def test_ranks_with_fewer_samples_limit_the_others() -> None:
     measurements = Measurements.model_validate({"samples_ms": {"call": [[1.0, 9.0], [2.0]]}})
-    assert slowest(measurements, "call").tolist() == [2.0]
+    assert slowest_rank(measurements, "call").tolist() == [2.0]
 
 
 def test_share_of_the_peak_is_known_only_for_known_hardware(
