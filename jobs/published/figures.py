@@ -118,7 +118,7 @@ def published_figure(file: str, column: str, **where: Any) -> str | None:
 
 
 def published_problems(published: Published) -> list[tuple[tuple[str | int, ...], str]]:
-    """What is wrong with a table's `published` entry by itself: the place in it, and why."""
+    """Check a table's `published` entry by itself: each problem's place in it, and the problem."""
     try:
         figures = read_figures(published.file)
     except TableError as error:

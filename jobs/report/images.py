@@ -66,7 +66,8 @@ def copy_run_images(
 
 
 def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, str]:
-    """What distinguishes a result from the others of its benchmark: parameters, repeat, device."""
+    """Name the parameters, repeat and device by which a result differs from its benchmark's
+    others."""
     others = [other for other in results if other.run.benchmark == result.run.benchmark]
     swept = varying([other.run for other in others])
     labels = {name: format_scalar(result.run.params.get(name)) for name in swept}

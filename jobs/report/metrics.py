@@ -104,7 +104,7 @@ def phases_with(measurements: Measurements, metric: str) -> list[str]:
 
 
 def _by_phase(m: Measurements, metric: str) -> Mapping[str, Any]:
-    """What a metric needs of each phase, beside its time."""
+    """The measurements that a metric needs beside the time, by phase."""
     match metric:
         case "peak_memory":
             return m.peak_memory_bytes

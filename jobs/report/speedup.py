@@ -27,7 +27,7 @@ def speedup_column(
 
 
 def _speedup(cell: Cell | None, reference: Cell | None, statistic: str) -> str:
-    """How many times better a cell is than its reference; why there is no number."""
+    """Format how many times better a cell is than its reference, or why there is no number."""
     if cell is None:
         return ""
     if reference is None:

@@ -16,8 +16,8 @@ Order = dict[str, dict[Any, int]]  # the place of each value, by dimension
 
 
 def tables_of(sweep: Sweep) -> list[Table]:
-    """A sweep's tables, each with its benchmark; without any, all that was swept, a table for
-    each benchmark."""
+    """A sweep's tables, each with its benchmark; if it has none, a table of all runs of each
+    benchmark."""
     if sweep.tables:
         return [
             table.model_copy(update={"benchmark": table.benchmark or sweep.benchmark})

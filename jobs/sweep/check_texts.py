@@ -126,7 +126,7 @@ def _call_problems(name: str, call: nodes.Call, fields: list[str], check: Check)
 
 
 def _figure_problems(known: dict[str, Any], params: dict[str, Any]) -> list[str]:
-    """Why there is no published figure like this, or more than one."""
+    """Check that there is one published figure like this."""
     try:
         TextFunctions().published(**known, **params)
     except TableError as error:

@@ -129,7 +129,7 @@ class TextFunctions:
 
 
 def value_problem(name: Any, statistic: Any = "median", unit: Any = None) -> str | None:
-    """Why a text cannot have a value in this statistic and unit, or None."""
+    """The error in a value's name, statistic or unit; None where there is none."""
     unknown = unknown_value(str(name))
     if unknown:
         return f"value {unknown}"
@@ -142,7 +142,8 @@ def value_problem(name: Any, statistic: Any = "median", unit: Any = None) -> str
 
 
 def ambiguity(runs: list[Run], params: dict[str, Any], devices: Iterable[str] = ()) -> str | None:
-    """The error where parameters fit several runs: the parameters in which these differ."""
+    """The error where parameters fit several runs, which names those in which the runs differ; None
+    where they fit one."""
     differ = {name: [format_scalar(run.params[name]) for run in runs] for name in varying(runs)}
     if len(set(devices)) > 1:
         differ["device"] = list(devices)

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from jobs.formatting import format_number
 from jobs.record import Measurements
 from jobs.report.metrics import slowest_rank
+from jobs.report.statistics import statistic
 from systems import accounting
 from tests.benchmarks import toy
 from tests.results_folder import (
@@ -167,6 +169,13 @@ def test_numbers_show_four_digits_and_no_exponent(number: float) -> None:
     assert "e" not in text
     digits = text.replace(".", "").lstrip("0")
     assert len(digits) == 4 or (number >= 999.9 and len(digits) == len(str(round(number))))
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
+def test_quantiles_are_numpys(samples: list[float]) -> None:
+    array = np.array(samples)
+    for name, q in (("p10", 0.1), ("median", 0.5), ("p90", 0.9)):
+        assert statistic(array, name) == pytest.approx(np.quantile(array, q), rel=1e-9, abs=1e-9)
 
 
 # ---- several values ------------------------------------------------------------------------------
