@@ -1,4 +1,4 @@
-"""Records -> tables, plots, comparison.
+"""Print tables of a results folder and draw its plots, or compare two folders.
 
 python aggregate.py logs/flash [--format md|csv|latex|html] [--plot DIR]
 python aggregate.py compare logs/before logs/after
@@ -7,56 +7,55 @@ python aggregate.py compare logs/before logs/after
 from __future__ import annotations
 
 import gc
-import re
 import sys
 from collections import Counter
-from enum import StrEnum
-from html import escape
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
-from urllib.parse import quote
+from typing import Annotated, Any, NoReturn
 
-import pandas as pd
 import typer
+from typer.core import TyperGroup
 
 from jobs.errors import InputError, TableError
-from jobs.formatting import shown
 from jobs.manifest import BrokenManifest
 from jobs.observation import Observation, observe
-from jobs.report.compare import REGRESSIONS, Comparison, compare
-from jobs.report.entries import Entry, entries
-from jobs.report.pictures import Picture, copy_pictures, draw_plots
-from jobs.report.sheets import Sheet, make_sheet
-from jobs.run import varying
+from jobs.report.compare import REGRESSIONS, compare, comparison_columns
+from jobs.report.images import Image, copy_run_images, draw_plots
+from jobs.report.render import Format, markdown_image, markdown_table, render
+from jobs.report.report_table import make_report_table
+from jobs.report.results import Result, list_results
+from jobs.report.views import plots_of, tables_of
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.load import load_sweep
-from jobs.sweep.schema import Plot, Sweep, Table
-
-View = TypeVar("View", Table, Plot)
+from jobs.sweep.schema import Sweep
 
 
-class Format(StrEnum):
-    md = "md"
-    csv = "csv"
-    latex = "latex"
-    html = "html"
+class TablesByDefault(TyperGroup):
+    """Commands of which `tables` need not be named: `aggregate.py logs/flash`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = args[:1] == ["--help"] or (args and args[0] in self.commands)
+        return super().parse_args(ctx, args if named else ["tables", *args])
 
 
-tables_app = typer.Typer(add_completion=False, rich_markup_mode=None)
-compare_app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-@tables_app.command(
+app = typer.Typer(
+    cls=TablesByDefault,
+    add_completion=False,
+    rich_markup_mode=None,
+    subcommand_metavar="[tables] FOLDER | compare BEFORE AFTER",
+    help="Print a folder's tables, or compare two folders.",
     epilog="Examples: python aggregate.py logs/flash --format latex --plot plots; "
-    "python aggregate.py compare logs/before logs/after (see python aggregate.py compare --help)"
+    "python aggregate.py compare logs/before logs/after",
 )
+
+
+@app.command(epilog="Example: python aggregate.py logs/flash --format latex --plot plots")
 def tables(
     folder: Annotated[Path, typer.Argument(help="Results folder, as logs/flash.")],
-    format: Annotated[Format, typer.Option(help="Of the tables.")] = Format.md,
+    output_format: Annotated[Format, typer.Option("--format", help="Of the tables.")] = Format.md,
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the sweep's plots and the pictures that its runs left; Markdown links "
+            help="Folder for the sweep's plots and the images that its runs left; Markdown links "
             "to them from beside it."
         ),
     ] = None,
@@ -70,131 +69,71 @@ def tables(
     ] = None,
 ) -> None:
     """Print a folder's tables: every run of its sweeps has a cell."""
-    seen = _observe(folder)
-    sweep = seen.manifests[-1].sweep if sweep_file is None else _read(sweep_file)
-    views = [_own(view, sweep) for view in sweep.tables] or _default_views(sweep)
-    if table is not None:
-        views = [view for view in views if view.name == table]
+    observation = _observe(folder)
+    sweep = observation.manifests[-1].sweep if sweep_file is None else _load(sweep_file)
+    results = list_results(observation)
+    _print_tables(observation, sweep, results, table, output_format)
+    for line in (*map(str, observation.bad_lines), *observation.notes):
+        print(f"note: {line}", file=sys.stderr)
+    if plot is not None:
+        images = _collect_images(observation, sweep, results, plot)
+        if output_format is Format.md and images:
+            print("\n\n".join(markdown_image(image, plot) for image in images))
+
+
+def _print_tables(
+    observation: Observation,
+    sweep: Sweep,
+    results: list[Result],
+    only: str | None,
+    output_format: Format,
+) -> None:
+    views = tables_of(sweep)
+    if only is not None:
+        views = [view for view in views if view.name == only]
         if not views:
-            known = ", ".join(v.name for v in sweep.tables) or "none"
-            _fail(f"no table {table!r}; {sweep.name} has {known}")
-    chosen = entries(seen)
+            known = ", ".join(view.name for view in sweep.tables) or "none"
+            _fail(f"no table {only!r}; {sweep.name} has {known}")
     for view in views:
         try:
-            sheet = make_sheet(seen, view, chosen)
+            table = make_report_table(observation, view, results)
         except TableError as error:
             _fail(f"sweep {sweep.name}, table {view.name}: {error}")
-        if sheet is None:
-            here = short_name(str(view.benchmark)) in {entry.run.benchmark for entry in chosen}
+        if table is None:
+            here = short_name(str(view.benchmark)) in {r.run.benchmark for r in results}
             which = f"(where: {view.where})" if here else f"of benchmark {view.benchmark!r}"
             print(f"table {view.name}: no runs {which}", file=sys.stderr)
             continue
-        for warning in sheet.warnings:
+        for warning in table.warnings:
             print(f"note: table {view.name}: {warning}", file=sys.stderr)
-        print(render(sheet, format), end="\n\n")
-    for line in (*map(str, seen.bad_lines), *seen.notes):
-        print(f"note: {line}", file=sys.stderr)
-    if plot is not None:
-        pictures = _pictures(seen, sweep, plot, chosen)
-        if format is Format.md and pictures:
-            print("\n\n".join(_link(picture, plot) for picture in pictures))
+        print(render(table, output_format), end="\n\n")
 
 
-def _own(view: View, sweep: Sweep) -> View:
-    """A view with its benchmark: its sweep's, which need not be that of the folder."""
-    return view.model_copy(update={"benchmark": view.benchmark or sweep.benchmark})
-
-
-def _read(path: Path) -> Sweep:
+def _collect_images(
+    observation: Observation, sweep: Sweep, results: list[Result], folder: Path
+) -> list[Image]:
+    """Draw the sweep's plots, copy the images that runs left, and list them on stderr."""
     try:
-        return load_sweep(path).sweep
-    except InputError as error:
-        _fail(str(error))
-
-
-def _pictures(seen: Observation, sweep: Sweep, folder: Path, chosen: list[Entry]) -> list[Picture]:
-    """Draw the sweep's plots, copy the pictures that runs left, and say on stderr which."""
-    try:
-        drawn = draw_plots(seen, [_own(view, sweep) for view in sweep.plots], folder, chosen)
+        drawn = draw_plots(observation, plots_of(sweep), folder, results)
         declared = [f"{plot.name}.png" for plot in sweep.plots]
-        pictures = drawn + copy_pictures(seen, chosen, folder, declared)
+        images = drawn + copy_run_images(observation, results, folder, declared)
     except TableError as error:
         _fail(f"sweep {sweep.name}, plots: {error}")
     except OSError as error:
         _fail(f"--plot {folder}: {error.strerror}: {error.filename}")
     for name in declared:
-        if name not in [picture.path.name for picture in drawn]:
+        if name not in [image.path.name for image in drawn]:
             print(f"plot {name.removesuffix('.png')}: nothing measured", file=sys.stderr)
-    for picture in pictures:
-        print(picture.path, file=sys.stderr)
-    if not pictures and not declared:
-        print(f"note: sweep {sweep.name} has no plots, its runs no pictures", file=sys.stderr)
-    return pictures
+    for image in images:
+        print(image.path, file=sys.stderr)
+    if not images and not declared:
+        print(f"note: sweep {sweep.name} has no plots, its runs no images", file=sys.stderr)
+    return images
 
 
-def _link(picture: Picture, folder: Path) -> str:
-    """A picture for a page that lies beside the folder: docs/results/flash.md has flash/x.png."""
-    title = re.sub(r"([\\\[\]])", r"\\\1", picture.title)
-    return f"![{title}]({quote(f'{folder.resolve().name}/{picture.path.name}')})"
-
-
-def _default_views(sweep: Sweep) -> list[Table]:
-    """All that was swept, a table a benchmark."""
-    names = dict.fromkeys(case.benchmark or sweep.benchmark for case in sweep.cases)
-    if len(names) < 2:
-        return [Table(name=sweep.name, benchmark=next(iter(names), None))]
-    return [
-        Table(name=sweep.name, title=f"{sweep.name}, {short_name(name)}", benchmark=name)
-        for name in names
-    ]
-
-
-def render(sheet: Sheet, format: Format) -> str:
-    """One table as text: a heading, the table as pandas writes it, what it was made of."""
-    heading, data = sheet.heading, sheet.data
-    notes = ". ".join(sheet.notes)
-    if format is Format.csv:
-        comments = "".join(f"# {line}\n" for line in (heading, notes) if line)
-        return comments + data.to_csv(index=False)
-    if format is Format.md:
-        parts = [f"### {heading}", _markdown(data), notes, sheet.text]
-        return "\n\n".join(part for part in parts if part) + "\n"
-    if format is Format.latex:
-        table = (
-            data.style.hide(axis="index")
-            .format(escape="latex")
-            .format_index(escape="latex", axis=1)
-            .to_latex(caption=_latex(f"{heading}. {notes}"), hrules=True)
-        )
-        return str(table) + (f"\n{_latex(sheet.text)}\n" if sheet.text else "")
-    body = data.to_html(index=False, border=0)
-    paragraphs = [notes, *re.split(r"\n\s*\n", sheet.text)]
-    below = "\n".join(f"<p>{escape(text)}</p>" for text in paragraphs if text)
-    return f"<h3>{escape(heading)}</h3>\n{body}\n{below}"
-
-
-def _markdown(data: pd.DataFrame, align: str = "right") -> str:
-    """A table whose cells stand as they are: a kernel's name may hold |, <float> and *."""
-    plain = data.rename(columns=_markdown_cell).map(_markdown_cell)
-    aligned = [align] * len(data.columns)
-    return str(plain.to_markdown(index=False, disable_numparse=True, colalign=aligned))
-
-
-def _markdown_cell(text: str) -> str:
-    return re.sub(r"([\\|<*`])", r"\\\1", text).replace("\n", " ")
-
-
-_LATEX = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"} | {
-    character: f"\\{character}" for character in "%_&#${}"
-}
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
-
-
-@compare_app.command(
-    epilog="Example: python aggregate.py compare logs/before logs/after --tolerance 0.01"
+@app.command(
+    "compare",
+    epilog="Example: python aggregate.py compare logs/before logs/after --tolerance 0.01",
 )
 def compare_folders(
     before: Annotated[Path, typer.Argument(help="Results folder of the old state.")],
@@ -202,49 +141,29 @@ def compare_folders(
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="A relative difference that does not matter.")
     ] = 0.02,
-    all: Annotated[bool, typer.Option("--all", help="Runs that stayed the same too.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Runs that stayed the same too.")] = False,
 ) -> None:
-    """Old, new, ratio and a verdict for every run; exit 1 on a regression.
+    """Compare two folders run by run; exit 1 on a regression.
+
+    Prints old, new, their ratio and a verdict for every run.
 
     faster and slower: the whole 95% interval of the ratio of medians lies beyond the tolerance;
     same: all of it lies within; unsure: neither, so repeats are needed. broken: it was measured
     before and now is not, which is a regression too.
     """
-    results = compare(_observe(before), _observe(after), tolerance)
-    hidden = () if all else ("same", "not measured")
-    told = [result for result in results if result.verdict not in hidden]
-    if told:
-        names = varying([result.run for result in results])
-        mixed = len({result.run.benchmark for result in results}) > 1
-        print(_markdown(_comparison_frame(told, names, mixed), "left"), end="\n\n")
-    counts = Counter(result.verdict for result in results)
+    comparisons = compare(_observe(before), _observe(after), tolerance)
+    hidden = () if every else ("same", "not measured")
+    chosen = [comparison for comparison in comparisons if comparison.verdict not in hidden]
+    if chosen:
+        print(markdown_table(comparison_columns(chosen, comparisons), "left"), end="\n\n")
+    counts = Counter(comparison.verdict for comparison in comparisons)
     print(
         ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "nothing to compare"
     )
     if any(counts[name] for name in REGRESSIONS):
         raise SystemExit(1)
-    if not any(result.ratio for result in results):
+    if not any(comparison.ratio for comparison in comparisons):
         _fail("the two folders have no measured run in common")
-
-
-def _comparison_frame(results: list[Comparison], names: list[str], mixed: bool) -> pd.DataFrame:
-    devices = len({result.device for result in results}) > 1
-    rows = []
-    for result in results:
-        row = {"benchmark": result.run.benchmark} if mixed else {}
-        row |= {name: str(result.run.params.get(name, "")) for name in names}
-        if devices:
-            row["device"] = result.device
-        row["phase"] = result.phase
-        row["before ms"] = shown(result.before) if result.before is not None else ""
-        row["after ms"] = shown(result.after) if result.after is not None else ""
-        row["after/before"] = f"{result.ratio:.3f}" if result.ratio is not None else ""
-        row["95% interval"] = (
-            f"{result.low:.3f} to {result.high:.3f}" if result.low is not None else ""
-        )
-        row["verdict"] = result.verdict
-        rows.append(row)
-    return pd.DataFrame(rows)
 
 
 def _observe(folder: Path) -> Observation:
@@ -254,17 +173,19 @@ def _observe(folder: Path) -> Observation:
         _fail(str(error))
 
 
+def _load(path: Path) -> Sweep:
+    try:
+        return load_sweep(path).sweep
+    except InputError as error:
+        _fail(str(error))
+
+
 def _fail(message: str) -> NoReturn:
     print(message, file=sys.stderr)
     raise SystemExit(2)
 
 
-def main() -> None:
-    gc.disable()  # a hundred thousand records, none in a cycle: looking for cycles costs a third
-    if sys.argv[1:2] == ["compare"]:
-        compare_app(sys.argv[2:], prog_name="aggregate.py compare")
-    tables_app(prog_name="aggregate.py")
-
-
 if __name__ == "__main__":
-    main()
+    # A hundred thousand records, none in a cycle: looking for cycles costs a third.
+    gc.disable()
+    app(prog_name="aggregate.py")

@@ -52,7 +52,7 @@ def status(
         print(json.dumps(summary(seen)))
     else:
         _show(seen)
-    raise SystemExit(1 if any(task.state.is_failure for task in seen.tasks) else 0)
+    raise SystemExit(1 if any(task.status.is_failure for task in seen.tasks) else 0)
 
 
 def _show(seen: Observation) -> None:
@@ -66,9 +66,9 @@ def _show(seen: Observation) -> None:
         grid.add_row("", state, str(count), _waits_for(seen) if state is Status.queued else "")
     console.print(grid)
     names = varying([task.run for task in seen.tasks])
-    others = [task for task in seen.tasks if task.state not in (Status.ok, Status.queued)]
+    others = [task for task in seen.tasks if task.status not in (Status.ok, Status.queued)]
     for task in others[:30]:
-        failure = task.record.failure if task.record and not task.state.is_live else None
+        failure = task.record.failure if task.record and not task.status.is_live else None
         why = (
             f"{failure.type}: {failure.message.splitlines()[0][:150]}"
             if failure and failure.message
@@ -77,7 +77,7 @@ def _show(seen: Observation) -> None:
             else task.detail
         )
         repeat = f" repeat={task.repeat}" if newest.sweep.repeats > 1 else ""
-        text = f"  {task.state:11} {task.run.id}  {task.run.label(names)}{repeat}  {why}"
+        text = f"  {task.status:11} {task.run.id}  {task.run.label(names)}{repeat}  {why}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
     if len(others) > 30:
         console.print(f"  … and {len(others) - 30} more (--json has all)")
@@ -87,7 +87,7 @@ def _show(seen: Observation) -> None:
 
 def _waits_for(seen: Observation) -> str:
     """Why jobs are not running yet, as Slurm says it."""
-    details = (task.detail for task in seen.tasks if task.state is Status.queued)
+    details = (task.detail for task in seen.tasks if task.status is Status.queued)
     reasons = (detail.partition("PENDING (")[2].removesuffix(")") for detail in details)
     return ", ".join(dict.fromkeys(filter(None, reasons)))
 
@@ -97,7 +97,7 @@ def logs(run: RunId, folder: In = None) -> None:
     """Print the output of a run's latest attempt, and why it failed."""
     seen, task = _find(run, folder)
     record = task.record
-    print(f"# {task.run.label()} -> {task.state} {task.detail}".rstrip())
+    print(f"# {task.run.label()} -> {task.status} {task.detail}".rstrip())
     failure = record.failure if record is not None else None
     if failure is not None:
         print(f"# {failure.type}: {failure.message}")
@@ -138,7 +138,7 @@ def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
 def cancel(folder: Folder = None) -> None:
     """Cancel every job of a folder that is queued or running. What is measured stays."""
     seen = _observe(folder)
-    live = {(task.run.id, task.repeat) for task in seen.tasks if task.state.is_live}
+    live = {(task.run.id, task.repeat) for task in seen.tasks if task.status.is_live}
     cancelled = 0
     for manifest in seen.manifests:
         states = seen.job_states[manifest.id]
@@ -174,7 +174,7 @@ def retry(folder: Folder = None) -> None:
     """Submit again, to the same executor, what failed or is missing in a folder: of the newest
     submission that has such runs, all of them."""
     seen = _observe(folder)
-    bad = {task.run.id for task in seen.tasks if task.state.is_failure}
+    bad = {task.run.id for task in seen.tasks if task.status.is_failure}
     last = next((m for m in reversed(seen.manifests) if bad & m.runs.keys()), seen.manifests[-1])
     options = Options(last.executor, seen.folder, retry_failed=True)
     try:

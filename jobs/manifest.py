@@ -114,7 +114,7 @@ def write_manifest(manifest: Manifest) -> None:
             "id": manifest.id,
             "created_at": manifest.created_at,
             "executor": manifest.executor,
-            "sweep": manifest.sweep.model_dump(mode="json"),
+            "sweep": manifest.sweep.model_dump(mode="json", by_alias=True),
             "sweep_path": manifest.sweep_path,
             "command": manifest.command,
             "shapes": [asdict(shape) for shape in shapes],

@@ -29,7 +29,7 @@ class TaskState:
 
     run: Run
     repeat: int
-    state: Status
+    status: Status
     record: Record | None = None  # the latest ok attempt, else the latest
     detail: str = ""  # where no record says it: what Slurm, or the process table, does
 
@@ -47,7 +47,7 @@ class Observation:
     job_states: JobStates = field(default_factory=dict)
 
     def counts(self) -> dict[Status, int]:
-        return dict(Counter(task.state for task in self.tasks))
+        return dict(Counter(task.status for task in self.tasks))
 
 
 def observe(folder: Path) -> Observation:
@@ -75,12 +75,12 @@ def observe(folder: Path) -> Observation:
             for key, task in _job_tasks(manifest, job, states[manifest.id][job.index], own, best):
                 earlier = tasks.get(key)
                 # An earlier submission may still measure it.
-                measures = earlier is not None and earlier.state.is_live
-                if not measures or task.state.is_live or task.state is Status.ok:
+                measures = earlier is not None and earlier.status.is_live
+                if not measures or task.status.is_live or task.status is Status.ok:
                     tasks[key] = task
         for key in manifest.done:
             known = best.get(key)
-            if key not in tasks or (known is not None and not tasks[key].state.is_live):
+            if key not in tasks or (known is not None and not tasks[key].status.is_live):
                 status = known.status if known else Status.missing
                 tasks[key] = TaskState(manifest.runs[key[0]], key[1], status, known)
     superseded = _superseded(manifests, notes)
@@ -166,11 +166,11 @@ def summary(observation: Observation) -> dict[str, Any]:
                 "run": task.run.id,
                 "benchmark": task.run.benchmark,
                 "repeat": task.repeat,
-                "state": task.state,
+                "state": task.status,
                 "detail": task.detail,
                 "params": task.run.params,
                 "failure": task.record.failure.model_dump(exclude_none=True, exclude={"traceback"})
-                if task.record and task.record.failure and not task.state.is_live
+                if task.record and task.record.failure and not task.status.is_live
                 else None,
             }
             for task in observation.tasks

@@ -85,7 +85,7 @@ def float64_shares(use: str, device: str, seed: int = 0) -> dict[str, float]:
     tolerance, stored = TOLERANCE[state_dtype], F32 if has_master else dtype
     shares = dict.fromkeys(("weights", "exp_avg", "exp_avg_sq"), 0.0)
     for p, q, before in zip(ours, exact, start, strict=True):
-        state, known = optimizer.state[p], other.state[q]
+        state, known = optimizer.state[p], other.status[q]
         assert int(state["step"]) == STEPS
         assert ("master" in state) == has_master
         if has_master:

@@ -111,9 +111,7 @@ def call(
     (`jobs status` takes a local submission to run as long as the process that submitted it.)
     `stdout` holds all output, `stderr` that part of it."""
     module, *rest = map(str, arguments)
-    app = {"jobs.submit": submit.app, "jobs": after.app, "aggregate": aggregate.tables_app}[module]
-    if module == "aggregate" and rest[0] == "compare":
-        app, rest = aggregate.compare_app, rest[1:]
+    app = {"jobs.submit": submit.app, "jobs": after.app, "aggregate": aggregate.app}[module]
     given: dict[str, str | None] = {"COLUMNS": "80", OWN: None} | (environment or {})
     result = CliRunner().invoke(app, rest, env=given)
     if result.exception is not None and not isinstance(result.exception, SystemExit):

@@ -16,7 +16,8 @@ from jobs.manifest import Manifest, write_manifest
 from jobs.observation import observe
 from jobs.record import Failure, Measurements, Record
 from jobs.record_files import RecordWriter
-from jobs.report.tables import fill, frame
+from jobs.report.report_table import ReportTable, make_report_table
+from jobs.report.results import list_results
 from jobs.run import Run
 from jobs.sweep.expand import expand
 from jobs.sweep.load import LoadedSweep, load_sweep
@@ -125,7 +126,20 @@ def record(
     )
 
 
-def table(folder: ResultsFolder, **view: Any) -> list[dict[str, str]]:
+def report_table(folder: ResultsFolder, **view: Any) -> ReportTable:
+    """A table of a folder's runs; it has some."""
+    observation = observe(folder.path)
+    made = make_report_table(observation, Table(name="t", **view), list_results(observation))
+    assert made is not None
+    return made
+
+
+def rows_of(table: ReportTable) -> list[dict[str, str]]:
     """A table's rows, as a reader sees them."""
-    shown = frame(fill(observe(folder.path), Table(name="t", **view)))
-    return [{str(k): v for k, v in row.items()} for row in shown.to_dict("records")]
+    cells = zip(*table.columns.values(), strict=True)
+    return [dict(zip(table.columns, row, strict=True)) for row in cells]
+
+
+def table(folder: ResultsFolder, **view: Any) -> list[dict[str, str]]:
+    """The rows of a table of a folder's runs."""
+    return rows_of(report_table(folder, **view))

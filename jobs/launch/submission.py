@@ -61,7 +61,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     else:
         records = observation.records
         earlier = {manifest.id: manifest for manifest in observation.manifests}
-        live = {(t.run.id, t.repeat) for t in observation.tasks if t.state.is_live}
+        live = {(t.run.id, t.repeat) for t in observation.tasks if t.status.is_live}
         if not options.force:
             in_flight = [task for task in tasks if (task[0].id, task[1]) in live]
     same_device = _same_device(options.executor, loaded, records, earlier)
@@ -187,7 +187,9 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
 def reload(manifest: Manifest) -> LoadedSweep:
     """The sweep of an earlier submission, as its manifest resolved it."""
     sweep = manifest.sweep
-    document = Document(sweep.model_dump(mode="json"), f"{manifest.path}/manifest.json")
+    document = Document(
+        sweep.model_dump(mode="json", by_alias=True), f"{manifest.path}/manifest.json"
+    )
     benchmarks = load_benchmarks(sweep.benchmark, [case.benchmark for case in sweep.cases])
     return LoadedSweep(sweep, benchmarks, document)
 

@@ -1,7 +1,7 @@
-"""Figures that others published, in jobs/published/, beside what was measured here.
+"""Reads figures that others published, from the CSV files beside this one.
 
-They are of other machines and settings, so each stands in a column that names its source and its
-GPU, as it was printed; nothing is computed from it in a table.
+They are of other machines and settings, so a table shows each as it was printed, in a column that
+names its source and its GPU; nothing is computed from it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from jobs.errors import TableError, nearest
-from jobs.formatting import plain
+from jobs.formatting import format_scalar
 
 FOLDER = Path(__file__).resolve().parent
 SEE = "jobs/published/README.md"
 Scalar = bool | int | float | str | None
-_UNSTATED = "unstated"  # what a source does not say
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_MEASURED = ("_ms", "_mib", "_gib", "_percent")  # the columns that do not tell rows apart
+_MEASURED = ("_ms", "_mib", "_gib", "_percent")  # columns that do not distinguish rows
 
 
 class Published(BaseModel):
-    """Figures of others beside a table's rows: a column for each source and GPU that has any."""
+    """A table's `published` entry: figures of others to show beside its rows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -38,36 +37,46 @@ class Published(BaseModel):
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One file: its columns, and its rows as printed."""
+class FigureFile:
+    """One file of figures: its columns, and its rows as printed."""
 
-    file: str
+    name: str
     columns: list[str]
     rows: list[dict[str, str]]
 
-    def column(self, name: str) -> str:
-        """The name, if there is such a column.
+    def check_column(self, name: str) -> str:
+        """Return the name of a column.
 
         Raises:
-            TableError: naming those that there are.
+            TableError: there is no such column; naming those that there are.
         """
         if name not in self.columns:
-            raise TableError(f"{self.file} has no column {name!r}{nearest(name, self.columns)}")
+            raise TableError(f"{self.name} has no column {name!r}{nearest(name, self.columns)}")
         return name
 
-    def where(self, fixed: dict[str, Any]) -> list[dict[str, str]]:
-        """The rows that have these values; of a list, any."""
+    def matching_rows(self, fixed: dict[str, Any]) -> list[dict[str, str]]:
+        """The rows that have these values; for a list of values, any of them."""
         rows = self.rows
         for name, given in fixed.items():
-            column = self.column(name)
+            column = self.check_column(name)
             wanted = given if isinstance(given, list) else [given]
-            rows = [row for row in rows if any(_same(value, row[column]) for value in wanted)]
+            rows = [row for row in rows if any(same_value(value, row[column]) for value in wanted)]
         return rows
+
+    def ambiguity(self, what: str, rows: list[dict[str, str]]) -> str:
+        """The error where one row is wanted and there are several: the columns that differ."""
+        differ = [
+            f"{name} ({', '.join(dict.fromkeys(row[name] for row in rows))})"
+            for name in self.columns
+            if not name.endswith(_MEASURED) and len({row[name] for row in rows}) > 1
+        ]
+        columns = ", ".join(differ) or "what was measured only"
+        return f"{self.name} has {len(rows)} rows of {what}, which differ in {columns}"
 
 
 @cache
-def read(file: str) -> Figures:
-    """A file of published figures.
+def read_figures(file: str) -> FigureFile:
+    """Read a file of published figures.
 
     Raises:
         TableError: there is none of this name; naming those that there are.
@@ -77,25 +86,41 @@ def read(file: str) -> Figures:
         raise TableError(f"no published figures {file!r}{nearest(file, known)}")
     with (FOLDER / file).open(encoding="utf-8", newline="") as lines:
         reader = csv.DictReader(lines)
-        return Figures(file, list(reader.fieldnames or []), list(reader))
+        return FigureFile(file, list(reader.fieldnames or []), list(reader))
 
 
-def _same(value: Any, text: str) -> bool:
-    """Whether a parameter's value is what a file calls it: 128 and 128.0, 2.7b and 2.7B, bf16 and
+def same_value(value: Any, text: str) -> bool:
+    """True where a file's text is a parameter's value: 128 and 128.0, 2.7b and 2.7B, bf16 and
     bfloat16."""
-    told, text = plain(value).strip().casefold(), text.strip().casefold()
-    if _DTYPES.get(told, told) == _DTYPES.get(text, text):
+    own, text = format_scalar(value).strip().casefold(), text.strip().casefold()
+    if _DTYPES.get(own, own) == _DTYPES.get(text, text):
         return True
     try:
-        return float(told) == float(text)
+        return float(own) == float(text)
     except ValueError:
         return False
 
 
-def entry_problems(published: Published) -> list[tuple[tuple[str | int, ...], str]]:
-    """What is wrong with a table's `published` entry by itself: its place in it, and why."""
+def published_figure(file: str, column: str, **where: Any) -> str | None:
+    """The one figure in a column of a file, as printed, of the row with these values (for a list
+    of values, any of them); None where there is none.
+
+    Raises:
+        TableError: a file or column that is not there; several figures.
+    """
+    figures = read_figures(file)
+    figures.check_column(column)
+    rows = [row for row in figures.matching_rows(where) if row[column]]
+    if len(rows) > 1:
+        what = ", ".join(f"{name}={value}" for name, value in where.items()) or "any kind"
+        raise TableError(figures.ambiguity(what, rows))
+    return rows[0][column] if rows else None
+
+
+def published_problems(published: Published) -> list[tuple[tuple[str | int, ...], str]]:
+    """Check a table's `published` entry by itself: each problem's place in it, and the problem."""
     try:
-        figures = read(published.file)
+        figures = read_figures(published.file)
     except TableError as error:
         return [(("file",), str(error))]
     places: list[tuple[tuple[str | int, ...], str]] = [(("value",), published.value)]
@@ -104,95 +129,13 @@ def entry_problems(published: Published) -> list[tuple[tuple[str | int, ...], st
     found = []
     for place, column in places:
         try:
-            figures.column(column)
+            figures.check_column(column)
         except TableError as error:
             found.append((place, str(error)))
     for name, given in published.where.items():
         has = list(dict.fromkeys(row[name] for row in figures.rows if name in row))
         for value in given if isinstance(given, list) else [given]:
-            if has and not any(_same(value, text) for text in has):
-                what = f"{published.file} has no {name} {plain(value)!r}"
-                found.append((("where", name), what + nearest(plain(value), has)))
+            if has and not any(same_value(value, text) for text in has):
+                what = f"{published.file} has no {name} {format_scalar(value)!r}"
+                found.append((("where", name), what + nearest(format_scalar(value), has)))
     return found
-
-
-def published_columns(
-    published: Published, dims: list[str], keys: list[tuple[Any, ...]]
-) -> dict[str, list[str]]:
-    """The columns that published figures add to a table: of each source and GPU that has any for
-    these rows, a text a row, blank where it has none.
-
-    Args:
-        dims: the names of a row's key.
-        keys: the rows; of equal ones in a row, as a list's, only the first gets a figure.
-
-    Raises:
-        TableError: a file or column that is not there; several figures for one place.
-    """
-    figures = read(published.file)
-    figures.column(published.value)
-    rows = figures.where(published.where)
-    columns: dict[str, list[str]] = {}
-    for i, key in enumerate(keys):
-        if i and key == keys[i - 1]:
-            continue
-        place = dict(zip(dims, key, strict=True))
-        for origin, found in _by_origin(figures, published, rows, place).items():
-            header = f"{published.label or published.value} ({origin})"
-            columns.setdefault(header, [""] * len(keys))[i] = found
-    return columns
-
-
-def _by_origin(
-    figures: Figures, published: Published, rows: list[dict[str, str]], place: dict[str, Any]
-) -> dict[str, str]:
-    """For one row of a table, the figure of each source that has one."""
-    # What `where` fixes is not repeated for rows that are of something else by the same name.
-    for name, given in published.where.items():
-        if name in place and name not in published.on:
-            wanted = given if isinstance(given, list) else [given]
-            if not any(_same(place[name], plain(value)) for value in wanted):
-                return {}
-    found: dict[str, list[dict[str, str]]] = {}
-    for row in rows:
-        fits = all(_same(place[name], row[figures.column(c)]) for name, c in published.on.items())
-        if fits and row[published.value]:
-            found.setdefault(_origin(figures, row), []).append(row)
-    for origin, several in found.items():
-        if len(several) > 1:
-            raise TableError(_ambiguous(figures, origin, several))
-    return {origin: row[published.value] for origin, (row,) in found.items()}
-
-
-def _origin(figures: Figures, row: dict[str, str]) -> str:
-    """Who published a figure, and of which GPU."""
-    source = row.get("source") or figures.file.removesuffix(".csv")
-    gpu = row.get("gpu", _UNSTATED)
-    return f"{source}, {'GPU unstated' if gpu == _UNSTATED else gpu}"
-
-
-def _ambiguous(figures: Figures, what: str, rows: list[dict[str, str]]) -> str:
-    """Several rows where one is wanted: what tells them apart."""
-    differ = [
-        f"{name} ({', '.join(dict.fromkeys(row[name] for row in rows))})"
-        for name in figures.columns
-        if not name.endswith(_MEASURED) and len({row[name] for row in rows}) > 1
-    ]
-    told = ", ".join(differ) or "what was measured only"
-    return f"{figures.file} has {len(rows)} rows of {what}, which differ in {told}"
-
-
-def figure(file: str, column: str, **where: Any) -> str | None:
-    """The one figure in a column of a file, as printed, of the row with these values (of a list,
-    any); None where there is none.
-
-    Raises:
-        TableError: a file or column that is not there; several figures.
-    """
-    figures = read(file)
-    figures.column(column)
-    rows = [row for row in figures.where(where) if row[column]]
-    if len(rows) > 1:
-        what = ", ".join(f"{name}={value}" for name, value in where.items()) or "any kind"
-        raise TableError(_ambiguous(figures, what, rows))
-    return rows[0][column] if rows else None

@@ -1,4 +1,4 @@
-"""Two results folders, run by run: faster, slower, same or unsure, knowing the noise.
+"""Compares two results folders run by run: faster, slower, same or unsure, given the noise.
 
 The interval of the ratio of medians comes from the bootstrap (Efron 1979): samples are drawn again
 from the samples, whole repeats first where there are several, because samples of one process share
@@ -11,31 +11,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jobs.formatting import format_number
 from jobs.observation import Observation
 from jobs.record import Measurements
-from jobs.report.entries import Entry, entries
-from jobs.report.values import slowest
-from jobs.run import Run
+from jobs.report.metrics import slowest_rank
+from jobs.report.results import Result, list_results
+from jobs.run import Run, varying
 
-Key = tuple[str, str]  # run id, device
+RunOnDevice = tuple[str, str]  # run id, device
 RESAMPLES = 1000
 CONFIDENCE = 95.0
-MIN_SAMPLES = 5  # of fewer, a bootstrap says less than it seems to
+MIN_SAMPLES = 5  # a bootstrap of fewer says less than it seems to
 REGRESSIONS = ("slower", "broken")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One phase of one run, before and after. Times in ms; ratio = after / before."""
+    """One phase of one run, before and after. Times are in ms; ratio = after / before."""
 
     run: Run
     device: str
     phase: str
-    before: float | None
-    after: float | None
-    low: float | None
-    high: float | None
     verdict: str  # faster, slower, same, unsure; broken, fixed, new, gone, not measured
+    before: float | None = None
+    after: float | None = None
+    low: float | None = None  # of the ratio's interval
+    high: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -47,7 +48,11 @@ class Comparison:
 def bootstrap_ratio(
     before: list[np.ndarray], after: list[np.ndarray], rng: np.random.Generator
 ) -> tuple[float, float]:
-    """The interval of median(after) / median(before); of each, the samples, one array a repeat."""
+    """The interval of median(after) / median(before).
+
+    Args:
+        before, after: the samples, one array a repeat.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):  # a median of 0: no interval, unsure
         ratios = _medians(after, rng) / _medians(before, rng)
     edge = (100 - CONFIDENCE) / 2
@@ -74,7 +79,7 @@ def _medians(repeats: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
 
 
 def verdict(low: float, high: float, tolerance: float) -> str:
-    """What the interval [low, high] of after/before says.
+    """The verdict of an interval [low, high] of after/before.
 
     faster or slower: the whole interval lies beyond the tolerance; same: the whole interval lies
     within it; unsure: neither.
@@ -89,60 +94,57 @@ def verdict(low: float, high: float, tolerance: float) -> str:
 
 
 def compare(before: Observation, after: Observation, tolerance: float) -> list[Comparison]:
-    """Every phase of every run of either folder, on each kind of device.
+    """Compare every phase of every run of either folder, on each kind of device.
 
     Args:
         before, after: the two folders.
         tolerance: a relative difference that does not matter.
     """
-    old, new = _grouped(before), _grouped(after)
+    old, new = _by_run_and_device(before), _by_run_and_device(after)
     _share_devices(old, new)
     _share_devices(new, old)
     rng = np.random.default_rng(0)
-    result: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for key in {**old, **new}:
         a, b = old.get(key, []), new.get(key, [])
         run, device = (b or a)[0].run, key[1]
         a_ok, b_ok = _ok(a), _ok(b)
         for phase in dict.fromkeys(phase for m in (*a_ok, *b_ok) for phase in m.samples_ms):
-            times = [
-                [slowest(m, phase) for m in side if phase in m.samples_ms] for side in (a_ok, b_ok)
-            ]
-            if all(times):
-                result.append(_measured(run, device, phase, times[0], times[1], rng, tolerance))
+            old_ms, new_ms = (
+                [slowest_rank(m, phase) for m in side if phase in m.samples_ms]
+                for side in (a_ok, b_ok)
+            )
+            if old_ms and new_ms:
+                numbers = _compare_samples(old_ms, new_ms, rng, tolerance)
+                comparisons.append(Comparison(run, device, phase, *numbers))
             elif a_ok and b_ok:
-                says = "gone" if times[0] else "new"
-                result.append(Comparison(run, device, phase, None, None, None, None, says))
+                comparisons.append(Comparison(run, device, phase, "gone" if old_ms else "new"))
         if not a_ok or not b_ok:
-            says = _without(a, b, a_ok, b_ok)
-            result.append(Comparison(run, device, "", None, None, None, None, says))
-    return result
+            comparisons.append(Comparison(run, device, "", _verdict_without(a, b, a_ok, b_ok)))
+    return comparisons
 
 
-def _measured(
-    run: Run,
-    device: str,
-    phase: str,
-    before: list[np.ndarray],
-    after: list[np.ndarray],
-    rng: np.random.Generator,
-    tolerance: float,
-) -> Comparison:
+def _compare_samples(
+    before: list[np.ndarray], after: list[np.ndarray], rng: np.random.Generator, tolerance: float
+) -> tuple[str, float, float, float | None, float | None]:
+    """The verdict, both medians, and the interval of their ratio."""
     a, b = (float(np.median(np.concatenate(side))) for side in (before, after))
     if min(sum(map(len, before)), sum(map(len, after))) < MIN_SAMPLES:
-        return Comparison(run, device, phase, a, b, None, None, "unsure")
+        return "unsure", a, b, None, None
     low, high = bootstrap_ratio(before, after, rng)
-    return Comparison(run, device, phase, a, b, low, high, verdict(low, high, tolerance))
+    return verdict(low, high, tolerance), a, b, low, high
 
 
-def _grouped(observation: Observation) -> dict[Key, list[Entry]]:
-    groups: dict[Key, list[Entry]] = {}
-    for entry in entries(observation):
-        groups.setdefault((entry.run.id, entry.device), []).append(entry)
+def _by_run_and_device(observation: Observation) -> dict[RunOnDevice, list[Result]]:
+    groups: dict[RunOnDevice, list[Result]] = {}
+    for result in list_results(observation):
+        groups.setdefault((result.run.id, result.device), []).append(result)
     return groups
 
 
-def _share_devices(side: dict[Key, list[Entry]], other: dict[Key, list[Entry]]) -> None:
+def _share_devices(
+    side: dict[RunOnDevice, list[Result]], other: dict[RunOnDevice, list[Result]]
+) -> None:
     """A run that left no record on a side has no device there: it is missing on the other's."""
     for run, device in [key for key in side if not key[1]]:
         theirs = [key for key in other if key[0] == run and key[1]]
@@ -151,20 +153,46 @@ def _share_devices(side: dict[Key, list[Entry]], other: dict[Key, list[Entry]]) 
             side.update({key: missing for key in theirs if key not in side})
 
 
-def _ok(side: list[Entry]) -> list[Measurements]:
+def _ok(side: list[Result]) -> list[Measurements]:
     """The measurements of the repeats that have some."""
-    records = [entry.record for entry in side if entry.state == "ok"]
-    return [r.measurements for r in records if r is not None and r.measurements is not None]
+    return [r.measurements for r in side if r.status == "ok" and r.measurements is not None]
 
 
-def _without(
-    a: list[Entry], b: list[Entry], a_ok: list[Measurements], b_ok: list[Measurements]
+def _verdict_without(
+    a: list[Result], b: list[Result], a_ok: list[Measurements], b_ok: list[Measurements]
 ) -> str:
     """The verdict where one side has no measurement."""
     if a_ok:
         if not b:
             return "gone"
-        return "not measured" if all(entry.state.is_live for entry in b) else "broken"
+        return "not measured" if all(result.status.is_live for result in b) else "broken"
     if b_ok:
         return "fixed" if a else "new"
     return "not measured"
+
+
+def comparison_columns(
+    chosen: list[Comparison], comparisons: list[Comparison]
+) -> dict[str, list[str]]:
+    """Make the table of some comparisons: its cells, by header.
+
+    Args:
+        comparisons: all of them; they say which parameters a row needs.
+    """
+    names = varying([comparison.run for comparison in comparisons])
+    several_benchmarks = len({comparison.run.benchmark for comparison in comparisons}) > 1
+    several_devices = len({comparison.device for comparison in chosen}) > 1
+    rows = []
+    for c in chosen:
+        row = {"benchmark": c.run.benchmark} if several_benchmarks else {}
+        row |= {name: str(c.run.params.get(name, "")) for name in names}
+        if several_devices:
+            row["device"] = c.device
+        row["phase"] = c.phase
+        row["before ms"] = format_number(c.before) if c.before is not None else ""
+        row["after ms"] = format_number(c.after) if c.after is not None else ""
+        row["after/before"] = f"{c.ratio:.3f}" if c.ratio is not None else ""
+        row["95% interval"] = f"{c.low:.3f} to {c.high:.3f}" if c.low is not None else ""
+        row["verdict"] = c.verdict
+        rows.append(row)
+    return {header: [row[header] for row in rows] for header in rows[0]}

@@ -1,5 +1,7 @@
-"""What a benchmark's `predict` says of a run beforehand, for a table to show beside what was
-measured, or instead of it where the run ran out of memory."""
+"""Asks a benchmark's `predict` what to expect of a run.
+
+Tables show it beside what was measured, or instead of it where the run ran out of memory.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,22 @@ import numpy as np
 from pydantic import ValidationError
 
 from jobs.errors import TableError
-from jobs.report.values import Value, number_of
+from jobs.report.metrics import Metric, fact_number
 from jobs.run import Run
 from jobs.sweep.benchmarks import benchmark_module
 
 
-def predicted(run: Run, value: Value) -> np.ndarray | str | None:
-    """A predicted value of a run; None where there is no such name.
+def predicted(run: Run, metric: Metric) -> np.ndarray | str | None:
+    """Predict a metric of a run; None where nothing of this name is predicted.
 
     Raises:
         TableError: there is no such benchmark here, or its `predict` raised.
     """
-    return number_of(_prediction(run.benchmark, json.dumps(run.params)), value)
+    return fact_number(_prediction(run.benchmark, json.dumps(run.params)), metric)
 
 
 def _prediction(benchmark: str, params_json: str) -> Any:
-    """All that is predicted; nothing of parameters that this version no longer takes."""
+    """All that is predicted; nothing for parameters that this version no longer takes."""
     try:
         module = benchmark_module(benchmark)
         if not hasattr(module, "predict"):

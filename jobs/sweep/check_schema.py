@@ -98,7 +98,7 @@ def _valid_keys(path: DataPath) -> list[str]:
     names = [part for part in path[:-1] if isinstance(part, str)]
     model = models.get(names[-1], Sweep) if names else Sweep
     if model is not Sweep:
-        return list(model.model_fields)
+        return [field.alias or name for name, field in model.model_fields.items()]
     return sorted({*Sweep.model_fields, "base"} - {"filter"})
 
 

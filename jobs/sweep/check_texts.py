@@ -1,4 +1,4 @@
-"""The checks of the texts under tables, as far as a sweep and its runs tell without records."""
+"""Checks the texts under tables, as far as that is possible without records."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from jobs.errors import TableError, nearest
 from jobs.run import Run
 from jobs.sweep.conditions import Check
 from jobs.sweep.text_language import (
-    ASKING,
     BESIDE_PARAMETERS,
     FUNCTIONS,
+    LOOKUPS,
     TextFunctions,
+    ambiguity,
     environment,
-    several_runs,
-    wrong_value,
+    value_problem,
 )
 
-_TAKES_IN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+_INCLUDES = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 
 def text_problems(text: str, fields: list[str], check: Check) -> list[str]:
-    """What is wrong with a text as far as it can be told without records: its syntax, names of
-    functions, filters, values and parameters, values that a parameter cannot have, figures that
-    nobody published.
+    """Check a text's syntax, its names of functions, filters, values and parameters, the values of
+    its parameters, and the published figures that it wants.
 
     Args:
         fields: the benchmark's parameters.
@@ -40,22 +39,21 @@ def text_problems(text: str, fields: list[str], check: Check) -> list[str]:
         names = meta.find_undeclared_variables(tree) - {*FUNCTIONS, *jinja.globals}
     except TemplateSyntaxError as error:
         return [f"text: line {error.lineno}: {error.message}"]
-    except (RecursionError, SyntaxError):  # as Python's own parser has it
+    except (RecursionError, SyntaxError):  # Python's parser raises either
         return ["text: nested too deeply"]
-    except ValueError as error:  # of a constant, 10 ** (10 ** 5)
+    except ValueError as error:  # a constant such as 10 ** (10 ** 5)
         return [f"text: {error}"]
     found = [f"text: no function {name!r}{nearest(name, FUNCTIONS)}" for name in sorted(names)]
-    for other in tree.find_all(_TAKES_IN):
-        found.append(f"text: line {other.lineno}: a text cannot take in another")
+    for other in tree.find_all(_INCLUDES):
+        found.append(f"text: line {other.lineno}: a text cannot include another")
     for name, call in _calls(tree):
-        wrong = _wrong(name, call, fields, check)
-        found += [f"text: line {call.lineno}: {what}" for what in wrong]
+        problems = _call_problems(name, call, fields, check)
+        found += [f"text: line {call.lineno}: {what}" for what in problems]
     return found
 
 
 def ambiguities(text: str, runs: list[Run]) -> list[str]:
-    """Where a text in which `text_problems` found nothing asks for one run, and several of these
-    would fit."""
+    """Check that each call of a text fits one run only. `text_problems` found nothing in it."""
     found = []
     for name, call in _calls(environment().parse(text)):
         _, given = _arguments(name, call)
@@ -65,25 +63,25 @@ def ambiguities(text: str, runs: list[Run]) -> list[str]:
         params.pop("repeat", None)
         fit = [run for run in runs if params.items() <= run.params.items()]
         if len(fit) > 1:
-            found.append(f"text: line {call.lineno}: {name}(): {several_runs(fit, params)}")
+            found.append(f"text: line {call.lineno}: {name}(): {ambiguity(fit, params)}")
     return found
 
 
 def _calls(tree: nodes.Template) -> Iterator[tuple[str, nodes.Call]]:
-    """Each place that asks for a number or a state, and the function that it calls."""
+    """Each call of a lookup, and the lookup's name."""
     for call in tree.find_all(nodes.Call):
-        if isinstance(call.node, nodes.Name) and call.node.name in ASKING:
+        if isinstance(call.node, nodes.Name) and call.node.name in LOOKUPS:
             yield call.node.name, call
 
 
 def _is_open(call: nodes.Call) -> bool:
-    """Whether a call has more arguments than can be seen: `*` or `**` something."""
+    """True where a call has arguments that cannot be seen: `*` or `**` something."""
     return call.dyn_args is not None or call.dyn_kwargs is not None
 
 
 def _arguments(name: str, call: nodes.Call) -> tuple[dict[str, nodes.Expr], dict[str, nodes.Expr]]:
-    """By name, the arguments that a function declares, and all others: those that a run or a row
-    is to have.
+    """By name, the arguments that a lookup declares, and all others: the parameters of a run, or
+    the columns of a row.
 
     Raises:
         TypeError: one is missing, or there are too many.
@@ -95,7 +93,7 @@ def _arguments(name: str, call: nodes.Call) -> tuple[dict[str, nodes.Expr], dict
 
 
 def _constants(given: dict[str, nodes.Expr]) -> dict[str, Any]:
-    """Those that are the same whatever was measured."""
+    """The arguments that are constants."""
     found = {}
     for name, node in given.items():
         try:
@@ -105,8 +103,8 @@ def _constants(given: dict[str, nodes.Expr]) -> dict[str, Any]:
     return found
 
 
-def _wrong(name: str, call: nodes.Call, fields: list[str], check: Check) -> list[str]:
-    """What is wrong with a call's arguments, as far as they can be seen."""
+def _call_problems(name: str, call: nodes.Call, fields: list[str], check: Check) -> list[str]:
+    """Check a call's arguments, as far as they can be seen."""
     try:
         declared, given = _arguments(name, call)
     except TypeError as error:
@@ -114,11 +112,11 @@ def _wrong(name: str, call: nodes.Call, fields: list[str], check: Check) -> list
     known, params = _constants(declared), _constants(given)
     if name == "published":
         whole = len(known) + len(params) == len(declared) + len(given)
-        return _unpublished(known, params) if whole and not _is_open(call) else []
+        return _figure_problems(known, params) if whole and not _is_open(call) else []
     known.pop("phase", None)  # only records tell which there are
     if "name" not in known:
         known |= {"name": "time", "unit": None}  # of whatever value, the statistic must be one
-    found = [wrong_value(**known)]
+    found = [value_problem(**known)]
     for param in given:
         if param not in (*fields, *BESIDE_PARAMETERS):
             found.append(f"no parameter {param!r}{nearest(param, fields)}")
@@ -127,8 +125,8 @@ def _wrong(name: str, call: nodes.Call, fields: list[str], check: Check) -> list
     return [what for what in found if what]
 
 
-def _unpublished(known: dict[str, Any], params: dict[str, Any]) -> list[str]:
-    """Why there is no one figure of others like this."""
+def _figure_problems(known: dict[str, Any], params: dict[str, Any]) -> list[str]:
+    """Check that there is one published figure like this."""
     try:
         TextFunctions().published(**known, **params)
     except TableError as error:

@@ -1,6 +1,6 @@
-"""Checks a sweep's tables and plots: against their benchmarks, and against the runs.
+"""Checks a sweep's tables and plots against their benchmarks and against its runs.
 
-The tables of a results folder are those of its submission. What only the report would find costs
+A results folder has the tables of its submission: a mistake that only the report found would cost
 another submission.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from jobs.errors import Problem, TableError, nearest
-from jobs.published.figures import entry_problems, published_columns
+from jobs.published.columns import published_columns
+from jobs.published.figures import published_problems
 from jobs.run import Run
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, short_name
 from jobs.sweep.check_schema import (
@@ -25,22 +26,22 @@ from jobs.sweep.strict_yaml import DataPath, Document
 
 
 def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
-    """What is wrong with a view of these runs, all of its benchmark; each with its place in it.
+    """Check a view against the runs of its benchmark; yields each problem with its place in it.
 
-    Its `where` can be evaluated for every run; a published figure, and what a text asks for, is of
-    one run only.
+    Its `where` can be evaluated for every run; a published figure, and a lookup of a text, fits one
+    run only.
     """
-    if not runs:  # the filter left none: nobody knows the parameters, and nothing is shown
+    if not runs:  # the filter left none: the parameters are unknown, and the view is empty
         return
-    shown = list(runs)
+    chosen = list(runs)
     if view.where is not None:
         condition = Condition(view.where, sorted({name for run in runs for name in run.params}))
         try:
-            shown = [run for run in runs if condition(run.params)]
+            chosen = [run for run in runs if condition(run.params)]
         except ConditionError as error:
             yield ("where",), str(error)
     if isinstance(view, Table):
-        yield from _ambiguous_figures(view, shown)
+        yield from _ambiguous_figures(view, chosen)
         yield from _ambiguous_text(view, runs)
 
 
@@ -62,7 +63,7 @@ def _ambiguous_text(table: Table, runs: Sequence[Run]) -> Iterator[tuple[DataPat
 
 
 def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
-    """What is wrong with a sweep's tables and plots: each is of one benchmark."""
+    """Check a sweep's tables and plots, each against its one benchmark."""
     used = {benchmark.name: benchmark for _, benchmark in run_blocks(document, benchmarks)}
     problems: list[Problem] = []
     for key, kind in (("tables", Table), ("plots", Plot)):
@@ -83,7 +84,7 @@ def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
 
 
 class _ViewCheck:
-    """The checks of a table or plot against its benchmark."""
+    """Checks a table or plot against its benchmark."""
 
     def __init__(self, document: Document, benchmark: Benchmark):
         self.document = document
@@ -93,7 +94,7 @@ class _ViewCheck:
         self.problems: list[Problem] = []
 
     def problems_of(self, path: DataPath, view: Table | Plot) -> list[Problem]:
-        """Names that exist, a value that is known, a unit that fits it."""
+        """Check that names exist, the value is known, and the unit fits it."""
         if isinstance(view, Plot):
             self.value_and_unit(path, view)
             dims = {"x": [view.x], "series": view.series, "facet": view.facet}
@@ -117,23 +118,23 @@ class _ViewCheck:
         for i, source in enumerate(table.published):
             for name in source.on:
                 if name not in table.rows:
-                    listed = ", ".join(table.rows) or "there are none"
-                    what = f"on: {name!r} is none of the table's rows ({listed})"
+                    rows = ", ".join(table.rows) or "there are none"
+                    what = f"on: {name!r} is none of the table's rows ({rows})"
                     self.at_key((*path, "published", i, "on", name), what)
-            for place, what in entry_problems(source):
+            for place, what in published_problems(source):
                 self.at((*path, "published", i, *place), what)
         if table.text is not None:
             from jobs.sweep.check_texts import text_problems
 
             for what in text_problems(table.text, self.fields, self.check):
                 self.at((*path, "text"), what)
-        if table.list is not None:
+        if table.list_fact is not None:
             for key in NOT_OF_LISTS & table.model_fields_set:
-                self.at_key((*path, key), f"{key}: a table of a list has none")
+                self.at_key((*path, key), f"{key}: not allowed together with list")
             self.dims(path, {"rows": table.rows}, without=("phase", "value"))
             return
         if table.limit is not None:
-            self.at_key((*path, "limit"), "limit: only a table of a list has one")
+            self.at_key((*path, "limit"), "limit: only allowed together with list")
         self.value_and_unit(path, table)
         self.dims(path, {"rows": table.rows, "columns": table.columns})
         self.baseline(path, table)
@@ -142,12 +143,12 @@ class _ViewCheck:
         phases = [view.phase] if isinstance(view.phase, str) else view.phase or []
         for i, phase in enumerate(phases):
             if phase in phases[:i]:  # its samples would count twice
-                self.at((*path, "phase", i), f"phase: {phase!r} stands there twice")
+                self.at((*path, "phase", i), f"phase: {phase!r} is listed twice")
         values = [view.value] if isinstance(view.value, str) else view.value
         for i, value in enumerate(values):
-            place = (*path, "value", i)  # that of the value itself where it is no list
+            place = (*path, "value", i)  # where it is no list, the place of the value itself
             if value in values[:i]:
-                self.at(place, f"value: {value!r} stands there twice")
+                self.at(place, f"value: {value!r} is listed twice")
             unknown = unknown_value(value)
             if unknown:
                 self.at(place, f"value: {unknown}")
@@ -167,16 +168,16 @@ class _ViewCheck:
     def dims(
         self, path: DataPath, dims: dict[str, list[str]], without: tuple[str, ...] = ()
     ) -> None:
-        """Each name is a parameter or a pseudo-dimension, and stands in one place."""
+        """Check that each name is a parameter or a pseudo-dimension, and is used once."""
         seen: dict[str, str] = {}
         known = [name for name in (*self.fields, *PSEUDO) if name not in without]
-        for section, listed in dims.items():
-            for i, name in enumerate(listed):
+        for section, names in dims.items():
+            for i, name in enumerate(names):
                 place = (*path, section, i)
                 if name not in known:
                     self.at(place, f"{section}: no parameter {name!r}{nearest(name, known)}")
                 elif name in seen:
-                    self.at(place, f"{section}: {name!r} stands in {seen[name]} already")
+                    self.at(place, f"{section}: {name!r} is in {seen[name]} already")
                 seen[name] = section
 
     def baseline(self, path: DataPath, table: Table) -> None:
@@ -185,10 +186,12 @@ class _ViewCheck:
             self.at(path, "baseline: expected a column and its value")
         for name, value in (table.baseline or {}).items():
             if name not in table.columns:
-                listed = ", ".join(table.columns) or "there are none"
-                self.at_key((*path, name), f"baseline: {name!r} is none of the columns ({listed})")
+                columns = ", ".join(table.columns) or "there are none"
+                self.at_key((*path, name), f"baseline: {name!r} is none of the columns ({columns})")
             elif name == "value":
-                self.at_key((*path, name), "baseline: one value is no speed-up of another")
+                self.at_key(
+                    (*path, name), "baseline: a value has no speed-up against another value"
+                )
             elif name in self.fields:
                 wrong = self.check(name, value)
                 if wrong:

@@ -15,7 +15,6 @@ from jobs.published.figures import Published
 Scalar = bool | int | float | str | None
 Reference = Annotated[str, Field(pattern=r"^\$[A-Za-z_][A-Za-z0-9_]*$")]  # $name of a parameter
 Count = Annotated[int, Field(ge=0)]
-Names = list[str]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=365 * 86400)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
@@ -149,20 +148,20 @@ class _View(_Strict):
     where: str | None = None
 
 
-Sources = list[Published]
-
-
 class Table(_View):
     """Values of runs in rows and columns; or, with `list`, a fact's items in rows."""
 
-    value: str | Annotated[Names, Field(min_length=1)] = "time"  # of a list, each by its name
-    rows: Names = []
-    columns: Names = []
+    value: str | Annotated[list[str], Field(min_length=1)] = "time"
+    rows: list[str] = []
+    columns: list[str] = []
     baseline: dict[str, Scalar] | None = None  # speed-ups against these columns
-    list: Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")] | None = None  # the fact's name
+    # the fact's name; `list` in a file, a name that the class needs itself
+    list_fact: Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")] | None = Field(
+        None, alias="list"
+    )
     limit: Positive | None = None  # of rows a run
-    published: Sources = []
-    text: str | None = None  # a template (jobs/report/texts.py), under the table
+    published: list[Published] = []
+    text: str | None = None  # a template (jobs/report/text_templates.py), under the table
 
 
 class Plot(_View):

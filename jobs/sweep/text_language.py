@@ -1,4 +1,4 @@
-"""The language of the text under a table: a Jinja2 template with its functions and filters.
+"""Defines the language of the text under a table: Jinja2 with its own functions and filters.
 
     {{ value("time", phase="forward", size="xl") | n }} ms, of which {{ state(size="2.7b") }} ...
 
@@ -14,21 +14,21 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 
 from jobs.errors import TableError, nearest
-from jobs.formatting import plain, shown
-from jobs.published.figures import figure
+from jobs.formatting import format_number, format_scalar
+from jobs.published.figures import published_figure
 from jobs.run import Run, varying
 from jobs.sweep.schema import STATISTICS, units_of, unknown_value
 
-# Only those that leave what is not measured as it is: `int` would make it 0.
+# Only those that keep what is not measured: `int` would make it 0.
 _FILTERS = ("abs", "capitalize", "join", "lower", "replace", "round", "sum", "trim", "upper")
-ASKING = ("value", "state", "published")
-FUNCTIONS = (*ASKING, "max", "min")
+LOOKUPS = ("value", "state", "published")
+FUNCTIONS = (*LOOKUPS, "max", "min")
 ONE_NUMBER = [name for name in STATISTICS if name != "mean_std"]
 BESIDE_PARAMETERS = ("device", "repeat")  # beside a run's parameters
 
 
 class NotMeasured:
-    """Stands for a number that there is none of, through all arithmetic and every filter."""
+    """Stands for a number that was not measured, through all arithmetic and every filter."""
 
     def __str__(self) -> str:
         return "not measured"
@@ -50,12 +50,11 @@ class NotMeasured:
 
 
 class Compared(Exception):
-    """A text that says how two compare can say nothing where one is not there."""
+    """A text compared a number that was not measured: it can say nothing."""
 
 
-def _of_all(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:
-    """max or min, of numbers or of one list of them, of which there is none where one of the
-    numbers is not there."""
+def _of_measured(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:
+    """max or min of numbers, or of one list of them; not measured where one of them is not."""
 
     def chosen(*numbers: Any) -> Any:
         if len(numbers) == 1 and isinstance(numbers[0], list):
@@ -67,31 +66,36 @@ def _of_all(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:
 
 
 def _n(number: Any, digits: int = 4) -> str:
-    """A number with this many significant digits."""
-    return shown(number, digits) if isinstance(number, (int, float)) else str(number)
+    """Format a number with this many significant digits."""
+    return format_number(number, digits) if isinstance(number, (int, float)) else str(number)
 
 
 def _pct(number: Any, digits: int = 3) -> str:
-    """A share as percent: 0.1234 is 12.3%."""
-    return f"{shown(100 * number, digits)}%" if isinstance(number, (int, float)) else str(number)
+    """Format a share as percent: 0.1234 is 12.3%."""
+    return (
+        f"{format_number(100 * number, digits)}%"
+        if isinstance(number, (int, float))
+        else str(number)
+    )
 
 
 def environment() -> SandboxedEnvironment:
+    """A Jinja environment with the filters and functions of texts, apart from the lookups."""
     jinja = SandboxedEnvironment(
         undefined=StrictUndefined,
-        finalize=lambda value: shown(value) if isinstance(value, float) else value,
+        finalize=lambda value: format_number(value) if isinstance(value, float) else value,
     )
     kept = {name: jinja.filters[name] for name in _FILTERS}
     jinja.filters = kept | {"n": _n, "pct": _pct}
     jinja.globals = {"range": jinja.globals["range"]}
-    jinja.globals |= {"max": _of_all(max), "min": _of_all(min), "dict": dict}
+    jinja.globals |= {"max": _of_measured(max), "min": _of_measured(min), "dict": dict}
     return jinja
 
 
 class TextFunctions:
-    """What a text calls, by name. Without records there is nothing to answer.
+    """The lookups that a text calls, by name. Those of records need a subclass that has some.
 
-    `params` are what the run, or the row of a file, is to have.
+    `params` are the parameters of the run, or the columns of the row, that is wanted.
     """
 
     def value(
@@ -102,18 +106,18 @@ class TextFunctions:
         unit: str | None = None,
         **params: Any,
     ) -> Any:
-        """A number, as a table with this value shows it, of the one run with these parameters."""
+        """The number that a table with this value shows, of the one run with these parameters."""
         raise NotImplementedError
 
     def state(self, **params: Any) -> str:
-        """What became of the one run with these parameters: ok where any repeat is."""
+        """The status of the one run with these parameters: ok where any repeat is."""
         raise NotImplementedError
 
     def published(self, file: str, column: str, **params: Any) -> Any:
-        """The one figure of others for which these columns hold, as a number where it is one."""
-        found = figure(str(file), str(column), **params)
+        """The one published figure of the row with these columns, as a number where it is one."""
+        found = published_figure(str(file), str(column), **params)
         if found is None:
-            raise TableError(f"{file} has no {column} of {pairs(params)}")
+            raise TableError(f"{file} has no {column} of {format_params(params)}")
         try:
             return float(found)
         except ValueError:
@@ -121,11 +125,11 @@ class TextFunctions:
 
     @property
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        return {name: getattr(self, name) for name in ASKING}
+        return {name: getattr(self, name) for name in LOOKUPS}
 
 
-def wrong_value(name: Any, statistic: Any = "median", unit: Any = None) -> str | None:
-    """Why a text cannot have a value in this statistic and unit."""
+def value_problem(name: Any, statistic: Any = "median", unit: Any = None) -> str | None:
+    """The error in a value's name, statistic or unit; None where there is none."""
     unknown = unknown_value(str(name))
     if unknown:
         return f"value {unknown}"
@@ -137,21 +141,24 @@ def wrong_value(name: Any, statistic: Any = "median", unit: Any = None) -> str |
     return None
 
 
-def several_runs(
-    runs: list[Run], params: dict[str, Any], devices: Iterable[str] = ()
-) -> str | None:
-    """That parameters fit several runs, and what would tell these apart; None if they do not."""
-    differ = {name: [plain(run.params[name]) for run in runs] for name in varying(runs)}
+def ambiguity(runs: list[Run], params: dict[str, Any], devices: Iterable[str] = ()) -> str | None:
+    """The error where parameters fit several runs, which names those in which the runs differ; None
+    where they fit one."""
+    differ = {name: [format_scalar(run.params[name]) for run in runs] for name in varying(runs)}
     if len(set(devices)) > 1:
         differ["device"] = list(devices)
     if not differ:
         return None
-    listed = "; ".join(f"{name}: {', '.join(dict.fromkeys(has))}" for name, has in differ.items())
+    names = "; ".join(f"{name}: {', '.join(dict.fromkeys(has))}" for name, has in differ.items())
     which = (
-        f"{len(runs)} runs have {pairs(params)}" if params else f"it may be any of {len(runs)} runs"
+        f"{len(runs)} runs have {format_params(params)}"
+        if params
+        else f"it may be any of {len(runs)} runs"
     )
-    return f"{which}; they differ in {listed}"
+    return f"{which}; they differ in {names}"
 
 
-def pairs(params: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={plain(given)}" for name, given in params.items()) or "any kind"
+def format_params(params: dict[str, Any]) -> str:
+    return (
+        ", ".join(f"{name}={format_scalar(given)}" for name, given in params.items()) or "any kind"
+    )

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import aggregate
 from jobs.observation import observe
-from jobs.report.entries import entries
-from jobs.report.tables import fill
+from jobs.report.pivot import make_pivot
+from jobs.report.results import list_results
 from jobs.sweep.schema import Plot
 from tests.benchmarks import toy
 from tests.results_folder import CPU, GRID, TOY, ResultsFolder, load, ok, write
@@ -44,7 +44,7 @@ def special(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
 
 
 def cli(*arguments: str | Path) -> tuple[int, str, str]:
-    result = CliRunner().invoke(aggregate.tables_app, [str(a) for a in arguments])
+    result = CliRunner().invoke(aggregate.app, [str(a) for a in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.stdout, result.stderr
 
@@ -173,8 +173,10 @@ def test_plots_are_drawn(special: ResultsFolder, tmp_path: Path) -> None:
     picture = (tmp_path / "figures" / "line.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert "line.png" in err
-    filled = fill(observe(special.path), Plot(name="line", x="size", series=["label"]))
-    assert filled.row_keys == [(1,), (2,)]
+    seen = observe(special.path)
+    plot = Plot(name="line", x="size", series=["label"])
+    pivot = make_pivot(seen, plot, list_results(seen))
+    assert pivot.row_keys == [(1,), (2,)]
 
 
 def test_skipped_lines_are_told_on_stderr(special: ResultsFolder) -> None:
@@ -204,8 +206,8 @@ def test_the_script_itself(special: ResultsFolder, tmp_path: Path) -> None:
         assert words in err
 
 
-def test_entries_of_a_folder_are_all_its_tasks(special: ResultsFolder) -> None:
-    assert [entry.state for entry in entries(observe(special.path))] == ["ok"] * 8
+def test_a_folder_has_a_result_for_each_of_its_tasks(special: ResultsFolder) -> None:
+    assert [result.status for result in list_results(observe(special.path))] == ["ok"] * 8
 
 
 def test_a_table_without_runs_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
@@ -323,3 +325,18 @@ def test_a_plot_of_any_words_and_of_no_numbers_is_drawn(
     code, _, err = cli(folder.path, "--plot", tmp_path / "plots")
     assert code == 0
     assert err.splitlines() == [f"{tmp_path}/plots/{name}.png" for name in "pqr"]
+
+
+def test_tables_is_the_command_where_none_is_named(special: ResultsFolder) -> None:
+    named = cli("tables", special.path, "--format", "csv", "--table", "second")
+    assert named[0] == 0 and named[1].startswith("# second: time (ms)")
+    assert cli(special.path, "--format", "csv", "--table", "second") == named
+    assert cli("--format", "csv", "--table", "second", special.path) == named
+
+
+def test_help_shows_every_command() -> None:
+    code, out, _ = cli("--help")
+    assert code == 0
+    assert {"tables", "compare"} <= set(out.split())
+    assert "Examples: python aggregate.py logs/flash" in out
+    assert cli()[0] == 2

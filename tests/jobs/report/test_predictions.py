@@ -37,7 +37,7 @@ def test_what_was_predicted_is_shown_whatever_became_of_the_run(
     }
     loaded = load(tmp_path, TOY + text)
     folder.submit(loaded, lambda params, repeat: fates[params["size"]])
-    view = loaded.sweep.tables[0].model_dump(exclude={"name"})
+    view = loaded.sweep.tables[0].model_dump(exclude={"name"}, by_alias=True)
     assert [tuple(row.values()) for row in table(folder, **view)] == [
         ("1", "0.5000", "1.000", "2.500", "–"),
         ("2", "OOM", "2.000", "2.500", "–"),

@@ -9,9 +9,9 @@ import pytest
 
 from jobs.errors import TableError
 from jobs.observation import observe
-from jobs.published.figures import FOLDER, figure
-from jobs.report.entries import entries
-from jobs.report.sheets import Sheet, make_sheet
+from jobs.published.figures import FOLDER, published_figure
+from jobs.report.report_table import ReportTable, make_report_table
+from jobs.report.results import list_results
 from jobs.sweep.expand import expand
 from tests.benchmarks import toy
 from tests.results_folder import TOY, ResultsFolder, errors, load, ok, write
@@ -31,14 +31,14 @@ def model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toy, "Params", Params)
 
 
-def made(tmp_path: Path, folder: ResultsFolder, text: str, **measurements: Any) -> Sheet:
-    """The sheet of a sweep's first table."""
+def made(tmp_path: Path, folder: ResultsFolder, text: str, **measurements: Any) -> ReportTable:
+    """The first table of a sweep."""
     loaded = load(tmp_path, TOY + text)
     folder.submit(loaded, lambda params, repeat: ok(1.0, **measurements))
     seen = observe(folder.path)
-    sheet = make_sheet(seen, seen.manifests[-1].sweep.tables[0], entries(seen))
-    assert sheet is not None
-    return sheet
+    table = make_report_table(seen, seen.manifests[-1].sweep.tables[0], list_results(seen))
+    assert table is not None
+    return table
 
 
 def beside(rows: str, source: str) -> str:
@@ -66,12 +66,12 @@ tables:
 def test_a_figure_stands_beside_the_row_that_it_is_of(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
-    sheet = made(tmp_path, folder, TRANSFORMER)
-    assert list(sheet.data.columns) == ["model", "context_length", "time", f"forward ({H800})"]
-    assert sheet.data[f"forward ({H800})"].tolist() == [
+    table = made(tmp_path, folder, TRANSFORMER)
+    assert list(table.columns) == ["model", "context_length", "time", f"forward ({H800})"]
+    assert table.columns[f"forward ({H800})"] == [
         "21.57", "27.24", "119.78", "490.07", "", "",
     ]  # fmt: skip
-    assert "jobs/published/README.md" in sheet.notes[-1]
+    assert "jobs/published/README.md" in table.notes[-1]
 
 
 def test_every_source_and_gpu_has_its_own_column(tmp_path: Path, folder: ResultsFolder) -> None:
@@ -81,8 +81,8 @@ def test_every_source_and_gpu_has_its_own_column(tmp_path: Path, folder: Results
         "file: transformer.csv, value: forward_ms, on: {model: model}, "
         "where: {warmup_steps: 2, gpu: [unstated, nvidia geforce rtx 5090]}"
     )
-    sheet = made(tmp_path, folder, text + beside("model", source))
-    assert sheet.data.drop(columns=["model", "time"]).to_dict("list") == {
+    table = made(tmp_path, folder, text + beside("model", source))
+    assert {k: v for k, v in table.columns.items() if k not in ("model", "time")} == {
         "forward_ms (report-a, GPU unstated)": ["226.728", "334.898"],
         "forward_ms (report-b, NVIDIA GeForce RTX 5090)": ["65.76", "81.58"],
     }
@@ -93,9 +93,9 @@ def test_a_figure_of_one_precision_is_not_shown_in_the_row_of_another(
 ) -> None:
     text = TRANSFORMER.replace("[model, context_length]", "[model, precision, context_length]")
     text = text.replace("[128, 512]", "[512]\n  precision: [fp32, bf16]").replace(", tiny", "")
-    sheet = made(tmp_path, folder, text)
-    assert sheet.data["precision"].tolist() == ["fp32", "bf16"] * 2
-    assert sheet.data[f"forward ({H800})"].tolist() == ["27.24", "", "490.07", ""]
+    table = made(tmp_path, folder, text)
+    assert table.columns["precision"] == ["fp32", "bf16"] * 2
+    assert table.columns[f"forward ({H800})"] == ["27.24", "", "490.07", ""]
 
 
 def test_dtypes_are_the_same_by_either_name(tmp_path: Path, folder: ResultsFolder) -> None:
@@ -104,14 +104,14 @@ def test_dtypes_are_the_same_by_either_name(tmp_path: Path, folder: ResultsFolde
         "file: flash.csv, value: forward_ms, on: {size: seq_len, precision: dtype}, "
         "where: {implementation: naive, head_dim: 16.0}, label: naive"
     )
-    sheet = made(tmp_path, folder, text + beside("size, precision", source))
-    assert sheet.data["naive (report-c, GPU unstated)"].tolist() == ["0.034", "0.042"]
+    table = made(tmp_path, folder, text + beside("size, precision", source))
+    assert table.columns["naive (report-c, GPU unstated)"] == ["0.034", "0.042"]
 
 
 def test_where_no_figure_fits_the_note_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
-    sheet = made(tmp_path, folder, TRANSFORMER.replace("[128, 512]", "[64]"))
-    assert list(sheet.data.columns) == ["model", "context_length", "time"]
-    assert "transformer.csv: no figure of these rows" in sheet.notes
+    table = made(tmp_path, folder, TRANSFORMER.replace("[128, 512]", "[64]"))
+    assert list(table.columns) == ["model", "context_length", "time"]
+    assert "transformer.csv: no figure of these rows" in table.notes
 
 
 def test_in_a_tables_of_a_list_a_run_has_its_figure_once(
@@ -120,21 +120,21 @@ def test_in_a_tables_of_a_list_a_run_has_its_figure_once(
     text = "fixed: {size: 1}\ngrid: {model: [large, 2.7b]}\n"
     source = "file: top_kernel.csv, value: share_percent, on: {model: model}"
     text += beside("model", source) + "  list: kernels\n"
-    sheet = made(tmp_path, folder, text, facts={"kernels": [{"name": "a"}, {"name": "b"}]})
+    table = made(tmp_path, folder, text, facts={"kernels": [{"name": "a"}, {"name": "b"}]})
     header = "share_percent (report-b, GPU unstated)"
-    assert sheet.data[header].tolist() == ["52.6", "", "90.2", ""]
+    assert table.columns[header] == ["52.6", "", "90.2", ""]
 
 
 def test_of_several_figures_none_is_taken() -> None:
     words = r"2 rows of gpu=.*, which differ in warmup_steps \(1, 2\)$"
     with pytest.raises(TableError, match=words):
         gpu = "NVIDIA GeForce RTX 5090"
-        figure("transformer.csv", "forward_ms", gpu=gpu, model="xl", warmup_steps=[1, 2])
+        published_figure("transformer.csv", "forward_ms", gpu=gpu, model="xl", warmup_steps=[1, 2])
 
 
 def test_a_figure_that_is_not_there_is_none() -> None:
-    assert figure("flash_leaderboard_2025.csv", "forward_backward_ms", rank=1) == "5.364"
-    assert figure("flash_leaderboard_2025.csv", "forward_backward_ms", rank=99) is None
+    assert published_figure("flash_leaderboard_2025.csv", "forward_backward_ms", rank=1) == "5.364"
+    assert published_figure("flash_leaderboard_2025.csv", "forward_backward_ms", rank=99) is None
 
 
 @pytest.mark.parametrize(

@@ -120,12 +120,12 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         (
             ONE + "tables: [{name: t, list: kernels, value: time}]",
             "4:35",
-            "value: a table of a list has none",
+            "value: not allowed together with list",
         ),
-        (ONE + "tables: [{name: t, list: a, columns: [mode]}]", "4:29", "has none"),
+        (ONE + "tables: [{name: t, list: a, columns: [mode]}]", "4:29", "columns: not allowed"),
         (ONE + "tables: [{name: t, list: a, rows: [phase]}]", "4:36", "'phase'"),
         (ONE + "tables: [{name: t, list: a..b}]", "4:26", "given 'a..b'"),
-        (ONE + "tables: [{name: t, limit: 5}]", "4:20", "only a table of a list"),
+        (ONE + "tables: [{name: t, limit: 5}]", "4:20", "only allowed together with list"),
         (ONE + "tables: [{name: t, where: sise > 1}]", "4:27", "'size'"),
         (
             ONE + "tables: [{name: t, columns: [mode], baseline: {mode: fsat}}]",
@@ -169,7 +169,7 @@ def test_one_error_with_its_place(tmp_path: Path, text: str, place: str, words: 
 
 def test_a_phase_that_stands_twice_would_count_its_samples_twice(tmp_path: Path) -> None:
     told = toy_errors(tmp_path, ONE + "tables: [{name: t, phase: [forward, backward, forward]}]\n")
-    assert told == ["sweep.yaml:4:47: phase: 'forward' stands there twice"]
+    assert told == ["sweep.yaml:4:47: phase: 'forward' is listed twice"]
 
 
 def test_a_wrong_key_among_several_forms(tmp_path: Path) -> None:

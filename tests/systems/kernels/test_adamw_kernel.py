@@ -112,7 +112,7 @@ def test_gpu_replays_equal_eager_steps(use):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         other.step()
-    assert all(int(other.state[p]["step"]) == 0 for p in captured)
+    assert all(int(other.status[p]["step"]) == 0 for p in captured)
     for step in range(5):
         for o in (optimizer, other):
             o.param_groups[0]["lr"] = 1e-2 / (step + 1)

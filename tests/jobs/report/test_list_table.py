@@ -7,25 +7,19 @@ from typing import Any
 
 import pytest
 
-from jobs.observation import observe
-from jobs.report.entries import entries
-from jobs.report.sheets import Sheet, make_sheet
-from jobs.sweep.schema import Table
-from tests.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
+from tests.results_folder import (
+    CPU,
+    TOY,
+    Outcome,
+    ResultsFolder,
+    failed,
+    load,
+    ok,
+    report_table,
+    table,
+)
 
 MIB = 2**20
-
-
-def sheet(folder: ResultsFolder, **view: Any) -> Sheet:
-    seen = observe(folder.path)
-    made = make_sheet(seen, Table(name="t", **view), entries(seen))
-    assert made is not None
-    return made
-
-
-def rows(folder: ResultsFolder, **view: Any) -> list[dict[str, str]]:
-    data = sheet(folder, **view).data
-    return [{str(k): v for k, v in row.items()} for row in data.to_dict("records")]
 
 
 def kernels(*items: dict[str, Any]) -> Outcome:
@@ -47,7 +41,7 @@ def test_each_item_is_a_row_and_each_key_a_column(tmp_path: Path, folder: Result
     blank = dict.fromkeys(["calls", "time (ms)", "time share (%)", "bytes_moved", "is_ours"], "")
     first = {"size": "1", "kernel": "gemm", "calls": "60", "time (ms)": "1.500"}
     second = {"size": "1", "kernel": "softmax", "calls": "12", "bytes_moved": "7"}
-    assert rows(folder, rows=["size"], list="kernels.forward") == [
+    assert table(folder, rows=["size"], list="kernels.forward") == [
         {"size": "2", "kernel": "gemm"} | blank | {"time (ms)": "3.000"},
         {"kernel": ""} | blank | first | {"time share (%)": "55.00"},
         {"kernel": ""} | blank | second | {"is_ours": "true"},
@@ -68,14 +62,14 @@ def test_a_run_without_a_list_has_one_row_that_says_why(
         load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4, 5]}\n"),
         lambda params, repeat: outcomes[params["size"]],
     )
-    assert rows(folder, rows=["size"], list="kernels.forward") == [
+    assert table(folder, rows=["size"], list="kernels.forward") == [
         {"size": "1", "kernel": "gemm", "calls": "1"},
         {"size": "2", "kernel": "OOM (host)", "calls": ""},
         {"size": "3", "kernel": "–", "calls": ""},
         {"size": "4", "kernel": "none", "calls": ""},
         {"size": "5", "kernel": "missing", "calls": ""},
     ]
-    only_failed = rows(folder, rows=["size"], list="kernels.forward", where="size == 2")
+    only_failed = table(folder, rows=["size"], list="kernels.forward", where="size == 2")
     assert only_failed == [{"size": "2", "forward": "OOM (host)"}]
 
 
@@ -84,11 +78,11 @@ def test_a_long_list_is_cut_and_the_note_says_so(tmp_path: Path, folder: Results
         load(tmp_path, TOY + "grid: {size: [3, 12]}\n"),
         lambda params, repeat: kernels(*({"kernel": f"k{i}"} for i in range(params["size"]))),
     )
-    made = sheet(folder, rows=["size"], list="kernels.forward")
-    assert made.data["size"].tolist() == ["3"] * 3 + ["12"] * 10
+    made = report_table(folder, rows=["size"], list="kernels.forward")
+    assert made.columns["size"] == ["3"] * 3 + ["12"] * 10
     assert made.notes == [CPU, "the first 10 of up to 12 rows a run"]
-    short = sheet(folder, rows=["size"], list="kernels.forward", limit=2)
-    assert short.data["kernel"].tolist() == ["k0", "k1", "k0", "k1"]
+    short = report_table(folder, rows=["size"], list="kernels.forward", limit=2)
+    assert short.columns["kernel"] == ["k0", "k1", "k0", "k1"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +106,7 @@ def test_sizes_are_shown_in_one_unit(
         load(tmp_path, TOY + "fixed: {size: 1}\n"),
         lambda params, repeat: kernels({"peak_bytes": MIB // 2}, {"peak_bytes": largest}),
     )
-    assert sheet(folder, list="kernels.forward", **view).data[header].tolist() == cells
+    assert report_table(folder, list="kernels.forward", **view).columns[header] == cells
 
 
 def test_runs_that_the_rows_do_not_tell_apart_are_told_apart(
@@ -123,7 +117,9 @@ def test_runs_that_the_rows_do_not_tell_apart_are_told_apart(
         load(tmp_path, text),
         lambda params, repeat: kernels({"kernel": f"{params['mode']} {repeat}"}),
     )
-    assert [tuple(row.values()) for row in rows(folder, rows=["size"], list="kernels.forward")] == [
+    assert [
+        tuple(row.values()) for row in table(folder, rows=["size"], list="kernels.forward")
+    ] == [
         ("fast", "1", "0", "fast 0"),
         ("fast", "1", "1", "fast 1"),
         ("exact", "1", "0", "exact 0"),

@@ -8,12 +8,20 @@ from typing import Any
 import pytest
 
 from jobs.errors import TableError
-from jobs.observation import observe
-from jobs.report.entries import entries
-from jobs.report.sheets import Sheet, make_sheet
+from jobs.report.report_table import ReportTable
 from jobs.sweep.expand import expand
-from jobs.sweep.schema import Table
-from tests.results_folder import GIB, TOY, Outcome, ResultsFolder, errors, failed, load, ok, write
+from tests.results_folder import (
+    GIB,
+    TOY,
+    Outcome,
+    ResultsFolder,
+    errors,
+    failed,
+    load,
+    ok,
+    report_table,
+    write,
+)
 
 GRID = "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n"
 
@@ -40,11 +48,8 @@ def folder(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
     return folder
 
 
-def sheet(folder: ResultsFolder, text: str, **view: Any) -> Sheet:
-    seen = observe(folder.path)
-    made = make_sheet(seen, Table(name="t", rows=["size"], text=text, **view), entries(seen))
-    assert made is not None
-    return made
+def table(folder: ResultsFolder, text: str, **view: Any) -> ReportTable:
+    return report_table(folder, rows=["size"], text=text, **view)
 
 
 FORWARD = 'value("time", phase="forward", size=2, mode={})'
@@ -81,7 +86,7 @@ MISSING = 'value("time", phase="forward", size=4, mode="fast")'
     ],
 )
 def test_numbers_are_those_of_the_records(folder: ResultsFolder, text: str, told: str) -> None:
-    assert sheet(folder, text).text == told
+    assert table(folder, text).text == told
 
 
 USES = [
@@ -105,19 +110,19 @@ def test_what_is_not_there_is_not_measured_whatever_is_done_with_it(
     folder: ResultsFolder, missing: str
 ) -> None:
     text = "\n".join(f"{use}: {{{{ {use.replace('X', missing)} }}}}" for use in USES)
-    assert sheet(folder, text).text.splitlines() == [f"{use}: not measured" for use in USES]
+    assert table(folder, text).text.splitlines() == [f"{use}: not measured" for use in USES]
 
 
 def test_a_text_that_compares_what_is_not_measured_takes_no_side(folder: ResultsFolder) -> None:
     text = "exact is {{ 'slower' if %s > %s else 'faster' }}"
-    assert sheet(folder, text % (EXACT, FAST)).text == "exact is slower"
+    assert table(folder, text % (EXACT, FAST)).text == "exact is slower"
     equal = f"{{{{ 'same' if {FAILED} == 2 else 'other' }}}}"
-    assert "compares" in sheet(folder, equal).text
+    assert "compares" in table(folder, equal).text
     for pair in ((EXACT, FAILED), (FAILED, EXACT)):
-        assert "compares" in sheet(folder, text % pair).text
-        assert "faster" not in sheet(folder, text % pair).text
+        assert "compares" in table(folder, text % pair).text
+        assert "faster" not in table(folder, text % pair).text
     there = f"{{% if {FAILED} %}}measured{{% else %}}nothing{{% endif %}}"
-    assert sheet(folder, there).text == "nothing"
+    assert table(folder, there).text == "nothing"
 
 
 def test_repeats_are_one_run(tmp_path: Path) -> None:
@@ -126,17 +131,17 @@ def test_repeats_are_one_run(tmp_path: Path) -> None:
         load(tmp_path, TOY + "fixed: {size: 1}\nrepeats: 3\n"),
         lambda params, repeat: failed("timeout") if repeat == 0 else ok(float(repeat)),
     )
-    assert sheet(folder, '{{ value("time") }} {{ state() }}').text == "1.500 ok"
-    assert sheet(folder, '{{ value("time", repeat=2) }}').text == "2.000"
-    assert sheet(folder, "{{ state(repeat=0) }}").text == "timeout"
+    assert table(folder, '{{ value("time") }} {{ state() }}').text == "1.500 ok"
+    assert table(folder, '{{ value("time", repeat=2) }}').text == "2.000"
+    assert table(folder, "{{ state(repeat=0) }}").text == "timeout"
 
 
 def test_the_tables_where_does_not_hold_for_its_text(folder: ResultsFolder) -> None:
-    assert sheet(folder, f"{{{{ {FAST} }}}}", where="size == 1").text == "4.000"
+    assert table(folder, f"{{{{ {FAST} }}}}", where="size == 1").text == "4.000"
 
 
 def test_a_run_that_no_sweep_has_is_told_to_who_makes_the_report(folder: ResultsFolder) -> None:
-    made = sheet(folder, '{{ value("time", size=9, mode="fast") }}')
+    made = table(folder, '{{ value("time", size=9, mode="fast") }}')
     assert made.text == "not measured"
     assert made.warnings == ["text: value('time'): no run has size=9, mode=fast"]
 
@@ -166,7 +171,7 @@ def test_a_run_that_no_sweep_has_is_told_to_who_makes_the_report(folder: Results
 )  # fmt: skip
 def test_a_wrong_text_is_an_error(folder: ResultsFolder, text: str, words: str) -> None:
     with pytest.raises(TableError) as caught:
-        sheet(folder, text)
+        table(folder, text)
     assert words in str(caught.value)
 
 
@@ -205,7 +210,7 @@ def test_what_can_be_told_without_records_is_told_before_anything_runs(
         ("{{ published('flsh.csv', 'gpu') }}", "did you mean 'flash.csv'"),
         ("{{ published('flash.csv', 'ms', seq_len=1) }}", "flash.csv has no column 'ms'"),
         ("{{ published('flash.csv', 'gpu', seq_len=1) }}", "flash.csv has no gpu of seq_len=1"),
-        ("{% include 'a' %}", "line 1: a text cannot take in another"),
+        ("{% include 'a' %}", "line 1: a text cannot include another"),
         ("{{ " + 300 * "(" + "1" + 300 * ")" + " }}", "text: nested too deeply"),
         ("{{ 10 ** (10 ** 5) }}", "text: Exceeds the limit"),
     ],
@@ -232,7 +237,7 @@ def test_what_a_call_takes_from_elsewhere_is_not_judged_before_it_is_there(tmp_p
 def test_a_phase_that_nothing_measured_is_told_to_who_makes_the_report(
     folder: ResultsFolder,
 ) -> None:
-    made = sheet(folder, '{{ value("time", "forwrd", size=1, mode="fast") }}')
+    made = table(folder, '{{ value("time", "forwrd", size=1, mode="fast") }}')
     assert made.text == "not measured"
     (warning,) = made.warnings
     assert warning.startswith("text: value('time'): no phase 'forwrd'; did you mean 'forward'?")

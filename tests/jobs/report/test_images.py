@@ -1,4 +1,4 @@
-"""Pictures: a sweep's plots and what its runs left, copied and linked so that a page shows them."""
+"""Images: a sweep's plots and what its runs left, copied and linked so that a page shows them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[3]
 PNG = b"\x89PNG of "
 
 
-class Pictures:
-    """A results folder whose runs leave pictures."""
+class RunImages:
+    """A results folder whose runs leave run_images."""
 
     def __init__(self, tmp_path: Path):
         self.folder = ResultsFolder(tmp_path / "out")
@@ -31,8 +31,8 @@ class Pictures:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Pictures:
-    return Pictures(tmp_path)
+def run_images(tmp_path: Path) -> RunImages:
+    return RunImages(tmp_path)
 
 
 def links(markdown: str) -> dict[str, str]:
@@ -40,8 +40,8 @@ def links(markdown: str) -> dict[str, str]:
     return dict(re.findall(r"!\[(.*)\]\((.*)\)", markdown))
 
 
-def test_a_page_beside_the_folder_shows_plots_and_the_runs_pictures(
-    tmp_path: Path, pictures: Pictures
+def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
+    tmp_path: Path, run_images: RunImages
 ) -> None:
     text = "grid: {size: [1, 2], mode: [fast, exact], label: ['a/b']}\n"
     plots = "plots: [{name: line, title: Time of it, x: size, series: [mode]}]\n"
@@ -51,11 +51,11 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_pictures(
         if mode == "exact":
             return ok(1.0)
         told = ok(1.0) if size == 1 else failed("oom", memory="gpu")
-        return told | pictures.left(f"run-{size}", f"size {size}", "memory.png", "trace.json")
+        return told | run_images.left(f"run-{size}", f"size {size}", "memory.png", "trace.json")
 
-    pictures.folder.submit(load(tmp_path, TOY + text + plots), outcome)
+    run_images.folder.submit(load(tmp_path, TOY + text + plots), outcome)
     page, images = tmp_path / "results" / "toy.md", tmp_path / "results" / "toy"
-    code, out, err = cli(pictures.folder.path, "--plot", images)
+    code, out, err = cli(run_images.folder.path, "--plot", images)
     page.write_text(out)
     assert code == 0
     shown = {title: (page.parent / path).read_bytes() for title, path in links(out).items()}
@@ -69,16 +69,18 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_pictures(
     assert "memory-2.png" in err
 
 
-def test_pictures_of_one_name_do_not_replace_each_other(tmp_path: Path, pictures: Pictures) -> None:
+def test_images_of_one_name_do_not_replace_each_other(
+    tmp_path: Path, run_images: RunImages
+) -> None:
     text = "fixed: {size: 1}\ngrid: {label: ['a/b', 'a:b']}\nrepeats: 2\n"
     plots = "plots: [{name: line, x: label}]\n"
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
         name = f"{params['label'][1:2] == '/'}-{repeat}"
-        return ok(1.0) | pictures.left(name, name, "line.png")
+        return ok(1.0) | run_images.left(name, name, "line.png")
 
-    pictures.folder.submit(load(tmp_path, TOY + text + plots), outcome)
-    _, out, _ = cli(pictures.folder.path, "--plot", tmp_path / "p")
+    run_images.folder.submit(load(tmp_path, TOY + text + plots), outcome)
+    _, out, _ = cli(run_images.folder.path, "--plot", tmp_path / "p")
     told = {title: (tmp_path / path).read_bytes() for title, path in links(out).items()}
     assert told.pop("line: time (ms)").startswith(b"\x89PNG\r\n")
     assert {title: content.removeprefix(PNG) for title, content in told.items()} == {
@@ -89,19 +91,19 @@ def test_pictures_of_one_name_do_not_replace_each_other(tmp_path: Path, pictures
     }
 
 
-def test_only_markdown_links(tmp_path: Path, pictures: Pictures) -> None:
+def test_only_markdown_links(tmp_path: Path, run_images: RunImages) -> None:
     text = "fixed: {size: 1}\nplots: [{name: line, x: size}]\n"
-    pictures.folder.submit(load(tmp_path, TOY + text), lambda params, repeat: ok(1.0))
+    run_images.folder.submit(load(tmp_path, TOY + text), lambda params, repeat: ok(1.0))
     for form in ("csv", "html", "latex"):
-        code, out, _ = cli(pictures.folder.path, "--plot", tmp_path / "p", "--format", form)
+        code, out, _ = cli(run_images.folder.path, "--plot", tmp_path / "p", "--format", form)
         assert (code, links(out)) == (0, {})
-    assert "![" not in cli(pictures.folder.path)[1]
+    assert "![" not in cli(run_images.folder.path)[1]
 
 
-def test_a_folder_without_pictures_says_so(tmp_path: Path, pictures: Pictures) -> None:
+def test_a_folder_without_images_says_so(tmp_path: Path, run_images: RunImages) -> None:
     gone = {"artifacts": "artifacts/gone"}  # as where only the records were copied
-    pictures.folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0) | gone)
-    code, out, err = cli(pictures.folder.path, "--plot", tmp_path / "p")
+    run_images.folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0) | gone)
+    code, out, err = cli(run_images.folder.path, "--plot", tmp_path / "p")
     assert (code, links(out)) == (0, {})
-    assert "has no plots, its runs no pictures" in err
+    assert "has no plots, its runs no images" in err
     assert not (tmp_path / "p").exists()

@@ -6,13 +6,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.formatting import shown
+from jobs.formatting import format_number
 from jobs.record import Measurements
-from jobs.report.values import slowest
+from jobs.report.metrics import slowest_rank
+from jobs.report.statistics import statistic
 from systems import accounting
 from tests.benchmarks import toy
 from tests.results_folder import (
@@ -61,7 +63,7 @@ def test_of_several_ranks_the_slowest_counts_sample_by_sample(tmp_path: Path) ->
 
 def test_ranks_with_fewer_samples_limit_the_others() -> None:
     measurements = Measurements.model_validate({"samples_ms": {"call": [[1.0, 9.0], [2.0]]}})
-    assert slowest(measurements, "call").tolist() == [2.0]
+    assert slowest_rank(measurements, "call").tolist() == [2.0]
 
 
 def test_share_of_the_peak_is_known_only_for_known_hardware(
@@ -162,11 +164,18 @@ def test_without_a_dtype_the_precision_says_what_the_peak_is(
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.floats(1e-2, 1e6))
 def test_numbers_show_four_digits_and_no_exponent(number: float) -> None:
-    text = shown(number)
+    text = format_number(number)
     assert abs(float(text) / number - 1) <= 5.1e-4
     assert "e" not in text
     digits = text.replace(".", "").lstrip("0")
     assert len(digits) == 4 or (number >= 999.9 and len(digits) == len(str(round(number))))
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
+def test_quantiles_are_numpys(samples: list[float]) -> None:
+    array = np.array(samples)
+    for name, q in (("p10", 0.1), ("median", 0.5), ("p90", 0.9)):
+        assert statistic(array, name) == pytest.approx(np.quantile(array, q), rel=1e-9, abs=1e-9)
 
 
 # ---- several values ------------------------------------------------------------------------------

@@ -1,0 +1,88 @@
+"""Collects a report's images: the sweep's plots, and the PNG files that runs left."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.formatting import format_scalar
+from jobs.observation import Observation
+from jobs.report.metrics import metrics_of
+from jobs.report.plots import draw_plot
+from jobs.report.results import Result
+from jobs.run import varying
+from jobs.sweep.schema import Plot
+
+_LONGEST = 200  # bytes of a file's name, of the 255 that file systems take
+
+
+@dataclass(frozen=True)
+class Image:
+    path: Path
+    title: str
+
+
+def draw_plots(
+    observation: Observation, plots: Iterable[Plot], folder: Path, results: list[Result]
+) -> list[Image]:
+    """Draw the plots for which anything was measured."""
+    drawn = []
+    for plot in plots:
+        path = draw_plot(observation, plot, folder, results)
+        if path is not None:
+            (metric,) = metrics_of(plot)
+            drawn.append(Image(path, f"{plot.title or plot.name}: {metric.header}"))
+    return drawn
+
+
+def copy_run_images(
+    observation: Observation, results: list[Result], folder: Path, taken: Iterable[str]
+) -> list[Image]:
+    """Copy every PNG file that a run left, under a name that says which run left it.
+
+    Args:
+        taken: names of files that the folder has already.
+    """
+    found = [
+        (result, path)
+        for result in results
+        if result.record is not None and result.record.artifacts is not None
+        for path in sorted((observation.folder / result.record.artifacts).glob("*.png"))
+    ]
+    names = set(taken)
+    copied = []
+    for result, path in found:
+        labels = _distinguishing_labels(result, [other for other, _ in found])
+        stem = "-".join([path.stem, *labels.values()])
+        name = _unique(re.sub(r"[^A-Za-z0-9._-]+", "_", stem)[:_LONGEST], names)
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / name)
+        title = ", ".join([path.stem, *(f"{what} {value}" for what, value in labels.items())])
+        copied.append(Image(folder / name, title))
+    return copied
+
+
+def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, str]:
+    """Name the parameters, repeat and device by which a result differs from its benchmark's
+    others."""
+    others = [other for other in results if other.run.benchmark == result.run.benchmark]
+    swept = varying([other.run for other in others])
+    labels = {name: format_scalar(result.run.params.get(name)) for name in swept}
+    if len({other.repeat for other in others}) > 1:
+        labels["repeat"] = str(result.repeat)
+    if len({other.device for other in others}) > 1:
+        labels["device"] = result.device
+    return labels
+
+
+def _unique(stem: str, names: set[str]) -> str:
+    """A file name that is not among the names yet; it is added to them."""
+    name, number = f"{stem}.png", 1
+    while name in names:
+        number += 1
+        name = f"{stem}-{number}.png"
+    names.add(name)
+    return name

@@ -1,0 +1,112 @@
+"""Makes a table of a fact that is a list, such as a profile's kernels: an item a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.formatting import format_number, format_scalar, is_number
+from jobs.observation import Observation
+from jobs.report.metrics import convert, fact_at, fact_metric
+from jobs.report.results import Key, Result, distinguishing_dimensions, result_notes
+from jobs.report.views import declared_order, select_results, sort_keys
+from jobs.run import varying
+from jobs.sweep.schema import Table, measured_in, units_of_measure
+
+LIMIT = 10  # rows a run, where the table does not say
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ListTable:
+    """The items of every run, or why it has none."""
+
+    view: Table
+    dimensions: list[str]
+    keys: list[Key]  # of each row: the run that it belongs to
+    items: list[Item | str]  # of each row: the item, or what became of the run
+    notes: list[str]
+
+    def columns(self) -> Iterator[tuple[str, list[str]]]:
+        """Each column's header and cells. What became of a run is in the first column of items."""
+        for i, name in enumerate(self.dimensions):
+            yield name, [format_scalar(key[i]) for key in self.keys]
+        found = [item for item in self.items if isinstance(item, dict)]
+        names = list(dict.fromkeys(name for item in found for name in item))
+        for i, name in enumerate(names or [_last_part(self.view)]):
+            header, format_item = _column(name, [item.get(name) for item in found], self.view.unit)
+            yield (
+                header,
+                [
+                    format_item(item.get(name))
+                    if isinstance(item, dict)
+                    else (item if i == 0 else "")
+                    for item in self.items
+                ],
+            )
+
+
+def make_list_table(observation: Observation, view: Table, results: list[Result]) -> ListTable:
+    """Take the first items of the list of every run that a table shows."""
+    results = select_results(observation, view, results)
+    dimensions = list(view.rows) or varying([result.run for result in results])
+    dimensions = [*distinguishing_dimensions(results, dimensions), *dimensions]
+    if any(result.repeat for result in results) and "repeat" not in dimensions:
+        dimensions.append("repeat")
+    by_key: dict[Key, list[Item] | str] = {
+        tuple(result.coordinate(name) for name in dimensions): _items(result, view)
+        for result in results
+    }
+    limit = view.limit or LIMIT
+    keys: list[Key] = []
+    items: list[Item | str] = []
+    for key in sort_keys(set(by_key), dimensions, declared_order(observation)):
+        own = by_key[key]
+        rows = [own] if isinstance(own, str) else own[:limit]
+        keys += [key] * len(rows)
+        items += rows
+    longest = max((len(own) for own in by_key.values() if not isinstance(own, str)), default=0)
+    cut = [f"the first {limit} of up to {longest} rows a run"] if longest > limit else []
+    return ListTable(view, dimensions, keys, items, [*result_notes(results), *cut])
+
+
+def _items(result: Result, view: Table) -> list[Item] | str:
+    """A run's list; text where there is none."""
+    if result.status != "ok" or result.measurements is None:
+        return result.failure_text
+    fact = fact_at(result.measurements.facts, str(view.list_fact).split("."))
+    if not isinstance(fact, list):
+        return "–"
+    items = [item if isinstance(item, dict) else {_last_part(view): item} for item in fact]
+    return items or "none"
+
+
+def _last_part(view: Table) -> str:
+    return str(view.list_fact).split(".")[-1]
+
+
+def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callable[[Any], str]]:
+    """The header of one key's column, and the format of its values: all in the header's unit."""
+    measured = measured_in(name)
+    if name.endswith("_share") or name == "share":
+        return f"{name.replace('_', ' ')} (%)", lambda value: _text(value, 100.0)
+    if not measured:
+        return name, _text
+    largest = max((abs(value) for value in values if is_number(value)), default=0)
+    if unit not in units_of_measure(measured):
+        unit = ("GiB" if largest >= 2**30 else "MiB") if measured == "bytes" else measured
+    label = fact_metric(name).label
+    return f"{label} ({unit})", lambda value: _text(value, convert(1.0, measured, unit))
+
+
+def _text(value: Any, factor: float | None = None) -> str:
+    """Format a value: counts whole, other numbers with four digits."""
+    if value is None:
+        return ""
+    if is_number(value) and (factor is not None or isinstance(value, float)):
+        return format_number(float(value) * (factor or 1.0))
+    if isinstance(value, (list, dict)):
+        return json.dumps(value)
+    return format_scalar(value)

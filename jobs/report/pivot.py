@@ -1,0 +1,187 @@
+"""Places results in the cells of a table or plot: every run has one, whatever became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jobs.errors import nearest
+from jobs.formatting import format_number
+from jobs.observation import Observation
+from jobs.record import Measurements
+from jobs.report.metrics import Metric, measured_phases, metric_samples, metrics_of, phases_with
+from jobs.report.predictions import predicted
+from jobs.report.results import Key, Result, distinguishing_dimensions, result_notes
+from jobs.report.statistics import relative_spread, statistic
+from jobs.report.views import declared_order, select_results, sort_keys
+from jobs.run import varying
+from jobs.sweep.schema import PREDICTED, Plot, Table
+
+
+@dataclass(slots=True)
+class Cell:
+    """One place of a table: the samples of its repeats, or what became of them."""
+
+    metric: Metric
+    samples: list[np.ndarray] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, result: Result, phase: str) -> None:
+        """Add one result's samples, or what became of its run."""
+        samples: np.ndarray | str | None
+        if self.metric.name.startswith(PREDICTED):
+            samples = predicted(result.run, self.metric)
+        elif result.status != "ok" or result.record is None:
+            self.failures.append(result.failure_text)
+            return
+        else:
+            samples = metric_samples(result.record, self.metric, phase)
+        if samples is None:
+            self.texts.append("–")
+        elif isinstance(samples, str):
+            self.texts.append(samples)
+        else:
+            self.samples.append(samples)
+
+    @property
+    def all_samples(self) -> np.ndarray:
+        return self.samples[0] if len(self.samples) == 1 else np.concatenate(self.samples)
+
+    def number(self, name: str) -> float | None:
+        """Compute this statistic of all samples; None where there are none."""
+        return statistic(self.all_samples, name) if self.samples else None
+
+    def text(self, name: str) -> str:
+        """Format the number, or why there is none; where some repeats failed, how many did."""
+        number = self.number(name)
+        if number is None:
+            return ", ".join(dict.fromkeys([*self.texts, *self.failures]))
+        text = format_number(number)
+        if name == "mean_std":
+            text += f" ± {format_number(statistic(self.all_samples, 'std'))}"
+        if self.failures:
+            ok, total = len(self.samples), len(self.samples) + len(self.failures)
+            text += f" ({ok} of {total} repeats; {', '.join(dict.fromkeys(self.failures))})"
+        return text
+
+
+@dataclass(frozen=True)
+class Pivot:
+    """The cells of a table or plot, by the values of its row and column dimensions."""
+
+    view: Table | Plot
+    metrics: list[Metric]
+    rows: list[str]  # dimensions
+    columns: list[str]
+    row_keys: list[Key]  # in the sweep's order
+    column_keys: list[Key]
+    cells: dict[tuple[Key, Key], Cell]
+    notes: list[str]  # for who reads the table
+    warnings: list[str]  # for who makes it
+
+
+def make_pivot(observation: Observation, view: Table | Plot, results: list[Result]) -> Pivot:
+    """Place every result that a view shows.
+
+    Args:
+        results: all those of the folder.
+
+    Raises:
+        TableError: the view names what no run has, or a prediction failed.
+    """
+    results = select_results(observation, view, results)
+    metrics = metrics_of(view)
+    rows, columns = _rows_and_columns(view, results)
+    wanted = _phases_by_metric(results, view, "phase" in rows)
+    phases = list(dict.fromkeys(phase for of_metric in wanted.values() for phase in of_metric))
+    if len([phase for phase in phases if phase]) > 1 and "phase" not in (*rows, *columns):
+        columns.insert(0, "phase")
+    if len(metrics) > 1 and "value" not in (*rows, *columns):
+        columns.append("value")
+    rows = [*distinguishing_dimensions(results, [*rows, *columns]), *rows]
+    cells: dict[tuple[Key, Key], Cell] = {}
+    for result in results:
+        for metric in metrics:
+            for phase in wanted[metric.name]:
+                row = tuple(result.coordinate(name, phase, metric.name) for name in rows)
+                column = tuple(result.coordinate(name, phase, metric.name) for name in columns)
+                cells.setdefault((row, column), Cell(metric)).add(result, phase)
+    order = declared_order(observation)
+    order["phase"] = {phase: i for i, phase in enumerate(phases)}
+    order["value"] = {metric.name: i for i, metric in enumerate(metrics)}
+    row_keys = sort_keys({row for row, _ in cells}, rows, order)
+    column_keys = sort_keys({column for _, column in cells}, columns, order)
+    notes = result_notes(results, _sampling_note(results, view, cells.values()))
+    warnings = _unknown_phases(results, view)
+    return Pivot(view, metrics, rows, columns, row_keys, column_keys, cells, notes, warnings)
+
+
+def _rows_and_columns(view: Table | Plot, results: list[Result]) -> tuple[list[str], list[str]]:
+    """The dimensions that a view names; where it names none, what was swept."""
+    if isinstance(view, Plot):
+        return [*view.facet, view.x], list(view.series)
+    if view.rows or view.columns:
+        return list(view.rows), list(view.columns)
+    swept = varying([result.run for result in results])
+    columns = [name for name in swept if name in ("implementation", "backend")]
+    return [name for name in swept if name not in columns], columns
+
+
+def _phases_by_metric(
+    results: list[Result], view: Table | Plot, in_rows: bool
+) -> dict[str, list[str]]:
+    """The phases to show of each metric: those that the view names, else all that were measured.
+    A metric without phases is in the row of every phase, but in one column."""
+    given, measured = _given_phases(view), _measurements(results)
+    found: dict[str, list[str]] = {}
+    for metric in metrics_of(view):
+        have = dict.fromkeys(phase for m in measured for phase in phases_with(m, metric.name))
+        found[metric.name] = (given or list(have)) if metric.has_phases else []
+    every = list(dict.fromkeys(phase for phases in found.values() for phase in phases))
+    instead = every if in_rows and every else [""]
+    return {name: phases or instead for name, phases in found.items()}
+
+
+def _given_phases(view: Table | Plot) -> list[str]:
+    return [view.phase] if isinstance(view.phase, str) else list(view.phase or [])
+
+
+def _measurements(results: list[Result]) -> list[Measurements]:
+    return [result.measurements for result in results if result.measurements]
+
+
+def _unknown_phases(results: list[Result], view: Table | Plot) -> list[str]:
+    """Warn of phases that a view names and none of its runs measured, though some were measured."""
+    has = list(dict.fromkeys(p for m in _measurements(results) for p in measured_phases(m)))
+    unknown = [phase for phase in _given_phases(view) if has and phase not in has]
+    return [f"no run has phase {phase!r}{nearest(phase, has)}" for phase in unknown]
+
+
+def _sampling_note(results: list[Result], view: Table | Plot, cells: Iterable[Cell]) -> str:
+    """Say how many samples are behind the numbers, and how far they spread."""
+    sampled = [cell for cell in cells if cell.samples and cell.metric.is_sampled]
+    counts = [sum(map(len, cell.samples)) for cell in sampled]
+    low, high = min(counts, default=0), max(counts, default=0)
+    if high <= 1:
+        return ""
+    name = {"mean_std": "mean ± standard deviation"}.get(view.statistic, view.statistic)
+    parts = [f"{name} of {low}{f' to {high}' if high > low else ''} samples"]
+    if any(_has_ranks(m) for m in _measurements(results)):
+        parts.append("the slowest rank's")
+    spreads = [
+        relative_spread(cell.all_samples)
+        for cell, count in zip(sampled, counts, strict=True)
+        if count > 1
+    ]
+    parts.append(
+        f"interquartile range {np.median(spreads):.1%} of the median in the middle case, "
+        f"{max(spreads):.1%} in the worst"
+    )
+    return "; ".join(parts)
+
+
+def _has_ranks(measurements: Measurements) -> bool:
+    return any(not isinstance(of[0], (int, float)) for of in measurements.samples_ms.values())

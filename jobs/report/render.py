@@ -1,0 +1,85 @@
+"""Writes tables and links to images as Markdown, and tables as CSV, LaTeX and HTML."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from tabulate import tabulate
+
+from jobs.report.images import Image
+from jobs.report.report_table import ReportTable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LATEX = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"} | {
+    character: f"\\{character}" for character in "%_&#${}"
+}
+
+
+class Format(StrEnum):
+    md = "md"
+    csv = "csv"
+    latex = "latex"
+    html = "html"
+
+
+def render(table: ReportTable, to: Format) -> str:
+    """Write a table as text: its heading, its cells, its notes and its text."""
+    notes = ". ".join(table.notes)
+    if to is Format.md:
+        parts = [f"### {table.heading}", markdown_table(table.columns), notes, table.text]
+        return "\n\n".join(part for part in parts if part) + "\n"
+    data = _data_frame(table)
+    if to is Format.csv:
+        comments = "".join(f"# {line}\n" for line in (table.heading, notes) if line)
+        return comments + data.to_csv(index=False)
+    if to is Format.latex:
+        latex = (
+            data.style.hide(axis="index")
+            .format(escape="latex")
+            .format_index(escape="latex", axis=1)
+            .to_latex(caption=_latex(f"{table.heading}. {notes}"), hrules=True)
+        )
+        return str(latex) + (f"\n{_latex(table.text)}\n" if table.text else "")
+    paragraphs = [notes, *re.split(r"\n\s*\n", table.text)]
+    below = "\n".join(f"<p>{escape(text)}</p>" for text in paragraphs if text)
+    return f"<h3>{escape(table.heading)}</h3>\n{data.to_html(index=False, border=0)}\n{below}"
+
+
+def _data_frame(table: ReportTable) -> pd.DataFrame:
+    import pandas as pd  # half a second, which Markdown does not need
+
+    return pd.DataFrame(table.columns)
+
+
+def markdown_table(columns: dict[str, list[str]], align: str = "right") -> str:
+    """Write columns as a Markdown table. Cells are escaped: a kernel's name may hold |, <float>
+    and *."""
+    table = tabulate(
+        [list(map(_markdown_cell, row)) for row in zip(*columns.values(), strict=True)],
+        headers=list(map(_markdown_cell, columns)),
+        tablefmt="pipe",
+        disable_numparse=True,
+        colalign=[align] * len(columns),
+    )
+    return str(table)
+
+
+def _markdown_cell(text: str) -> str:
+    return re.sub(r"([\\|<*`])", r"\\\1", text).replace("\n", " ")
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def markdown_image(image: Image, folder: Path) -> str:
+    """Link to an image from a page beside its folder: docs/results/flash.md has flash/x.png."""
+    title = re.sub(r"([\\\[\]])", r"\\\1", image.title)
+    return f"![{title}]({quote(f'{folder.resolve().name}/{image.path.name}')})"

@@ -1,0 +1,114 @@
+"""Makes the table that a reader sees: heading, columns of text, notes below.
+
+`jobs.report.render` writes it as Markdown, CSV, LaTeX or HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs.formatting import format_scalar
+from jobs.observation import Observation
+from jobs.published.columns import published_columns
+from jobs.published.figures import SEE
+from jobs.report.list_table import make_list_table
+from jobs.report.pivot import Pivot, make_pivot
+from jobs.report.results import Key, Result
+from jobs.report.speedup import speedup_column
+from jobs.report.text_templates import render_text
+from jobs.sweep.schema import Table
+
+
+@dataclass
+class ReportTable:
+    """A table as a reader sees it."""
+
+    heading: str
+    dimensions: list[str]  # of a row: parameters, device and the like
+    keys: list[Key]  # of each row, its values in these
+    notes: list[str]
+    warnings: list[str]  # for who makes the report
+    columns: dict[str, list[str]] = field(default_factory=dict)  # the cells, by header
+    text: str = ""  # the sweep's, with its numbers
+
+    def add_column(self, header: str, cells: list[str]) -> None:
+        """Add a column; trailing blanks keep equal headers apart."""
+        while header in self.columns:
+            header += " "
+        self.columns[header] = cells
+
+
+def make_report_table(
+    observation: Observation, view: Table, results: list[Result]
+) -> ReportTable | None:
+    """Make a declared table; None where the sweep has no run for it.
+
+    Args:
+        results: all those of the folder.
+
+    Raises:
+        TableError: what the table asks for is not known.
+    """
+    heading = " ".join((view.title or "").split()) or view.name  # one line in every format
+    if view.list_fact is not None:
+        items = make_list_table(observation, view, results)
+        table = ReportTable(heading, items.dimensions, items.keys, items.notes, [])
+        columns = items.columns()
+    else:
+        pivot = make_pivot(observation, view, results)
+        if len(pivot.metrics) == 1:  # else each column, or row, says its own
+            heading += f": {pivot.metrics[0].header}"
+        table = ReportTable(heading, pivot.rows, pivot.row_keys, pivot.notes, pivot.warnings)
+        columns = pivot_columns(pivot, view)
+    if not table.keys:
+        return None
+    for header, cells in columns:
+        table.add_column(header, cells)
+    _add_published(table, view)
+    if view.text is not None:
+        table.text = render_text(observation, view, results, table.warnings.append)
+    return table
+
+
+def pivot_columns(pivot: Pivot, view: Table) -> Iterator[tuple[str, list[str]]]:
+    """Each column's header and cells; with a baseline, its speed-up follows."""
+    for i, name in enumerate(pivot.rows):
+        yield name, [_coordinate_text(pivot, name, key[i]) for key in pivot.row_keys]
+    for column in pivot.column_keys:
+        header = _header(pivot, column)
+        cells = [pivot.cells.get((row, column)) for row in pivot.row_keys]
+        yield header, [cell.text(view.statistic) if cell else "" for cell in cells]
+        speedups = speedup_column(pivot, column, view.baseline)
+        if speedups is not None:
+            against = " ".join(map(format_scalar, (view.baseline or {}).values()))
+            yield f"{header} vs {against}", speedups
+
+
+def _header(pivot: Pivot, column: Key) -> str:
+    named = zip(pivot.columns, column, strict=True)
+    texts = [_coordinate_text(pivot, name, own) for name, own in named if own != ""]
+    return " ".join(texts) or pivot.metrics[0].label
+
+
+def _coordinate_text(pivot: Pivot, dimension: str, own: Any) -> str:
+    """One value of a row's or column's key as a reader sees it."""
+    if dimension == "value":
+        return next(metric.header for metric in pivot.metrics if metric.name == own)
+    return format_scalar(own)
+
+
+def _add_published(table: ReportTable, view: Table) -> None:
+    """Add the columns of published figures, and where to read about their sources."""
+    absent = []
+    for source in view.published:
+        columns = published_columns(source, table.dimensions, table.keys)
+        for header, cells in columns.items():
+            table.add_column(header, cells)
+        if not columns:
+            absent.append(source.file)
+    if absent:
+        table.notes.append(f"{', '.join(dict.fromkeys(absent))}: no figure of these rows")
+    if view.published:
+        table.notes.append(f"Published figures are of other machines and settings: see {SEE}")

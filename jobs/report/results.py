@@ -1,0 +1,137 @@
+"""Lists the results of a folder: one for each run, repeat and kind of device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.observation import Observation, TaskState
+from jobs.record import Measurements, Record
+from jobs.run import Run, varying
+from jobs.status import Status
+from jobs.sweep.schema import PSEUDO
+
+Key = tuple[Any, ...]  # of a row or column: its value in each of its dimensions
+MAX_REASONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One repeat of a run on one kind of device: its record, or why it has none."""
+
+    run: Run
+    repeat: int
+    device: str
+    status: Status
+    record: Record | None
+    detail: str = ""  # why there is no record
+
+    @property
+    def measurements(self) -> Measurements | None:
+        return self.record.measurements if self.record else None
+
+    @property
+    def failure_text(self) -> str:
+        """The text of a cell without a measurement: `OOM (41.2 GiB)`, `timeout`, `missing`."""
+        if self.status != "oom":
+            return self.status
+        failure = self.record.failure if self.record else None
+        if failure is None or failure.memory == "host":
+            return "OOM (host)"
+        if failure.requested_bytes is None:
+            return "OOM"
+        # What would have been allocated had the last request been met: at least this much is
+        # needed.
+        needed = failure.requested_bytes + (failure.allocated_bytes or 0)
+        return f"OOM ({needed / 2**30:.1f} GiB)"
+
+    def coordinate(self, dimension: str, phase: str = "", metric: str = "") -> Any:
+        """The result's value in one dimension of a table."""
+        if dimension in PSEUDO:
+            own = {"phase": phase, "value": metric, "device": self.device, "repeat": self.repeat}
+            return own[dimension]
+        return self.run.params[dimension]
+
+
+def list_results(observation: Observation) -> list[Result]:
+    """List every (run, repeat) on every kind of device that measured any of them.
+
+    Where a folder holds records of several kinds of device, each kind has its own results: the
+    latest ok attempt there, else the latest, else `missing`.
+    """
+    best: dict[tuple[str, int, str], Record] = {}
+    for record in observation.records:
+        key = (record.run, record.repeat, record.device)
+        if record.status == "ok" or key not in best or best[key].status != "ok":
+            best[key] = record
+    # A kind of device on which nothing could run at all was not measured.
+    measured = {r.device: None for r in best.values() if r.status != "unsupported"}
+    devices_of: dict[str, set[str]] = {}
+    for record in best.values():
+        devices_of.setdefault(record.run, set()).add(record.device)
+    results = []
+    for task in observation.tasks:
+        own = devices_of.get(task.run.id, set())
+        devices = [device for device in measured if device in own or _can_run_on(device, task)]
+        if not devices:
+            results.append(_as_observed(task, task.record.device if task.record else ""))
+        for device in devices:
+            here = best.get((task.run.id, task.repeat, device))
+            if here is not None:
+                results.append(Result(task.run, task.repeat, device, here.status, here))
+            elif len(devices) == 1 or task.record is None:
+                results.append(_as_observed(task, device))
+            else:
+                results.append(Result(task.run, task.repeat, device, Status.missing, None))
+    return results
+
+
+def _as_observed(task: TaskState, device: str) -> Result:
+    return Result(task.run, task.repeat, device, task.status, task.record, task.detail)
+
+
+def _can_run_on(device: str, task: TaskState) -> bool:
+    """True where the device is of the kind that a task asks for: GPU or CPU."""
+    on_cpu = not task.run.shape.gpus_per_node
+    return device.startswith("cpu:") == on_cpu
+
+
+def distinguishing_dimensions(results: list[Result], dimensions: list[str]) -> list[str]:
+    """Name the further dimensions without which different runs would share a cell.
+
+    Args:
+        dimensions: those that the table has already.
+    """
+    needed: list[str] = []
+    if len({r.device for r in results if r.device}) > 1 and "device" not in dimensions:
+        needed.append("device")
+    known = [name for name in (*dimensions, *needed) if name not in ("phase", "value")]
+    groups: dict[Key, dict[str, Run]] = {}
+    for result in results:
+        key = tuple(result.coordinate(name) for name in known)
+        groups.setdefault(key, {})[result.run.id] = result.run
+    for runs in groups.values():
+        if len(runs) > 1:
+            needed += [
+                name for name in varying(list(runs.values())) if name not in (*dimensions, *needed)
+            ]
+    return needed[::-1]
+
+
+def result_notes(results: list[Result], sampling: str = "") -> list[str]:
+    """Write the notes under a table: its devices, its sampling, and why runs have no record."""
+    devices = ", ".join(dict.fromkeys(result.device for result in results if result.device))
+    first = "; ".join(text for text in (devices, sampling) if text)
+    counts = Counter(
+        f"{result.status}: {result.detail}"
+        for result in results
+        if not result.record and result.detail
+    )
+    reasons = [
+        f"{reason} ({count} run{'s' if count > 1 else ''})"
+        for reason, count in counts.most_common(MAX_REASONS)
+    ]
+    if len(counts) > MAX_REASONS:
+        reasons.append(f"and {len(counts) - MAX_REASONS} more reasons (python -m jobs status)")
+    return [*([first] if first else []), *reasons]
