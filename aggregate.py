@@ -16,14 +16,14 @@ import typer
 from typer.core import TyperGroup
 
 from jobs.errors import InputError, TableError
-from jobs.manifest import BrokenManifest
-from jobs.observation import Observation, observe
 from jobs.report.compare import REGRESSIONS, compare, comparison_columns
 from jobs.report.images import Image, copy_run_images, draw_plots
 from jobs.report.render import Format, markdown_image, markdown_table, render
 from jobs.report.report_table import make_report_table
 from jobs.report.results import Result, list_results
 from jobs.report.views import plots_of, tables_of
+from jobs.results.manifest import BrokenManifest
+from jobs.results.run_states import Observation, observe
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Sweep

@@ -19,8 +19,8 @@ from rich.table import Table as Grid
 
 from jobs.errors import InputError
 from jobs.launch.submission import Options, prepare, reload
-from jobs.manifest import ARTIFACTS, SUBMISSIONS, BrokenManifest, Manifest, read_manifests
-from jobs.observation import Observation, TaskState, observe, summary
+from jobs.results.manifest import ARTIFACTS, SUBMISSIONS, BrokenManifest, Manifest, read_manifests
+from jobs.results.run_states import Observation, TaskState, observe, summary
 from jobs.run import varying
 from jobs.status import Status
 from jobs.submit import fail, start_and_report

@@ -17,9 +17,9 @@ from rich.table import Table as Grid
 from jobs.errors import InputError
 from jobs.launch.plan import worst_case_gpu_hours
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
-from jobs.manifest import BrokenManifest
-from jobs.record import Record
-from jobs.record_files import iter_records
+from jobs.results.manifest import BrokenManifest
+from jobs.results.record import Record
+from jobs.results.record_files import iter_records
 from jobs.run import Run, varying
 from jobs.sweep.load import load_sweep
 

@@ -3,7 +3,7 @@
 A benchmark is one file in this folder with
     VERSION = 1                       raised when what is measured, or a default, changes
     class Params(BenchmarkParams)     its parameters, typed, with defaults
-    def run(params) -> dict           the measurement; returns facts (`jobs.record.Measurements`)
+    def run(params) -> dict           the measurement; returns facts, as jobs/results/record.py lists
     PRELOAD = ("a.module",)           optional, ("torch",) where it is missing: what to import once
                                       for all runs of a job, before the first; () is nothing. It
                                       must leave CUDA alone. Ranks of torchrun import for themselves

@@ -20,9 +20,9 @@ import aggregate
 import jobs.__main__ as after
 from jobs import submit
 from jobs.launch.submission import Options, prepare
-from jobs.manifest import Manifest, write_manifest
-from jobs.record import Record
-from jobs.record_files import read_records
+from jobs.results.manifest import Manifest, write_manifest
+from jobs.results.record import Record
+from jobs.results.record_files import read_records
 from jobs.sweep.load import load_sweep
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,12 +12,12 @@ import pytest
 
 from jobs.errors import InputError
 from jobs.launch.submission import Options, prepare
-from jobs.manifest import Manifest, write_manifest
-from jobs.observation import observe
-from jobs.record import Failure, Measurements, Record
-from jobs.record_files import RecordWriter
 from jobs.report.report_table import ReportTable, make_report_table
 from jobs.report.results import list_results
+from jobs.results.manifest import Manifest, write_manifest
+from jobs.results.record import Failure, Measurements, Record
+from jobs.results.record_files import RecordWriter
+from jobs.results.run_states import observe
 from jobs.run import Run
 from jobs.sweep.expand import expand
 from jobs.sweep.load import LoadedSweep, load_sweep

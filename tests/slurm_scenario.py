@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.record import Record
-from jobs.record_files import read_records
+from jobs.results.record import Record
+from jobs.results.record_files import read_records
 from tests.harness import ROOT, call
 from tests.slurm_cluster import SlurmCluster
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.manifest import read_manifests
-from jobs.record import Record
-from jobs.record_files import read_records
+from jobs.results.manifest import read_manifests
+from jobs.results.record import Record
+from jobs.results.record_files import read_records
 from jobs.run import Run
 from jobs.sweep.benchmarks import load_benchmark
 from jobs.sweep.expand import run_id

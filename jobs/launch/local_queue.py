@@ -29,10 +29,10 @@ from rich.progress import (
 )
 
 from jobs import provenance
-from jobs.manifest import Job, Manifest, write_handles
 from jobs.processes import ProcessHandle
-from jobs.record import Record
-from jobs.record_files import RecordTail
+from jobs.results.manifest import Job, Manifest, write_handles
+from jobs.results.record import Record
+from jobs.results.record_files import RecordTail
 from jobs.sweep.schema import Sweep
 from jobs.worker.environment import job_environment
 

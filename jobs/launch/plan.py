@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from jobs.manifest import Job
-from jobs.record import Record
+from jobs.results.manifest import Job
+from jobs.results.record import Record
 from jobs.run import Run, Shape
 from jobs.status import Status
 from jobs.sweep.expand import Expansion

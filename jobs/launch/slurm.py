@@ -21,7 +21,7 @@ from typing import Any
 import submitit
 from submitit.slurm.slurm import SlurmExecutor, SlurmJobEnvironment
 
-from jobs.manifest import Job, Manifest, SlurmHandle, read_manifest, write_handles
+from jobs.results.manifest import Job, Manifest, SlurmHandle, read_manifest, write_handles
 from jobs.run import Shape
 from jobs.worker.environment import job_environment
 from jobs.worker.isolation import blocked_signals

@@ -14,10 +14,10 @@ from rich.console import Console
 from jobs import ROOT, provenance
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.plan import Task, pack, split_done, tasks_of
-from jobs.manifest import Manifest, new_id, submitter, write_handles, write_manifest
-from jobs.observation import observe
-from jobs.record import Record
-from jobs.record_files import read_records
+from jobs.results.manifest import Manifest, new_id, submitter, write_handles, write_manifest
+from jobs.results.record import Record
+from jobs.results.record_files import read_records
+from jobs.results.run_states import observe
 from jobs.run import Run
 from jobs.sweep.benchmarks import load_benchmarks
 from jobs.sweep.expand import Expansion, expand

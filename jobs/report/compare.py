@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobs.formatting import format_number
-from jobs.observation import Observation
-from jobs.record import Measurements
 from jobs.report.metrics import slowest_rank
 from jobs.report.results import Result, list_results
+from jobs.results.record import Measurements
+from jobs.results.run_states import Observation
 from jobs.run import Run, varying
 
 RunOnDevice = tuple[str, str]  # run id, device

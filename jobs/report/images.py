@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.formatting import format_scalar
-from jobs.observation import Observation
 from jobs.report.metrics import metrics_of
 from jobs.report.plots import draw_plot
 from jobs.report.results import Result
+from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.sweep.schema import Plot
 

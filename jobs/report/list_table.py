@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.formatting import format_number, format_scalar, is_number
-from jobs.observation import Observation
 from jobs.report.metrics import convert, fact_at, fact_metric
 from jobs.report.results import Key, Result, distinguishing_dimensions, result_notes
 from jobs.report.views import declared_order, select_results, sort_keys
+from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.sweep.schema import Table, measured_in, units_of_measure
 

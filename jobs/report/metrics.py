@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jobs.record import Measurements, Record
+from jobs.results.record import Measurements, Record
 from jobs.sweep.schema import FACT, NAMED, PREDICTED, SUFFIXES, Plot, Table, measured_in, units_of
 from systems.accounting.hardware import MATMUL_DTYPE, peak_flops
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from jobs.errors import nearest
 from jobs.formatting import format_number
-from jobs.observation import Observation
-from jobs.record import Measurements
 from jobs.report.metrics import Metric, measured_phases, metric_samples, metrics_of, phases_with
 from jobs.report.predictions import predicted
 from jobs.report.results import Key, Result, distinguishing_dimensions, result_notes
 from jobs.report.statistics import relative_spread, statistic
 from jobs.report.views import declared_order, select_results, sort_keys
+from jobs.results.record import Measurements
+from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.sweep.schema import PREDICTED, Plot, Table
 

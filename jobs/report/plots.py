@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.formatting import format_scalar, is_number
-from jobs.observation import Observation
 from jobs.report.pivot import Pivot, make_pivot
 from jobs.report.results import Key, Result
+from jobs.results.run_states import Observation
 from jobs.sweep.schema import Plot
 
 if TYPE_CHECKING:

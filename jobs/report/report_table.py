@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.formatting import format_scalar
-from jobs.observation import Observation
 from jobs.published.columns import published_columns
 from jobs.published.figures import SEE
 from jobs.report.list_table import make_list_table
@@ -18,6 +17,7 @@ from jobs.report.pivot import Pivot, make_pivot
 from jobs.report.results import Key, Result
 from jobs.report.speedup import speedup_column
 from jobs.report.text_templates import render_text
+from jobs.results.run_states import Observation
 from jobs.sweep.schema import Table
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.observation import Observation, TaskState
-from jobs.record import Measurements, Record
+from jobs.results.record import Measurements, Record
+from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, varying
 from jobs.status import Status
 from jobs.sweep.schema import PSEUDO

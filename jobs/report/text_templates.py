@@ -12,11 +12,11 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from jobs.errors import TableError, nearest
-from jobs.observation import Observation
 from jobs.report.metrics import measured_phases, metric_named, phases_with
 from jobs.report.pivot import Cell
 from jobs.report.results import Result
 from jobs.report.views import select_results
+from jobs.results.run_states import Observation
 from jobs.status import Status
 from jobs.sweep.schema import Table
 from jobs.sweep.text_language import (

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from jobs.errors import TableError, nearest
-from jobs.observation import Observation
 from jobs.report.results import Key, Result
+from jobs.results.run_states import Observation
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark, short_name
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.schema import PSEUDO, Plot, Sweep, Table

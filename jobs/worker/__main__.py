@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from jobs.manifest import read_manifest
+from jobs.results.manifest import read_manifest
 from jobs.worker.fork_server import die_with_parent
 from jobs.worker.worker import Worker
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict
 
 from jobs.json_files import write_json
-from jobs.record import Failure
+from jobs.results.record import Failure
 from jobs.status import Status
 
 _LOST = {

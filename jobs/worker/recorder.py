@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from jobs import provenance
-from jobs.manifest import Job, Manifest
-from jobs.record import Failure, Measurements, Record, Seconds
-from jobs.record_files import RECORDS, RecordWriter
+from jobs.results.manifest import Job, Manifest
+from jobs.results.record import Failure, Measurements, Record, Seconds
+from jobs.results.record_files import RECORDS, RecordWriter
+from jobs.results.worker_state import RunningAttempt
 from jobs.run import Run
 from jobs.status import Status
 from jobs.worker.outcome import Outcome
-from jobs.worker_state import RunningAttempt
 
 _SLURM = (
     "job_id",

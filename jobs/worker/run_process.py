@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.json_files import write_json
-from jobs.record import Failure
+from jobs.results.record import Failure
 from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
 from jobs.worker.fork_server import DUMP_STACKS, die_with_parent, flush

@@ -19,9 +19,10 @@ from pathlib import Path
 from types import FrameType
 
 from jobs import provenance
-from jobs.manifest import Manifest
-from jobs.record import Record
-from jobs.record_files import RecordTail
+from jobs.results.manifest import Manifest
+from jobs.results.record import Record
+from jobs.results.record_files import RecordTail
+from jobs.results.worker_state import WorkerState, read_worker_state, write_worker_state
 from jobs.run import Run
 from jobs.status import Status
 from jobs.worker.environment import scoped_environment
@@ -39,7 +40,6 @@ from jobs.worker.outcome import Outcome, died, failed, of_ranks, timed_out
 from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts
 from jobs.worker.run_process import Request, execute, run_alone
 from jobs.worker.torchrun import log_end
-from jobs.worker_state import WorkerState, read_worker_state, write_worker_state
 
 DEATHS = 2  # workers that one run may take down before it is left alone
 LIMIT_MARGIN_S = 120.0  # a stop this close to the time limit is the time limit's doing

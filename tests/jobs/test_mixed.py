@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jobs.launch.submission import Options, prepare, reload
-from jobs.manifest import read_manifest, write_manifest
 from jobs.provenance import cpu_device
+from jobs.results.manifest import read_manifest, write_manifest
 from jobs.sweep.expand import expand
 from tests.harness import call, only, records, run
 from tests.results_folder import ResultsFolder, errors, failed, load, ok, write

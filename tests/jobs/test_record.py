@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from jobs.json_files import write_json
-from jobs.record import SCHEMA_VERSION, Failure, Measurements, Record
-from jobs.record_files import BadLine, RecordTail, RecordWriter, parse_lines, read_records
+from jobs.results.record import SCHEMA_VERSION, Failure, Measurements, Record
+from jobs.results.record_files import BadLine, RecordTail, RecordWriter, parse_lines, read_records
 from jobs.run import Run, Shape
 from tests.results_folder import failed, ok, record
 

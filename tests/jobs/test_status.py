@@ -32,7 +32,7 @@ def test_what_follows_from_a_status(status: str, follows: set[str]) -> None:
 def test_a_record_cannot_have_the_status_of_a_run_without_one() -> None:
     from pydantic import TypeAdapter, ValidationError
 
-    from jobs.record import RecordedStatus
+    from jobs.results.record import RecordedStatus
 
     adapter: TypeAdapter[Status] = TypeAdapter(RecordedStatus)
     for status in Status:

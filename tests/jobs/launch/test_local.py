@@ -32,7 +32,7 @@ import sys, time
 from pathlib import Path
 from rich.console import Console
 from jobs.launch.local_queue import LocalQueue
-from jobs.manifest import read_manifest
+from jobs.results.manifest import read_manifest
 
 STUB = '''
 import json, os, sys, time

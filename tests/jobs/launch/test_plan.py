@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from jobs.launch.plan import STARTUP_MIN, Task, pack, split_done, tasks_of, worst_case_gpu_hours
 from jobs.launch.submission import Options, prepare
-from jobs.manifest import Job
-from jobs.record import Record
+from jobs.results.manifest import Job
+from jobs.results.record import Record
 from jobs.run import Run, Shape
 from jobs.sweep.expand import Expansion, expand
 from tests.results_folder import CPU, TOY, ResultsFolder, failed, load, ok, record

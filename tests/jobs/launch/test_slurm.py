@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jobs.record import Record
+from jobs.results.record import Record
 from tests.slurm_cluster import SlurmCluster
 from tests.slurm_scenario import SOON_S, Scenario, Scenarios
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.launch.slurm import Array, arrays, sbatch_texts
-from jobs.manifest import Job, Manifest
+from jobs.results.manifest import Job, Manifest
 from jobs.run import Shape
 from jobs.sweep.schema import Sweep
 from tests.harness import ROOT, call

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.launch.folder_lock import LOCK
-from jobs.manifest import Manifest
+from jobs.results.manifest import Manifest
 from jobs.worker.environment import job_environment
 from tests.harness import (
     PATIENCE_S,
@@ -36,7 +36,7 @@ from tests.harness import (
 WARNED = """
 import signal, sys
 from pathlib import Path
-from jobs.manifest import read_manifest
+from jobs.results.manifest import read_manifest
 from jobs.worker.worker import Worker
 
 worker = Worker(read_manifest(Path(sys.argv[1])), 0)

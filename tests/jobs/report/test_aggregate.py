@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 import aggregate
-from jobs.observation import observe
 from jobs.report.pivot import make_pivot
 from jobs.report.results import list_results
+from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot
 from tests.benchmarks import toy
 from tests.results_folder import CPU, GRID, TOY, ResultsFolder, load, ok, write

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.manifest import write_handles
-from jobs.observation import observe
 from jobs.processes import ProcessHandle
 from jobs.report.compare import MIN_SAMPLES, bootstrap_ratio, compare, verdict
+from jobs.results.manifest import write_handles
+from jobs.results.run_states import observe
 from tests.harness import call
 from tests.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
 

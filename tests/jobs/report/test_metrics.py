@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.formatting import format_number
-from jobs.record import Measurements
 from jobs.report.metrics import slowest_rank
 from jobs.report.statistics import statistic
+from jobs.results.record import Measurements
 from systems import accounting
 from tests.benchmarks import toy
 from tests.results_folder import (

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from jobs.errors import TableError
-from jobs.observation import observe
 from jobs.published.figures import FOLDER, published_figure
 from jobs.report.report_table import ReportTable, make_report_table
 from jobs.report.results import list_results
+from jobs.results.run_states import observe
 from jobs.sweep.expand import expand
 from tests.benchmarks import toy
 from tests.results_folder import TOY, ResultsFolder, errors, load, ok, write

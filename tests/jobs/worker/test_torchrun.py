@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jobs.record import Failure, Record
+from jobs.results.record import Failure, Record
 from jobs.status import Status
 from jobs.worker.environment import job_environment
 from jobs.worker.isolation import ForkServer
@@ -43,7 +43,7 @@ LONG_S = 200  # for the other runs
 NODE = """
 import sys
 from pathlib import Path
-from jobs.manifest import read_manifest
+from jobs.results.manifest import read_manifest
 from jobs.worker.worker import Worker
 
 worker = Worker(read_manifest(Path(sys.argv[1])), 0, node_rank=int(sys.argv[2]))

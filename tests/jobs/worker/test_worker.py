@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jobs.record import Record
+from jobs.results.record import Record
 from jobs.worker.fork_server import descendants
 from jobs.worker.isolation import ForkServer, ServerDied
 from jobs.worker.outcome import Outcome

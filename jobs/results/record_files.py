@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from jobs.record import SCHEMA_VERSION, Record
+from jobs.results.record import SCHEMA_VERSION, Record
 
 RECORDS = "records"  # folder of records inside a results folder
 _RUN_ID = re.compile(rb'"run":"([^"]*)"')

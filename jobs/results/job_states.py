@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.json_files import write_json
-from jobs.manifest import Job, Manifest
+from jobs.results.manifest import Job, Manifest
 from jobs.status import Status
 
 ENDED = "ended.json"  # in a submission's folder: the last that Slurm said of jobs that ended

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.job_states import JobState, JobStates, job_states, with_last_words
-from jobs.manifest import Job, Manifest, read_manifests
-from jobs.record import Record
-from jobs.record_files import BadLine, read_records
+from jobs.results.job_states import JobState, JobStates, job_states, with_last_words
+from jobs.results.manifest import Job, Manifest, read_manifests
+from jobs.results.record import Record
+from jobs.results.record_files import BadLine, read_records
+from jobs.results.worker_state import read_worker_state
 from jobs.run import Run
 from jobs.status import Status
-from jobs.worker_state import read_worker_state
 
 TaskKey = tuple[str, int]  # run id, repeat
 
