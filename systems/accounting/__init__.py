@@ -28,7 +28,8 @@ from systems.accounting.data_parallel import (
     rank_state_bytes,
     step_sent_bytes,
 )
-from systems.accounting.hardware import DTYPE_BYTES, link_bandwidth, memory_bytes, peak_flops
+from systems.accounting.dtypes import DTYPE_BYTES, MATMUL_DTYPE
+from systems.accounting.hardware import link_bandwidth, memory_bytes, peak_flops
 from systems.accounting.transformer import (
     MODEL_SIZES,
     Attention,
@@ -51,6 +52,7 @@ from systems.accounting.transformer import (
 
 __all__ = [
     "DTYPE_BYTES",
+    "MATMUL_DTYPE",
     "MODEL_SIZES",
     "Attention",
     "Phase",

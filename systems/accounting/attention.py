@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from systems.accounting.hardware import DTYPE_BYTES
+from systems.accounting.dtypes import DTYPE_BYTES
 
 # FLOPs of each phase of attention in units of one matrix product of 2*N*N*D:
 # forward has two (QK^T, PV), backward five (QK^T again, dV, dP, dQ, dK).

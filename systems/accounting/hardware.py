@@ -1,15 +1,8 @@
-"""What devices can reach by their datasheets, and the sizes of dtypes."""
+"""Peak FLOP/s, memory and link bandwidth of devices, from their datasheets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-# What matrices are multiplied in, by what a training run calls its precision.
-MATMUL_DTYPE = {
-    "fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16",
-    "bf16_pure": "bf16", "bf16_master": "bf16",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ def run(params: Params) -> dict[str, Any]:
     import torch
     from torch import Tensor, nn
 
+    from systems.dtypes import TORCH_DTYPES
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     first, norm, last = (
@@ -38,9 +40,8 @@ def run(params: Params) -> dict[str, Any]:
             seen[name] = out
 
         layer.register_forward_hook(note)
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[params.autocast]
     targets = torch.arange(4, device=device)
-    with torch.autocast(device.type, dtype):
+    with torch.autocast(device.type, TORCH_DTYPES[params.autocast]):
         seen["loss"] = nn.functional.cross_entropy(
             model(torch.randn(4, 20, device=device)), targets
         )

@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from systems.accounting import MATMUL_DTYPE
 from systems.benchmark import Unsupported
 from systems.checkpointing import every_k_blocks, nested, selective
+from systems.dtypes import TORCH_DTYPES
 from systems.kernels.flash_attention import ATTENTIONS, why_not
 from systems.model import TransformerLM, cross_entropy
 from systems.training.params import TransformerParams
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = ("bf16", "fp16")  # the precisions that run under autocast
 # Steps before a capture: cuBLAS, autotuning and lazy loading allocate in the first.
 _GRAPH_WARMUP = 2
 BETAS = (0.9, 0.95)
@@ -58,12 +60,12 @@ class Training:
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """What forward runs in."""
-        dtype = _AUTOCAST.get(self.params.precision)
-        if dtype is None:
+        precision = self.params.precision
+        if precision not in _AUTOCAST:
             return contextlib.nullcontext()
         # A cast that the cache took from outside of a capture would not be replayed.
         cached = not self.params.cuda_graph
-        return torch.autocast(self.device.type, dtype, cache_enabled=cached)
+        return torch.autocast(self.device.type, TORCH_DTYPES[precision], cache_enabled=cached)
 
     def forward(self) -> None:
         """Compute the loss, and what backward needs."""
@@ -177,8 +179,7 @@ def _check_device(params: TransformerParams, device: torch.device) -> None:
         if params.precision == "tf32":
             raise Unsupported("TF32 is a format of NVIDIA's tensor cores; this is a CPU")
     size = params.model_size
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    dtype = dtypes.get(params.precision.split("_")[0], torch.float32)
+    dtype = TORCH_DTYPES[MATMUL_DTYPE[params.precision]]
     shape = (1, size.num_heads, params.context_length, size.d_model // size.num_heads)
     probe = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
     reason = why_not(probe, probe, probe, True, params.attention)
