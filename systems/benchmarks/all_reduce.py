@@ -48,11 +48,11 @@ def run(params: Params) -> dict[str, Any]:
     import torch.distributed as dist
 
     from systems import accounting
-    from systems.measure.barrier import meet, ranks_of
-    from systems.training.step_timing import synchronize
+    from systems.measure.ranks import barrier, rank_process_group
+    from systems.measure.timing import synchronize
 
     size = params.size_mb * 10**6
-    with ranks_of(params.backend, params.world_size) as device:
+    with rank_process_group(params.backend, params.world_size) as device:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         # NCCL runs calls in the order of its stream, so they can share one buffer, as nccl-tests
         # does. Gloo runs them on threads: each call in flight needs a buffer of its own.
@@ -69,7 +69,7 @@ def run(params: Params) -> dict[str, Any]:
 
         def sample(calls: int) -> float:
             """Milliseconds a call, `calls` of them issued before the first is waited for."""
-            meet(device)
+            barrier(device)
             pending: deque[Any] = deque()
             start = time.perf_counter()
             for i in range(calls):

@@ -78,18 +78,18 @@ def run(params: Params) -> dict[str, Any]:
         WrongOutput: ranks differ, or from one process on the batches of all.
         RuntimeError: the number of processes is not `world_size`.
     """
-    from systems.measure.barrier import ranks_of
+    from systems.measure.ranks import rank_process_group
 
-    with ranks_of(params.backend, params.world_size) as device:
+    with rank_process_group(params.backend, params.world_size) as device:
         return measure(params, device)
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """`run`, in the process group that there is."""
-    import torch
     import torch.distributed as dist
 
-    from systems.measure.barrier import of_all_ranks
+    from systems.measure.peak_memory import peak_memory_by_phase
+    from systems.measure.ranks import all_gather_objects
     from systems.training.parallel_training import (
         ParallelTraining,
         alternating_rounds,
@@ -109,23 +109,18 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     model = _bucket_model(params, alone)
     del alone, both
     gc.collect()
-    peaks = {}
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        training.step()
-        torch.cuda.synchronize()
-        peaks["train_step"] = torch.cuda.max_memory_allocated()
+    peaks = peak_memory_by_phase({"train_step": training.step}, device)
     steps = profiled_steps(training)
     samples["communication"] = [step.communication_ms for step in steps]
     samples["exposed"] = [step.exposed_ms for step in steps]
-    panels: dict[str, list[StepTimeline]] = {params.strategy: of_all_ranks(steps[-1])}
+    panels: dict[str, list[StepTimeline]] = {params.strategy: all_gather_objects(steps[-1])}
     if params.beside is not None:
         del training
         gc.collect()
         panels = {params.beside: _step_of(params.beside, params, device), **panels}
     draw_timeline(panels, params, device)
     mine = step_facts(samples)
-    by_rank = of_all_ranks(mine | exposed_facts(mine))
+    by_rank = all_gather_objects(mine | exposed_facts(mine))
     slowest = max(by_rank, key=lambda facts: float(facts["train_step_ms"]))
     return {
         "samples_ms": samples,
@@ -139,7 +134,7 @@ def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTi
     """A profiled step of another strategy, of every rank."""
     import torch.distributed as dist
 
-    from systems.measure.barrier import of_all_ranks
+    from systems.measure.ranks import all_gather_objects
     from systems.training.parallel_training import ParallelTraining, profiled_steps
 
     other = params.model_copy(update={"strategy": strategy, "bucket_size_mb": None})
@@ -148,7 +143,7 @@ def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTi
     )
     for _ in range(params.warmup_steps):
         training.step()
-    return of_all_ranks(profiled_steps(training)[-1])
+    return all_gather_objects(profiled_steps(training)[-1])
 
 
 def wrapped(module: nn.Module, params: Params) -> nn.Module:
@@ -180,16 +175,16 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
     Of overlapped a bucket is a parameter. Of naive and flat nothing is hidden, and torch fills its
     buckets in a way of its own: of those no exposed time is predicted.
     """
-    from systems.measure.barrier import of_all_ranks
+    from systems.measure.ranks import all_gather_objects
+    from systems.measure.timing import clock_ms
     from systems.parallel.buckets import MB, fill_buckets
-    from systems.training.step_timing import clock_ms
 
     backward = []
     for _ in range(3):
         clock_ms(alone.forward, alone.device)
         backward.append(clock_ms(alone.backward, alone.device))
         alone.zero_grad()
-    backward_seconds = max(of_all_ranks(min(backward))) / 1e3
+    backward_seconds = max(all_gather_objects(min(backward))) / 1e3
     parameters = list(alone.model.parameters())
     size = sum(parameter.nbytes for parameter in parameters)
     call_seconds = _all_reduce_seconds(1, alone.device)
@@ -218,14 +213,14 @@ def _all_reduce_seconds(elements: int, device: torch.device) -> float:
     import torch
     import torch.distributed as dist
 
-    from systems.measure.barrier import meet, of_all_ranks
-    from systems.training.step_timing import synchronize
+    from systems.measure.ranks import all_gather_objects, barrier
+    from systems.measure.timing import synchronize
 
     buffer = torch.zeros(elements, device=device)
     dist.all_reduce(buffer)
-    meet(device)
+    barrier(device)
     start = time.perf_counter()
     for _ in range(PROBES):
         dist.all_reduce(buffer)
     synchronize(device)
-    return float(max(of_all_ranks((time.perf_counter() - start) / PROBES)))
+    return float(max(all_gather_objects((time.perf_counter() - start) / PROBES)))

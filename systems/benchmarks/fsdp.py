@@ -61,7 +61,7 @@ def predict(params: Params) -> dict[str, Any]:
     gathered and the gradients of one."""
     size, precision, n = params.model_size, params.precision, params.world_size
     kept = accounting.rank_state_bytes("zero3", accounting.model_state_bytes(size, "fp32"), n)
-    width = 2 if precision == "bf16_master" else 4
+    width = accounting.DTYPE_BYTES[accounting.MATMUL_DTYPE[precision]]
     whole = accounting.transformer_parameters(size) * width
     sent = accounting.step_sent_bytes("zero3", {"weights": whole, "gradients": whole}, n)
     # With bf16 everything is: activations are those of bf16 throughout.
@@ -100,9 +100,9 @@ def run(params: Params) -> dict[str, Any]:
         WrongOutput: from one process on the batches of all, it differs too much.
         RuntimeError: the number of processes is not `world_size`.
     """
-    from systems.measure.barrier import ranks_of
+    from systems.measure.ranks import rank_process_group
 
-    with ranks_of(params.backend, params.world_size) as device:
+    with rank_process_group(params.backend, params.world_size) as device:
         return measure(params, device)
 
 
@@ -110,7 +110,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """`run`, in the process group that there is."""
     import torch.distributed as dist
 
-    from systems.measure.barrier import of_all_ranks
+    from systems.measure.ranks import all_gather_objects
     from systems.training.parallel_training import (
         ParallelTraining,
         alternating_rounds,
@@ -119,7 +119,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         step_facts,
     )
 
-    state, peaks = _memory(sharded_training(params, device), device)
+    state, peaks = _memory(sharded_training(params, device))
     gc.collect()
     training = sharded_training(params, device)
     alone = ParallelTraining(params, device, dist.get_rank())
@@ -131,9 +131,9 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     steps = profiled_steps(training)
     samples["communication"] = [step.communication_ms for step in steps]
     samples["exposed"] = [step.exposed_ms for step in steps]
-    draw_timeline({params.strategy: of_all_ranks(steps[-1])}, params, device)
-    kept = of_all_ranks(state)
-    by_rank = of_all_ranks(step_facts(samples) | gather_facts(steps))
+    draw_timeline({params.strategy: all_gather_objects(steps[-1])}, params, device)
+    kept = all_gather_objects(state)
+    by_rank = all_gather_objects(step_facts(samples) | gather_facts(steps))
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
@@ -158,41 +158,16 @@ def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
     return facts
 
 
-def _memory(
-    training: ParallelTraining, device: torch.device
-) -> tuple[dict[str, int], dict[str, int]]:
-    """What this rank keeps at the end of a step, by kind, and the step's peak, on a GPU."""
-    import torch
-
-    from systems.measure.saved_tensors import storage_bytes
+def _memory(training: ParallelTraining) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes that this rank keeps at the end of a step, by kind, and the step's peak, on a GPU."""
+    from systems.measure.peak_memory import peak_memory_by_phase
+    from systems.measure.state_memory import state_bytes
 
     for _ in range(WARMUP_STEPS):
         training.step()
     gc.collect()
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    training.forward()
-    training.backward()
-    training.synchronize_gradients()
-    parameters = [_local(p) for p in training.wrapper.parameters()]
-    gradients = [_local(p.grad) for p in training.wrapper.parameters() if p.grad is not None]
-    training.optimizer_step()
-    kept = {
-        "weights_bytes": storage_bytes(parameters),
-        "gradients_bytes": storage_bytes(gradients),
-        "optimizer_state_bytes": storage_bytes(
-            _local(value)
-            for values in training.optimizer.state.values()
-            for value in values.values()
-            if isinstance(value, torch.Tensor)
-        ),
-    }
-    if not on_gpu:
-        return kept, {}
-    torch.cuda.synchronize()
-    return kept, {"train_step": torch.cuda.max_memory_allocated()}
+    peaks = peak_memory_by_phase({"train_step": training.step_keeping_gradients}, training.device)
+    return state_bytes(training.wrapper.parameters(), training.optimizer), peaks
 
 
 # ---- the wrappers --------------------------------------------------------------------------------
@@ -264,13 +239,6 @@ def _fully_shard(
             block.set_modules_to_forward_prefetch(list(blocks[i + 1 : i + 1 + AHEAD]))
             block.set_modules_to_backward_prefetch(list(blocks[max(0, i - AHEAD) : i])[::-1])
     return module
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _plain_name(name: str) -> str:

@@ -148,18 +148,20 @@ def _let_go(training: Training) -> None:
 
 def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
     """What can be told without an allocator that counts."""
+    from systems.measure.state_memory import state_bytes
+
     for run_phase in phases.values():
         run_phase()
-    return _state_bytes(training)
+    return state_bytes(training.model.parameters(), training.optimizer)
 
 
 def _step_on_gpu(
     training: Training, params: Params, phases: Phases
 ) -> tuple[dict[str, int], dict[str, Any]]:
     """Peaks by phase and facts of one step, with its timeline drawn."""
-    import torch
-
     from systems.measure.memory_timeline import mark_phase
+    from systems.measure.peak_memory import peak_memory_by_phase
+    from systems.measure.state_memory import state_bytes
 
     peaks: dict[str, int] = {}
     requested: dict[str, int] = {}  # what tensors asked for, after each phase
@@ -168,16 +170,13 @@ def _step_on_gpu(
     before = _requested("current")
     for phase, run_phase in phases.items():
         mark_phase()
-        torch.cuda.reset_peak_memory_stats()
-        run_phase()
-        torch.cuda.synchronize()
-        peaks[phase] = torch.cuda.max_memory_allocated()
+        peaks |= peak_memory_by_phase({phase: run_phase}, training.device)
         requested[phase] = _requested("current")
         requested_peak = max(requested_peak, _requested("peak"))
     mark_phase()
     owned["gradients"] = _gradients(training)
     facts = {
-        **_state_bytes(training),
+        **state_bytes(training.model.parameters(), training.optimizer),
         "activations_bytes": requested["forward"] - before,
         "requested_peak_bytes": requested_peak,
     }
@@ -267,16 +266,6 @@ def _optimizer_state(training: Training) -> dict[str, torch.Tensor]:
     }
 
 
-def _state_bytes(training: Training) -> dict[str, int]:
-    from systems.measure.saved_tensors import storage_bytes
-
-    return {
-        "weights_bytes": storage_bytes(_weights(training).values()),
-        "gradients_bytes": storage_bytes(_gradients(training).values()),
-        "optimizer_state_bytes": storage_bytes(_optimizer_state(training).values()),
-    }
-
-
 def _saved(training: Training) -> dict[str, int]:
     """Bytes that autograd keeps at the end of forward, and how many are autocast's copies."""
     from systems.measure.saved_tensors import saved_tensors
@@ -294,7 +283,8 @@ def _block(training: Training) -> dict[str, Any]:
     """What the first block saves, on a residual stream as it comes from the embedding."""
     import torch
 
-    from systems.measure.saved_tensors import block_report, storage_bytes
+    from systems.measure.saved_tensors import block_report
+    from systems.measure.state_memory import storage_bytes
 
     with torch.no_grad():
         x = training.model.token_embedding(training.tokens)

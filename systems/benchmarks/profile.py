@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import gc
 import gzip
+import json
 import shutil
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -79,14 +81,14 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
-    from systems.measure.under_nsys import run_under_nsys, why_not_nsys
+    from systems.measure import nsys
     from systems.training.gradient_check import check_training
     from systems.training.step_timing import by_phase, phases_of, steps_ms, timed_steps
     from systems.training.training import make_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if params.profiler == "nsys":
-        reason = why_not_nsys()
+        reason = nsys.unsupported_reason()
         if reason is not None:
             raise Unsupported(reason)
     training = make_training(params, device)
@@ -100,7 +102,9 @@ def run(params: Params) -> dict[str, Any]:
         del training, phases  # another process needs the memory
         gc.collect()
         torch.cuda.empty_cache()
-        facts = run_under_nsys(params, artifacts_folder())
+        facts = nsys.run_under_nsys(
+            "systems.benchmarks.profile", params.model_dump_json(), artifacts_folder()
+        )
     return {
         "samples_ms": samples,
         **params.counts(samples),
@@ -124,7 +128,7 @@ def _torch_facts(training: Training, params: Params) -> dict[str, Any]:
 
 
 def _profile(training: Training, trace: Path) -> None:
-    from systems.training.profiler_ranges import annotate_attention, annotated_step, step_profiler
+    from systems.training.profiling import annotate_attention, annotated_step, step_profiler
     from systems.training.step_timing import phases_of
 
     annotate_attention(training)  # only now: the clock's steps ran without
@@ -145,3 +149,33 @@ def _over_clock(facts: dict[str, Any], samples: dict[str, list[float]]) -> dict[
         for name, own in (("range_over_clock", "range_ms"), ("kernels_over_clock", "kernel_ms"))
         if own in facts
     }
+
+
+def _steps_under_nsys(params: Params) -> dict[str, Any]:
+    """Run the annotated steps that nsys records; milliseconds of each range by Python's clock."""
+    import torch
+
+    from systems.training.profiling import annotate_attention, annotated_step
+    from systems.training.step_timing import phases_of
+    from systems.training.training import make_training
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    training = make_training(params, device)
+    annotate_attention(training)
+    phases = phases_of(training)
+    for _ in range(max(1, params.warmup_steps)):
+        annotated_step(training, phases)
+    if device.type == "cuda":
+        torch.cuda.profiler.start()
+    steps = [annotated_step(training, phases) for _ in range(PROFILED_STEPS)]
+    if device.type == "cuda":
+        torch.cuda.profiler.stop()
+    range_ms = {name: statistics.fmean(times[name] for times in steps) for name in phases}
+    range_ms["train_step"] = sum(range_ms.values())
+    return {"profiled_steps": PROFILED_STEPS, "range_ms": range_ms}
+
+
+if __name__ == "__main__":  # under nsys: PARAMS.json FACTS.json
+    _given, _facts = (Path(argument) for argument in sys.argv[1:])
+    _params = Params.model_validate_json(_given.read_text())
+    _facts.write_text(json.dumps(_steps_under_nsys(_params)))

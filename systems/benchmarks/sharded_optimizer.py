@@ -66,9 +66,9 @@ def run(params: Params) -> dict[str, Any]:
         WrongOutput: ranks differ, or from one process on the batches of all.
         RuntimeError: the number of processes is not `world_size`.
     """
-    from systems.measure.barrier import ranks_of
+    from systems.measure.ranks import rank_process_group
 
-    with ranks_of(params.backend, params.world_size) as device:
+    with rank_process_group(params.backend, params.world_size) as device:
         return measure(params, device)
 
 
@@ -76,14 +76,14 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """`run`, in the process group that there is."""
     import torch.distributed as dist
 
-    from systems.measure.barrier import of_all_ranks
+    from systems.measure.ranks import all_gather_objects
     from systems.training.parallel_training import (
         ParallelTraining,
         alternating_rounds,
         check_parallel,
     )
 
-    memory, peaks = _memory(sharded_training(params, device), device)
+    memory, peaks = _memory(params, device)
     gc.collect()
     training = sharded_training(params, device)
     alone = ParallelTraining(params, device, dist.get_rank())
@@ -91,7 +91,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
     samples["optimizer"] = _optimizer_ms(training, params.rounds)
-    by_rank = of_all_ranks(memory)
+    by_rank = all_gather_objects(memory)
     most = {moment: max((rank[moment] for rank in by_rank), key=_sum) for moment in memory}
     return {
         "samples_ms": samples,
@@ -131,58 +131,47 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
 
 
 def _memory(
-    training: ParallelTraining, device: torch.device
+    params: Params, device: torch.device
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
-    """What is in use after the beginning and around the first step, by kind, and peaks of the
-    phases between, and of a second step, when the optimizer's state exists."""
+    """Bytes in use after construction and around the first step, by kind; and peaks of the phases
+    between, and of a second step, when the optimizer's state exists."""
     import torch
 
-    from systems.measure.saved_tensors import storage_bytes
+    from systems.measure.peak_memory import peak_memory_by_phase
+    from systems.measure.state_memory import state_bytes
 
-    on_gpu = device.type == "cuda"
-    peaks: dict[str, int] = {}
+    made: list[ParallelTraining] = []
+    peaks = peak_memory_by_phase(
+        {"init": lambda: made.append(sharded_training(params, device))}, device
+    )
+    training = made.pop()
 
-    def kinds() -> dict[str, int]:
-        parameters = list(training.model.parameters())
+    def used_bytes() -> dict[str, int]:
         # ZeroRedundancyOptimizer keeps the one that steps its share inside.
-        stepping = getattr(training.optimizer, "optim", training.optimizer)
-        state = [
-            value
-            for values in stepping.state.values()
-            for value in values.values()
-            if isinstance(value, torch.Tensor)
-        ]
-        used = {
-            "weights_bytes": storage_bytes(parameters),
-            "gradients_bytes": storage_bytes([p.grad for p in parameters if p.grad is not None]),
-            "optimizer_state_bytes": storage_bytes(state),
-        }
-        if on_gpu:
-            allocated = torch.cuda.memory_allocated()
+        optimizer = getattr(training.optimizer, "optim", training.optimizer)
+        used = state_bytes(training.model.parameters(), optimizer)
+        if device.type == "cuda":
+            allocated = torch.cuda.memory_allocated(device)
             used["other_bytes"] = allocated - sum(used.values())
             used["allocated_bytes"] = allocated
         return used
 
-    def peak_of(phase: str) -> None:
-        if on_gpu:
-            torch.cuda.synchronize()
-            peaks[phase] = torch.cuda.max_memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
+    def forward_backward() -> None:
+        training.forward()
+        training.backward()
+        training.synchronize_gradients()
+
+    def second_step() -> None:
+        training.zero_grad()
+        training.step()
 
     gc.collect()
-    memory = {"after_init": kinds()}
-    peak_of("init")
-    training.forward()
-    training.backward()
-    training.synchronize_gradients()
-    memory["before_step"] = kinds()
-    peak_of("forward_backward")
-    training.optimizer_step()
-    memory["after_step"] = kinds()
-    peak_of("optimizer")
-    training.zero_grad()
-    training.step()
-    peak_of("train_step")
+    memory = {"after_init": used_bytes()}
+    peaks |= peak_memory_by_phase({"forward_backward": forward_backward}, device)
+    memory["before_step"] = used_bytes()
+    peaks |= peak_memory_by_phase({"optimizer": training.optimizer_step}, device)
+    memory["after_step"] = used_bytes()
+    peaks |= peak_memory_by_phase({"train_step": second_step}, device)
     return memory, peaks
 
 
@@ -192,15 +181,15 @@ def _sum(used: dict[str, int]) -> int:
 
 def _optimizer_ms(training: ParallelTraining, count: int) -> list[float]:
     """Milliseconds of the optimizer's step by Python's clock, all ranks beginning together."""
-    from systems.measure.barrier import meet
-    from systems.training.step_timing import clock_ms
+    from systems.measure.ranks import barrier
+    from systems.measure.timing import clock_ms
 
     samples = []
     for _ in range(count):
         training.forward()
         training.backward()
         training.synchronize_gradients()
-        meet(training.device)
+        barrier(training.device)
         samples.append(clock_ms(training.optimizer_step, training.device))
         training.zero_grad()
     return samples

@@ -19,8 +19,6 @@ from systems import accounting
 from systems.training.params import Passes, TransformerParams
 
 if TYPE_CHECKING:
-    import torch
-
     from systems.training.step_timing import Phases
     from systems.training.training import Training
 
@@ -116,7 +114,7 @@ def _measure(params: Params) -> dict[str, Any]:
     samples = by_phase(steps[params.warmup_steps :])
     if params.passes == "train_step":
         samples["train_step"] = steps_ms(training, params.measure_steps)
-    peaks = _peaks(phases, training, device)
+    peaks = _peaks(phases, training)
     measured = time.perf_counter() - started
     errors = check_training(training)
     moved = accounting.optimizer_step_bytes(params.model_size, params.precision)
@@ -136,19 +134,14 @@ def _measure(params: Params) -> dict[str, Any]:
     }
 
 
-def _peaks(phases: Phases, training: Training, device: torch.device) -> dict[str, int]:
-    """Bytes allocated at the peak of each phase, all that is alive included; on a GPU."""
-    import torch
+def _peaks(phases: Phases, training: Training) -> dict[str, int]:
+    """Peak memory of each phase, and of the whole step; nothing on a CPU."""
+    from systems.measure.peak_memory import peak_memory_by_phase
 
-    if device.type != "cuda":
+    if training.device.type != "cuda":
         return {}
     gc.collect()
-    peaks = {}
-    for name, fn in phases.items():
-        torch.cuda.reset_peak_memory_stats(device)
-        fn()
-        torch.cuda.synchronize(device)
-        peaks[name] = torch.cuda.max_memory_allocated(device)
+    peaks = peak_memory_by_phase(phases, training.device)
     training.zero_grad()
     if "optimizer" in peaks:
         peaks["train_step"] = max(peaks.values())

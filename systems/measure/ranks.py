@@ -1,4 +1,4 @@
-"""Ranks of a benchmark that meet: to begin together, and to tell each other what they found."""
+"""Start, synchronise and gather from the ranks of a benchmark under torchrun."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from systems.measure.timing import synchronize
 from systems.parallel import process_group
-from systems.training.step_timing import synchronize
 
 
 @contextlib.contextmanager
-def ranks_of(backend: str, world_size: int) -> Iterator[torch.device]:
-    """`systems.parallel.process_group` of torchrun's processes, of which there are to be this many.
+def rank_process_group(backend: str, world_size: int) -> Iterator[torch.device]:
+    """Join `systems.parallel.process_group` and check its size; yields this rank's device.
 
     Raises:
-        RuntimeError: torchrun started another number of processes.
+        RuntimeError: torchrun started another number of processes than `world_size`.
     """
     with process_group(backend) as device:
         started = dist.get_world_size()
@@ -30,15 +30,15 @@ def ranks_of(backend: str, world_size: int) -> Iterator[torch.device]:
         yield device
 
 
-def meet(device: torch.device) -> None:
-    """All ranks, with idle GPUs."""
+def barrier(device: torch.device) -> None:
+    """Wait until all ranks are here and their GPUs are idle."""
     synchronize(device)
     dist.barrier()
     synchronize(device)
 
 
-def of_all_ranks(value: Any) -> list[Any]:
-    """Everybody's, by rank. A collective."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, value)
-    return everyone
+def all_gather_objects(value: Any) -> list[Any]:
+    """Return the values of all ranks, in rank order; values are pickled. A collective."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from systems.measure.source_lines import Source, calling_frames, source_of
+from systems.measure.state_memory import storage_address, storage_bytes
 
 # Operations that make no bytes of their own: what they return is named after what they were given.
 _VIEWS = {
@@ -48,13 +49,15 @@ def saved_tensors(forward: Callable[[], object], apart: Iterable[Tensor]) -> lis
         apart: tensors that are there anyway (parameters, buffers, inputs): not counted.
     """
     there = list(apart)
-    seen = {_address(tensor) for tensor in there}
-    weights = {_address(tensor) for tensor in there if isinstance(tensor, torch.nn.Parameter)}
+    seen = {storage_address(tensor) for tensor in there}
+    weights = {
+        storage_address(tensor) for tensor in there if isinstance(tensor, torch.nn.Parameter)
+    }
     saved: list[SavedTensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        if _address(tensor) not in seen:
-            seen.add(_address(tensor))
+        if storage_address(tensor) not in seen:
+            seen.add(storage_address(tensor))
             contributor, leaf = _origin(tensor)
             saved.append(
                 SavedTensor(
@@ -63,7 +66,7 @@ def saved_tensors(forward: Callable[[], object], apart: Iterable[Tensor]) -> lis
                     tuple(tensor.shape),
                     str(tensor.dtype).removeprefix("torch."),
                     tensor.untyped_storage().nbytes(),
-                    leaf is not None and _address(leaf) in weights,
+                    leaf is not None and storage_address(leaf) in weights,
                 )
             )
         # With its history, an output that its own operation saves would keep itself alive.
@@ -72,12 +75,6 @@ def saved_tensors(forward: Callable[[], object], apart: Iterable[Tensor]) -> lis
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()
     return saved
-
-
-def storage_bytes(tensors: Iterable[Tensor | None]) -> int:
-    """Bytes of the tensors' storages, each once."""
-    sizes = {_address(t): t.untyped_storage().nbytes() for t in tensors if t is not None}
-    return sum(sizes.values())
 
 
 def block_report(
@@ -135,7 +132,3 @@ def _origin(tensor: Tensor) -> tuple[str, Tensor | None]:
                 return made_by, None
         node = node.next_functions[0][0]
     return made_by or "input", None if node is None else node.variable
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

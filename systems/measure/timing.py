@@ -1,4 +1,4 @@
-"""Timing and memory of one callable: warm up, flush the L2 cache, keep every sample.
+"""Time one callable: warm up, flush the L2 cache, keep every sample.
 
 On a GPU, time is what CUDA events read while the host is ahead: the GPU is held back before each
 sample until all of it has been launched, so that what a launch costs the host, which differs from
@@ -8,7 +8,6 @@ one machine and minute to the next, is not in it. `host_ms` tells that cost. On 
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -98,6 +97,21 @@ def wall_ms(
     return round(statistics.median(samples[10:]), 6)
 
 
+def clock_ms(fn: Thunk, device: torch.device) -> float:
+    """Milliseconds of one call by Python's clock, until the GPU has done all of it; the GPU must be
+    idle before."""
+    start = time.perf_counter()
+    fn()
+    synchronize(device)
+    return round((time.perf_counter() - start) * 1e3, 6)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the GPU; does nothing on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _cuda_sampler(
     fn: Thunk, before: Thunk | None, device: torch.device, launch_ms: float
 ) -> Callable[[int], list[float]]:
@@ -123,19 +137,3 @@ def _cuda_sampler(
         return [start.elapsed_time(end) for start, end in events]
 
     return sample
-
-
-def peak_memory_bytes(
-    fn: Thunk, device: torch.device, *, before: Thunk | None = None
-) -> int | None:
-    """Bytes allocated at the peak of one call, everything alive included; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    if before is not None:
-        before()
-    gc.collect()
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    fn()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device)

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from systems.benchmark import WrongOutput, artifacts_folder
-from systems.measure.barrier import meet
 from systems.measure.communication_timeline import STEP, StepTimeline, draw_steps, read_steps
+from systems.measure.ranks import barrier
+from systems.measure.timing import synchronize
 from systems.model import cross_entropy
 from systems.training.parallel_params import ParallelParams
-from systems.training.profiler_ranges import step_profiler
-from systems.training.step_timing import synchronize
+from systems.training.profiling import step_profiler
 from systems.training.training import Training, batch, optimizer_of
 
 CHECK_STEPS = 3
@@ -99,11 +99,15 @@ class ParallelTraining(Training):
         if self._finish is not None:
             self._finish()
 
-    def step(self) -> None:
+    def step_keeping_gradients(self) -> None:
+        """All of a step but `zero_grad`."""
         self.forward()
         self.backward()
         self.synchronize_gradients()
         self.optimizer_step()
+
+    def step(self) -> None:
+        self.step_keeping_gradients()
         self.zero_grad()
 
 
@@ -239,7 +243,7 @@ def alternating_rounds(
             training.step()
     for _ in range(rounds):
         for name, training in trainings.items():
-            meet(training.device)
+            barrier(training.device)
             start = time.perf_counter()
             for _ in range(steps):
                 training.step()
@@ -260,7 +264,7 @@ def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
         trace = Path(folder, "trace.json")
         with step_profiler(training.device, trace, PROFILED_STEPS) as profiler:
             for _ in range(1 + PROFILED_STEPS):
-                meet(training.device)
+                barrier(training.device)
                 with record_function(STEP):
                     for name, phase in phases.items():
                         with record_function(name):

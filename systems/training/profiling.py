@@ -11,9 +11,10 @@ from torch import Tensor
 
 from systems.kernels.flash_attention import masked_scores
 from systems.measure.kernel_table import ATTENTION_RANGES
+from systems.measure.timing import clock_ms
 from systems.model import TransformerBlock
 from systems.training.params import TransformerParams
-from systems.training.step_timing import Phases, clock_ms
+from systems.training.step_timing import Phases
 from systems.training.training import Training
 
 _SCORES, _SOFTMAX, _OUTPUT = ATTENTION_RANGES

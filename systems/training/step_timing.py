@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
 
+from systems.measure.timing import clock_ms
 from systems.training.params import Passes
 from systems.training.training import Training
 
@@ -40,20 +40,6 @@ def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
         both = zip(samples["forward"], samples["backward"], strict=True)
         samples["forward_backward"] = [f + b for f, b in both]
     return samples
-
-
-def clock_ms(fn: Callable[[], None], device: torch.device) -> float:
-    """Milliseconds by Python's clock; the GPU has done all before, and all of `fn` after."""
-    start = time.perf_counter()
-    fn()
-    synchronize(device)
-    return round((time.perf_counter() - start) * 1e3, 6)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for the GPU, if it is one."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def steps_ms(training: Training, count: int) -> list[float]:
