@@ -90,7 +90,7 @@ class ParallelTraining(Training):
         return super().autocast() if self._autocasts else contextlib.nullcontext()
 
     def forward(self) -> None:
-        with self.autocast():
+        with self.matmul_precision(), self.autocast():
             self.loss = self.cross_entropy(self.wrapper(self.tokens), self.targets)
 
     def synchronize_gradients(self) -> None:

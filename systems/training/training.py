@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +26,21 @@ _AUTOCAST = ("bf16", "fp16")  # the precisions that run under autocast
 # Steps before a capture: cuBLAS, autotuning and lazy loading allocate in the first.
 _GRAPH_WARMUP = 2
 BETAS = (0.9, 0.95)
+
+
+@contextlib.contextmanager
+def tf32_matmuls(allowed: bool) -> Iterator[None]:
+    """Allow or forbid TF32 in float32 matmuls on CUDA; the former setting is restored at the end.
+
+    torch.compile guards on the setting, and a CUDA graph keeps the kernels that were chosen under
+    it: enter this around tracing and capture as well as around what runs.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 class Training:
@@ -48,7 +63,6 @@ class Training:
     ):
         _check_device(params, device)
         self.params, self.device = params, device
-        torch.backends.cuda.matmul.allow_tf32 = params.precision == "tf32"
         attention = attention or ATTENTIONS[params.attention]
         self.model, master = _model(params, device, attention)
         self.tokens, self.targets = batch(params, device)
@@ -67,14 +81,19 @@ class Training:
         cached = not self.params.cuda_graph
         return torch.autocast(self.device.type, TORCH_DTYPES[precision], cache_enabled=cached)
 
+    def matmul_precision(self) -> contextlib.AbstractContextManager[None]:
+        """What forward and backward run in: TF32 if the precision says so, and only then."""
+        return tf32_matmuls(self.params.precision == "tf32")
+
     def forward(self) -> None:
         """Compute the loss, and what backward needs."""
-        with self.autocast():
+        with self.matmul_precision(), self.autocast():
             self.loss = self._loss_fn(self.tokens, self.targets)
 
     def backward(self) -> None:
         """Compute the gradients of the last forward."""
-        self.scaler.scale(self.loss).backward()
+        with self.matmul_precision():
+            self.scaler.scale(self.loss).backward()
 
     def optimizer_step(self) -> None:
         """Move the weights along the gradients."""
