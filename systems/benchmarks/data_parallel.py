@@ -90,15 +90,15 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.ranks import all_gather_objects
-    from systems.training.parallel_training import (
-        ParallelTraining,
+    from systems.training.parallel_check import check_parallel
+    from systems.training.parallel_timing import (
         alternating_rounds,
-        check_parallel,
         draw_timeline,
         exposed_facts,
         profiled_steps,
         step_facts,
     )
+    from systems.training.parallel_training import ParallelTraining
 
     rank = dist.get_rank()
     alone = ParallelTraining(params, device, rank)
@@ -135,7 +135,8 @@ def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTi
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
-    from systems.training.parallel_training import ParallelTraining, profiled_steps
+    from systems.training.parallel_timing import profiled_steps
+    from systems.training.parallel_training import ParallelTraining
 
     other = params.model_copy(update={"strategy": strategy, "bucket_size_mb": None})
     training = ParallelTraining(

@@ -111,13 +111,13 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
-    from systems.training.parallel_training import (
-        ParallelTraining,
+    from systems.training.parallel_timing import (
         alternating_rounds,
         draw_timeline,
         profiled_steps,
         step_facts,
     )
+    from systems.training.parallel_training import ParallelTraining
 
     state, peaks = _memory(sharded_training(params, device))
     gc.collect()
@@ -224,7 +224,9 @@ def _fully_shard(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    from systems.parallel.fsdp import AHEAD  # told to gather as far ahead as this project's does
+    from systems.parallel.fsdp import (
+        PREFETCH_LAYERS,
+    )  # told to gather as far ahead as this project's does
 
     blocks: Any = module.blocks
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
@@ -236,8 +238,10 @@ def _fully_shard(
     fully_shard(module, mesh=mesh, mp_policy=policy)
     if strategy == "fsdp2_prefetch":
         for i, block in enumerate(blocks):
-            block.set_modules_to_forward_prefetch(list(blocks[i + 1 : i + 1 + AHEAD]))
-            block.set_modules_to_backward_prefetch(list(blocks[max(0, i - AHEAD) : i])[::-1])
+            block.set_modules_to_forward_prefetch(list(blocks[i + 1 : i + 1 + PREFETCH_LAYERS]))
+            block.set_modules_to_backward_prefetch(
+                list(blocks[max(0, i - PREFETCH_LAYERS) : i])[::-1]
+            )
     return module
 
 
@@ -248,7 +252,7 @@ def _plain_name(name: str) -> str:
 
 def check(training: ParallelTraining, alone: ParallelTraining) -> dict[str, float]:
     """`check_parallel` of weights and gradients put together from their slices."""
-    from systems.training.parallel_training import check_parallel
+    from systems.training.parallel_check import check_parallel
 
     shapes = {name: p.shape for name, p in alone.model.named_parameters()}
     return check_parallel(

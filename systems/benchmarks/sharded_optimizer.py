@@ -77,11 +77,9 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
-    from systems.training.parallel_training import (
-        ParallelTraining,
-        alternating_rounds,
-        check_parallel,
-    )
+    from systems.training.parallel_check import check_parallel
+    from systems.training.parallel_timing import alternating_rounds
+    from systems.training.parallel_training import ParallelTraining
 
     memory, peaks = _memory(params, device)
     gc.collect()
