@@ -1,8 +1,8 @@
-"""The arithmetic behind the tables: FLOPs, bytes, memory, communication, hardware peaks. No torch.
+"""Formulas for FLOPs, bytes, memory, communication and hardware peaks. Standard library only.
 
-Every function is pure; what is not known (a GPU that is not listed) is None, never a guess.
-`python -m systems.accounting` works through what parallel training communicates and keeps, with
-`feed_forward` and `xxl`, which are not handed on here.
+All functions are pure; what is unknown (a GPU that is not listed) is None. `python -m
+systems.accounting` derives communication and memory of parallel training; it also uses
+`feed_forward` and `xxl`, which are not exported here.
 """
 
 from systems.accounting.attention import (

@@ -1,4 +1,4 @@
-"""Attention by implementation: forward, backward and both, checked against float64, then timed.
+"""Attention by implementation: checks forward and backward against float64, then times them.
 
 python -m jobs.submit sweeps/quickstart.yaml --local
 """
@@ -24,10 +24,10 @@ VERSION = 4
 PRELOAD = ("torch.fx.experimental.symbolic_shapes",)  # a first backward imports it
 Positive = Annotated[int, Field(ge=1)]
 PHASES = ("forward", "backward", "forward_backward")
-LAUNCH_BOUND = 1024  # tokens up to which it matters what a launch costs the host
-# Largest relative L2 error that counts as right, outputs and gradients alike. A dtype's unit
-# roundoff is 2^-8, 2^-11 and 2^-24; naive attention rounds the scores themselves, some 3 to 5
-# roundoffs of relative error in the softmax of a long row.
+LAUNCH_BOUND = 1024  # tokens up to which launches on the host limit the speed
+# Largest allowed relative L2 error of outputs and gradients. The unit roundoffs are 2^-8, 2^-11 and
+# 2^-24; naive attention rounds the scores themselves, which makes a relative error of about 3 to 5
+# roundoffs in the softmax of a long row.
 TOLERANCE = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 5e-5}
 
 
@@ -47,7 +47,7 @@ class Params(BenchmarkParams):
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Bytes that the materialised implementation needs, whether it got them or not."""
+    """Predict the bytes of the implementation that materialises its scores, even if it failed."""
     if params.implementation != "naive":
         return {}
     sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
@@ -56,7 +56,7 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Facts of one point: samples_ms, peak_memory_bytes, flops and bytes by phase, and errors.
+    """Return facts: samples_ms, peak_memory_bytes, flops and bytes by phase, and errors.
 
     Raises:
         Unsupported: the implementation does not take this dtype, shape or device.
@@ -158,7 +158,7 @@ def _implementation(
 def _measure(
     call: _Call, params: Params, device: torch.device
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Times and peaks of memory by phase; and facts: on a GPU host_ms, what a call costs the host,
+    """Measure times and peak memory by phase; and on a GPU as facts host_ms, the launch overhead,
     before_backward_bytes, what is allocated when backward begins, and for few tokens wall_ms."""
     import torch
 
@@ -194,7 +194,7 @@ def _measure(
 
 
 def _captured(fn: Callable[[], object]) -> Callable[[], None]:
-    """fn as a CUDA graph, to be replayed: without what its launches cost the host."""
+    """Capture fn as a CUDA graph and return its replay, which has no launch overhead."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -211,7 +211,7 @@ def _captured(fn: Callable[[], object]) -> Callable[[], None]:
 
 def require_right(errors: dict[str, float], implementation: str, dtype: str) -> None:
     """Raise WrongOutput where one of `relative_errors` is above TOLERANCE."""
-    # NaN is wrong too, and has no place in an order
+    # NaN is wrong, too
     wrong = [name for name, error in errors.items() if not error <= TOLERANCE[dtype]]
     if wrong:
         shown = ", ".join(f"{name} {errors[name]:.2e}" for name in wrong)
@@ -224,7 +224,7 @@ def require_right(errors: dict[str, float], implementation: str, dtype: str) -> 
 def relative_errors(
     forward: Any, q: Any, k: Any, v: Any, dout: Any, causal: bool
 ) -> dict[str, float]:
-    """||x - reference|| / ||reference|| of out, dq, dk and dv, over every element."""
+    """Return ||x - reference|| / ||reference|| of out, dq, dk and dv."""
     import torch
 
     from systems.kernels.flash_attention import attention_reference
@@ -238,7 +238,7 @@ def relative_errors(
     for name, tensor in given.items():
         exact = getattr(reference, name)
         norm = torch.linalg.vector_norm(exact).item()
-        # Of one visible key dq and dk are zero: then rounding is held against dout.
+        # With one visible key dq and dk are zero: then the error is relative to dout.
         norm = norm if norm > 1e-9 * scale else scale
         errors[name] = torch.linalg.vector_norm(tensor.double() - exact).item() / norm
     q.grad = k.grad = v.grad = None

@@ -1,4 +1,4 @@
-"""Which dtype each part of a small model has under autocast.
+"""Dtypes of the parts of a small model under autocast.
 
 python -m jobs.submit sweeps/mixed_precision.yaml --local
 """
@@ -19,7 +19,7 @@ class Params(BenchmarkParams):
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Facts: `dtypes` of weights, first layer, layer norm, logits, loss and gradients, by name."""
+    """Return facts: `dtypes` of weights, layers, logits, loss and gradients, by name."""
     import torch
     from torch import Tensor, nn
 

@@ -148,7 +148,7 @@ def test_what_a_cpu_cannot(given, reason):
         ({"num_heads": 3}, "d_model 64 is not divisible by num_heads 3"),
         (
             {"d_model": 36},
-            r"head_dim 9 \(d_model 36 / num_heads 4\) is odd; RoPE turns pairs",
+            r"head_dim 9 \(d_model 36 / num_heads 4\) is odd; RoPE rotates pairs",
         ),
         ({"precision": "bf16_master", "optimizer": "torch"}, "optimizer: fused, not torch"),
         (
