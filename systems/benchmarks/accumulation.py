@@ -26,7 +26,7 @@ WAYS = (
 
 
 class Params(BenchmarkParams):
-    """How often which number is added."""
+    """The number of terms, and the number that each of them is."""
 
     terms: Annotated[int, Field(ge=1)] = 1000
     addend: Annotated[float, Field(gt=0)] = 0.01

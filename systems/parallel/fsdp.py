@@ -108,18 +108,39 @@ class FullyShardedDataParallel(nn.Module):
 
         self._weights: list[ShardedWeight] = []
         self._copies: list[FSDPParameter] = []  # of replicated parameters, cast
+        replicated, by_module = self._manage(named, shard)
+        self._replicated = GradientAverage(replicated, self._group, self._average)
+        self._buckets = fill_buckets(self._replicated.trained, float("inf"))
+        self._layers = find_layers(module, layers, by_module)
+        for layer in self._layers:
+            for weight in layer.reduced:
+                hook = partial(self._on_gradient, layer, weight)
+                weight.unsharded.register_post_accumulate_grad_hook(hook)
+            self._attach(layer)
+
+        self._expected: list[Layer] = []  # order of layers in the last forward
+        self._order: list[Layer] = []  # and in this one
+        self._backward_order: list[Layer] = []  # in the forward that backward goes through
+        self._backward_at = 0  # position in it that backward has come to
+        self._reductions: deque[Reduction] = deque()
+
+    def _manage(
+        self, named: list[tuple[str, nn.Parameter]], shard: Callable[[nn.Module], bool]
+    ) -> tuple[list[tuple[str, nn.Parameter]], dict[nn.Module, list[FSDPParameter]]]:
+        """Shard or replicate the parameters; return the replicated ones, and by module those that
+        it shows in two forms."""
         replicated: list[tuple[str, nn.Parameter]] = []
         by_module: dict[nn.Module, list[FSDPParameter]] = {}
         for name, parameter in named:
             places = [
                 (owner, key)
-                for owner in module.modules()
+                for owner in self.module.modules()
                 for key, value in owner._parameters.items()
                 if value is parameter
             ]
             dtype = parameter.dtype
-            if compute_dtype is not None and dtype.is_floating_point:
-                dtype = compute_dtype
+            if self.compute_dtype is not None and dtype.is_floating_point:
+                dtype = self.compute_dtype
             managed: FSDPParameter
             sharded = any(key == "weight" and shard(owner) for owner, key in places)
             if sharded and parameter.numel():
@@ -137,20 +158,7 @@ class FullyShardedDataParallel(nn.Module):
                 replicated.append((name, master))
             for owner, _ in places:
                 by_module.setdefault(owner, []).append(managed)
-        self._replicated = GradientAverage(replicated, self._group, self._average)
-        self._buckets = fill_buckets(self._replicated.trained, float("inf"))
-        self._layers = find_layers(module, layers, by_module)
-        for layer in self._layers:
-            for weight in layer.reduced:
-                hook = partial(self._on_gradient, layer, weight)
-                weight.unsharded.register_post_accumulate_grad_hook(hook)
-            self._attach(layer)
-
-        self._expected: list[Layer] = []  # order of layers in the last forward
-        self._order: list[Layer] = []  # and in this one
-        self._backward_order: list[Layer] = []  # in the forward that backward goes through
-        self._backward_at = 0  # position in it that backward has come to
-        self._reductions: deque[Reduction] = deque()
+        return replicated, by_module
 
     def _attach(self, layer: Layer) -> None:
         # A compiler that met storages that come and go would be misled.

@@ -97,7 +97,7 @@ class TransformerParams(BenchmarkParams):
 
     @property
     def attention_kind(self) -> accounting.Attention:
-        """How accounting classifies the attention, by whether and how scores are kept. `sdpa`, for
+        """Accounting's class of the attention, by whether and how scores are kept. `sdpa`, for
         which torch chooses, is a fused one."""
         kinds: dict[str, accounting.Attention] = {"naive": "materialised", "sdpa_math": "math"}
         return kinds.get(self.attention, "fused")
