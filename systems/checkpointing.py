@@ -1,9 +1,9 @@
-"""Activation checkpointing: which activations backward finds saved, and which it computes again.
+"""Activation checkpointing: policies for which activations are saved and which are recomputed.
 
     model.apply_blocks = every_k_blocks(4)
 
-Each policy is a way to send x through the blocks; the numbers are the same, memory and time are
-not. Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
+Each policy is a way to apply the blocks; results are the same, memory and time differ. Chen et al.
+2016, "Training Deep Nets with Sublinear Memory Cost".
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from systems.model import apply_in_order
+
 ApplyBlocks = Callable[[nn.ModuleList, Tensor], Tensor]
 
 
 def every_k_blocks(k: int) -> ApplyBlocks:
-    """Keep the input of every k-th block; backward computes the blocks behind it again (section 3).
+    """Save the input of every k-th block; backward recomputes the blocks after it (section 3).
 
     Raises:
         ValueError: k is below 1.
@@ -35,16 +37,16 @@ def every_k_blocks(k: int) -> ApplyBlocks:
 
     def apply(blocks: nn.ModuleList, x: Tensor) -> Tensor:
         for start in range(0, len(blocks), k):
-            x = _recomputed(partial(_run, list(blocks)[start : start + k]), x)
+            x = _recomputed(partial(apply_in_order, list(blocks)[start : start + k]), x)
         return x
 
     return apply
 
 
 def nested() -> ApplyBlocks:
-    """Checkpoints inside checkpoints: of each run of blocks keep its input, and within it do the
-    same by halves (section 4.3). O(log n) inputs are alive at once; each block is computed again
-    at most log2(n) times, half as often on average."""
+    """Checkpoint recursively: save the input of each half of the blocks, and do the same within it
+    (section 4.3). O(log n) inputs are alive at once; each block is recomputed at most log2(n)
+    times, half as often on average."""
 
     def halves(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
         if len(blocks) == 1:
@@ -58,10 +60,9 @@ def nested() -> ApplyBlocks:
 
 
 def selective() -> ApplyBlocks:
-    """Keep what products with weights and fused attention give, compute again the rest: norms,
-    RoPE, SiLU, casts, and the scores where attention materialises them (Korthikanti et al. 2022,
-    section 5)."""
-    keep = {
+    """Save the outputs of matmuls with weights and of fused attention, and recompute the rest:
+    norms, RoPE, SiLU, casts, and materialised scores (Korthikanti et al. 2022, section 5)."""
+    saved = {
         torch.ops.aten.mm.default,
         torch.ops.aten.addmm.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -71,7 +72,7 @@ def selective() -> ApplyBlocks:
     }
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if op in keep else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if op in saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
 
@@ -83,12 +84,6 @@ def selective() -> ApplyBlocks:
     return apply
 
 
-def _run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
-    for block in blocks:
-        x = block(x)
-    return x
-
-
 def _recomputed(fn: Callable[[Tensor], Tensor], x: Tensor, **kwargs: Any) -> Tensor:
-    # There is no dropout: the state of the random numbers need not be kept.
+    # There is no dropout: random state need not be preserved.
     return checkpoint(fn, x, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -1,16 +1,16 @@
-"""A decoder-only Transformer language model: RMSNorm before each part, RoPE, SwiGLU, no biases.
+"""A decoder-only Transformer language model: pre-norm RMSNorm, RoPE, SwiGLU, no biases.
 
     model = TransformerLM(10_000, 512, d_model=1600, num_layers=48, num_heads=25, d_ff=6400)
     logits = model(token_ids)
 
-The attention is a function that is passed in, so that every implementation can be swapped by name:
-`TransformerLM(..., attention=ATTENTIONS["sdpa_cudnn"])`, of `systems.kernels.flash_attention`.
+Attention is a function that is passed in, so that implementations can be swapped by name:
+`TransformerLM(..., attention=ATTENTIONS["sdpa_cudnn"])`, from `systems.kernels.flash_attention`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
@@ -25,8 +25,8 @@ class Linear(nn.Module):
     """x W^T, without bias.
 
     Args:
-        d_in, d_out: of the last dimension; `weight` is (d_out, d_in).
-        parts: how many matrices of equal size are stacked in d_out; each is initialised alone.
+        d_in, d_out: sizes of the last dimension; `weight` is (d_out, d_in).
+        parts: how many matrices of equal size are stacked in d_out; each is initialised on its own.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Embedding(nn.Module):
         """Integers (...) -> (..., d_model).
 
         Raises:
-            ValueError: on a CPU, an id that is out of range. On a GPU looking would stop the queue;
-                there it is a device-side assertion.
+            ValueError: on a CPU, an id is out of range. A check on a GPU would synchronise; there
+                it is a device-side assertion.
         """
         if token_ids.device.type == "cpu" and not torch.compiler.is_compiling():
             _check_range(token_ids, self.weight.shape[0])
@@ -65,8 +65,8 @@ class Embedding(nn.Module):
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, equation 4).
 
-    The square of a bf16 or fp16 activation overflows or loses digits; so the norm is taken in
-    float32 (float64 stays) and the result goes back to x's dtype.
+    The square of a bf16 or fp16 activation overflows or loses digits, so the norm is computed in
+    float32 (float64 stays) and the result is cast to x's dtype.
     """
 
     def __init__(self, d_model: int, *, eps: float = 1e-5, device: Any = None, dtype: Any = None):
@@ -82,7 +82,7 @@ class RMSNorm(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """RoPE (Su et al. 2021, section 3.4.2, equation 34): pairs (x_2i, x_2i+1) turned by an angle
+    """RoPE (Su et al. 2021, section 3.4.2, equation 34): rotates pairs (x_2i, x_2i+1) by an angle
     that grows with the position.
 
     The tables stay in float32, or float64 for a float64 model, whatever the model is cast to: in
@@ -115,17 +115,17 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", angle.sin().to(wide), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """What `.to()`, `.half()` and `.cuda()` call: tables are made anew, not cast."""
+        """Make the tables anew where `.to()`, `.half()` or `.cuda()` would cast them."""
         probe = fn(torch.empty(0, dtype=self.cos.dtype, device=self.cos.device))
         self._make_tables(probe.device, probe.dtype)
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., seq_len, head_dim) -> the same shape and dtype, row i turned by i's angles."""
+        """(..., seq_len, head_dim) -> the same shape and dtype, row i rotated by i's angles."""
         cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
         even, odd = x.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
-        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
-        return turned.flatten(-2).to(x.dtype)
+        rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+        return rotated.flatten(-2).to(x.dtype)
 
 
 class CausalSelfAttention(nn.Module):
@@ -200,7 +200,7 @@ class TransformerLM(nn.Module):
         d_model, num_layers, num_heads, d_ff: width, blocks, heads of d_model / num_heads each, and
             inner width of the feed-forward.
         rope_theta: base of RoPE's frequencies.
-        attention: (q, k, v, is_causal=True) -> out; torch's own by default.
+        attention: (q, k, v, is_causal=True) -> out; torch's by default.
         device, dtype: of the parameters.
 
     Raises:
@@ -237,7 +237,7 @@ class TransformerLM(nn.Module):
         head_dim = d_model // num_heads
         if head_dim % 2:
             raise ValueError(
-                f"RoPE turns pairs: head_dim must be even, and is {head_dim} "
+                f"RoPE rotates pairs: head_dim must be even, and is {head_dim} "
                 f"(d_model {d_model} / num_heads {num_heads})"
             )
         self.context_length = context_length
@@ -256,7 +256,7 @@ class TransformerLM(nn.Module):
         """Integers (batch, seq_len) -> logits (batch, seq_len, vocab_size).
 
         Raises:
-            ValueError: more tokens than context_length; on a CPU, an id that is out of range.
+            ValueError: more tokens than context_length; on a CPU, an id out of range.
         """
         seq_len = token_ids.shape[-1]
         if seq_len > self.context_length:
@@ -267,8 +267,8 @@ class TransformerLM(nn.Module):
         return self.output_head(self.final_norm(x))
 
 
-def apply_in_order(blocks: nn.ModuleList, x: Tensor) -> Tensor:
-    """x through one block after the other; `systems.checkpointing` has other ways."""
+def apply_in_order(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
+    """Apply one block after the other; `systems.checkpointing` has other ways."""
     for block in blocks:
         x = block(x)
     return x
@@ -276,7 +276,7 @@ def apply_in_order(blocks: nn.ModuleList, x: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean negative log-likelihood of `targets` (batch, seq_len) under `logits` (batch, seq_len,
-    vocab_size), taken at least in float32: a 0-dimensional tensor."""
+    vocab_size), computed at least in float32: a 0-dimensional tensor."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide.flatten(0, -2), targets.flatten())
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from jobs.results.record import Measurements, Record
 from jobs.sweep.schema import FACT, NAMED, PREDICTED, SUFFIXES, Plot, Table, measured_in, units_of
-from systems.accounting.hardware import MATMUL_DTYPE, peak_flops
+from systems.accounting.dtypes import MATMUL_DTYPE
+from systems.accounting.hardware import peak_flops
 
 _UNITS = {
     "s": 1e-3, "ms": 1.0, "us": 1e3,  # of a millisecond

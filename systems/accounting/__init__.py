@@ -1,8 +1,8 @@
-"""The arithmetic behind the tables: FLOPs, bytes, memory, communication, hardware peaks. No torch.
+"""Formulas for FLOPs, bytes, memory, communication and hardware peaks. Standard library only.
 
-Every function is pure; what is not known (a GPU that is not listed) is None, never a guess.
-`python -m systems.accounting` works through what parallel training communicates and keeps, with
-`feed_forward` and `xxl`, which are not handed on here.
+All functions are pure; what is unknown (a GPU that is not listed) is None. `python -m
+systems.accounting` derives communication and memory of parallel training; it also uses
+`feed_forward` and `xxl`, which are not exported here.
 """
 
 from systems.accounting.attention import (
@@ -28,7 +28,8 @@ from systems.accounting.data_parallel import (
     rank_state_bytes,
     step_sent_bytes,
 )
-from systems.accounting.hardware import DTYPE_BYTES, link_bandwidth, memory_bytes, peak_flops
+from systems.accounting.dtypes import DTYPE_BYTES, MATMUL_DTYPE
+from systems.accounting.hardware import link_bandwidth, memory_bytes, peak_flops
 from systems.accounting.transformer import (
     MODEL_SIZES,
     Attention,
@@ -51,6 +52,7 @@ from systems.accounting.transformer import (
 
 __all__ = [
     "DTYPE_BYTES",
+    "MATMUL_DTYPE",
     "MODEL_SIZES",
     "Attention",
     "Phase",

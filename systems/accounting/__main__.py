@@ -1,5 +1,4 @@
-"""Communication and memory of parallel training, worked out: each answer with its formula, the
-numbers put in and what comes out.
+"""Derive communication and memory of parallel training: formula, numbers and result of each.
 
 python -m systems.accounting
 python -m systems.accounting --model 2.7b --world-size 2 --tokens 131072

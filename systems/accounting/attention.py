@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from systems.accounting.hardware import DTYPE_BYTES
+from systems.accounting.dtypes import DTYPE_BYTES
 
 # FLOPs of each phase of attention in units of one matrix product of 2*N*N*D:
 # forward has two (QK^T, PV), backward five (QK^T again, dV, dP, dQ, dK).
@@ -14,7 +14,7 @@ _ATTENTION_MATMULS = {"forward": 2, "backward": 5, "forward_backward": 7}
 def attention_flops(
     phase: str, batch_size: int, num_heads: int, seq_len: int, head_dim: int, causal: bool
 ) -> int:
-    """Floating-point operations of softmax(QK^T)V and of its gradient, matrix products only.
+    """Count floating-point operations of softmax(QK^T)V and of its gradient, matmuls only.
 
     Args:
         phase: forward, backward or forward_backward.
@@ -33,9 +33,9 @@ _SOFTMAX_OPERATIONS = {"forward": 5, "backward": 4}
 
 
 def softmax_over_matmul_flops(phase: str, head_dim: int) -> float:
-    """Operations of attention's softmax for each of its matrix products, where the scores are kept:
-    two products forward, four backward, each of 2 * head_dim operations a score. Scaling and
-    masking belong to neither.
+    """Return operations of attention's softmax per FLOP of its matmuls, with materialised scores:
+    two matmuls forward, four backward, each of 2 * head_dim operations a score. Scaling and masking
+    belong to neither.
 
     Args:
         phase: forward or backward.
@@ -48,7 +48,7 @@ def softmax_over_matmul_flops(phase: str, head_dim: int) -> float:
 def attention_bytes(
     phase: str, batch_size: int, num_heads: int, seq_len: int, head_dim: int, dtype: str
 ) -> int:
-    """The fewest bytes a fused kernel must move: each input read once, each output written once.
+    """Return the least bytes a fused kernel moves: inputs read once, outputs written once.
 
     forward reads q, k, v and writes o and the float32 log-sum-exp; backward reads q, k, v, o, do
     and the log-sum-exp and writes dq, dk, dv (FlashAttention-2, algorithms 1 and 2).
@@ -66,11 +66,11 @@ def attention_bytes(
 def materialised_attention_bytes(
     batch_size: int, num_heads: int, seq_len: int, head_dim: int, dtype: str, causal: bool
 ) -> dict[str, int]:
-    """Bytes alive at three moments of attention that keeps its scores, as torch runs it eagerly.
+    """Return bytes alive at three times in attention with materialised scores, in eager torch.
 
     One score matrix is S = batch_size * num_heads * seq_len^2 elements. Forward holds two at once
     (before and after scaling, masking, softmax) and keeps one, the probabilities P, for backward;
-    backward holds P, dP, dS and the product of P and dP, which torch's softmax makes on the way.
+    backward holds P, dP, dS and the product of P and dP, a temporary of torch's softmax.
     The causal mask is one byte a pair of positions, shared by batch and heads.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Collectives on a ring: what each rank must send, and how long that takes.
+"""Collectives on a ring: bytes that each rank sends, and time.
 
 n ranks stand in a ring, each sends W bytes/s to the next. A tensor of S bytes is cut into n chunks,
 and in every step each rank passes one chunk on; the time of a call itself is left out. Sources:
@@ -12,12 +12,11 @@ from systems.accounting.hardware import link_bandwidth
 
 
 def ring_bytes(size_bytes: float, world_size: float) -> float:
-    """Bytes each rank sends in one round of the ring, to all-gather or to reduce-scatter:
-    S (n-1)/n.
+    """Return the bytes each rank sends to all-gather or to reduce-scatter: S (n-1)/n.
 
     Args:
-        size_bytes: S, of the tensor when it is whole.
-        world_size: n, at least 1; limits are found at an n that is not whole.
+        size_bytes: S, of the whole tensor.
+        world_size: n, at least 1; not an integer where a limit is solved for.
 
     Raises:
         ValueError: world_size is less than 1.
@@ -28,7 +27,7 @@ def ring_bytes(size_bytes: float, world_size: float) -> float:
 
 
 def all_gather_seconds(size_bytes: float, world_size: float, bandwidth: float) -> float:
-    """S (n-1) / (n W): n-1 steps of a chunk of S/n bytes.
+    """Return S (n-1) / (n W): n-1 steps of a chunk of S/n bytes.
 
     Args:
         size_bytes, world_size: as for `ring_bytes`.
@@ -38,12 +37,12 @@ def all_gather_seconds(size_bytes: float, world_size: float, bandwidth: float) -
 
 
 def reduce_scatter_seconds(size_bytes: float, world_size: float, bandwidth: float) -> float:
-    """S (n-1) / (n W): an all-gather run backwards, adding. Arguments as there."""
+    """Return S (n-1) / (n W): an all-gather run backwards, adding. Arguments as there."""
     return ring_bytes(size_bytes, world_size) / bandwidth
 
 
 def all_reduce_seconds(size_bytes: float, world_size: float, bandwidth: float) -> float:
-    """2 S (n-1) / (n W): a reduce-scatter, then an all-gather of what it left."""
+    """Return 2 S (n-1) / (n W): a reduce-scatter, then an all-gather of what it left."""
     scatter = reduce_scatter_seconds(size_bytes, world_size, bandwidth)
     return scatter + all_gather_seconds(size_bytes, world_size, bandwidth)
 
@@ -51,15 +50,15 @@ def all_reduce_seconds(size_bytes: float, world_size: float, bandwidth: float) -
 def whole_tensor_all_reduce_seconds(
     size_bytes: float, world_size: float, bandwidth: float
 ) -> float:
-    """S (n-1) / W, the alternate ring all-reduce of assignment 2, section 8.1: in each of n-1 steps
-    a rank passes on the whole tensor that came in the step before, and adds it to its own sum. That
-    is n/2 times as long as `all_reduce_seconds`.
+    """Return S (n-1) / W, the alternate ring all-reduce of assignment 2, section 8.1: in each of
+    n-1 steps a rank passes on the whole tensor that it received in the last step, and adds it to
+    its own sum. That is n/2 times as long as `all_reduce_seconds`.
     """
     return world_size * ring_bytes(size_bytes, world_size) / bandwidth
 
 
 def all_reduce_bus_bytes(size_bytes: int, world_size: int) -> float:
-    """Bytes each rank must send, and receive, to all-reduce `size_bytes`: 2 (n-1)/n of them.
+    """Return the bytes each rank sends, and receives, to all-reduce: 2 S (n-1)/n.
 
     Divided by time this is nccl-tests' bus bandwidth, which can be compared with the link's speed
     whatever the number of ranks (nccl-tests, doc/PERFORMANCE.md, "AllReduce").
@@ -70,7 +69,7 @@ def all_reduce_bus_bytes(size_bytes: int, world_size: int) -> float:
 def predicted_all_reduce_seconds(
     device_name: str | None, size_bytes: float, world_size: int
 ) -> float | None:
-    """`all_reduce_seconds` over this device's own link, or None where that is not known.
+    """Return `all_reduce_seconds` over the device's link, or None if it is unknown.
 
     Args:
         device_name: as `hardware.link_bandwidth` takes it; every rank on one such link.

@@ -1,5 +1,5 @@
-"""Data parallel training: what DDP's buckets leave exposed, and what DDP, ZeRO and this project's
-ShardedOptimizer keep on a rank and send in a step."""
+"""Data parallel training: exposed time of DDP's buckets, and bytes that DDP, ZeRO and this
+project's ShardedOptimizer keep on a rank and send in a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from systems.accounting.collectives import predicted_all_reduce_seconds, ring_by
 
 Strategy = Literal["ddp", "zero1", "zero2", "zero3", "sharded_optimizer"]
 
-# What each keeps a share of 1/n of; all else is whole on every rank. ZeRO: Rajbhandari et al. 2020,
+# The state of which a rank keeps 1/n; the rest is replicated. ZeRO: Rajbhandari et al. 2020,
 # section 5, P_os, P_os+g and P_os+g+p; the last is what torch calls FSDP.
 _SHARED: dict[Strategy, tuple[str, ...]] = {
     "ddp": (),
@@ -39,7 +39,7 @@ STRATEGIES: tuple[Strategy, ...] = tuple(_SHARED)
 def rank_state_bytes(
     strategy: Strategy, state: dict[str, int], world_size: int
 ) -> dict[str, float]:
-    """Bytes of weights, gradients and optimizer state that one rank keeps, shares taken as equal.
+    """Return bytes of weights, gradients and optimizer state of one rank, with equal shares.
 
     Buffers of gathered weights, activations and copies under autocast are left out.
 
@@ -59,7 +59,7 @@ def rank_state_bytes(
 def step_sent_bytes(
     strategy: Strategy, state: dict[str, int], world_size: int
 ) -> dict[tuple[str, str], float]:
-    """Bytes that one rank sends in a training step on a ring, by (collective, tensor).
+    """Return bytes that one rank sends in a step on a ring, by (collective, tensor).
 
     One forward and one backward a step. Where sharded_optimizer broadcasts from each owner, ranks
     send on average what an all-gather takes.
@@ -85,8 +85,8 @@ def ddp_overhead_seconds(
     buckets: int,
     backward_seconds: float | None = None,
 ) -> float:
-    """Seconds that communication goes on after backward: equal buckets, each all-reduced when its
-    gradients are there and the bucket before it is through.
+    """Return the seconds of communication after backward, with equal buckets, each all-reduced
+    when its gradients are ready and the bucket before it is done.
 
     With n_b buckets, m = s / (n_b w) + o of communication and c of backward a bucket, that is
     m + (n_b - 1) max(0, m - c). Stanford CS336 2025, assignment 2, ddp_bucketed_benchmarking (b)
@@ -112,7 +112,7 @@ def ddp_overhead_seconds(
 
 
 def best_bucket_count(size_bytes: float, bandwidth: float, call_seconds: float) -> int:
-    """The n_b with the least s / (n_b w) + n_b o: a whole number beside sqrt(s / (w o)).
+    """Return the integer n_b with the least s / (n_b w) + n_b o, next to sqrt(s / (w o)).
 
     Raises:
         ValueError: call_seconds is not positive; more buckets would then always be better.
@@ -125,8 +125,8 @@ def best_bucket_count(size_bytes: float, bandwidth: float, call_seconds: float) 
 
 
 def best_bucket_bytes(size_bytes: float, bandwidth: float, call_seconds: float) -> float:
-    """sqrt(s w o), the bucket size with the least overhead, number of buckets not rounded; never
-    more than s. Arguments as of `ddp_overhead_seconds`."""
+    """Return sqrt(s w o), the bucket size with the least overhead if the number of buckets is not
+    rounded; at most s. Arguments as of `ddp_overhead_seconds`."""
     return min(size_bytes, math.sqrt(size_bytes * bandwidth * call_seconds))
 
 
@@ -138,8 +138,8 @@ def predicted_ddp_overhead_seconds(
     buckets: int,
     backward_seconds: float | None = None,
 ) -> float | None:
-    """`ddp_overhead_seconds` with gradients all-reduced on a ring over this device's own link, or
-    None where that is not known. Arguments as there and of `predicted_all_reduce_seconds`."""
+    """Return `ddp_overhead_seconds` with all-reduces on a ring over the device's link, or None if
+    it is unknown. Arguments as there and of `predicted_all_reduce_seconds`."""
     whole = predicted_all_reduce_seconds(device_name, size_bytes, world_size)
     if whole is None:
         return None

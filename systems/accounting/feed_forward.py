@@ -1,4 +1,4 @@
-"""A feed-forward layer on many devices: FLOPs, communication, and how many devices are too many.
+"""A feed-forward layer on many devices: FLOPs, communication, and the device count it limits.
 
 B tokens, width D, hidden width F, m matrices (3 of SwiGLU, y = (silu(x W1) * x W2) W3), e bytes an
 element. n_d devices share the batch (data parallel, weights whole; or FSDP, weights sharded too)
@@ -80,7 +80,7 @@ def machine(
     tensor_axes: int = 1,
     shared_links: bool = False,
 ) -> Machine | None:
-    """A Machine by its datasheet, or None where that is not known.
+    """Return a Machine by its datasheet, or None if unknown.
 
     Args:
         batch_axes, tensor_axes: M_X and M_Y of How to Scale Your Model, part 5: axes of the torus
@@ -93,14 +93,14 @@ def machine(
 
 
 def device_flops(which: Pass, layer: FeedForward, tokens: float, devices: float) -> float:
-    """FLOPs of one device in one pass; `tokens` is B, of all devices together."""
+    """Return FLOPs of one device in one pass; `tokens` is B, of all devices together."""
     return {"forward": 2, "backward": 4}[which] * layer.weights * tokens / devices
 
 
 def compute_seconds(
     which: Pass, layer: FeedForward, tokens: float, on: Machine, devices: float
 ) -> float:
-    """Seconds of matrix products in one pass at the machine's peak."""
+    """Return seconds of matmuls in one pass at the machine's peak."""
     return device_flops(which, layer, tokens, devices) / on.flops
 
 
@@ -113,11 +113,11 @@ def communication_seconds(
     batch_devices: float = 1,
     tensor_devices: float = 1,
 ) -> float:
-    """Seconds of collectives in one pass: of the slower axis, or of both where links are shared.
+    """Return seconds of collectives in one pass: of the slower axis, or of both on shared links.
 
     Args:
         tokens: B, of all devices together.
-        batch_devices, tensor_devices: n_d and n_t, at least 1, not necessarily whole.
+        batch_devices, tensor_devices: n_d and n_t, at least 1, not necessarily integers.
     """
     weights = layer.element_bytes * layer.weights / tensor_devices
     activations = layer.element_bytes * layer.d_model * tokens / batch_devices
@@ -146,13 +146,13 @@ class Limit:
 
 
 def batch_limit(which: Pass, layer: FeedForward, tokens: float, on: Machine, batch: Batch) -> Limit:
-    """The most devices that share the batch alone: 1 + a, or inf of DP in forward."""
+    """Return the most devices if only the batch is shared: 1 + a, or inf for DP in forward."""
     a, _ = _slack(which, layer, tokens, on, batch)
     return Limit(1 + a, 1)
 
 
 def tensor_limit(which: Pass, layer: FeedForward, on: Machine) -> Limit:
-    """The most devices that share F alone: 1 + b, whatever the batch."""
+    """Return the most devices if only F is shared: 1 + b, for any batch."""
     _, b = _slack(which, layer, 1, on, "dp")
     return Limit(1, 1 + b)
 
@@ -160,7 +160,7 @@ def tensor_limit(which: Pass, layer: FeedForward, on: Machine) -> Limit:
 def mesh_limit(
     which: Pass, layer: FeedForward, tokens: float, on: Machine, batch: Batch = "fsdp"
 ) -> Limit:
-    """The most devices n_d n_t that share batch and F, at the best n_d and n_t."""
+    """Return the most devices n_d n_t that share batch and F, at the best n_d and n_t."""
     a, b = _slack(which, layer, tokens, on, batch)
     if not on.shared_links or math.isinf(a):
         return Limit(1 + a, 1 + b)
@@ -182,8 +182,8 @@ def compute_bound_tokens(
     tensor_devices: int,
     long_rings: bool = False,
 ) -> float | None:
-    """B, the fewest tokens of all devices together with which FSDP and tensor parallelism do not
-    bind: (n_d - 1)/a = 1, a growing with B; with shared links (n_d - 1)/a + (n_t - 1)/b = 1.
+    """Return B, the fewest tokens of all devices together at which FSDP and tensor parallelism do
+    not bind: (n_d - 1)/a = 1, a growing with B; with shared links (n_d - 1)/a + (n_t - 1)/b = 1.
 
     Args:
         long_rings: take (n-1)/n as 1, as How to Scale Your Model does.
@@ -203,7 +203,7 @@ def compute_bound_tokens(
 def _slack(
     which: Pass, layer: FeedForward, tokens: float, on: Machine, batch: Batch
 ) -> tuple[float, float]:
-    """a and b: by how many devices more than one each axis can grow before it binds alone."""
+    """Return a and b: how far beyond one device each axis can grow before it binds alone."""
     a = 2 * tokens * on.batch_bandwidth / (layer.element_bytes * on.flops)
     if batch == "dp" and which == "forward":
         a = math.inf

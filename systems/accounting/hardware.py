@@ -1,20 +1,13 @@
-"""What devices can reach by their datasheets, and the sizes of dtypes."""
+"""Peak FLOP/s, memory and link bandwidth of devices, from their datasheets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-# What matrices are multiplied in, by what a training run calls its precision.
-MATMUL_DTYPE = {
-    "fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16",
-    "bf16_pure": "bf16", "bf16_master": "bf16",
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class _Device:
-    """What a datasheet says of one device.
+    """Figures from the datasheet of one device.
 
     flops: dense peaks in FLOP/s; bf16, fp16 and tf32 on tensor cores, fp32 outside them.
     link: bytes/s that it can send to its peers; of a GPU over all its NVLinks, of a TPU over one
@@ -49,19 +42,19 @@ _DEVICES = {
 
 
 def peak_flops(gpu_name: str | None, dtype: str) -> float | None:
-    """FLOP/s a device can reach by its datasheet, or None where it is not known."""
+    """Return the peak FLOP/s of a device by its datasheet, or None if unknown."""
     device = _DEVICES.get(gpu_name or "")
     return device.flops.get(dtype) if device else None
 
 
 def link_bandwidth(device_name: str | None) -> float | None:
-    """Bytes/s a device can send to its peers, or None where it is not known: of a GPU over all its
+    """Return the bytes/s a device can send to its peers, or None if unknown: of a GPU over all its
     NVLinks, within one NVLink domain; of a TPU over one axis of its torus, both ways round."""
     device = _DEVICES.get(device_name or "")
     return device.link if device else None
 
 
 def memory_bytes(device_name: str | None) -> float | None:
-    """Memory of a device by its datasheet (GB = 10^9 bytes), or None where it is not known."""
+    """Return the memory of a device by its datasheet (GB = 10^9 bytes), or None if unknown."""
     device = _DEVICES.get(device_name or "")
     return device.memory if device else None

@@ -1,7 +1,7 @@
-"""The Transformer's arithmetic: sizes by name, parameters, FLOPs, and what memory holds.
+"""Sizes, parameters, FLOPs and memory of the Transformer.
 
-The model is `systems.model.TransformerLM`, run as torch runs it without a compiler; so what is
-saved for backward can be counted tensor by tensor, and is tested against what autograd saves.
+The model is `systems.model.TransformerLM` in eager torch, so what is saved for backward can be
+counted tensor by tensor; tests compare it with what autograd saves.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ MODEL_SIZES = {
 
 
 def block_parameters(size: TransformerSize) -> dict[str, int]:
-    """Parameters of one block, by part."""
+    """Count the parameters of one block, by part."""
     d = size.d_model
     return {"attention": 4 * d * d, "feed_forward": 3 * d * size.d_ff, "norms": 2 * d}
 
 
 def transformer_parameters(size: TransformerSize) -> int:
-    """Parameters of the whole model; embedding and output head are not tied."""
+    """Count the parameters of the model; embedding and output head are not tied."""
     block = sum(block_parameters(size).values())
     return size.num_layers * block + 2 * size.vocab_size * size.d_model + size.d_model
 
 
 def multiplied_weights(size: TransformerSize) -> int:
-    """Weights of all matrix products: no gains of norms, and no embedding, which is looked up."""
+    """Count the weights in matmuls: without gains of norms and the embedding, which is a lookup."""
     return size.num_layers * _block_matrices(size) + size.vocab_size * size.d_model
 
 
@@ -65,8 +65,7 @@ def _block_matrices(size: TransformerSize) -> int:
 def transformer_flops(
     phase: str, size: TransformerSize, batch_size: int, context_length: int
 ) -> int:
-    """Floating-point operations of matrix products: what the model needs, whatever is computed
-    again.
+    """Count the floating-point operations of matmuls that the model needs, without recomputation.
 
     Two for each weight and token forward, twice that backward; and the products of attention, over
     all pairs of positions, masked or not (Chowdhery et al. 2022, PaLM, appendix B: 6N + 12LHQT).
@@ -84,14 +83,14 @@ def transformer_flops(
 
 @dataclass(frozen=True)
 class _Widths:
-    """Bytes of an element, by what it is."""
+    """Bytes per element, by kind of tensor."""
 
     weight: int  # what forward multiplies with, as it is stored
     gradient: int
     state: int  # optimizer: of both moments and of the master weight, together
     residual: int  # the residual stream
     matmul: int  # inputs of matrix products
-    cast: bool  # whether autocast keeps a 16-bit copy of each weight for backward
+    cast: bool  # autocast keeps a 16-bit copy of each weight for backward
 
 
 _WIDTHS: dict[str, _Widths] = {
@@ -116,24 +115,24 @@ def _state_bytes(matrices: int, gains: int, precision: Precision) -> dict[str, i
 
 
 def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, int]:
-    """Bytes of weights, gradients and AdamW's state (with master weights, where there are)."""
+    """Return bytes of weights, gradients and AdamW's state, including master weights if any."""
     gains = (2 * size.num_layers + 1) * size.d_model
     return _state_bytes(transformer_parameters(size) - gains, gains, precision)
 
 
 def block_gradient_bytes(size: TransformerSize, precision: Precision) -> int:
-    """Bytes of the gradients of one block's parameters."""
+    """Return bytes of the gradients of one block's parameters."""
     gains = block_parameters(size)["norms"]
     return _state_bytes(_block_matrices(size), gains, precision)["gradients"]
 
 
 def weight_copy_bytes(size: TransformerSize, precision: Precision) -> int:
-    """Bytes of the 16-bit copies of weights that autocast makes and keeps for backward."""
+    """Return bytes of the 16-bit copies of weights that autocast keeps for backward."""
     return 2 * multiplied_weights(size) if _WIDTHS[precision].cast else 0
 
 
 def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
-    """The fewest bytes AdamW must move: weights, gradients and state read, all but the gradients
+    """Return the least bytes AdamW moves: weights, gradients and state read, all but the gradients
     written. Where there are master weights, those are read and the model's own only written."""
     state = model_state_bytes(size, precision)
     gains = (2 * size.num_layers + 1) * size.d_model
@@ -146,7 +145,7 @@ def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
 def residual_stream_bytes(
     size: TransformerSize, batch_size: int, context_length: int, precision: Precision
 ) -> int:
-    """Bytes of the residual stream at one place, (batch_size, context_length, d_model)."""
+    """Return bytes of the residual stream at one place, (batch_size, context_length, d_model)."""
     return batch_size * context_length * size.d_model * _WIDTHS[precision].residual
 
 
@@ -157,7 +156,7 @@ def block_saved_bytes(
     precision: Precision,
     attention: Attention,
 ) -> dict[str, int]:
-    """Bytes that one block saves for backward, by contributor, its weights apart."""
+    """Return bytes that one block saves for backward, by contributor, without its weights."""
     d, ff = size.d_model, size.d_ff
     tokens = batch_size * context_length
     pairs = tokens * size.num_heads * context_length
@@ -205,8 +204,8 @@ def activation_bytes(
     attention: Attention,
     checkpoint_every: int = 0,
 ) -> int:
-    """Bytes saved for backward by the whole model where they are most: at the end of forward, or
-    with checkpoints where backward has computed a segment again.
+    """Return the maximum of bytes saved for backward: at the end of forward, or with checkpoints
+    when backward has recomputed a segment.
 
     Args:
         checkpoint_every: 0 keeps everything; k keeps the residual stream in front of every k-th
@@ -263,7 +262,7 @@ def best_checkpoint_interval(
     precision: Precision,
     attention: Attention,
 ) -> int:
-    """The smallest k with which `activation_bytes` is least: near sqrt(layers * residual / block)
+    """Return the smallest k with the least `activation_bytes`: near sqrt(layers * residual / block)
     (Chen et al. 2016, section 4.1, with unequal costs of a checkpoint and of a block)."""
 
     def bytes_with(k: int) -> int:
@@ -281,7 +280,7 @@ def peak_memory_bytes(
     attention: Attention,
     checkpoint_every: int = 0,
 ) -> int:
-    """Bytes at the peak, by what stays: temporaries of a single operation are left out.
+    """Return the peak of bytes, without temporaries of single operations.
 
     Args:
         phase: forward (its graph kept) or forward_backward, of a model without optimizer; or

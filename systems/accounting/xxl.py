@@ -19,7 +19,7 @@ PARAMETERS = BLOCKS * LAYER.weights
 
 
 def state_bytes() -> dict[str, int]:
-    """What stays between steps, all of it float32: 16 bytes a parameter."""
+    """Return bytes of state between steps, all float32: 16 bytes per parameter."""
     return {
         "weights": 4 * PARAMETERS,
         "gradients": 4 * PARAMETERS,
@@ -28,17 +28,17 @@ def state_bytes() -> dict[str, int]:
 
 
 def saved_bytes(tokens: int) -> int:
-    """Saved for backward: of each token and block the inputs of W_in (d_model) and W_out (d_ff)."""
+    """Return bytes saved for backward: the inputs of W_in (d_model) and W_out (d_ff)."""
     return LAYER.element_bytes * BLOCKS * (LAYER.d_model + LAYER.d_ff) * tokens
 
 
 def devices_worth(tokens: int, memory_bytes: float) -> int:
-    """How many devices have as much memory as state and saved activations take."""
+    """Return how many devices have the memory for state and saved activations."""
     return math.ceil((sum(state_bytes().values()) + saved_bytes(tokens)) / memory_bytes)
 
 
 def fsdp_device_bytes(tokens: int, devices: int) -> float:
-    """S / N + A / (2 N) + A / 2: state S, and half of the activations A, sharded over N devices.
+    """Return S / N + A / (2 N) + A / 2: state S and half of activations A sharded over N.
 
     Args:
         tokens: those whose activations A would be on one device if nothing were sharded.
@@ -48,10 +48,10 @@ def fsdp_device_bytes(tokens: int, devices: int) -> float:
 
 
 def fsdp_devices(tokens: int, memory_bytes: int) -> int | None:
-    """The fewest devices N with `fsdp_device_bytes` below memory_bytes: N > (S + A/2) / (M - A/2).
+    """Return the fewest devices whose memory is enough: N > (S + A/2) / (M - A/2).
 
     Returns:
-        None where the half of the activations that is not sharded is too much by itself.
+        None if the half of the activations that is not sharded does not fit on its own.
     """
     state, saved = sum(state_bytes().values()), saved_bytes(tokens)
     left = 2 * memory_bytes - saved

@@ -1,4 +1,4 @@
-"""Adding 0.01 a thousand times: what the dtype of the sum and of the terms does to the result.
+"""Add 0.01 a thousand times: the error by dtype of the sum and of the terms.
 
 python -m jobs.submit sweeps/mixed_precision.yaml --local
 """
@@ -13,8 +13,8 @@ from systems.benchmark import BenchmarkParams
 
 VERSION = 1
 FLOAT16_MAX = 65_504
-# (dtype of the sum, dtype of the term, whether the term is cast to the sum's dtype before it is
-# added); a sum keeps its dtype, since it is added to in place.
+# (dtype of the sum, dtype of the term, True if the term is cast to the sum's dtype before it is
+# added); the addition is in place, so a sum keeps its dtype.
 WAYS = (
     ("float32", "float32", False),
     ("float16", "float16", False),
@@ -26,7 +26,7 @@ WAYS = (
 
 
 class Params(BenchmarkParams):
-    """terms times the addend, one after the other."""
+    """The number of terms, and the number that each of them is."""
 
     terms: Annotated[int, Field(ge=1)] = 1000
     addend: Annotated[float, Field(gt=0)] = 0.01
@@ -43,21 +43,21 @@ class Params(BenchmarkParams):
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Facts: `ways`, one entry a way, with the sum and its relative error."""
+    """Return facts: `ways`, with the sum and its relative error of each."""
     import torch
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     exact = params.terms * params.addend
     ways = []
-    for of_sum, of_term, cast in WAYS:
-        total = torch.tensor(0.0, dtype=getattr(torch, of_sum), device=device)
-        term = torch.tensor(params.addend, dtype=getattr(torch, of_term), device=device)
+    for sum_dtype, term_dtype, cast in WAYS:
+        total = torch.tensor(0.0, dtype=getattr(torch, sum_dtype), device=device)
+        term = torch.tensor(params.addend, dtype=getattr(torch, term_dtype), device=device)
         for _ in range(params.terms):
             total += term.to(total.dtype) if cast else term
         ways.append(
             {
-                "sum": of_sum,
-                "term": of_term + (f", cast to {of_sum}" if cast else ""),
+                "sum": sum_dtype,
+                "term": term_dtype + (f", cast to {sum_dtype}" if cast else ""),
                 "result": f"{total.item():.4f}",
                 "error_share": total.item() / exact - 1,
             }

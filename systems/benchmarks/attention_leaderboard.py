@@ -5,7 +5,7 @@
 Forward and backward of one batch of 16 heads, 16,384 tokens of 64 dimensions, causal, in bfloat16,
 by `triton.testing.do_bench(warmup=1000, rep=10000)`, which returns the mean. The function is under
 torch.compile, the loss is the sum, whose gradient is one number expanded, and gradients are never
-cleared, so that each call adds to them. The same by the rules of this project: `attention`.
+cleared, so that each call adds to them. `attention` measures the same by this project's rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRELOAD = ("torch.fx.experimental.symbolic_shapes",)  # a first backward imports
 
 
 class Params(BenchmarkParams):
-    """The case of the leaderboard; smaller ones are for tests."""
+    """The leaderboard's case by default; tests use smaller ones."""
 
     implementation: Literal[AttentionName]
     num_heads: Annotated[int, Field(ge=1)] = 16
@@ -35,11 +35,11 @@ class Params(BenchmarkParams):
 
 
 def run(params: Params) -> dict[str, Any]:
-    """samples_ms: forward_backward, one number, the mean.
+    """Return facts; samples_ms of forward_backward is a single number, the mean.
 
     Raises:
         Unsupported: no GPU, or the implementation does not take this.
-        WrongOutput: an output or gradient is further from float64 than `attention` allows.
+        WrongOutput: the error of an output or gradient is above `attention.TOLERANCE`.
     """
     import torch
     from triton.testing import do_bench
@@ -65,7 +65,7 @@ def run(params: Params) -> dict[str, Any]:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, is_causal=True)
 
-    # flex has a torch.compile of its own; under another one it would make its mask in every call.
+    # flex calls torch.compile itself; inside another one it would make its mask in every call.
     function = attend if params.implementation == "flex" else torch.compile(attend)
 
     expanded = torch.ones((), dtype=q.dtype, device=device).expand(shape)

@@ -1,4 +1,4 @@
-"""Which dtype each part of a small model has under autocast.
+"""Dtypes of the parts of a small model under autocast.
 
 python -m jobs.submit sweeps/mixed_precision.yaml --local
 """
@@ -19,9 +19,11 @@ class Params(BenchmarkParams):
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Facts: `dtypes` of weights, first layer, layer norm, logits, loss and gradients, by name."""
+    """Return facts: `dtypes` of weights, layers, logits, loss and gradients, by name."""
     import torch
     from torch import Tensor, nn
+
+    from systems.dtypes import TORCH_DTYPES
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
@@ -38,9 +40,8 @@ def run(params: Params) -> dict[str, Any]:
             seen[name] = out
 
         layer.register_forward_hook(note)
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[params.autocast]
     targets = torch.arange(4, device=device)
-    with torch.autocast(device.type, dtype):
+    with torch.autocast(device.type, TORCH_DTYPES[params.autocast]):
         seen["loss"] = nn.functional.cross_entropy(
             model(torch.randn(4, 20, device=device)), targets
         )

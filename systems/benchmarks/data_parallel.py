@@ -1,9 +1,9 @@
-"""Data parallel training of a Transformer by strategy: step time, and what of it is communication.
+"""Data parallel training of a Transformer, by strategy: step time and exposed communication.
 
 python -m jobs.submit sweeps/ddp.yaml --local
 
-Each rank leaves its step time, the time of a step without communication, and what the profiler saw
-of communication; rank 0 draws one profiled step of every rank into timeline.png.
+Each rank records its step time, the time of a step without communication, and the communication
+that the profiler saw; rank 0 draws one profiled step of every rank into timeline.png.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 Strategy = Literal["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
-PROBE_BYTES = 256 * 10**6  # of the all-reduce that tells the rate, or of all gradients if less
+PROBE_BYTES = 256 * 10**6  # at most, of the all-reduce that measures the bandwidth
 PROBES = 20
 
 
@@ -35,10 +35,10 @@ class Params(ParallelParams):
 
     strategy:
         naive, flat, overlapped, bucketed   of `systems.parallel.ddp`
-        torch         torch's DistributedDataParallel as it comes, with buckets of 25 MiB
+        torch         torch's DistributedDataParallel with its defaults: buckets of 25 MiB
         torch_tuned   with gradient_as_bucket_view and static_graph, its buffers not broadcast
     bucket_size_mb: of bucketed, in 10^6 bytes.
-    beside: another strategy, of which a step is drawn above this one's.
+    beside: another strategy, whose step is drawn above this one's.
     """
 
     strategy: Strategy
@@ -57,48 +57,48 @@ class Params(ParallelParams):
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Bytes of gradients, and bytes that a rank sends in a step on a ring."""
+    """Predict the bytes of gradients, and the bytes that a rank sends in a step on a ring."""
     state = accounting.model_state_bytes(params.model_size, params.precision)
     sent = accounting.step_sent_bytes("ddp", state, params.world_size)
     return {"gradients_bytes": state["gradients"], "sent_bytes": sum(sent.values())}
 
 
 def run(params: Params) -> dict[str, Any]:
-    """This rank's facts. Phases: `train_step`; `alone`, the same step without communication, all
-    ranks stepping at the same time in rounds that alternate with the others; of the profiled steps
-    `communication`, the time in which any is on its way, and `exposed`, that in which nothing is
-    computed beside it.
+    """Return this rank's facts. Phases: `train_step`; `alone`, the same step without communication,
+    on all ranks at the same time, in rounds that alternate with those of train_step; and of the
+    profiled steps `communication`, the time with any in flight, and `exposed`, the part of it
+    without computation.
 
-    Facts: `parallel_training.step_facts` and `exposed_facts` of the slowest rank, and by_rank;
-    error, as `check_parallel` has it; and `model`, accounting's of buckets with the call's cost and
-    the rate that this process group has.
+    Facts: `parallel_timing.step_facts` and `exposed_facts` of the slowest rank, and by_rank; error,
+    as `check_parallel` returns it; and `model`, accounting's model of buckets with this process
+    group's latency and bandwidth.
 
     Raises:
         Unsupported: this machine cannot do what is asked.
-        WrongOutput: ranks differ, or from one process on the batches of all.
+        WrongOutput: ranks differ, or differ from one process on the batches of all.
         RuntimeError: the number of processes is not `world_size`.
     """
-    from systems.measure.barrier import ranks_of
+    from systems.measure.ranks import rank_process_group
 
-    with ranks_of(params.backend, params.world_size) as device:
+    with rank_process_group(params.backend, params.world_size) as device:
         return measure(params, device)
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """`run`, in the process group that there is."""
-    import torch
+    """Run in the current process group."""
     import torch.distributed as dist
 
-    from systems.measure.barrier import of_all_ranks
-    from systems.training.parallel_training import (
-        ParallelTraining,
+    from systems.measure.peak_memory import peak_memory_by_phase
+    from systems.measure.ranks import all_gather_objects
+    from systems.training.parallel_check import check_parallel
+    from systems.training.parallel_timing import (
         alternating_rounds,
-        check_parallel,
         draw_timeline,
         exposed_facts,
         profiled_steps,
         step_facts,
     )
+    from systems.training.parallel_training import ParallelTraining
 
     rank = dist.get_rank()
     alone = ParallelTraining(params, device, rank)
@@ -109,23 +109,18 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     model = _bucket_model(params, alone)
     del alone, both
     gc.collect()
-    peaks = {}
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        training.step()
-        torch.cuda.synchronize()
-        peaks["train_step"] = torch.cuda.max_memory_allocated()
+    peaks = peak_memory_by_phase({"train_step": training.step}, device)
     steps = profiled_steps(training)
     samples["communication"] = [step.communication_ms for step in steps]
     samples["exposed"] = [step.exposed_ms for step in steps]
-    panels: dict[str, list[StepTimeline]] = {params.strategy: of_all_ranks(steps[-1])}
+    panels: dict[str, list[StepTimeline]] = {params.strategy: all_gather_objects(steps[-1])}
     if params.beside is not None:
         del training
         gc.collect()
         panels = {params.beside: _step_of(params.beside, params, device), **panels}
     draw_timeline(panels, params, device)
     mine = step_facts(samples)
-    by_rank = of_all_ranks(mine | exposed_facts(mine))
+    by_rank = all_gather_objects(mine | exposed_facts(mine))
     slowest = max(by_rank, key=lambda facts: float(facts["train_step_ms"]))
     return {
         "samples_ms": samples,
@@ -136,11 +131,12 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
 
 def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTimeline]:
-    """A profiled step of another strategy, of every rank."""
+    """Return a profiled step of another strategy, of every rank."""
     import torch.distributed as dist
 
-    from systems.measure.barrier import of_all_ranks
-    from systems.training.parallel_training import ParallelTraining, profiled_steps
+    from systems.measure.ranks import all_gather_objects
+    from systems.training.parallel_timing import profiled_steps
+    from systems.training.parallel_training import ParallelTraining
 
     other = params.model_copy(update={"strategy": strategy, "bucket_size_mb": None})
     training = ParallelTraining(
@@ -148,11 +144,11 @@ def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTi
     )
     for _ in range(params.warmup_steps):
         training.step()
-    return of_all_ranks(profiled_steps(training)[-1])
+    return all_gather_objects(profiled_steps(training)[-1])
 
 
 def wrapped(module: nn.Module, params: Params) -> nn.Module:
-    """The module, made data parallel by the strategy that params names."""
+    """Wrap the module by the strategy that params names."""
     from torch.nn.parallel import DistributedDataParallel
 
     from systems import parallel
@@ -174,29 +170,29 @@ def wrapped(module: nn.Module, params: Params) -> nn.Module:
 
 
 def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
-    """Accounting's model of buckets, with o and w as this process group has them, and backward as
-    this device takes it. A collective.
+    """Evaluate accounting's model of buckets with the latency o and bandwidth w of this process
+    group, and the time of backward on this device. A collective.
 
-    Of overlapped a bucket is a parameter. Of naive and flat nothing is hidden, and torch fills its
-    buckets in a way of its own: of those no exposed time is predicted.
+    In overlapped a bucket is a parameter. No exposed time is predicted for naive and flat, which
+    overlap nothing, and for torch, which fills its buckets differently.
     """
-    from systems.measure.barrier import of_all_ranks
+    from systems.measure.ranks import all_gather_objects
+    from systems.measure.timing import clock_ms
     from systems.parallel.buckets import MB, fill_buckets
-    from systems.training.step_timing import clock_ms
 
     backward = []
     for _ in range(3):
         clock_ms(alone.forward, alone.device)
         backward.append(clock_ms(alone.backward, alone.device))
         alone.zero_grad()
-    backward_seconds = max(of_all_ranks(min(backward))) / 1e3
+    backward_seconds = max(all_gather_objects(min(backward))) / 1e3
     parameters = list(alone.model.parameters())
     size = sum(parameter.nbytes for parameter in parameters)
     call_seconds = _all_reduce_seconds(1, alone.device)
     probe = min(size, PROBE_BYTES) // 4
     bandwidth = 4 * probe / max(_all_reduce_seconds(probe, alone.device) - call_seconds, 1e-9)
     fit = size, bandwidth, call_seconds
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "call_us": call_seconds * 1e6,
         "all_reduce_gb_per_second": bandwidth / 1e9,
         "all_gradients_ms": (size / bandwidth + call_seconds) * 1e3,
@@ -207,25 +203,25 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
     if params.strategy in ("overlapped", "bucketed"):
         buckets = len(fill_buckets(parameters, (params.bucket_size_mb or 0) * MB))
         overhead = accounting.ddp_overhead_seconds
-        told["buckets"] = buckets
-        told["exposed_ms"] = overhead(*fit, buckets) * 1e3
-        told["exposed_beside_backward_ms"] = overhead(*fit, buckets, backward_seconds) * 1e3
-    return told
+        facts["buckets"] = buckets
+        facts["exposed_ms"] = overhead(*fit, buckets) * 1e3
+        facts["exposed_beside_backward_ms"] = overhead(*fit, buckets, backward_seconds) * 1e3
+    return facts
 
 
 def _all_reduce_seconds(elements: int, device: torch.device) -> float:
-    """Of one float32 all-reduce of many back to back, on the slowest rank."""
+    """Time one float32 all-reduce of many back to back, on the slowest rank."""
     import torch
     import torch.distributed as dist
 
-    from systems.measure.barrier import meet, of_all_ranks
-    from systems.training.step_timing import synchronize
+    from systems.measure.ranks import all_gather_objects, barrier
+    from systems.measure.timing import synchronize
 
     buffer = torch.zeros(elements, device=device)
     dist.all_reduce(buffer)
-    meet(device)
+    barrier(device)
     start = time.perf_counter()
     for _ in range(PROBES):
         dist.all_reduce(buffer)
     synchronize(device)
-    return float(max(of_all_ranks((time.perf_counter() - start) / PROBES)))
+    return float(max(all_gather_objects((time.perf_counter() - start) / PROBES)))

@@ -1,5 +1,5 @@
-"""Fully sharded data parallel training: time, peak memory beside accounting's, and whether weights
-were gathered before they were needed; this project's wrapper and torch's FSDP2.
+"""Fully sharded data parallel training: step time, peak memory compared with accounting's, and the
+share of weights gathered in time; this project's wrapper and torch's FSDP2.
 
 python -m jobs.submit sweeps/fsdp.yaml --local
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
-WARMUP_STEPS = 2  # before the step whose peak is kept
+WARMUP_STEPS = 2  # before the step whose peak is measured
 Strategy = Literal["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
 
 
@@ -33,13 +33,13 @@ class Params(ParallelParams):
     """A TransformerLM trained with sharded weights.
 
     strategy:
-        layers, blocks   `systems.parallel.FullyShardedDataParallel`; each module with weights is a
-                         layer, or each block
-        fsdp2            torch's fully_shard of each block and of the whole
-        fsdp2_prefetch   told to gather two blocks ahead
-    precision: fp32, tf32, or bf16_master: weights are gathered and gradients reduced in bf16, the
-        slices that the optimizer steps are float32. One rank alone then trains bf16 copies of
-        float32 weights, by `FusedAdamW`; those that shard are stepped by torch's AdamW.
+        layers, blocks   `systems.parallel.FullyShardedDataParallel`, in which each module with
+                         weights is a layer, or each block
+        fsdp2            torch's fully_shard of each block and of the model
+        fsdp2_prefetch   the same, gathering two blocks ahead
+    precision: fp32, tf32, or bf16_master: weights are gathered and gradients reduced in bf16, and
+        the optimizer steps float32 shards with torch's AdamW. The training without sharding then
+        has bf16 copies of float32 weights, stepped by `FusedAdamW`.
     """
 
     strategy: Strategy
@@ -56,15 +56,15 @@ class Params(ParallelParams):
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Bytes that a rank keeps and sends, and its peak: slices of weights and optimizer state,
-    activations or else the slices of gradients, and of the largest layers, whole, three that are
-    gathered and the gradients of one."""
+    """Predict the bytes that a rank keeps and sends, and its peak: shards of weights and optimizer
+    state, the larger of activations and shards of gradients, and of the largest layer three
+    gathered copies of weights and one of gradients."""
     size, precision, n = params.model_size, params.precision, params.world_size
-    kept = accounting.rank_state_bytes("zero3", accounting.model_state_bytes(size, "fp32"), n)
-    width = 2 if precision == "bf16_master" else 4
-    whole = accounting.transformer_parameters(size) * width
-    sent = accounting.step_sent_bytes("zero3", {"weights": whole, "gradients": whole}, n)
-    # With bf16 everything is: activations are those of bf16 throughout.
+    shards = accounting.rank_state_bytes("zero3", accounting.model_state_bytes(size, "fp32"), n)
+    width = accounting.DTYPE_BYTES[accounting.MATMUL_DTYPE[precision]]
+    full = accounting.transformer_parameters(size) * width
+    sent = accounting.step_sent_bytes("zero3", {"weights": full, "gradients": full}, n)
+    # bf16_master computes everything in bf16: activations are those of bf16_pure.
     computed: accounting.Precision = "bf16_pure" if precision == "bf16_master" else precision
     point = (params.batch_size, params.context_length, computed, params.attention_kind)
     activations = accounting.activation_bytes(size, *point)
@@ -73,53 +73,54 @@ def predict(params: Params) -> dict[str, Any]:
     if params.strategy != "layers":
         matrices.append(sum(accounting.block_parameters(size).values()))
     layer = max(matrices) * width
-    predicted: dict[str, Any] = {f"{part}_bytes": of for part, of in kept.items()}
+    predicted: dict[str, Any] = {f"{part}_bytes": count for part, count in shards.items()}
     predicted["sent_bytes"] = sum(sent.values())
     if params.checkpointing == "none":
         predicted["activations_bytes"] = activations
         predicted["peak_memory_bytes"] = (
-            kept["weights"]
-            + kept["optimizer_state"]
-            + max(activations, kept["gradients"])
+            shards["weights"]
+            + shards["optimizer_state"]
+            + max(activations, shards["gradients"])
             + 4 * layer
         )
     return predicted
 
 
 def run(params: Params) -> dict[str, Any]:
-    """This rank's facts. Phases: `train_step`; `alone`, a step of one rank that communicates and
-    shards nothing, in rounds that alternate; of the profiled steps `communication` and `exposed`,
-    as in `data_parallel`. Peak of memory in a step, on a GPU, with no other training in memory.
+    """Return this rank's facts. Phases: `train_step`; `alone`, a step without communication and
+    sharding, in rounds that alternate with those of train_step; of the profiled steps
+    `communication` and `exposed`, as in `data_parallel`. Peak memory of a step, on a GPU, with no
+    other training in memory.
 
-    Facts: weights_bytes, gradients_bytes and optimizer_state_bytes that a rank keeps at the end of
-    a step, of the one that keeps most; `parallel_training.step_facts` and `gather_facts` of the
-    rank that waited longest for gathers, and by_rank; error, as `check_parallel` has it.
+    Facts: weights_bytes, gradients_bytes and optimizer_state_bytes at the end of a step, of the
+    rank that keeps most; `parallel_timing.step_facts` and `gather_facts` of the rank that waited
+    longest for gathers, and by_rank; error, as `check_parallel` returns it.
 
     Raises:
         Unsupported: this machine cannot do what is asked.
-        WrongOutput: from one process on the batches of all, it differs too much.
+        WrongOutput: it differs too much from one process on the batches of all.
         RuntimeError: the number of processes is not `world_size`.
     """
-    from systems.measure.barrier import ranks_of
+    from systems.measure.ranks import rank_process_group
 
-    with ranks_of(params.backend, params.world_size) as device:
+    with rank_process_group(params.backend, params.world_size) as device:
         return measure(params, device)
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """`run`, in the process group that there is."""
+    """Run in the current process group."""
     import torch.distributed as dist
 
-    from systems.measure.barrier import of_all_ranks
-    from systems.training.parallel_training import (
-        ParallelTraining,
+    from systems.measure.ranks import all_gather_objects
+    from systems.training.parallel_timing import (
         alternating_rounds,
         draw_timeline,
         profiled_steps,
         step_facts,
     )
+    from systems.training.parallel_training import ParallelTraining
 
-    state, peaks = _memory(sharded_training(params, device), device)
+    state, peaks = _memory(sharded_training(params, device))
     gc.collect()
     training = sharded_training(params, device)
     alone = ParallelTraining(params, device, dist.get_rank())
@@ -131,16 +132,16 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     steps = profiled_steps(training)
     samples["communication"] = [step.communication_ms for step in steps]
     samples["exposed"] = [step.exposed_ms for step in steps]
-    draw_timeline({params.strategy: of_all_ranks(steps[-1])}, params, device)
-    kept = of_all_ranks(state)
-    by_rank = of_all_ranks(step_facts(samples) | gather_facts(steps))
+    draw_timeline({params.strategy: all_gather_objects(steps[-1])}, params, device)
+    states = all_gather_objects(state)
+    by_rank = all_gather_objects(step_facts(samples) | gather_facts(steps))
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
         **params.step_counts(),
         "facts": {
             **max(by_rank, key=lambda facts: float(facts["gather_wait_ms"])),
-            **{part: max(of_all[part] for of_all in kept) for part in state},
+            **{part: max(rank[part] for rank in states) for part in state},
             "by_rank": by_rank,
             "error": errors,
         },
@@ -148,9 +149,9 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
 
 def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
-    """Of one rank's profiled steps: gathers a step; gathers_in_time, the share of them at whose end
-    computation still went on; gather_wait_ms, how long a step computed nothing at the ends of the
-    others."""
+    """Return from one rank's profiled steps: gathers, per step; gathers_in_time, the share of them
+    that ended while computation still ran; gather_wait_ms, how long per step nothing was computed
+    at the ends of the others."""
     waits = [wait for step in steps for wait in step.waits_ms("all_gather")]
     facts = {"gathers": len(waits) / len(steps), "gather_wait_ms": sum(waits) / len(steps)}
     if waits:
@@ -158,48 +159,23 @@ def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
     return facts
 
 
-def _memory(
-    training: ParallelTraining, device: torch.device
-) -> tuple[dict[str, int], dict[str, int]]:
-    """What this rank keeps at the end of a step, by kind, and the step's peak, on a GPU."""
-    import torch
-
-    from systems.measure.saved_tensors import storage_bytes
+def _memory(training: ParallelTraining) -> tuple[dict[str, int], dict[str, int]]:
+    """Return bytes that this rank keeps at the end of a step, and the step's peak, on a GPU."""
+    from systems.measure.peak_memory import peak_memory_by_phase
+    from systems.measure.state_memory import state_bytes
 
     for _ in range(WARMUP_STEPS):
         training.step()
     gc.collect()
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    training.forward()
-    training.backward()
-    training.synchronize_gradients()
-    parameters = [_local(p) for p in training.wrapper.parameters()]
-    gradients = [_local(p.grad) for p in training.wrapper.parameters() if p.grad is not None]
-    training.optimizer_step()
-    kept = {
-        "weights_bytes": storage_bytes(parameters),
-        "gradients_bytes": storage_bytes(gradients),
-        "optimizer_state_bytes": storage_bytes(
-            _local(value)
-            for values in training.optimizer.state.values()
-            for value in values.values()
-            if isinstance(value, torch.Tensor)
-        ),
-    }
-    if not on_gpu:
-        return kept, {}
-    torch.cuda.synchronize()
-    return kept, {"train_step": torch.cuda.max_memory_allocated()}
+    peaks = peak_memory_by_phase({"train_step": training.step_keeping_gradients}, training.device)
+    return state_bytes(training.wrapper.parameters(), training.optimizer), peaks
 
 
 # ---- the wrappers --------------------------------------------------------------------------------
 
 
 def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
-    """A training of this rank with the wrapper that the strategy names."""
+    """Return a training of this rank with the wrapper that the strategy names."""
     import torch
     import torch.distributed as dist
 
@@ -208,23 +184,23 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
     from systems.training.parallel_training import ParallelTraining
 
     dtype = None
-    of_slices: dict[str, Any] = {"optimizer": "torch"}
+    updates: dict[str, Any] = {"optimizer": "torch"}
     if params.precision == "bf16_master":  # computed in bf16, from float32 weights, by the wrapper
-        dtype, of_slices["precision"] = torch.bfloat16, "bf16"
+        dtype, updates["precision"] = torch.bfloat16, "bf16"
     compiled = params.mode == "compiled_blocks"
     if params.strategy in ("layers", "blocks"):
         classes = (TransformerBlock,) if params.strategy == "blocks" else ()
         return ParallelTraining(
-            params.model_copy(update=of_slices),
+            params.model_copy(update=updates),
             device,
             dist.get_rank(),
             lambda module: FullyShardedDataParallel(module, dtype, layers=classes),
             autocasts=False,
         )
-    # fully_shard's hooks must stay outside of what is compiled: it gets blocks around which
-    # torch.compile has put a module, not blocks compiled in place.
+    # fully_shard's hooks must stay outside of compiled code: it gets blocks wrapped by
+    # torch.compile(block), not blocks compiled in place.
     training = ParallelTraining(
-        params.model_copy(update={**of_slices, "mode": "eager"}),
+        params.model_copy(update={**updates, "mode": "eager"}),
         device,
         dist.get_rank(),
         lambda module: _fully_shard(module, dtype, device, compiled, params.strategy),
@@ -243,13 +219,13 @@ def _fully_shard(
     compiled: bool,
     strategy: Strategy,
 ) -> nn.Module:
-    """torch's FSDP2 by block, gathering and reducing in `dtype` as this project's wrapper does."""
+    """Apply torch's FSDP2 by block, gathering and reducing in `dtype` as this project's does."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    from systems.parallel.fsdp import AHEAD  # told to gather as far ahead as this project's does
+    from systems.parallel.fsdp import PREFETCH_LAYERS
 
     blocks: Any = module.blocks
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
@@ -261,41 +237,36 @@ def _fully_shard(
     fully_shard(module, mesh=mesh, mp_policy=policy)
     if strategy == "fsdp2_prefetch":
         for i, block in enumerate(blocks):
-            block.set_modules_to_forward_prefetch(list(blocks[i + 1 : i + 1 + AHEAD]))
-            block.set_modules_to_backward_prefetch(list(blocks[max(0, i - AHEAD) : i])[::-1])
+            block.set_modules_to_forward_prefetch(list(blocks[i + 1 : i + 1 + PREFETCH_LAYERS]))
+            block.set_modules_to_backward_prefetch(
+                list(blocks[max(0, i - PREFETCH_LAYERS) : i])[::-1]
+            )
     return module
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _plain_name(name: str) -> str:
-    """Without the module that torch.compile put around."""
+    """Remove the prefix of the module in which torch.compile wraps another."""
     return name.replace("_orig_mod.", "")
 
 
 def check(training: ParallelTraining, alone: ParallelTraining) -> dict[str, float]:
-    """`check_parallel` of weights and gradients put together from their slices."""
-    from systems.training.parallel_training import check_parallel
+    """Run `check_parallel` on weights and gradients gathered from their shards."""
+    from systems.training.parallel_check import check_parallel
 
     shapes = {name: p.shape for name, p in alone.model.named_parameters()}
     return check_parallel(
         training,
         alone,
-        lambda training: whole_gradients(training, shapes),
-        whole_weights,
+        lambda training: full_gradients(training, shapes),
+        full_weights,
         master_weights,
     )
 
 
-def whole_gradients(
+def full_gradients(
     training: ParallelTraining, shapes: Mapping[str, torch.Size]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The averaged gradients, put together from the slices of all ranks. A collective."""
+    """Yield the averaged gradients, gathered from the shards of all ranks. A collective."""
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor
@@ -320,8 +291,8 @@ def whole_gradients(
             yield name, torch.cat(pieces)[: shape.numel()].view(shape)
 
 
-def whole_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
-    """The weights that the optimizer steps, likewise. A collective."""
+def full_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
+    """Return the weights that the optimizer steps, gathered likewise. A collective."""
     from torch.distributed.tensor import DTensor
 
     from systems.parallel import FullyShardedDataParallel
@@ -335,7 +306,7 @@ def whole_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
 
 
 def master_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
-    """The float32 weights of which a model's own are copies, where they are."""
+    """Return the float32 master weights, or the model's own where there are none."""
     state = training.optimizer.state
     return {
         name: state[p].get("master", p.detach()) for name, p in training.model.named_parameters()

@@ -1,10 +1,10 @@
-"""Where the memory of a training step goes: peaks by phase, what stays, and what a block saves.
+"""Memory of a training step: peaks by phase, state, and what a block saves for backward.
 
 python -m jobs.submit sweeps/memory.yaml --local
 
-Weights, gradients, optimizer state and activations are measured on what is alive, beside what
-`systems.accounting` predicts. On a GPU the allocator's own history of one step is drawn into
-memory_timeline.png, and its largest allocations are traced to the lines that made them.
+Weights, gradients, optimizer state and activations are measured on live tensors and compared with
+predictions of `systems.accounting`. On a GPU the allocator's history of one step is drawn into
+memory_timeline.png, and its largest allocations are traced to the source lines that made them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 VERSION = 1
 PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
-# Steps before the one that is measured: in them the optimizer makes its state, and cuBLAS its
-# workspaces, which would be counted as activations otherwise.
+# Before the measured step: the optimizer makes its state, and cuBLAS its workspaces, which would be
+# counted as activations.
 WARMUP_STEPS = 2
 
 
 class Params(TransformerParams):
     """A TransformerLM's memory in one forward pass, without an optimizer, or in one training step.
 
-    snapshot: leave the allocator's snapshot too, as snapshot.pickle, which
-        https://pytorch.org/memory_viz opens.
+    snapshot: also keep the allocator's snapshot, as snapshot.pickle, for
+        https://pytorch.org/memory_viz.
     """
 
     passes: Literal["forward", "train_step"] = "train_step"
@@ -50,16 +50,16 @@ class Params(TransformerParams):
         if self.mode != "eager" or self.cuda_graph:
             raise ValueError(
                 "memory is measured in mode: eager without cuda_graph: a replayed graph allocates "
-                "nothing, and what a compiled block saves is no line's"
+                "nothing, and what a compiled block saves has no source line"
             )
         return self
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """What arithmetic says beforehand of a run of this kind.
+    """Predict the facts of a run, as far as accounting can.
 
-    Without predictions of activations where checkpointing throws some away, and of the peak where
-    accounting does not know the policy.
+    Activations are not predicted with checkpointing, and the peak is not for policies that
+    accounting does not know.
     """
     size, precision, kind = params.model_size, params.precision, params.attention_kind
     point = (params.batch_size, params.context_length)
@@ -79,20 +79,20 @@ def predict(params: Params) -> dict[str, Any]:
         predicted["weight_copies_bytes"] = accounting.weight_copy_bytes(size, precision)
         predicted["activations_bytes"] = accounting.activation_bytes(size, *point, precision, kind)
     if params.checkpointing in ("none", "every_k"):
-        every = params.checkpoint_every if params.checkpointing == "every_k" else 0
+        interval = params.checkpoint_every if params.checkpointing == "every_k" else 0
         predicted["peak_memory_bytes"] = accounting.peak_memory_bytes(
-            params.passes, size, *point, precision, kind, every
+            params.passes, size, *point, precision, kind, interval
         )
     return predicted
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Peak memory by phase, on a GPU; facts in bytes, under the names that `predict` gives them:
+    """Return peak memory by phase, on a GPU, and facts in bytes, under the names of `predict`:
 
     weights, gradients, optimizer_state   of the tensors alive at the end of a step
-    activations       what forward allocates and leaves; on a GPU
-    saved, weight_copies   what autograd keeps for backward, without weights and batch, and how much
-                      of it are weights that autocast copied to 16 bits; without checkpointing
+    activations       allocated in forward and alive after it; on a GPU
+    saved, weight_copies   what autograd saves for backward, without weights and batch, and the part
+                      of it that is autocast's 16-bit copies of weights; without checkpointing
     residual_stream, block_saved, block_gradients, block_weight_copies   of the first block
     block_saved       the list of its five largest contributors
     timeline_peak, peak_phase, at_peak, largest_allocations   of the step's timeline; on a GPU
@@ -111,7 +111,7 @@ def run(params: Params) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if params.snapshot and device.type != "cuda":
         raise Unsupported("snapshot: true keeps what CUDA's allocator records; this is a CPU")
-    # From the start: weights, too, know the line that made them.
+    # From the start, so that weights, too, are traced to the line that made them.
     with recording() if device.type == "cuda" else contextlib.nullcontext():
         training = make_training(params, device)
         _warm_up(training, params)
@@ -120,64 +120,63 @@ def run(params: Params) -> dict[str, Any]:
             peaks, facts = _step_on_gpu(training, params, phases)
         else:
             peaks, facts = {}, _step_on_cpu(training, phases)
-    _let_go(training)
+    _free(training)
     if params.checkpointing == "none":
         facts |= _saved(training)
     facts |= _block(training)
-    _let_go(training)
+    _free(training)
     errors = check_training(training)
     return {"peak_memory_bytes": peaks, "facts": facts | {"relative_error": errors}}
 
 
 def _warm_up(training: Training, params: Params) -> None:
     if params.passes == "forward":
-        training.optimizer.state.clear()  # master weights, where there are
+        training.optimizer.state.clear()  # master weights, if there are any
     for _ in range(WARMUP_STEPS):
         if params.passes == "forward":
             training.forward()
         else:
             training.step()
-        _let_go(training)
+        _free(training)
 
 
-def _let_go(training: Training) -> None:
-    """Drop gradients, the graph that the loss holds, and what cycles keep of them."""
+def _free(training: Training) -> None:
+    """Free gradients and the graph of the loss, also what reference cycles keep of them."""
     training.zero_grad()
     gc.collect()
 
 
 def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
-    """What can be told without an allocator that counts."""
+    """Return facts that need no allocator statistics."""
+    from systems.measure.state_memory import state_bytes
+
     for run_phase in phases.values():
         run_phase()
-    return _state_bytes(training)
+    return state_bytes(training.model.parameters(), training.optimizer)
 
 
 def _step_on_gpu(
     training: Training, params: Params, phases: Phases
 ) -> tuple[dict[str, int], dict[str, Any]]:
-    """Peaks by phase and facts of one step, with its timeline drawn."""
-    import torch
-
+    """Run one step; return peaks by phase and facts, and draw its timeline."""
     from systems.measure.memory_timeline import mark_phase
+    from systems.measure.peak_memory import peak_memory_by_phase
+    from systems.measure.state_memory import state_bytes
 
     peaks: dict[str, int] = {}
-    requested: dict[str, int] = {}  # what tensors asked for, after each phase
+    requested: dict[str, int] = {}  # bytes that tensors asked for, after each phase
     requested_peak = 0
     owned = {"weights": _weights(training), "optimizer state": _optimizer_state(training)}
     before = _requested("current")
     for phase, run_phase in phases.items():
         mark_phase()
-        torch.cuda.reset_peak_memory_stats()
-        run_phase()
-        torch.cuda.synchronize()
-        peaks[phase] = torch.cuda.max_memory_allocated()
+        peaks |= peak_memory_by_phase({phase: run_phase}, training.device)
         requested[phase] = _requested("current")
         requested_peak = max(requested_peak, _requested("peak"))
     mark_phase()
     owned["gradients"] = _gradients(training)
     facts = {
-        **_state_bytes(training),
+        **state_bytes(training.model.parameters(), training.optimizer),
         "activations_bytes": requested["forward"] - before,
         "requested_peak_bytes": requested_peak,
     }
@@ -195,7 +194,7 @@ def _requested(which: str) -> int:
 def _timeline(
     params: Params, phases: Sequence[str], owned: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> dict[str, Any]:
-    """Read the allocator's history, draw it, and say what is in use at the peak."""
+    """Read and draw the allocator's history; return what is in use at the peak."""
     import torch
 
     from systems.measure.memory_timeline import (
@@ -213,7 +212,7 @@ def _timeline(
         with (folder / "snapshot.pickle").open("wb") as file:
             pickle.dump(snapshot, file)
     timeline = read_timeline(snapshot, phases, torch.cuda.current_device())
-    # Gradients are where they will stay when backward ends; the others are there from the start.
+    # Addresses of gradients hold at the end of backward, the others from the start.
     at = {"gradients": timeline.phases[-1].end}
     owners = [
         Owner(
@@ -245,7 +244,7 @@ def _timeline(
 
 
 def _any_block(name: str) -> str:
-    """A parameter's name without the number of its block: what the blocks share is one group."""
+    """Replace the block's number in a parameter's name, to group parameters of all blocks."""
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
@@ -259,7 +258,7 @@ def _gradients(training: Training) -> dict[str, torch.Tensor]:
 
 
 def _optimizer_state(training: Training) -> dict[str, torch.Tensor]:
-    """Moments, master weights and counts of steps."""
+    """Return moments, master weights and step counts."""
     return {
         f"{i} {name}": tensor
         for i, state in enumerate(training.optimizer.state.values())
@@ -267,34 +266,25 @@ def _optimizer_state(training: Training) -> dict[str, torch.Tensor]:
     }
 
 
-def _state_bytes(training: Training) -> dict[str, int]:
-    from systems.measure.saved_tensors import storage_bytes
-
-    return {
-        "weights_bytes": storage_bytes(_weights(training).values()),
-        "gradients_bytes": storage_bytes(_gradients(training).values()),
-        "optimizer_state_bytes": storage_bytes(_optimizer_state(training).values()),
-    }
-
-
 def _saved(training: Training) -> dict[str, int]:
-    """Bytes that autograd keeps at the end of forward, and how many are autocast's copies."""
+    """Return bytes that autograd saves in forward, and how many are autocast's copies."""
     from systems.measure.saved_tensors import saved_tensors
 
     model = training.model
-    apart = [*model.parameters(), *model.buffers(), training.tokens, training.targets]
-    kept = saved_tensors(training.forward, apart)
+    excluded = [*model.parameters(), *model.buffers(), training.tokens, training.targets]
+    saved = saved_tensors(training.forward, excluded)
     return {
-        "saved_bytes": sum(tensor.saved_bytes for tensor in kept),
-        "weight_copies_bytes": sum(t.saved_bytes for t in kept if t.weight_copy),
+        "saved_bytes": sum(tensor.saved_bytes for tensor in saved),
+        "weight_copies_bytes": sum(t.saved_bytes for t in saved if t.weight_copy),
     }
 
 
 def _block(training: Training) -> dict[str, Any]:
-    """What the first block saves, on a residual stream as it comes from the embedding."""
+    """Report what the first block saves, for the embedding's output as its input."""
     import torch
 
-    from systems.measure.saved_tensors import block_report, storage_bytes
+    from systems.measure.saved_tensors import block_report
+    from systems.measure.state_memory import storage_bytes
 
     with torch.no_grad():
         x = training.model.token_embedding(training.tokens)

@@ -1,17 +1,19 @@
-"""Which kernels a training step is made of, by phase and inside attention; and its time without.
+"""Kernels of a training step, by phase and inside attention, and its time without a profiler.
 
 python -m jobs.submit sweeps/profile.yaml --local
 
-`profiler: nsys` runs the same steps under Nsight Systems and keeps its report. Not run here yet:
-where it was tried there was no nsys, and its test has a stand-in.
+`profiler: nsys` runs the same steps under Nsight Systems and keeps its report. It has only been
+tested with a stand-in for nsys.
 """
 
 from __future__ import annotations
 
 import gc
 import gzip
+import json
 import shutil
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
-PROFILED_STEPS = 3  # they differ by little, and each is megabytes of trace
+PROFILED_STEPS = 3  # they differ little, and each makes megabytes of trace
 TRACE = "trace.json.gz"
 
 
@@ -37,8 +39,8 @@ class Params(TransformerParams):
 
     profiler: torch (kernel tables), or nsys (Nsight Systems' report, kept as an artifact).
     trace: keep the trace of the torch profiler, for https://ui.perfetto.dev, as an artifact.
-    warmup_steps: steps before any that is kept.
-    measure_steps: steps whose phases are timed apart, and as many again in one go, unprofiled.
+    warmup_steps: steps before the first sample.
+    measure_steps: steps timed by phase, and as many again timed as a whole, unprofiled.
     """
 
     profiler: Literal["torch", "nsys"] = "torch"
@@ -56,8 +58,7 @@ class Params(TransformerParams):
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """What arithmetic says beforehand: operations of attention's softmax for each of its matrix
-    products."""
+    """Predict the operations of attention's softmax per FLOP of its matmuls."""
     size = params.model_size
     head_dim = size.d_model // size.num_heads
     return {
@@ -69,9 +70,9 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """samples_ms by phase as `train_step` takes them, unprofiled; `kernel_table.kernel_facts` of
-    the profiled steps; and range_over_clock, what the profiler makes of a phase's time, and
-    kernels_over_clock, what part of it kernels take.
+    """Return samples_ms by phase, unprofiled, as `train_step` does; `kernel_table.kernel_facts` of
+    the profiled steps; and by phase, relative to its unprofiled time, range_over_clock, the time
+    under the profiler, and kernels_over_clock, the time of kernels.
 
     Raises:
         Unsupported: this machine cannot do what is asked.
@@ -79,14 +80,14 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
-    from systems.measure.under_nsys import run_under_nsys, why_not_nsys
+    from systems.measure import nsys
     from systems.training.gradient_check import check_training
     from systems.training.step_timing import by_phase, phases_of, steps_ms, timed_steps
     from systems.training.training import make_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if params.profiler == "nsys":
-        reason = why_not_nsys()
+        reason = nsys.unsupported_reason()
         if reason is not None:
             raise Unsupported(reason)
     training = make_training(params, device)
@@ -100,7 +101,9 @@ def run(params: Params) -> dict[str, Any]:
         del training, phases  # another process needs the memory
         gc.collect()
         torch.cuda.empty_cache()
-        facts = run_under_nsys(params, artifacts_folder())
+        facts = nsys.run_under_nsys(
+            "systems.benchmarks.profile", params.model_dump_json(), artifacts_folder()
+        )
     return {
         "samples_ms": samples,
         **params.counts(samples),
@@ -115,19 +118,19 @@ def _torch_facts(training: Training, params: Params) -> dict[str, Any]:
         trace = Path(folder, "trace.json")
         _profile(training, trace)
         profile: Profile = read_profile(trace)
-        kept = {}
+        artifact = {}
         if params.trace:
             with trace.open("rb") as raw, gzip.open(artifacts_folder() / TRACE, "wb") as packed:
                 shutil.copyfileobj(raw, packed)
-            kept["trace"] = TRACE
-    return kernel_facts(profile) | kept
+            artifact["trace"] = TRACE
+    return kernel_facts(profile) | artifact
 
 
 def _profile(training: Training, trace: Path) -> None:
-    from systems.training.profiler_ranges import annotate_attention, annotated_step, step_profiler
+    from systems.training.profiling import annotate_attention, annotated_step, step_profiler
     from systems.training.step_timing import phases_of
 
-    annotate_attention(training)  # only now: the clock's steps ran without
+    annotate_attention(training)  # only now: unprofiled steps run without annotations
     phases = phases_of(training)
     with step_profiler(training.device, trace, PROFILED_STEPS) as profiler:
         for _ in range(1 + PROFILED_STEPS):
@@ -136,12 +139,42 @@ def _profile(training: Training, trace: Path) -> None:
 
 
 def _over_clock(facts: dict[str, Any], samples: dict[str, list[float]]) -> dict[str, Any]:
-    """Times of the profile as multiples of Python's clock without it, phase by phase."""
+    """Return times in the profile divided by Python's clock without it, phase by phase."""
     clock = {
         name: statistics.median(samples[name]) for name in ("forward", "backward", "optimizer")
     }
     return {
-        name: {phase: facts[own][phase] / ms for phase, ms in clock.items() if phase in facts[own]}
-        for name, own in (("range_over_clock", "range_ms"), ("kernels_over_clock", "kernel_ms"))
-        if own in facts
+        name: {phase: facts[key][phase] / ms for phase, ms in clock.items() if phase in facts[key]}
+        for name, key in (("range_over_clock", "range_ms"), ("kernels_over_clock", "kernel_ms"))
+        if key in facts
     }
+
+
+def _steps_under_nsys(params: Params) -> dict[str, Any]:
+    """Run the annotated steps that nsys records; milliseconds of each range by Python's clock."""
+    import torch
+
+    from systems.training.profiling import annotate_attention, annotated_step
+    from systems.training.step_timing import phases_of
+    from systems.training.training import make_training
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    training = make_training(params, device)
+    annotate_attention(training)
+    phases = phases_of(training)
+    for _ in range(max(1, params.warmup_steps)):
+        annotated_step(training, phases)
+    if device.type == "cuda":
+        torch.cuda.profiler.start()
+    steps = [annotated_step(training, phases) for _ in range(PROFILED_STEPS)]
+    if device.type == "cuda":
+        torch.cuda.profiler.stop()
+    range_ms = {name: statistics.fmean(times[name] for times in steps) for name in phases}
+    range_ms["train_step"] = sum(range_ms.values())
+    return {"profiled_steps": PROFILED_STEPS, "range_ms": range_ms}
+
+
+if __name__ == "__main__":  # under nsys: PARAMS.json FACTS.json
+    _given, _facts = (Path(argument) for argument in sys.argv[1:])
+    _params = Params.model_validate_json(_given.read_text())
+    _facts.write_text(json.dumps(_steps_under_nsys(_params)))

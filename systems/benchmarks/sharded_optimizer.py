@@ -1,9 +1,9 @@
-"""An optimizer whose state is spread over the ranks: memory by kind before and after a step, and
-the step's time, beside the same without sharding.
+"""Optimizers with sharded state: memory by kind before and after a step, and step time, compared
+with a replicated optimizer.
 
 python -m jobs.submit sweeps/sharded_optimizer.yaml --local
 
-Gradients are averaged alike in all: by `systems.parallel.BucketedDDP`.
+All strategies average gradients by `systems.parallel.BucketedDDP`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 VERSION = 1
 BUCKET_SIZE_MB = 100.0
 Strategy = Literal["replicated", "sharded", "torch_zero"]
-_KEPT: dict[str, Literal["ddp", "sharded_optimizer"]] = {
+_ACCOUNTING: dict[str, Literal["ddp", "sharded_optimizer"]] = {
     "replicated": "ddp",
     "sharded": "sharded_optimizer",
     "torch_zero": "sharded_optimizer",
@@ -42,20 +42,20 @@ class Params(ParallelParams):
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Bytes that a rank keeps, shares taken as equal, and sends in a step."""
+    """Predict the bytes that a rank keeps, with equal shares, and sends in a step."""
     state = accounting.model_state_bytes(params.model_size, params.precision)
-    kept = _KEPT[params.strategy]
-    sent = accounting.step_sent_bytes(kept, state, params.world_size)
-    parts = accounting.rank_state_bytes(kept, state, params.world_size)
+    strategy = _ACCOUNTING[params.strategy]
+    sent = accounting.step_sent_bytes(strategy, state, params.world_size)
+    parts = accounting.rank_state_bytes(strategy, state, params.world_size)
     return {f"{part}_bytes": size for part, size in parts.items()} | {
         "sent_bytes": sum(sent.values())
     }
 
 
 def run(params: Params) -> dict[str, Any]:
-    """This rank's facts. Phases: `train_step`; `alone`, a step of one rank that communicates
-    nothing and shards nothing, in rounds that alternate; `optimizer`, its step with the transfers
-    that it makes. Peaks of memory by phase, on a GPU.
+    """Return this rank's facts. Phases: `train_step`; `alone`, a step without communication and
+    sharding, in rounds that alternate with those of train_step; `optimizer`, its step with the
+    transfers that it makes. Peak memory by phase, on a GPU.
 
     Facts: after_init, before_step and after_step, each with weights_bytes, gradients_bytes,
     optimizer_state_bytes, and on a GPU other_bytes and allocated_bytes, of the first step, on the
@@ -63,27 +63,25 @@ def run(params: Params) -> dict[str, Any]:
 
     Raises:
         Unsupported: this machine cannot do what is asked.
-        WrongOutput: ranks differ, or from one process on the batches of all.
+        WrongOutput: ranks differ, or differ from one process on the batches of all.
         RuntimeError: the number of processes is not `world_size`.
     """
-    from systems.measure.barrier import ranks_of
+    from systems.measure.ranks import rank_process_group
 
-    with ranks_of(params.backend, params.world_size) as device:
+    with rank_process_group(params.backend, params.world_size) as device:
         return measure(params, device)
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """`run`, in the process group that there is."""
+    """Run in the current process group."""
     import torch.distributed as dist
 
-    from systems.measure.barrier import of_all_ranks
-    from systems.training.parallel_training import (
-        ParallelTraining,
-        alternating_rounds,
-        check_parallel,
-    )
+    from systems.measure.ranks import all_gather_objects
+    from systems.training.parallel_check import check_parallel
+    from systems.training.parallel_timing import alternating_rounds
+    from systems.training.parallel_training import ParallelTraining
 
-    memory, peaks = _memory(sharded_training(params, device), device)
+    memory, peaks = _memory(params, device)
     gc.collect()
     training = sharded_training(params, device)
     alone = ParallelTraining(params, device, dist.get_rank())
@@ -91,8 +89,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
     samples["optimizer"] = _optimizer_ms(training, params.rounds)
-    by_rank = of_all_ranks(memory)
-    most = {moment: max((rank[moment] for rank in by_rank), key=_sum) for moment in memory}
+    by_rank = all_gather_objects(memory)
+    most = {moment: max((rank[moment] for rank in by_rank), key=_total) for moment in memory}
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
@@ -102,7 +100,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
 
 def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
-    """A training of this rank with the optimizer that the strategy names."""
+    """Return a training of this rank with the optimizer that the strategy names."""
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -131,76 +129,65 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
 
 
 def _memory(
-    training: ParallelTraining, device: torch.device
+    params: Params, device: torch.device
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
-    """What is in use after the beginning and around the first step, by kind, and peaks of the
+    """Return bytes in use after construction and around the first step, by kind; and peaks of the
     phases between, and of a second step, when the optimizer's state exists."""
     import torch
 
-    from systems.measure.saved_tensors import storage_bytes
+    from systems.measure.peak_memory import peak_memory_by_phase
+    from systems.measure.state_memory import state_bytes
 
-    on_gpu = device.type == "cuda"
-    peaks: dict[str, int] = {}
+    made: list[ParallelTraining] = []
+    peaks = peak_memory_by_phase(
+        {"init": lambda: made.append(sharded_training(params, device))}, device
+    )
+    training = made.pop()
 
-    def kinds() -> dict[str, int]:
-        parameters = list(training.model.parameters())
+    def used_bytes() -> dict[str, int]:
         # ZeroRedundancyOptimizer keeps the one that steps its share inside.
-        stepping = getattr(training.optimizer, "optim", training.optimizer)
-        state = [
-            value
-            for values in stepping.state.values()
-            for value in values.values()
-            if isinstance(value, torch.Tensor)
-        ]
-        used = {
-            "weights_bytes": storage_bytes(parameters),
-            "gradients_bytes": storage_bytes([p.grad for p in parameters if p.grad is not None]),
-            "optimizer_state_bytes": storage_bytes(state),
-        }
-        if on_gpu:
-            allocated = torch.cuda.memory_allocated()
+        optimizer = getattr(training.optimizer, "optim", training.optimizer)
+        used = state_bytes(training.model.parameters(), optimizer)
+        if device.type == "cuda":
+            allocated = torch.cuda.memory_allocated(device)
             used["other_bytes"] = allocated - sum(used.values())
             used["allocated_bytes"] = allocated
         return used
 
-    def peak_of(phase: str) -> None:
-        if on_gpu:
-            torch.cuda.synchronize()
-            peaks[phase] = torch.cuda.max_memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
+    def forward_backward() -> None:
+        training.forward()
+        training.backward()
+        training.synchronize_gradients()
+
+    def second_step() -> None:
+        training.zero_grad()
+        training.step()
 
     gc.collect()
-    memory = {"after_init": kinds()}
-    peak_of("init")
-    training.forward()
-    training.backward()
-    training.synchronize_gradients()
-    memory["before_step"] = kinds()
-    peak_of("forward_backward")
-    training.optimizer_step()
-    memory["after_step"] = kinds()
-    peak_of("optimizer")
-    training.zero_grad()
-    training.step()
-    peak_of("train_step")
+    memory = {"after_init": used_bytes()}
+    peaks |= peak_memory_by_phase({"forward_backward": forward_backward}, device)
+    memory["before_step"] = used_bytes()
+    peaks |= peak_memory_by_phase({"optimizer": training.optimizer_step}, device)
+    memory["after_step"] = used_bytes()
+    peaks |= peak_memory_by_phase({"train_step": second_step}, device)
     return memory, peaks
 
 
-def _sum(used: dict[str, int]) -> int:
+def _total(used: dict[str, int]) -> int:
     return used.get("allocated_bytes", sum(used.values()))
 
 
 def _optimizer_ms(training: ParallelTraining, count: int) -> list[float]:
-    """Milliseconds of the optimizer's step by Python's clock, all ranks beginning together."""
-    from systems.measure.barrier import meet
-    from systems.training.step_timing import clock_ms
+    """Time the optimizer's step by Python's clock, all ranks starting together."""
+    from systems.measure.ranks import barrier
+    from systems.measure.timing import clock_ms
 
     samples = []
     for _ in range(count):
         training.forward()
         training.backward()
         training.synchronize_gradients()
-        meet(training.device)
+        barrier(training.device)
         samples.append(clock_ms(training.optimizer_step, training.device))
         training.zero_grad()
     return samples

@@ -1,4 +1,4 @@
-"""One Transformer's forward, backward and optimizer: each timed apart, and whole steps.
+"""Time a Transformer's forward, backward and optimizer separately, and whole steps.
 
 python -m jobs.submit sweeps/transformer.yaml --local
 """
@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from systems import accounting
-from systems.training.params import Passes, TransformerParams
+from systems.training.params import TransformerParams
 
 if TYPE_CHECKING:
-    import torch
-
     from systems.training.step_timing import Phases
     from systems.training.training import Training
 
@@ -29,23 +27,24 @@ PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
 
 
 class Params(TransformerParams):
-    """A TransformerLM on one batch, from passes: forward, forward_backward or train_step.
+    """A TransformerLM on one batch.
 
-    warmup_steps: steps that are not kept; 0 keeps the first of a fresh process.
-    measure_steps: steps whose phases are timed apart, and as many again in one go.
-    fresh_caches: compile and Triton caches start empty, so that none made earlier hides the cost.
+    passes: forward, forward_backward or train_step.
+    warmup_steps: steps before the first sample; 0 includes the first step of a fresh process.
+    measure_steps: steps timed by phase, and as many again timed as a whole.
+    fresh_caches: start with empty torch.compile and Triton caches, so that compilation is measured.
     """
 
-    passes: Passes = "train_step"
+    passes: accounting.Phase = "train_step"
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     measure_steps: Annotated[int, Field(ge=1)] = 10
     fresh_caches: bool = False
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """What arithmetic says beforehand: parameters, FLOPs, and bytes of memory in mode: eager.
+    """Predict parameters, FLOPs, and bytes of memory in mode: eager.
 
-    Without predictions of memory where accounting does not know the checkpointing.
+    Memory is not predicted for checkpointing that accounting does not know.
     """
     size, point = params.model_size, (params.batch_size, params.context_length)
     kind = params.attention_kind
@@ -58,23 +57,23 @@ def predict(params: Params) -> dict[str, Any]:
         ),
     }
     if params.checkpointing in ("none", "every_k"):
-        every = params.checkpoint_every if params.checkpointing == "every_k" else 0
-        memory = (size, *point, params.precision, kind, every)
+        interval = params.checkpoint_every if params.checkpointing == "every_k" else 0
+        memory = (size, *point, params.precision, kind, interval)
         predicted["activations_bytes"] = accounting.activation_bytes(*memory)
         predicted["peak_memory_bytes"] = accounting.peak_memory_bytes(params.passes, *memory)
     return predicted
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Facts of one point: samples_ms and peak memory by phase, FLOPs, tokens, the losses.
+    """Return facts of one point: samples_ms and peak memory by phase, FLOPs, tokens, losses.
 
-    forward, backward and optimizer are read from Python's clock with the GPU idle at both ends, as
-    in the published studies; so what Python itself takes is in them. train_step is the time from
-    the end of one step to the end of the next, with nothing waited for between.
+    forward, backward and optimizer are timed by Python's clock with the GPU idle at both ends, as
+    in the published studies, so Python overhead is included. train_step is the time from the end of
+    one step to the end of the next, without synchronisation in between.
 
     Raises:
         Unsupported: this machine cannot do what is asked.
-        WrongOutput: loss or gradient is too far from float64.
+        WrongOutput: the error of the loss or a gradient is too large.
     """
     with _empty_caches() if params.fresh_caches else contextlib.nullcontext():
         return _measure(params)
@@ -82,7 +81,7 @@ def run(params: Params) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _empty_caches() -> Iterator[None]:
-    """The folders in which torch.compile and Triton look for what they compiled before."""
+    """Point torch.compile and Triton to empty cache folders in this block."""
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     before = {name: os.environ.pop(name, None) for name in names}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -116,7 +115,7 @@ def _measure(params: Params) -> dict[str, Any]:
     samples = by_phase(steps[params.warmup_steps :])
     if params.passes == "train_step":
         samples["train_step"] = steps_ms(training, params.measure_steps)
-    peaks = _peaks(phases, training, device)
+    peaks = _peaks(phases, training)
     measured = time.perf_counter() - started
     errors = check_training(training)
     moved = accounting.optimizer_step_bytes(params.model_size, params.precision)
@@ -136,19 +135,14 @@ def _measure(params: Params) -> dict[str, Any]:
     }
 
 
-def _peaks(phases: Phases, training: Training, device: torch.device) -> dict[str, int]:
-    """Bytes allocated at the peak of each phase, all that is alive included; on a GPU."""
-    import torch
+def _peaks(phases: Phases, training: Training) -> dict[str, int]:
+    """Return the peak memory of each phase, and of the step; empty on a CPU."""
+    from systems.measure.peak_memory import peak_memory_by_phase
 
-    if device.type != "cuda":
+    if training.device.type != "cuda":
         return {}
     gc.collect()
-    peaks = {}
-    for name, fn in phases.items():
-        torch.cuda.reset_peak_memory_stats(device)
-        fn()
-        torch.cuda.synchronize(device)
-        peaks[name] = torch.cuda.max_memory_allocated(device)
+    peaks = peak_memory_by_phase(phases, training.device)
     training.zero_grad()
     if "optimizer" in peaks:
         peaks["train_step"] = max(peaks.values())
@@ -158,9 +152,9 @@ def _peaks(phases: Phases, training: Training, device: torch.device) -> dict[str
 def _once_seconds(
     training: Training, warmup_steps: int, first_step: float, samples: dict[str, list[float]]
 ) -> float | None:
-    """Seconds spent on compiling, capturing and all else that is done once: before the first step,
-    and in it beyond what a later one takes. None where nothing is compiled, and where there is no
-    later step."""
+    """Return seconds spent on compiling, capturing and other work that is done once: before the
+    first step, and in it beyond the time of a later step. None if nothing is compiled or there is
+    no later step."""
     params = training.params
     if params.mode == "eager" and not params.cuda_graph:
         return None

@@ -1,4 +1,4 @@
-"""Whether a faster way to train trains the same: its losses beside those of float32, step by step.
+"""Compare the losses of a faster way to train with those of eager float32, step by step.
 
 python -m jobs.submit sweeps/training_loss.yaml --local
 """
@@ -19,18 +19,18 @@ PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
 
 
 class Params(TransformerParams):
-    """One fixed batch, repeated for `steps` steps, as params say and in eager float32."""
+    """Trained on one fixed batch for `steps` steps, and likewise in eager float32."""
 
     steps: Annotated[int, Field(ge=2)] = 20
     lr: Annotated[float, Field(gt=0)] = 1e-3
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Facts: `losses` and `reference_losses` by step; `worst_deviation_share`, the largest relative
-    difference of any step; `reference_fall`, the first reference loss over the last.
+    """Return facts: `losses` and `reference_losses` by step; `worst_deviation_share`, the largest
+    relative difference of any step; `reference_fall`, the first reference loss over the last.
 
-    The reference is the same model from the same first weights, eager, in float32 with materialised
-    attention and torch's AdamW.
+    The reference is the same model from the same initial weights, eager, in float32 with
+    materialised attention and torch's AdamW.
 
     Raises:
         Unsupported: this machine cannot do what is asked.

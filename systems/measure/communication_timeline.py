@@ -1,24 +1,31 @@
-"""What of a step's communication runs beside computation and what is exposed: from a torch.profiler
-trace, step by step, and as a picture.
+"""Find a step's communication in a torch.profiler trace, and the part that is exposed; draw it.
 
-Communication is NCCL's kernels, or Gloo's calls on a CPU, the wait for a rank that comes later
-included. Computation is all other kernels, or torch's operators (what is compiled for a CPU has
-none). What is exposed is communication
-while this rank computes nothing.
+Communication is NCCL's kernels, or Gloo's calls on a CPU, including the wait for a slower rank.
+Computation is all other kernels, or torch's operators on a CPU (compiled code has none there).
+Communication is exposed while this rank computes nothing.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from systems.measure.trace import (
+    DEVICE_WORK,
+    Event,
+    Span,
+    by_category,
+    launches,
+    merged,
+    read_events,
+    span,
+    total,
+    without,
+)
 
 PHASES = ("forward", "backward", "synchronize", "optimizer")
 STEP = "train_step"
-Span = tuple[float, float]  # start and end, microseconds
-_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _COLOURS = dict(zip(PHASES, ("#4c72b0", "#55a868", "#937860", "#8172b3"), strict=True))
 
 
@@ -32,32 +39,32 @@ class StepTimeline:
 
     @property
     def communication(self) -> list[Span]:
-        """When any communication is on its way."""
-        return merged(span for spans in self.calls.values() for span in spans)
+        """Spans with any communication in flight."""
+        return merged(one for spans in self.calls.values() for one in spans)
 
     @property
     def busy(self) -> list[Span]:
-        """When anything is computed."""
-        return merged(span for spans in self.computation.values() for span in spans)
+        """Spans with any computation."""
+        return merged(one for spans in self.computation.values() for one in spans)
 
     @property
     def exposed(self) -> list[Span]:
-        """When there is communication and no computation."""
+        """Spans with communication and no computation."""
         return without(self.communication, self.busy)
 
     @property
     def communication_ms(self) -> float:
-        """Milliseconds in which any communication is on its way."""
+        """Milliseconds with any communication in flight."""
         return total(self.communication) / 1e3
 
     @property
     def exposed_ms(self) -> float:
-        """Milliseconds of those in which nothing is computed."""
+        """Milliseconds of communication without computation."""
         return total(self.exposed) / 1e3
 
     def waits_ms(self, collective: str) -> list[float]:
-        """For each call of the collective, milliseconds at its end in which nothing was computed:
-        0 where computation still went on when it was done, so that nobody can have waited."""
+        """Return for each call of the collective how many milliseconds at its end nothing was
+        computed: 0 if computation still ran when it finished, so nothing waited for it."""
         waits, busy = [], self.busy
         for start, end in self.calls.get(collective, []):
             last = max((b for a, b in busy if a < end), default=0.0)
@@ -65,69 +72,27 @@ class StepTimeline:
         return waits
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
-    """The same time without overlaps, in order."""
-    result: list[Span] = []
-    for start, end in sorted(spans):
-        if result and start <= result[-1][1]:
-            result[-1] = (result[-1][0], max(end, result[-1][1]))
-        else:
-            result.append((start, end))
-    return result
-
-
-def total(spans: Iterable[Span]) -> float:
-    """Length of what the spans cover, overlaps counted once."""
-    return sum(end - start for start, end in merged(spans))
-
-
-def without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
-    """What of `spans` none of `taken` covers."""
-    result: list[Span] = []
-    holes = merged(taken)
-    first = 0
-    for start, end in merged(spans):
-        while first < len(holes) and holes[first][1] <= start:
-            first += 1
-        for low, high in holes[first:]:
-            if low >= end:
-                break
-            if low > start:
-                result.append((start, low))
-            start = max(start, high)
-        if start < end:
-            result.append((start, end))
-    return result
-
-
 def read_steps(path: Path) -> list[StepTimeline]:
-    """The steps in what `torch.profiler` exports as a Chrome trace: ranges named STEP, with ranges
-    named as PHASES inside, each step begun and ended with the GPU idle.
+    """Return the steps in a Chrome trace of `torch.profiler`: ranges named STEP, with ranges named
+    as PHASES inside; the GPU must be idle at both ends of a step.
 
     Raises:
         ValueError: the trace has no such range.
     """
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return steps_of(json.load(file)["traceEvents"])
+    return steps_of(read_events(path))
 
 
-def steps_of(events: Iterable[Mapping[str, Any]]) -> list[StepTimeline]:
-    """As `read_steps`, of a trace's events."""
-    by_kind: dict[str, list[Mapping[str, Any]]] = {}
-    for event in events:
-        if event.get("ph") == "X":
-            by_kind.setdefault(event.get("cat", ""), []).append(event)
-    ranges = by_kind.get("user_annotation", [])
-    steps = sorted(_span(event) for event in ranges if event["name"] == STEP)
+def steps_of(events: Iterable[Event]) -> list[StepTimeline]:
+    """Return the steps in a trace's events, as `read_steps` does."""
+    categories = by_category(events)
+    ranges = categories.get("user_annotation", [])
+    steps = sorted(span(event) for event in ranges if event["name"] == STEP)
     if not steps:
         raise ValueError(f"the trace has no range named {STEP}")
-    phases = sorted((*_span(event), event["name"]) for event in ranges if event["name"] in PHASES)
-    work = [event for kind in _ON_GPU for event in by_kind.get(kind, [])]
-    launched = {
-        event["args"]["correlation"]: float(event["ts"])
-        for kind in ("cuda_runtime", "cuda_driver")
-        for event in by_kind.get(kind, [])
-        if "correlation" in event.get("args", {})
+    phases = sorted((*span(event), event["name"]) for event in ranges if event["name"] in PHASES)
+    work = [event for category in DEVICE_WORK for event in categories.get(category, [])]
+    launched_at = {
+        correlation: float(event["ts"]) for correlation, event in launches(categories).items()
     }
     if work:
         communication = [event for event in work if _is_nccl(event["name"])]
@@ -135,18 +100,18 @@ def steps_of(events: Iterable[Mapping[str, Any]]) -> list[StepTimeline]:
     else:
         communication = [event for event in ranges if event["name"].startswith("gloo:")]
         # Only aten's: an autograd node's time has the hooks in it, which may wait.
-        work = [e for e in by_kind.get("cpu_op", []) if e["name"].startswith("aten::")]
+        work = [e for e in categories.get("cpu_op", []) if e["name"].startswith("aten::")]
     computation: dict[str, list[Span]] = {}
     for event in work:
-        # Of a kernel the phase is that of its launch: it may run when the host has gone on.
-        at = launched.get(event.get("args", {}).get("correlation"), float(event["ts"]))
+        # A kernel belongs to the phase of its launch: it may run when the host is past the phase.
+        at = launched_at.get(event.get("args", {}).get("correlation"), float(event["ts"]))
         phase = next((name for start, end, name in phases if start <= at < end), None)
         if phase is not None:
-            computation.setdefault(phase, []).append(_span(event))
+            computation.setdefault(phase, []).append(span(event))
     computation = {phase: merged(spans) for phase, spans in computation.items()}
     calls: dict[str, list[Span]] = {}
     for event in sorted(communication, key=lambda event: float(event["ts"])):
-        calls.setdefault(_collective(event["name"]), []).append(_span(event))
+        calls.setdefault(_collective(event["name"]), []).append(span(event))
     return [
         StepTimeline(
             end - start,
@@ -162,18 +127,14 @@ def _is_nccl(name: str) -> bool:
 
 
 def _collective(name: str) -> str:
-    """Of ncclDevKernel_AllGather_RING_LL, or of gloo:all_gather: all_gather."""
+    """Return the collective: all_gather of ncclDevKernel_AllGather_RING_LL or gloo:all_gather."""
     letters = name.lower().replace("_", "")
     known = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-    return next((each for each in known if each.replace("_", "") in letters), "other")
-
-
-def _span(event: Mapping[str, Any]) -> Span:
-    return float(event["ts"]), float(event["ts"] + event["dur"])
+    return next((name for name in known if name.replace("_", "") in letters), "other")
 
 
 def _within(spans: Iterable[Span], start: float, end: float) -> list[Span]:
-    """What of the spans lies in a step, from the step's beginning."""
+    """Clip spans to a step and count time from its start."""
     return [
         (max(low, start) - start, min(high, end) - start)
         for low, high in spans
@@ -182,8 +143,8 @@ def _within(spans: Iterable[Span], start: float, end: float) -> list[Span]:
 
 
 def draw_steps(panels: Mapping[str, Sequence[StepTimeline]], title: str, path: Path) -> None:
-    """A panel for each way to train, in it one step of every rank: above what is computed, by
-    phase, below what is communicated, darker where it is exposed. All panels have one scale."""
+    """Draw a panel per training, with one step of every rank: computation by phase above,
+    communication below, darker where it is exposed. All panels have the same scale."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch

@@ -1,4 +1,4 @@
-"""What a kernel does, as its name tells, and a name short enough for a table."""
+"""Classify kernels by their names, and shorten names for a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KernelClass = Literal[
     "matmul", "softmax", "attention", "elementwise", "reduction", "copy", "optimizer", "other"
 ]
 
-# The first that is found in a name decides: a fused attention's name may hold gemm, a softmax's
+# The first match decides: a fused attention's name may hold gemm, a softmax's
 # reduce, a copy's elementwise; and Inductor's hold every operator that was fused.
 _CLASSES: tuple[tuple[KernelClass, str], ...] = (
     ("matmul", r"^triton_(tem|mm)_"),
@@ -41,13 +41,13 @@ _NAMESPACES = (
 
 @cache
 def kernel_class(name: str) -> KernelClass:
-    """What a kernel does, or on a CPU an operator, as its name tells."""
+    """Return the class of a kernel, or on a CPU of an operator, by its name."""
     return next((kind for kind, pattern in _CLASSES if re.search(pattern, name, re.I)), "other")
 
 
 def short_kernel_name(name: str) -> str:
-    """A kernel's name without its return type, arguments and namespaces, at most NAME_LENGTH long:
-    both ends are kept, since what an elementwise kernel does is said late."""
+    """Return a kernel's name without return type, arguments and namespaces, at most NAME_LENGTH
+    long. Both ends are kept: the operation of an elementwise kernel is named late."""
     name = _without_arguments(name.removeprefix("void "))
     for namespace in _NAMESPACES:
         name = name.replace(namespace, "")
@@ -59,7 +59,7 @@ def short_kernel_name(name: str) -> str:
 
 
 def _without_arguments(name: str) -> str:
-    """What stands before the parenthesis that the last one closes."""
+    """Cut off the last pair of parentheses and what is in it."""
     if not name.endswith(")"):
         return name
     depth = 0

@@ -1,19 +1,18 @@
-"""Which kernels a step spends its time in: from a torch.profiler trace to a table for each range.
+"""Tabulate the kernels of a step, by annotated range, from a torch.profiler trace.
 
 Pure functions of the exported Chrome trace (its format changes less than torch's Python objects).
 A kernel belongs to the range in which it was launched, and the trace links the two by a correlation
 id. For the phases that is exact because the GPU is idle at both ends of each. Kernels of backward
-are launched by another thread, inside the evaluation of an autograd node; the node has the sequence
-number of the forward operator that made it, and so the kernel belongs to that operator's range too,
+are launched by another thread, inside the evaluation of an autograd node. The node has the sequence
+number of the forward operator that made it, so the kernel also belongs to that operator's range,
 under the range's name and `_backward`.
 
-On a CPU there are no kernels; operators stand for them, each with the time that is its own and not
-of the operators that it calls.
+On a CPU there are no kernels; operators take their place, each with its own time, without that of
+the operators that it calls.
 """
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,16 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from systems.measure.kernel_names import kernel_class, short_kernel_name
+from systems.measure.trace import (
+    DEVICE_WORK,
+    Event,
+    Span,
+    by_category,
+    launches,
+    read_events,
+    span,
+    total,
+)
 
 PHASES = ("forward", "backward", "optimizer")
 STEP = "train_step"  # all three together
@@ -28,7 +37,6 @@ ATTENTION_RANGES = ("attention_scores", "attention_softmax", "attention_output")
 _BACKWARD = "_backward"
 LIMIT = 10  # rows of a table: the rest is a few percent
 
-Event = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -46,10 +54,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a trace holds of some training steps."""
+    """The work of some training steps, and the spans of their phases, as a trace shows them."""
 
     work: list[Work]
-    phase_spans: dict[str, list[tuple[float, float]]]  # start and end on the host, in us
+    phase_spans: dict[str, list[Span]]  # on the host
     is_gpu: bool
 
     @property
@@ -62,52 +70,35 @@ class Profile:
 
 def read_profile(path: Path) -> Profile:
     """Read what `torch.profiler` exports as a Chrome trace."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return profile_of(json.load(file)["traceEvents"])
+    return profile_of(read_events(path))
 
 
 def profile_of(events: Iterable[Event]) -> Profile:
-    """Find the work in a trace's events, and the ranges that it belongs to."""
-    by_kind: dict[str, list[Event]] = {}
-    for event in events:
-        if event.get("ph") == "X":
-            by_kind.setdefault(event.get("cat", ""), []).append(event)
-    operators = by_kind.get("cpu_op", [])
-    ranges = _Ranges(by_kind.get("user_annotation", []), operators)
-    on_gpu = [e for kind in _ON_GPU for e in by_kind.get(kind, [])]
-    launches = {
-        event["args"]["correlation"]: event
-        for kind in ("cuda_runtime", "cuda_driver")
-        for event in by_kind.get(kind, [])
-        if "correlation" in event.get("args", {})
-    }
-    if launches:
+    """Return the work in a trace's events, with the ranges that it belongs to."""
+    categories = by_category(events)
+    operators = categories.get("cpu_op", [])
+    ranges = _Ranges(categories.get("user_annotation", []), operators)
+    on_gpu = [e for category in DEVICE_WORK for e in categories.get(category, [])]
+    by_correlation = launches(categories)
+    if by_correlation:
         work = []
         for event in on_gpu:
             # Without its launch, when it ran still tells its phase: the GPU is idle in between.
-            cause = launches.get(event.get("args", {}).get("correlation"), event)
+            cause = by_correlation.get(event.get("args", {}).get("correlation"), event)
             work.append(_work(event, event["dur"], ranges, cause))
     else:
         own = _own_times(operators)
         work = [_work(e, us, ranges, e) for e, us in zip(operators, own, strict=True)]
-    return Profile(work, ranges.phase_spans, bool(launches))
-
-
-_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+    return Profile(work, ranges.phase_spans, bool(by_correlation))
 
 
 def _work(event: Event, own_us: float, ranges: _Ranges, cause: Event) -> Work:
     phase, part = ranges.find(cause["ts"], cause["tid"])
-    return Work(event["name"], event["ts"], _end(event), own_us, phase, part)
-
-
-def _end(event: Event) -> float:
-    end: float = event["ts"] + event["dur"]
-    return end
+    return Work(event["name"], *span(event), own_us, phase, part)
 
 
 class _Spans(Generic[T]):
-    """Stretches of time that do not overlap, and what each stands for."""
+    """Spans that do not overlap, each with a value; `at` finds the value at a time."""
 
     def __init__(self, spans: Iterable[tuple[float, float, T]]):
         self._spans = sorted(spans, key=lambda span: span[0])
@@ -119,15 +110,12 @@ class _Spans(Generic[T]):
 
 
 class _Ranges:
-    """The annotated ranges of a trace: which phase, and which part of it, a moment on a thread is
-    in."""
+    """The annotated ranges of a trace; `find` returns those at a time on a thread."""
 
     def __init__(self, annotations: Sequence[Event], operators: Sequence[Event]):
         phases = [e for e in annotations if e["name"] in PHASES]
-        self.phase_spans = {
-            name: [(e["ts"], _end(e)) for e in phases if e["name"] == name] for name in PHASES
-        }
-        self._phases = _Spans((e["ts"], _end(e), e["name"]) for e in phases)
+        self.phase_spans = {name: [span(e) for e in phases if e["name"] == name] for name in PHASES}
+        self._phases = _Spans((*span(e), e["name"]) for e in phases)
         self._parts = _by_thread(
             (e for e in annotations if e["name"] in ATTENTION_RANGES), lambda e: str(e["name"])
         )
@@ -138,7 +126,7 @@ class _Ranges:
         self._made_in = self._parts_of_nodes(operators)
 
     def _parts_of_nodes(self, operators: Iterable[Event]) -> dict[int, str | None]:
-        """By sequence number, the range in which forward made the autograd node.
+        """Return the range in which forward made each autograd node, by sequence number.
 
         An operator shows the number that the next node will get, whether it makes that node or
         calls another that does: of those with one number, the last to start made it.
@@ -156,7 +144,7 @@ class _Ranges:
         return self._parts[thread].at(time) if thread in self._parts else None
 
     def find(self, time: float, thread: Any) -> tuple[str | None, str | None]:
-        """The phase, and the part of it, at this moment on this thread."""
+        """Return the phase, and the range inside it, at a time on a thread."""
         phase = self._phases.at(time)
         if phase == "forward":
             return phase, self._part(time, thread)
@@ -170,7 +158,7 @@ class _Ranges:
 def _by_thread(events: Iterable[Event], what: Callable[[Event], T]) -> dict[Any, _Spans[T]]:
     threads: dict[Any, list[tuple[float, float, T]]] = {}
     for event in events:
-        threads.setdefault(event["tid"], []).append((event["ts"], _end(event), what(event)))
+        threads.setdefault(event["tid"], []).append((*span(event), what(event)))
     return {thread: _Spans(spans) for thread, spans in threads.items()}
 
 
@@ -180,7 +168,7 @@ def _sequence_number(event: Event) -> int | None:
 
 
 def _own_times(operators: Sequence[Event]) -> list[float]:
-    """Microseconds of each operator, without those that it calls: on one thread they nest."""
+    """Return microseconds of each operator without those that it calls: on a thread they nest."""
     own: list[float] = [event["dur"] for event in operators]
     # The caller first where both start in the same tick.
     order = sorted(
@@ -190,7 +178,7 @@ def _own_times(operators: Sequence[Event]) -> list[float]:
     for i in order:
         event = operators[i]
         calls = open_calls.setdefault(event["tid"], [])
-        while calls and _end(operators[calls[-1]]) <= event["ts"]:
+        while calls and span(operators[calls[-1]])[1] <= event["ts"]:
             calls.pop()
         if calls:
             own[calls[-1]] -= event["dur"]
@@ -202,7 +190,7 @@ def _own_times(operators: Sequence[Event]) -> list[float]:
 
 
 def kernel_facts(profile: Profile) -> dict[str, Any]:
-    """Facts of one step, the mean of those that were profiled; by range, times in ms.
+    """Return facts of one step, the mean of the profiled ones, by range; times in milliseconds.
 
     kernels                 the ten that take longest: name, class, time, share, calls
     kernel_classes          the same by class, all of them
@@ -275,7 +263,7 @@ class _Row:
 
 
 def _table(work: list[Work], steps: int, key: Callable[[Work], str]) -> list[_Row]:
-    """Time and calls of each kind of work, the longest first."""
+    """Sum time and calls by `key`, the longest first."""
     groups: dict[str, list[Work]] = {}
     for one in work:
         groups.setdefault(key(one), []).append(one)
@@ -292,12 +280,14 @@ def _time_ms(work: Iterable[Work], steps: int) -> float:
 
 
 def _span_facts(profile: Profile, ranges: dict[str, list[Work]]) -> dict[str, Any]:
-    """How long the phases took on the host, and how much of that the device was busy."""
+    """Return how long the phases took on the host, and the share in which the device was busy."""
     range_us = {
         name: sum(end - start for start, end in spans)
         for name, spans in profile.phase_spans.items()
     }
-    busy_us = {name: _covered_us(ranges.get(name, [])) for name in range_us}
+    busy_us = {
+        name: total((one.start_us, one.end_us) for one in ranges.get(name, [])) for name in range_us
+    }
     for by_phase in (range_us, busy_us):
         by_phase[STEP] = sum(by_phase.values())
     return {
@@ -308,18 +298,9 @@ def _span_facts(profile: Profile, ranges: dict[str, list[Work]]) -> dict[str, An
     }  # fmt: skip
 
 
-def _covered_us(work: Iterable[Work]) -> float:
-    """Microseconds in which at least one was running."""
-    covered, until = 0.0, float("-inf")
-    for start, end in sorted((one.start_us, one.end_us) for one in work):
-        covered += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return covered
-
-
 def _softmax_facts(ranges: dict[str, list[Work]], steps: int) -> dict[str, Any]:
-    """All that the softmax takes against the matrix products of attention: without scaling, masking
-    and copies, which belong to neither."""
+    """Compare the time of the softmax with that of attention's matmuls; scaling, masking and copies
+    belong to neither."""
     softmax: dict[str, float] = {}
     matmul: dict[str, float] = {}
     for phase, suffix in (("forward", ""), ("backward", _BACKWARD)):

@@ -1,4 +1,4 @@
-"""Active memory over time, read from the snapshot that torch's CUDA allocator takes of itself.
+"""Read active memory over time from a snapshot of torch's CUDA allocator, and draw it.
 
     with recording():
         ...                              build what is alive at the start
@@ -8,11 +8,11 @@
         snapshot = torch.cuda.memory._snapshot()
     timeline = read_timeline(snapshot, ["forward", "backward"])
 
-A mark is an allocation of one byte by `mark_phase`, known again by its stack. The allocator records
-it in one order with all others, where a time would have to be compared across two clocks.
+A mark is an allocation of one byte by `mark_phase`, recognised by its stack. So the allocator
+records it in order with all others; a time would have to be compared across two clocks.
 
-Bytes are those that tensors asked for. The allocator rounds each up, to 512 bytes or to the block
-that it found, up to 1 MiB more; `torch.cuda.max_memory_allocated` counts that too.
+Bytes are those that tensors asked for. The allocator rounds each up, to 512 bytes or to the size of
+the block it reuses, up to 1 MiB more; `torch.cuda.max_memory_allocated` counts that too.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ KINDS = ("weights", "optimizer state", "gradients", *NOT_OWNED)
 
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
-    """Have the allocator record every event, with the Python stack of each allocation."""
+    """Record all events of the allocator in this block, with the Python stack of allocations."""
     import torch
 
-    # With context "alloc" a block that is freed tells where it was allocated, not where freed.
+    # With context "alloc" the event of a free has the stack of its allocation.
     torch.cuda.memory._record_memory_history(
         "all", context="alloc", stacks="python", max_entries=MAX_ENTRIES
     )
@@ -49,7 +49,7 @@ def recording() -> Iterator[None]:
 
 
 def mark_phase() -> None:
-    """Leave a mark between the allocator's events."""
+    """Put a mark between the allocator's events."""
     import torch
 
     torch.empty(1, dtype=torch.uint8, device="cuda")
@@ -83,7 +83,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Owner:
-    """What live tensors say of the memory that they hold when a phase begins.
+    """Names of the memory that live tensors hold at a time.
 
     Attributes:
         kind: weights, gradients or optimizer state.
@@ -98,7 +98,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Every allocation that was alive between the first mark and the last."""
+    """All allocations that were alive between the first mark and the last."""
 
     allocations: list[Allocation]
     phases: list[Phase]
@@ -108,7 +108,7 @@ class Timeline:
         return self.phases[-1].end
 
     def active_bytes(self, chosen: Sequence[bool] | None = None) -> np.ndarray:
-        """Bytes in use after 0, 1, ... events; of the chosen allocations alone, if given."""
+        """Return bytes in use after 0, 1, ... events, of the chosen allocations if given."""
         change = np.zeros(self.events + 2, dtype=np.int64)
         for i, allocation in enumerate(self.allocations):
             if chosen is None or chosen[i]:
@@ -117,13 +117,13 @@ class Timeline:
         return np.cumsum(change)[: self.events + 1]
 
     def peak(self) -> tuple[int, int]:
-        """The first time at which most is in use, and how many bytes that is."""
+        """Return the first time at which most bytes are in use, and how many."""
         active = self.active_bytes()
         time = int(active.argmax())
         return time, int(active[time])
 
     def phase_of(self, start: int) -> str:
-        """The phase in which an allocation was made; `before` for what was there already.
+        """Return the phase in which an allocation was made, or `before` if it was there already.
 
         An allocation lives from after its event on, so one in a phase starts later than the phase.
         """
@@ -133,12 +133,12 @@ class Timeline:
 
 
 def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: int = 0) -> Timeline:
-    """The events between marks, one mark at the start of each phase and one at the end.
+    """Return the events between marks: one at the start of each phase and one at the end.
 
     Raises:
-        ValueError: there are fewer marks or more. The allocator keeps the last MAX_ENTRIES events.
+        ValueError: the number of marks is wrong. The allocator keeps the last MAX_ENTRIES events.
     """
-    # start, size and frames by address; and the same with address and end of what is over
+    # start, size and frames by address; and (address, size, start, end, frames) of what was freed
     alive: dict[int, tuple[int, int, Any]] = {}
     over: list[tuple[int, int, int, int, Any]] = []
     marks: list[int] = []
@@ -183,11 +183,11 @@ def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: in
 
 
 def kinds(timeline: Timeline, owners: Sequence[Owner]) -> list[str]:
-    """What each allocation is for.
+    """Return the kind of each allocation.
 
-    Weights, gradients and optimizer state by the tensors that own them; activations are what
-    forward allocates and backward finds; temporaries whatever else was allocated; before is what
-    was there before and belongs to none: the batch, RoPE's tables, workspaces of cuBLAS.
+    Weights, gradients and optimizer state by the tensors that own them; activations are allocated
+    in forward and alive at its end; temporaries are all other allocations; before is what was
+    there before and has no owner: the batch, RoPE's tables, workspaces of cuBLAS.
     """
     saved_at = next((p.end for p in timeline.phases if p.name == "forward"), -1)
     found = []
@@ -205,7 +205,7 @@ def kinds(timeline: Timeline, owners: Sequence[Owner]) -> list[str]:
 
 
 def owner_of(allocation: Allocation, owners: Sequence[Owner]) -> Owner | None:
-    """Whose memory it is."""
+    """Return the owner of the memory, if any."""
     for owner in owners:
         if allocation.address in owner.names and allocation.alive_at(owner.at):
             return owner
@@ -213,7 +213,7 @@ def owner_of(allocation: Allocation, owners: Sequence[Owner]) -> Owner | None:
 
 
 def bytes_by_kind(timeline: Timeline, kinds: Sequence[str], time: int) -> dict[str, int]:
-    """Bytes in use at a time, by kind."""
+    """Return bytes in use at a time, by kind."""
     total = dict.fromkeys(KINDS, 0)
     for allocation, kind in zip(timeline.allocations, kinds, strict=True):
         if allocation.alive_at(time):
@@ -227,10 +227,10 @@ def largest_allocations(
     top: int = 10,
     root: Path = ROOT,
 ) -> list[dict[str, Any]]:
-    """What is in use at the peak, summed by source line, kind and phase, largest first.
+    """Return what is in use at the peak, summed by source line, kind and phase, largest first.
 
-    Autograd computes gradients in threads of its own, which have no Python frames; a gradient goes
-    by its parameter's name.
+    Autograd computes gradients in threads without Python frames; a gradient is named after its
+    parameter.
     """
     time, peak = timeline.peak()
     groups: dict[tuple[Source, str, str], list[int]] = {}
@@ -262,16 +262,16 @@ _COLOURS = {
     "weights": "#4477aa", "optimizer state": "#66ccee", "gradients": "#228833",
     "activations": "#ee6677", "temporaries": "#ccbb44", "before": "#bbbbbb",
 }  # fmt: skip
-_NARROWEST = 0.1  # of the width: the optimizer allocates nothing, and still is a phase
+_NARROWEST = 0.1  # of the width: a phase without allocations, the optimizer say, must be visible
 
 
 def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path: Path) -> None:
-    """A picture of active memory by kind, in the order of the allocator's events."""
+    """Draw active memory by kind, in the order of the allocator's events."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     named = kinds(timeline, owners)
-    # Nothing happens in the room that a narrow phase is given: memory stays where it is.
+    # A narrow phase is widened; memory is constant in the added width.
     x, times, edges = _axis(timeline)
     layers = {
         kind: timeline.active_bytes([name == kind for name in named])[times] / 2**30
@@ -316,7 +316,7 @@ def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path:
 
 
 def _axis(timeline: Timeline) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Places on the x axis, the time that each shows, and where phases begin and the last ends."""
+    """Return x positions, the time that each shows, and where phases begin and the last ends."""
     narrowest = max(1.0, _NARROWEST * timeline.events)
     x: list[float] = []
     times: list[int] = []

@@ -1,4 +1,4 @@
-"""What a forward pass saves for backward: each storage once, with the line that saved it."""
+"""List what a forward pass saves for backward: each storage once, with the line that saved it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from systems.measure.source_lines import Source, calling_frames, source_of
+from systems.measure.state_memory import storage_address, storage_bytes
 
-# Operations that make no bytes of their own: what they return is named after what they were given.
+# Operations that allocate nothing: their outputs are named after their inputs.
 _VIEWS = {
     "Alias", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split", "Squeeze", "T",
     "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View",
@@ -23,13 +24,13 @@ _LEAF = "torch::autograd::AccumulateGrad"
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A storage that the graph keeps.
+    """A storage that the autograd graph keeps.
 
     Attributes:
         contributor: the operation that made it, views passed over; `input` for a leaf, `constant`
             for what needs no gradient.
         source: the line that saved it first.
-        weight_copy: whether it is a parameter in another dtype, as autocast makes them.
+        weight_copy: True if it is a parameter in another dtype, as autocast makes them.
     """
 
     contributor: str
@@ -40,21 +41,23 @@ class SavedTensor:
     weight_copy: bool
 
 
-def saved_tensors(forward: Callable[[], object], apart: Iterable[Tensor]) -> list[SavedTensor]:
-    """What `forward` saves, in the order in which it did.
+def saved_tensors(forward: Callable[[], object], excluded: Iterable[Tensor]) -> list[SavedTensor]:
+    """Return what `forward` saves, in order.
 
     Args:
         forward: builds a graph, and keeps it.
-        apart: tensors that are there anyway (parameters, buffers, inputs): not counted.
+        excluded: tensors that exist anyway (parameters, buffers, inputs) and are not counted.
     """
-    there = list(apart)
-    seen = {_address(tensor) for tensor in there}
-    weights = {_address(tensor) for tensor in there if isinstance(tensor, torch.nn.Parameter)}
+    existing = list(excluded)
+    seen = {storage_address(tensor) for tensor in existing}
+    weights = {
+        storage_address(tensor) for tensor in existing if isinstance(tensor, torch.nn.Parameter)
+    }
     saved: list[SavedTensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        if _address(tensor) not in seen:
-            seen.add(_address(tensor))
+        if storage_address(tensor) not in seen:
+            seen.add(storage_address(tensor))
             contributor, leaf = _origin(tensor)
             saved.append(
                 SavedTensor(
@@ -63,10 +66,10 @@ def saved_tensors(forward: Callable[[], object], apart: Iterable[Tensor]) -> lis
                     tuple(tensor.shape),
                     str(tensor.dtype).removeprefix("torch."),
                     tensor.untyped_storage().nbytes(),
-                    leaf is not None and _address(leaf) in weights,
+                    leaf is not None and storage_address(leaf) in weights,
                 )
             )
-        # With its history, an output that its own operation saves would keep itself alive.
+        # Not with its history: an output that its own operation saves would keep itself alive.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -74,22 +77,16 @@ def saved_tensors(forward: Callable[[], object], apart: Iterable[Tensor]) -> lis
     return saved
 
 
-def storage_bytes(tensors: Iterable[Tensor | None]) -> int:
-    """Bytes of the tensors' storages, each once."""
-    sizes = {_address(t): t.untyped_storage().nbytes() for t in tensors if t is not None}
-    return sum(sizes.values())
-
-
 def block_report(
     forward: Callable[[Tensor], Tensor], block: torch.nn.Module, x: Tensor, top: int = 5
 ) -> dict[str, Any]:
-    """What one block saves for backward, and the gradients that it emits.
+    """Report what one block saves for backward, and the bytes of its gradients.
 
     Args:
-        forward: the block as it is trained, under autocast say.
-        block: whose parameters and buffers are not counted.
-        x: its input, which is counted where it is saved: no one else keeps it.
-        top: how many contributors are listed.
+        forward: applies the block as in training, under autocast say.
+        block: its parameters and buffers are not counted.
+        x: its input, which is counted if it is saved.
+        top: how many contributors to list.
 
     Returns:
         block_saved_bytes, and the largest of it in `block_saved`; block_weight_copies_bytes, the
@@ -97,8 +94,8 @@ def block_report(
     """
     outputs: list[Tensor] = []
     parameters = list(block.parameters())
-    kept = saved_tensors(lambda: outputs.append(forward(x)), [*parameters, *block.buffers()])
-    own = [tensor for tensor in kept if not tensor.weight_copy]
+    saved = saved_tensors(lambda: outputs.append(forward(x)), [*parameters, *block.buffers()])
+    own = [tensor for tensor in saved if not tensor.weight_copy]
     total = sum(tensor.saved_bytes for tensor in own)
     gradients = torch.autograd.grad(outputs, [x, *parameters], [torch.ones_like(outputs[0])])
     return {
@@ -116,13 +113,13 @@ def block_report(
             }
             for tensor in sorted(own, key=lambda tensor: -tensor.saved_bytes)[:top]
         ],
-        "block_weight_copies_bytes": sum(t.saved_bytes for t in kept if t.weight_copy),
+        "block_weight_copies_bytes": sum(t.saved_bytes for t in saved if t.weight_copy),
         "block_gradients_bytes": storage_bytes(gradients),
     }
 
 
 def _origin(tensor: Tensor) -> tuple[str, Tensor | None]:
-    """The operation that made the bytes, and the leaf that they are a view or a cast of, if any."""
+    """Return the operation that made the bytes, and the leaf they are a view or cast of, if any."""
     node: Any = tensor.grad_fn
     if node is None:
         return "input" if tensor.requires_grad else "constant", None
@@ -135,7 +132,3 @@ def _origin(tensor: Tensor) -> tuple[str, Tensor | None]:
                 return made_by, None
         node = node.next_functions[0][0]
     return made_by or "input", None if node is None else node.variable
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

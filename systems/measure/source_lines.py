@@ -1,4 +1,4 @@
-"""Which line of this project a call came from, told from a stack of Python frames."""
+"""Find the source line of this project that a call came from, in a stack of Python frames."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]  # unresolved, as frames name their files
-PROJECT = ROOT / "systems"  # what is measured lives here; its launcher does not
+PROJECT = ROOT / "systems"  # the measured code, without the launcher
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One call of a stack."""
+    """One frame of a stack."""
 
     filename: str
     line: int
@@ -23,12 +23,12 @@ class Frame:
 
 @dataclass(frozen=True)
 class Source:
-    """Where something was done.
+    """The place of a call in the source.
 
     source: file, line and function, `systems/model.py:42 forward`.
-    code: the text of that line, which outlives its number.
-    called_at: the line of the project that called it; a Linear has one line, its callers tell apart
-        which.
+    code: the text of that line, which still identifies it when line numbers change.
+    called_at: the line of the project that called it: all Linears share a line, their callers
+        differ.
     """
 
     source: str
@@ -37,7 +37,7 @@ class Source:
 
 
 def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
-    """The first frame inside the project, else the innermost of all; frames start innermost."""
+    """Return the first frame inside the project, or the first of all; innermost frames first."""
     stack = list(frames)
     if not stack:
         return Source("no Python frame", "", "")
@@ -52,7 +52,7 @@ def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
 
 
 def calling_frames() -> list[Frame]:
-    """The stack of whoever called the function that asks, innermost first."""
+    """Return the stack of the caller's caller, innermost frame first."""
     frames = []
     frame = sys._getframe(2)
     while frame is not None:
@@ -62,7 +62,7 @@ def calling_frames() -> list[Frame]:
 
 
 def _place(frame: Frame, root: Path) -> str:
-    """File and line: of the project from its root, of others by the last two names."""
+    """Return file and line: relative to the project, or the last two names of another path."""
     path = Path(frame.filename)
     inside = path.is_relative_to(root / PROJECT.name)
     shown = path.relative_to(root) if inside else Path(*path.parts[-2:])

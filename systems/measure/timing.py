@@ -1,14 +1,12 @@
-"""Timing and memory of one callable: warm up, flush the L2 cache, keep every sample.
+"""Time one callable: warm up, flush the L2 cache, keep every sample.
 
-On a GPU, time is what CUDA events read while the host is ahead: the GPU is held back before each
-sample until all of it has been launched, so that what a launch costs the host, which differs from
-one machine and minute to the next, is not in it. `host_ms` tells that cost. On a CPU, time is
-`time.perf_counter`.
+On a GPU, CUDA events measure the time while the host is ahead: the GPU is held back before each
+sample until all of its kernels have been launched, so launch overhead on the host, which varies
+with machine and load, is not included; `host_ms` measures it. On a CPU, `time.perf_counter` does.
 """
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -17,7 +15,7 @@ import torch
 
 MIN_SAMPLES, MAX_SAMPLES = 10, 100
 MAX_WARMUP = 1000
-HOLD = 3.0  # how long the GPU is held back, in times of what the host takes to launch
+HOLD = 3.0  # how long the GPU is held back, in multiples of the host's launch time
 MAX_HOLD_MS = 50.0
 CYCLES_PER_MS = 2_000_000  # at 2 GHz; a GPU with a slower clock is held back longer
 Thunk = Callable[[], object]
@@ -31,13 +29,13 @@ def time_ms(
     warmup_ms: float = 25.0,
     measure_ms: float = 100.0,
 ) -> list[float]:
-    """Milliseconds of each call of `fn`.
+    """Time calls of `fn`; return milliseconds of each.
 
     Args:
-        fn: what is timed.
-        device: where it runs.
-        before: called ahead of every sample, outside the time (clearing gradients, say).
-        warmup_ms: time to spend on calls that are not kept; at least two are made.
+        fn: the function to time.
+        device: the device that it runs on.
+        before: called before each sample, untimed (to clear gradients, say).
+        warmup_ms: time to spend on warm-up calls; at least two are made.
         measure_ms: time to spend on samples; at least 10 and at most 100 are taken.
     """
     if device.type != "cuda":
@@ -53,7 +51,7 @@ def time_ms(
 def _cpu_samples(
     fn: Thunk, before: Thunk | None, budget_ms: float, fewest: int, most: int
 ) -> list[float]:
-    """Samples until they add up to the budget: on a busy machine an estimate would not hold."""
+    """Take samples until they add up to the budget; a busy machine would break an estimate."""
     samples: list[float] = []
     while len(samples) < fewest or (len(samples) < most and sum(samples) < budget_ms):
         if before is not None:
@@ -67,8 +65,8 @@ def _cpu_samples(
 def host_ms(
     fn: Thunk, device: torch.device, *, before: Thunk | None = None, calls: int = 10
 ) -> float:
-    """Milliseconds until a call of `fn` returns, median of `calls` after two that warm up: on an
-    idle GPU, what it costs the host to launch it."""
+    """Return milliseconds until a call of `fn` returns, the median of `calls` after two warm-up
+    calls: on an idle GPU, the launch overhead on the host."""
     samples = []
     for _ in range(calls + 2):
         if before is not None:
@@ -84,8 +82,8 @@ def host_ms(
 def wall_ms(
     fn: Thunk, device: torch.device, *, before: Thunk | None = None, calls: int = 50
 ) -> float:
-    """Milliseconds from Python's call of `fn` until the GPU has done it, median of `calls` after
-    ten that warm up: what somebody pays who waits for each call."""
+    """Return the latency of a synchronised call of `fn` in milliseconds, the median of `calls`
+    after ten warm-up calls."""
     samples = []
     for _ in range(calls + 10):
         if before is not None:
@@ -98,11 +96,25 @@ def wall_ms(
     return round(statistics.median(samples[10:]), 6)
 
 
+def clock_ms(fn: Thunk, device: torch.device) -> float:
+    """Time one call by Python's clock, until the GPU has finished; the GPU must be idle before."""
+    start = time.perf_counter()
+    fn()
+    synchronize(device)
+    return round((time.perf_counter() - start) * 1e3, 6)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the GPU; does nothing on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _cuda_sampler(
     fn: Thunk, before: Thunk | None, device: torch.device, launch_ms: float
 ) -> Callable[[int], list[float]]:
     cycles = int(min(HOLD * launch_ms, MAX_HOLD_MS) * CYCLES_PER_MS)
-    # Writing four times the L2 evicts what the last sample left there.
+    # Writing four times the size of the L2 evicts what the last sample left there.
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     flush = torch.empty(4 * max(l2_bytes, 1 << 24), dtype=torch.int8, device=device)
 
@@ -123,19 +135,3 @@ def _cuda_sampler(
         return [start.elapsed_time(end) for start, end in events]
 
     return sample
-
-
-def peak_memory_bytes(
-    fn: Thunk, device: torch.device, *, before: Thunk | None = None
-) -> int | None:
-    """Bytes allocated at the peak of one call, everything alive included; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    if before is not None:
-        before()
-    gc.collect()
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    fn()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device)

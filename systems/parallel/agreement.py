@@ -1,7 +1,7 @@
-"""Whether all ranks have the same parameters: asked before anything is sent that assumes it.
+"""Check that all ranks have the same parameters, before a collective assumes it.
 
-Ranks that differ would otherwise wait for each other until the timeout, or average what does not
-belong together.
+Ranks that differ would otherwise wait for each other until the timeout, or average tensors that do
+not belong together.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from torch import Tensor
 def check_agreement(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup) -> None:
     """Compare names, order, shapes, strides, dtypes and requires_grad with those of rank 0.
 
-    A collective: every rank of the group calls it. Where all agree it is one all-gather of 32 bytes
-    a rank.
+    A collective over the group. If all ranks agree, it costs one all-gather of 32 bytes per rank.
 
     Raises:
-        ValueError: on every rank alike; names each rank that differs, and where it first does.
+        ValueError: on all ranks; names each rank that differs, and where it first does.
     """
     tensors = list(named)
     mine = [_description(name, tensor) for name, tensor in tensors]
@@ -35,11 +34,11 @@ def check_agreement(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGrou
     dist.all_gather(digests, own, group=group)
     if len({bytes(digest.tolist()) for digest in digests}) == 1:
         return
-    everyone: list[Any] = [None] * group.size()
-    dist.all_gather_object(everyone, mine, group=group)
-    first = everyone[0]
+    by_rank: list[Any] = [None] * group.size()
+    dist.all_gather_object(by_rank, mine, group=group)
+    first = by_rank[0]
     differences = [
-        _difference(rank, theirs, first) for rank, theirs in enumerate(everyone) if theirs != first
+        _difference(rank, theirs, first) for rank, theirs in enumerate(by_rank) if theirs != first
     ]
     raise ValueError(f"ranks differ in their parameters: {'; '.join(differences)}")
 

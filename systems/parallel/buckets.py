@@ -1,4 +1,4 @@
-"""Which gradients travel together."""
+"""Group parameters into buckets whose gradients are reduced together."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MB = 10**6
 
 
 def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[AnyTensor]]:
-    """Parameters in buckets of at most `capacity` bytes, from the last parameter to the first.
+    """Group parameters into buckets of at most `capacity` bytes, from the last to the first.
 
-    Backward reaches the last layer first, so its gradients can travel first. A bucket has one dtype
-    and one device; one that is begun stays open until the next parameter of its kind does not fit.
-    A parameter larger than the capacity has a bucket to itself, and the open one waits.
+    Backward reaches the last layer first, so its gradients can be sent first. A bucket has one
+    dtype and one device, and stays open until the next parameter of its kind does not fit. A
+    parameter larger than the capacity has a bucket to itself; the open bucket stays open.
 
     Returns:
-        Buckets in the order in which they are complete if gradients come in reverse order.
+        Buckets in the order in which they complete if gradients arrive in reverse order.
     """
     open_buckets: dict[tuple[torch.dtype, torch.device], list[AnyTensor]] = {}
     filled: dict[tuple[torch.dtype, torch.device], int] = {}  # bytes in each

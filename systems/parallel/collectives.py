@@ -1,4 +1,4 @@
-"""A process group for the length of a `with`, and the collectives that the wrappers share."""
+"""A process group as a context manager, and the collectives that the wrappers share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch.distributed.distributed_c10d import AllreduceCoalescedOptions
 
 @contextmanager
 def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.device]:
-    """Join the process group that torchrun's environment describes; leave it if all went well.
+    """Join torchrun's process group; destroy it at the end unless an exception was raised.
 
     Args:
-        backend: gloo (CPU) or nccl (one GPU a rank, by LOCAL_RANK).
+        backend: gloo (CPU) or nccl (one GPU per rank, by LOCAL_RANK).
         timeout_s: seconds a collective may wait for the other ranks.
 
     Yields:
@@ -49,46 +49,46 @@ def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.devi
         device_id=device if backend == "nccl" else None,
     )
     yield device
-    # Not after an exception: to leave may mean to wait for ranks that wait for this one.
+    # Not after an exception: destroying may wait for ranks that wait for this one.
     dist.destroy_process_group()
 
 
 def group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """`group`, or the group of all ranks.
+    """Return `group`, or the default group of all ranks.
 
     Raises:
-        RuntimeError: neither is there.
+        RuntimeError: there is neither.
     """
     group = group or dist.group.WORLD
     if group is None:
         raise RuntimeError(
-            "no process group: call torch.distributed.init_process_group first, or stand inside "
+            "no process group: call torch.distributed.init_process_group first, or run inside "
             "`with systems.parallel.process_group(...)`"
         )
     return group
 
 
-def averages_itself(group: dist.ProcessGroup) -> bool:
-    """Whether the backend has ReduceOp.AVG; the others are given tensors divided beforehand, which
-    keeps a sum of float16 in range, too."""
+def supports_average(group: dist.ProcessGroup) -> bool:
+    """Return True if the backend has ReduceOp.AVG. For the others tensors are divided before they
+    are summed, which also keeps sums of float16 in range."""
     return dist.get_backend(group) == "nccl"
 
 
 def mean_or_sum(group: dist.ProcessGroup) -> dist.ReduceOp:
-    """What makes a mean of tensors, or of those that were divided beforehand."""
-    return dist.ReduceOp(dist.ReduceOp.AVG if averages_itself(group) else dist.ReduceOp.SUM)
+    """Return ReduceOp.AVG, or SUM for tensors that were divided by the number of ranks."""
+    return dist.ReduceOp(dist.ReduceOp.AVG if supports_average(group) else dist.ReduceOp.SUM)
 
 
 class Average(NamedTuple):
-    """An all-reduce that is on its way."""
+    """An all-reduce in flight."""
 
     work: dist.Work
-    # Kept: to let go of a tensor that Gloo's thread works on races with it (pytorch issue 75529).
+    # Kept alive: freeing a tensor that Gloo's thread works on is a race (pytorch issue 75529).
     tensors: list[Tensor]
-    copies: list[tuple[Tensor, Tensor]]  # what a collective cannot write, and what it wrote
+    copies: list[tuple[Tensor, Tensor]]  # (not contiguous, its contiguous copy)
 
     def wait(self) -> None:
-        """Gloo: until it is done. NCCL: the current stream waits, the host does not.
+        """Wait for the result. With NCCL the current stream waits and the host does not.
 
         Raises:
             RuntimeError: a rank is gone, or the timeout is over.
@@ -99,42 +99,42 @@ class Average(NamedTuple):
 
 
 def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
-    """Begin to replace `tensors`, all of one dtype and device, by their means over the ranks.
+    """Start to replace `tensors`, all of one dtype and device, by their means over the ranks.
 
-    One collective for all of them where they lie: NCCL merges them into one launch, so there is no
-    flat copy to make and none to keep. Do not touch them before `wait()`.
+    One coalesced collective in place: NCCL merges them into one launch, so no flat copy is made or
+    kept. Do not use the tensors before `wait()`.
     """
     copies = []
     if not all(tensor.is_contiguous() for tensor in tensors):
-        made = [tensor.contiguous() for tensor in tensors]
-        copies = [pair for pair in zip(tensors, made, strict=True) if pair[0] is not pair[1]]
-        tensors = made
+        dense = [tensor.contiguous() for tensor in tensors]
+        copies = [pair for pair in zip(tensors, dense, strict=True) if pair[0] is not pair[1]]
+        tensors = dense
     options = AllreduceCoalescedOptions()
     options.reduceOp, options.asyncOp = mean_or_sum(group), True
-    if not averages_itself(group):
+    if not supports_average(group):
         torch._foreach_div_(tensors, group.size())
     # The group's own method: torch.distributed's wrapper around it costs the host 10 us a call.
     return Average(group.allreduce_coalesced(tensors, options), tensors, copies)
 
 
 class Gather(NamedTuple):
-    """An all-gather that is on its way."""
+    """An all-gather in flight."""
 
     works: list[dist.Work]
-    tensors: list[Tensor]  # kept, as in Average
+    tensors: list[Tensor]  # kept alive, as in Average
 
     def wait(self) -> None:
-        """As `Average.wait`."""
+        """Wait for the result, as `Average.wait` does."""
         for work in self.works:
             work.wait()
 
 
 def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.ProcessGroup) -> Gather:
-    """Begin to lay the inputs of all ranks, in order, end to end in the outputs.
+    """Start to concatenate the inputs of all ranks, in rank order, into the outputs.
 
     Args:
-        outputs, inputs: pairs of one dimension, all of one dtype and device. An input may be the
-            part of its output where it belongs.
+        outputs, inputs: pairs of one-dimensional tensors, all of one dtype and device. An input may
+            be the slice of its output that this rank fills.
     """
     if dist.get_backend(group) == "nccl":
         works = [group.allgather_into_tensor_coalesced(outputs, inputs)]
@@ -146,7 +146,7 @@ def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.Proces
 
 @torch.no_grad()
 def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    """Overwrite `tensors`, of any dtypes, by those of the group's rank 0."""
+    """Overwrite `tensors`, of any dtypes, with those of the group's rank 0."""
     running = []
     for tensor in tensors:
         if not tensor.numel():

@@ -1,4 +1,4 @@
-"""Data parallel: each rank has the whole model and a part of the batch; gradients are averaged.
+"""Data parallel: each rank has all of the model and a part of the batch; gradients are averaged.
 
     model = BucketedDDP(TransformerLM(...), bucket_size_mb=25)
     optimizer = AdamW(model.parameters())
@@ -6,27 +6,27 @@
     model.finish_gradient_synchronization()
     optimizer.step()
 
-Four ways to average, from the plainest to those that hide it behind backward (Li et al. 2020,
+Four ways to average, from the simplest to those that overlap it with backward (Li et al. 2020,
 "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2):
 
-    NaiveDDP        one all-reduce a parameter, after backward
-    FlatDDP         one all-reduce of all gradients laid end to end, after backward
-    OverlappedDDP   one all-reduce a parameter, as soon as its gradient is there
-    BucketedDDP     one all-reduce a bucket, as soon as its gradients are there
+    NaiveDDP        one all-reduce per parameter, after backward
+    FlatDDP         one all-reduce of all gradients, concatenated, after backward
+    OverlappedDDP   one all-reduce per parameter, as soon as its gradient is ready
+    BucketedDDP     one all-reduce per bucket, as soon as its gradients are ready
 
-The last two never copy a gradient: a bucket is a list, sent from where autograd put it. So between
-steps there is no more memory in use than on one GPU, and `zero_grad(set_to_none=True)` is best.
+The last two never copy a gradient: a bucket is a list of tensors, reduced where autograd put them.
+So between steps no more memory is in use than on one GPU; use `zero_grad(set_to_none=True)`.
 
 All ranks must issue the same collectives in the same order, whatever each of them does with its
-data. So every trained parameter is reduced in every step, in a fixed order: a gradient that comes
-out of turn waits for its turn, and one that does not come at all is sent as zeros when the step is
-finished. A last, tiny all-reduce says which parameters any rank used, because a parameter that none
-used must keep `grad` None, or momentum and weight decay would move it. Only a rank that lacks a
-gradient reads the answer; the others need not wait for it.
+data. So every trained parameter is reduced in every step, in a fixed order: a gradient that is
+ready early waits for its turn, and one that does not come at all is sent as zeros when the step is
+finished. A last, tiny all-reduce finds which parameters any rank used, because a parameter that
+none used must keep `grad` None, or momentum and weight decay would move it. Only a rank that lacks
+a gradient reads the result; the others do not wait for it.
 
-NCCL's kernels take multiprocessors from backward; how many, NCCL_MAX_CTAS says, and
-`ProcessGroupNCCL.Options(is_high_priority_stream=True)` lets them start first. Both belong to the
-process group, so they are the caller's.
+NCCL's kernels take multiprocessors from backward: NCCL_MAX_CTAS limits how many, and
+`ProcessGroupNCCL.Options(is_high_priority_stream=True)` lets them start first. Both are settings of
+the process group, which the caller makes.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from systems.parallel.collectives import (
 
 
 class GradientAverage:
-    """The gradients of some parameters and their averages; `average` is how they are made.
+    """Average the gradients of some parameters, by `average`, also where some have none.
 
     Args:
         named: parameters by name, the same on all ranks.
-        average: called when every one in `trained` has a gradient; leaves the averages in place.
+        average: called when all in `trained` have a gradient; replaces them by the averages.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class GradientAverage:
             self._all_used = torch.ones(len(self.trained), dtype=torch.uint8, device=device)
 
     def finish(self) -> None:
-        """Average; parameters that no rank used are left without gradient.
+        """Average; parameters that no rank used keep `grad` None.
 
         Raises:
             RuntimeError: a parameter is trained that was frozen; a gradient is sparse.
@@ -87,7 +87,7 @@ class GradientAverage:
         if not self.trained:
             return
         missing = [i for i, p in enumerate(self.trained) if p.grad is None]
-        used = self._all_used  # its maximum over the ranks is itself: it can be used again
+        used = self._all_used  # all ones: an all-reduce by MAX leaves it as it is
         if missing:
             used = used.clone()
             used[missing] = 0
@@ -104,16 +104,16 @@ class GradientAverage:
 
 
 class DataParallel(nn.Module):
-    """What the four have in common. Each rank's module becomes that of rank 0.
+    """Base class of the four: copies rank 0's module to all ranks and averages gradients.
 
     Args:
-        module: the same on every rank up to its values; on one device, that of the process group.
-            Parameters that are not to be trained are frozen before.
+        module: the same on all ranks but for its values, on the process group's device. Freeze
+            parameters that are not to be trained before.
         process_group: all ranks by default.
 
     Raises:
         ValueError: parameters or buffers differ across ranks in name, order, shape, stride, dtype
-            or requires_grad; says on every rank which rank differs and where.
+            or requires_grad; the message, on all ranks, says which rank differs and where.
         RuntimeError: there is no process group.
     """
 
@@ -128,16 +128,16 @@ class DataParallel(nn.Module):
         self._synchronizing = True
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """What the module returns."""
+        """Run the module and return what it returns."""
         return self.module(*inputs, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
-        """Between backward and the optimizer's step: every `grad` is the mean over all ranks.
+        """Finish averaging; call it between backward and the optimizer's step. Then every `grad` is
+        the mean over all ranks.
 
-        A rank that did not use a parameter gets the mean, too, with zero for its own part; a
-        parameter that no rank used keeps `grad` None.
-
-        On a GPU the current stream waits and the host does not, unless this rank lacks a gradient.
+        A rank that did not use a parameter counts as zero in its mean; a parameter that no rank
+        used keeps `grad` None. On a GPU the current stream waits and the host does not, unless this
+        rank lacks a gradient.
 
         Raises:
             RuntimeError: a rank is gone or the timeout is over; a parameter was thawed.
@@ -146,7 +146,7 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here add to this rank's gradients only; the first one after it, or
+        """Accumulate gradients on this rank only; the first backward after the block, or
         `finish_gradient_synchronization`, averages the sum."""
         before, self._synchronizing = self._synchronizing, False
         try:
@@ -155,11 +155,11 @@ class DataParallel(nn.Module):
             self._synchronizing = before
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own: it loads into the module without a wrapper."""
+        """Return the module's own, which the module without a wrapper can load."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own. Every rank must load the same."""
+        """Load the module's own. All ranks must load the same."""
         return self.module.load_state_dict(*args, **kwargs)
 
     def _average(self) -> None:
@@ -167,7 +167,7 @@ class DataParallel(nn.Module):
 
 
 class NaiveDDP(DataParallel):
-    """One all-reduce a parameter, one after the other, when backward is over."""
+    """One all-reduce per parameter, one after the other, after backward."""
 
     def _average(self) -> None:
         for parameter in self._gradients.trained:
@@ -175,8 +175,8 @@ class NaiveDDP(DataParallel):
 
 
 class FlatDDP(DataParallel):
-    """One all-reduce of all gradients, when backward is over; one for each dtype, if there are
-    several. Gradients are then views of one tensor."""
+    """One all-reduce of all gradients of a dtype, after backward. Gradients are then views of one
+    tensor."""
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
         super().__init__(module, process_group)
@@ -194,7 +194,7 @@ class FlatDDP(DataParallel):
 
 
 class _Bucket:
-    """Parameters whose gradients travel together, and how many of those are not there yet."""
+    """Parameters whose gradients are reduced together, and how many of those are not ready."""
 
     def __init__(self, parameters: list[nn.Parameter]):
         self.parameters = parameters
@@ -202,7 +202,7 @@ class _Bucket:
 
 
 class _HookedDDP(DataParallel):
-    """Reduces while backward runs: buckets go out in order, each when its gradients are there."""
+    """Reduce during backward: buckets are sent in order, each when its gradients are ready."""
 
     def __init__(
         self,
@@ -220,13 +220,13 @@ class _HookedDDP(DataParallel):
 
     def _begin(self) -> None:
         self._ready: set[Tensor] = set()
-        self._next = 0  # bucket to go out
+        self._next = 0  # bucket to send
         self._running: list[Average] = []
         for bucket in self._buckets:
             bucket.awaited = len(bucket.parameters)
 
     def _on_gradient(self, bucket: _Bucket, parameter: Tensor) -> None:
-        """Runs for every parameter in every backward, so it does next to nothing."""
+        """Send complete buckets. Runs for each parameter in each backward: must be cheap."""
         if not self._synchronizing:
             return
         if parameter in self._ready:
@@ -258,18 +258,18 @@ class _HookedDDP(DataParallel):
 
 
 class OverlappedDDP(_HookedDDP):
-    """One all-reduce a parameter, begun while backward goes on, in reverse parameter order."""
+    """One all-reduce per parameter during backward, in reverse parameter order."""
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
         super().__init__(module, 0, process_group)
 
 
 class BucketedDDP(_HookedDDP):
-    """One all-reduce a bucket, begun while backward goes on.
+    """One all-reduce per bucket during backward.
 
     Args:
-        bucket_size_mb: the most a bucket holds, in 10^6 bytes; filled in reverse parameter order.
-            A parameter that is larger has a bucket to itself.
+        bucket_size_mb: capacity of a bucket, in 10^6 bytes; filled in reverse parameter order. A
+            larger parameter has a bucket to itself.
 
     Raises:
         ValueError: bucket_size_mb is not positive.

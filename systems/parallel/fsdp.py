@@ -1,26 +1,26 @@
-"""Fully sharded data parallel: each rank keeps a slice of every large weight, and with it of its
-gradient and of the optimizer's state; a weight is whole only while its layer runs.
+"""Fully sharded data parallel: each rank keeps a shard of every large weight, of its gradient and
+of its optimizer state; a weight is gathered only while its layer runs.
 
     model = FullyShardedDataParallel(TransformerLM(...), compute_dtype=torch.bfloat16)
-    optimizer = AdamW(model.parameters())           # of the slices, in float32
+    optimizer = AdamW(model.parameters())           # of the shards, in float32
     cross_entropy(model(tokens), targets).backward()
     model.finish_gradient_synchronization()
     optimizer.step()
 
 Rajbhandari et al. 2020, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", section 3.
 
-A layer is a module that has parameters of its own, or one of the classes in `layers`, with all that
-is beneath it. Between steps its modules show the slices. What happens to it in a step:
+A layer is a module with parameters of its own, or one of the classes in `layers` with all of its
+submodules. Between steps its modules show the shards. In a step:
 
-    forward     before: gather it and the next two, wait for it, show the whole weights
-                after: show the slices, free it
-    backward    when its output's gradient is there: gather it and the two before it, wait for it
+    forward     before: gather it and the next two layers, wait for it, show the unsharded weights
+                after: show the shards, free it
+    backward    when its output's gradient is there: gather it and the two layers before it, wait
                 when a weight's gradient is complete: free the weight
-                when those of all its weights are: reduce-scatter them, let earlier ones finish
-    recomputing (activation checkpointing) as in forward, but free it only if backward does not
-                need it within the next two
+                when those of all its weights are: reduce-scatter them, finish earlier ones
+    recompute   (activation checkpointing) as in forward, but free it only if backward does not
+                need it within the next two layers
 
-What the next two are in forward, the step before has shown; in backward, this step's forward.
+The order of layers in forward is that of the last step; in backward, that of this step's forward.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from systems.parallel.collectives import (
 )
 from systems.parallel.ddp import GradientAverage
 from systems.parallel.sharded_weights import (
-    Held,
+    FSDPParameter,
     Layer,
     Reduction,
     ShardedWeight,
@@ -55,22 +55,22 @@ from systems.parallel.sharded_weights import (
     reduce_gradients,
 )
 
-AHEAD = 2  # layers that are gathered before they are needed
-REDUCING = 2  # reduce-scatters on their way: each holds the whole gradients of a layer
+PREFETCH_LAYERS = 2  # how many layers ahead weights are gathered
+MAX_REDUCE_SCATTERS = 2  # in flight: each holds the unsharded gradients of a layer
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Whether a module has, itself, a parameter `weight` of two or more dimensions: every Linear,
-    Embedding and convolution, whoever wrote it."""
+    """Return True if the module itself has a parameter `weight` of two or more dimensions, as every
+    Linear, Embedding and convolution has."""
     weight = module._parameters.get("weight")
     return weight is not None and weight.dim() >= 2
 
 
 class FullyShardedDataParallel(nn.Module):
-    """`module`, its large weights sharded over the ranks. They become those of rank 0.
+    """Wrap `module` and shard its large weights over the ranks, from the values of rank 0.
 
-    Every rank must run the same layers in the same order, if on other data. What is taken over
-    `parameters()`, a norm of gradients say, is of this rank's slices.
+    Every rank must run the same layers in the same order, on its own data. `parameters()` are this
+    rank's shards: a norm of gradients taken over them is of the shards only.
 
     Args:
         module: the same on every rank up to its values, on its device, frozen where it is not to be
@@ -107,42 +107,15 @@ class FullyShardedDataParallel(nn.Module):
         broadcast_from_first([*module.parameters(), *module.buffers()], self._group)
 
         self._weights: list[ShardedWeight] = []
-        self._copies: list[Held] = []  # of replicated parameters, cast
-        replicated: list[tuple[str, nn.Parameter]] = []
-        by_module: dict[nn.Module, list[Held]] = {}
-        for name, parameter in named:
-            places = [
-                (owner, key)
-                for owner in module.modules()
-                for key, value in owner._parameters.items()
-                if value is parameter
-            ]
-            dtype = parameter.dtype
-            if compute_dtype is not None and dtype.is_floating_point:
-                dtype = compute_dtype
-            held: Held
-            sharded = any(key == "weight" and shard(owner) for owner, key in places)
-            if sharded and parameter.numel():
-                held = ShardedWeight(parameter, places, dtype, self._group)
-                self._weights.append(held)
-            elif dtype == master_dtype(parameter) == parameter.dtype:
-                replicated.append((name, parameter))
-                continue
-            else:
-                master, trained = parameter.detach(), parameter.requires_grad
-                kept = nn.Parameter(master.to(master_dtype(master)), trained)
-                held = Held(kept, nn.Parameter(master.to(dtype, copy=True), trained), places)
-                self._copies.append(held)
-                replicated.append((name, kept))
-            for owner, _ in places:
-                by_module.setdefault(owner, []).append(held)
+        self._copies: list[FSDPParameter] = []  # of replicated parameters, cast
+        replicated, by_module = self._manage(named, shard)
         self._replicated = GradientAverage(replicated, self._group, self._average)
         self._buckets = fill_buckets(self._replicated.trained, float("inf"))
         self._layers = find_layers(module, layers, by_module)
         for layer in self._layers:
             for weight in layer.reduced:
                 hook = partial(self._on_gradient, layer, weight)
-                weight.full.register_post_accumulate_grad_hook(hook)
+                weight.unsharded.register_post_accumulate_grad_hook(hook)
             self._attach(layer)
 
         self._expected: list[Layer] = []  # order of layers in the last forward
@@ -150,6 +123,42 @@ class FullyShardedDataParallel(nn.Module):
         self._backward_order: list[Layer] = []  # in the forward that backward goes through
         self._backward_at = 0  # position in it that backward has come to
         self._reductions: deque[Reduction] = deque()
+
+    def _manage(
+        self, named: list[tuple[str, nn.Parameter]], shard: Callable[[nn.Module], bool]
+    ) -> tuple[list[tuple[str, nn.Parameter]], dict[nn.Module, list[FSDPParameter]]]:
+        """Shard or replicate the parameters; return the replicated ones, and by module those that
+        it shows in two forms."""
+        replicated: list[tuple[str, nn.Parameter]] = []
+        by_module: dict[nn.Module, list[FSDPParameter]] = {}
+        for name, parameter in named:
+            places = [
+                (owner, key)
+                for owner in self.module.modules()
+                for key, value in owner._parameters.items()
+                if value is parameter
+            ]
+            dtype = parameter.dtype
+            if self.compute_dtype is not None and dtype.is_floating_point:
+                dtype = self.compute_dtype
+            managed: FSDPParameter
+            sharded = any(key == "weight" and shard(owner) for owner, key in places)
+            if sharded and parameter.numel():
+                managed = ShardedWeight(parameter, places, dtype, self._group)
+                self._weights.append(managed)
+            elif dtype == master_dtype(parameter) == parameter.dtype:
+                replicated.append((name, parameter))
+                continue
+            else:
+                value, trained = parameter.detach(), parameter.requires_grad
+                master = nn.Parameter(value.to(master_dtype(value)), trained)
+                copy = nn.Parameter(value.to(dtype, copy=True), trained)
+                managed = FSDPParameter(master, copy, places)
+                self._copies.append(managed)
+                replicated.append((name, master))
+            for owner, _ in places:
+                by_module.setdefault(owner, []).append(managed)
+        return replicated, by_module
 
     def _attach(self, layer: Layer) -> None:
         # A compiler that met storages that come and go would be misled.
@@ -173,7 +182,7 @@ class FullyShardedDataParallel(nn.Module):
         layer.module._compiled_call_impl = around
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """What the module returns.
+        """Run the module and return what it returns.
 
         Raises:
             RuntimeError: a sharded weight was frozen or thawed since the model was wrapped.
@@ -185,7 +194,8 @@ class FullyShardedDataParallel(nn.Module):
             if self._copies:
                 with torch.no_grad():
                     torch._foreach_copy_(
-                        [held.full for held in self._copies], [held.kept for held in self._copies]
+                        [copy.unsharded for copy in self._copies],
+                        [copy.shard for copy in self._copies],
                     )
             self._expected, self._order = self._order, []
         if self.compute_dtype is not None:
@@ -193,8 +203,9 @@ class FullyShardedDataParallel(nn.Module):
         return self.module(*inputs, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
-        """Between the last backward and the optimizer's step: every gradient is the mean over all
-        ranks and has its parameter's shape and dtype. Several backward passes before it add up.
+        """Finish averaging; call it between the last backward and the optimizer's step. Then every
+        gradient is the mean over all ranks, in its parameter's shape and dtype. Several backward
+        passes before it add up.
 
         On a GPU the current stream waits and the host does not, unless this rank lacks a gradient
         of a replicated parameter.
@@ -213,58 +224,59 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def gather_full_parameters(self) -> dict[str, Tensor]:
-        """All parameters, whole, in the optimizer's dtype, by their names in the bare module, which
-        loads them; a tied one by each of its names. A collective, between steps."""
-        whole: dict[Tensor, Tensor] = {}
+        """Return all parameters, unsharded, in the optimizer's dtype, by their names in `module`
+        without the wrapper, which can load them; a tied one under each of its names. A collective,
+        to be called between steps."""
+        full: dict[Tensor, Tensor] = {}
         for weight in self._weights:
-            piece = weight.kept.new_zeros(weight.width)
-            piece[: weight.kept.numel()] = weight.kept
+            piece = weight.shard.new_zeros(weight.width)
+            piece[: weight.shard.numel()] = weight.shard
             flat = piece.new_empty(self._group.size() * weight.width)
             start_gather([flat], [piece], self._group).wait()
-            whole[weight.kept] = flat[: weight.numel].view(weight.shape)
+            full[weight.shard] = flat[: weight.numel].view(weight.shape)
         return {
-            name: whole[parameter] if parameter in whole else parameter.detach().clone()
+            name: full[parameter] if parameter in full else parameter.detach().clone()
             for name, parameter in self.module.named_parameters(remove_duplicate=False)
         }
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own, with this rank's slices; `gather_full_parameters` has it whole."""
+        """Return the module's own, with this rank's shards; see `gather_full_parameters`."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Of what this rank's `state_dict` returned, in a world of the same size."""
+        """Load what this rank's `state_dict` returned, in a world of the same size."""
         return self.module.load_state_dict(*args, **kwargs)
 
     # ---- a step ----------------------------------------------------------------------------------
 
     def _before_forward(self, layer: Layer, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if layer.weights:
-            self._gather(layer, self._ahead(layer))
+            self._gather(layer, self._next_layers(layer))
             if layer.frozen and torch.is_grad_enabled() and not _in_backward():
                 self._release_after_backward(layer, args, kwargs)
-        for held in layer.held:
-            held.show_full()
+        for parameter in layer.parameters:
+            parameter.show_unsharded()
         if self.compute_dtype is not None:
             args = tuple(map(self._cast, args))
             kwargs = {name: self._cast(value) for name, value in kwargs.items()}
         return args, kwargs
 
-    def _ahead(self, layer: Layer) -> list[Layer]:
-        """The next layers of a forward that comes to `layer`."""
+    def _next_layers(self, layer: Layer) -> list[Layer]:
+        """Return the layers to prefetch in a forward that has come to `layer`."""
         if _in_backward():
             after = layer.position + 1
-            return self._backward_order[after : min(after + AHEAD, self._backward_at)]
+            return self._backward_order[after : min(after + PREFETCH_LAYERS, self._backward_at)]
         layer.position = len(self._order)
         self._order.append(layer)
-        expected = self._expected[layer.position : layer.position + AHEAD + 1]
+        expected = self._expected[layer.position : layer.position + PREFETCH_LAYERS + 1]
         return expected[1:] if expected[:1] == [layer] else []
 
     def _after_forward(self, layer: Layer, out: Any) -> None:
-        for held in layer.held:
-            held.show_kept()
+        for parameter in layer.parameters:
+            parameter.show_shard()
         if _in_backward():
             order, at = self._backward_order or self._order, self._backward_at
-            keep = bool(self._backward_order) and at - AHEAD <= layer.position <= at
+            keep = bool(self._backward_order) and at - PREFETCH_LAYERS <= layer.position <= at
         else:
             # Backward begins with the layer that forward ends with.
             order = self._order
@@ -279,7 +291,7 @@ class FullyShardedDataParallel(nn.Module):
 
     def _before_backward(self, order: list[Layer], position: int, grad: Tensor) -> None:
         self._backward_order, self._backward_at = order, position
-        self._gather(order[position], order[max(0, position - AHEAD) : position][::-1])
+        self._gather(order[position], order[max(0, position - PREFETCH_LAYERS) : position][::-1])
 
     def _gather(self, layer: Layer, ahead: list[Layer]) -> None:
         gather_weights(layer.weights, self._group)
@@ -288,12 +300,12 @@ class FullyShardedDataParallel(nn.Module):
         for weight in layer.weights:
             weight.wait()
 
-    def _on_gradient(self, layer: Layer, weight: ShardedWeight, full: Tensor) -> None:
-        assert full.grad is not None
-        if full.grad.layout is not torch.strided:
+    def _on_gradient(self, layer: Layer, weight: ShardedWeight, unsharded: Tensor) -> None:
+        assert unsharded.grad is not None
+        if unsharded.grad.layout is not torch.strided:
             raise RuntimeError(
-                f"a gradient of shape {tuple(full.shape)} is {full.grad.layout}; only dense "
-                "gradients can be sharded: build the embedding with sparse=False"
+                f"a gradient of shape {tuple(unsharded.shape)} is {unsharded.grad.layout}; only "
+                "dense gradients can be sharded: build the embedding with sparse=False"
             )
         # What computes a weight's gradient computes that of its input, too: it is not needed now.
         weight.release()
@@ -324,7 +336,7 @@ class FullyShardedDataParallel(nn.Module):
         if layer.arrived:
             self._reductions += reduce_gradients(layer.arrived, self._group)
             layer.arrived = []
-        while len(self._reductions) > REDUCING:
+        while len(self._reductions) > MAX_REDUCE_SCATTERS:
             self._reductions.popleft().finish()
 
     def _average(self) -> None:
@@ -333,32 +345,32 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def _take_gradients_of_copies(self) -> None:
-        """From the copies of replicated parameters to what the optimizer steps."""
+        """Move gradients from the cast copies of replicated parameters to their masters."""
         targets: dict[bool, list[Tensor]] = {True: [], False: []}  # by whether it is the first
         gradients: dict[bool, list[Tensor]] = {True: [], False: []}
-        for held in self._copies:
-            if held.full.grad is None:
+        for copy in self._copies:
+            if copy.unsharded.grad is None:
                 continue
-            first = held.kept.grad is None
-            if held.kept.grad is None:
-                held.kept.grad = torch.empty_like(held.kept)
-            targets[first].append(held.kept.grad)
-            gradients[first].append(held.full.grad)
-            held.full.grad = None
+            first = copy.shard.grad is None
+            if copy.shard.grad is None:
+                copy.shard.grad = torch.empty_like(copy.shard)
+            targets[first].append(copy.shard.grad)
+            gradients[first].append(copy.unsharded.grad)
+            copy.unsharded.grad = None
         if targets[True]:
             torch._foreach_copy_(targets[True], gradients[True])
         if targets[False]:
             torch._foreach_add_(targets[False], gradients[False])
 
     def _release_all(self) -> None:
-        """Also what a forward left that had no backward, or that an error broke off."""
+        """Free all weights, also after a forward without backward or one that an error ended."""
         for weight in self._weights:
             weight.release()
-        for held in self._copies:
-            held.show_kept()
+        for copy in self._copies:
+            copy.show_shard()
 
     def _check_trained(self) -> None:
-        changed = {w.kept for w in self._weights if w.kept.requires_grad != w.trained}
+        changed = {w.shard for w in self._weights if w.shard.requires_grad != w.trained}
         if changed:
             names = [name for name, p in self.module.named_parameters() if p in changed]
             raise RuntimeError(
@@ -373,5 +385,5 @@ class FullyShardedDataParallel(nn.Module):
 
 
 def _in_backward() -> bool:
-    """Whether this thread runs a backward pass: a forward in it is recomputed."""
+    """Return True if this thread runs a backward pass: a forward in it recomputes."""
     return torch._C._current_graph_task_id() != -1

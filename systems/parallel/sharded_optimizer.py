@@ -1,15 +1,15 @@
-"""An optimizer whose state is spread over the ranks: each keeps, and steps, its share of the
-parameters, and sends what it changed to the others.
+"""Shard an optimizer's state over the ranks: each rank steps its share of the parameters and
+broadcasts them to the others.
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-4, fused=True)
 
 Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
-section 5.1, with whole parameters for shares, so that any optimizer can be wrapped that treats each
-parameter by itself.
+section 5.1, but a parameter is never split, so any optimizer can be wrapped that treats each
+parameter on its own.
 
-Parameters that travel together are views of one tensor, so that one transfer in place carries them
+Parameters that are sent together are views of one tensor, so one broadcast in place carries them
 all: no copies, and no memory beside the parameters. A share is cut into chunks; while one chunk is
-on its way the next is stepped, and the chunks of all ranks travel at the same time.
+being sent the next is stepped, and the chunks of all ranks are sent at the same time.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from systems.parallel.agreement import check_agreement
 from systems.parallel.collectives import group_or_world
 
-# Of a rank's share, stepped and sent at once: large enough for the network's full rate, which an
-# all-reduce on two H200s nears from 100 MB on, small enough that few are left when all are stepped.
+# Stepped and sent at once: large enough for the network's full bandwidth, which an all-reduce on
+# two H200s nears from 100 MB on, small enough that little is left to send after the last step.
 CHUNK_BYTES = 256 * 10**6
 ALIGNMENT = 256  # bytes; vectorised kernels and NCCL want 16, torch's allocator gives more
 NOT_OPTIONS = ("params", "param_names")  # of a parameter group
 
 
 def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
-    """The rank of each parameter: the largest goes first, each to the rank with the least bytes.
+    """Return the rank of each parameter: the largest first, each to the rank with fewest bytes.
 
     Args:
         sizes: bytes of the parameters.
@@ -51,7 +51,7 @@ def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
 
 
 class _Piece:
-    """Parameters of one rank, dtype and device, laid end to end in one tensor."""
+    """Parameters of one rank, dtype and device, as views of one flat tensor."""
 
     def __init__(self, owner: int, parameters: list[Tensor]):
         self.owner = owner
@@ -70,17 +70,17 @@ class _Piece:
             parameter.data = view
             self.views.append((parameter, view))
 
-    def holds_them(self) -> bool:
-        """Whether the parameters are where they were put: `module.to(...)` moves them."""
+    def is_current(self) -> bool:
+        """Return False if a parameter was moved since, as `module.to(...)` does."""
         return all(p.data_ptr() == v.data_ptr() and p.dtype == v.dtype for p, v in self.views)
 
 
 class _Chunk:
-    """What is stepped and sent at once: some parameters of every rank, and who steps mine."""
+    """Parameters of every rank, stepped and sent together, with this rank's optimizer."""
 
     def __init__(self, by_rank: list[list[Tensor]], optimizer: Optimizer | None, first_group: int):
         self.by_rank = by_rank
-        self.optimizer = optimizer  # None: I have nothing in this chunk
+        self.optimizer = optimizer  # None: this rank has nothing in this chunk
         self.first_group = first_group  # index, outside, of the optimizer's first parameter group
         self.lay_out()
 
@@ -93,11 +93,11 @@ class _Chunk:
             self.pieces += [_Piece(rank, alike) for alike in kinds.values()]
 
     def send(self, group: dist.ProcessGroup) -> list[Any]:
-        """Begin to overwrite each piece by its owner's; returns what to wait for."""
+        """Start to broadcast each piece from its owner; returns works to wait for."""
         pieces = [piece for piece in self.pieces if piece.flat.numel()]
         device = pieces[0].flat.device if pieces else torch.device("cpu")
-        # In one NCCL group broadcasts from all ranks run side by side, so that every link carries
-        # data both ways; one after the other they would leave half of it idle.
+        # In one NCCL group broadcasts from all ranks run at the same time, so links carry data in
+        # both directions; one after the other they would leave half of the bandwidth idle.
         together = (
             _coalescing_manager(group, device, async_ops=True)
             if device.type == "cuda" and pieces
@@ -112,21 +112,21 @@ class _Chunk:
 
 
 class ShardedOptimizer(Optimizer):
-    """`optimizer_cls(params, **kwargs)`, its state and its work spread over the ranks.
+    """`optimizer_cls(params, **kwargs)` with its state and its work sharded over the ranks.
 
-    Parameters go to ranks whole, so that each rank has about the same number of bytes. `state` is
-    this rank's part. `param_groups`, with all parameters, is as without sharding, so learning rate
-    schedulers work. Parameters get new memory, `param.data`, in the order of their shares.
+    Each rank gets parameters of about the same number of bytes; none is split. `state` is this
+    rank's part. `param_groups` has all parameters, as without sharding, so learning rate schedulers
+    work. Parameters get new memory, `param.data`, in the order of their shares.
 
     Args:
-        params: as any optimizer takes them; the same on every rank, and with the same values.
-        optimizer_cls: an optimizer that treats each parameter by itself (not LBFGS), or at least
-            what is given to it together: parameters of one rank, some at a time.
+        params: as for any optimizer; the same on all ranks, with the same values.
+        optimizer_cls: an optimizer that treats each parameter on its own (not LBFGS), or at least
+            needs no others than those of one chunk of one rank.
         process_group: all ranks by default.
         kwargs: the optimizer's.
 
     Raises:
-        ValueError: parameters differ across ranks; says on every rank which rank differs and where.
+        ValueError: parameters differ across ranks; the message says which rank and where.
         RuntimeError: there is no process group.
     """
 
@@ -143,15 +143,15 @@ class ShardedOptimizer(Optimizer):
         self._chunks: list[_Chunk] = []
         self._loads = [0] * self._group.size()
         self._placed = 0  # parameter groups that have been shared out
-        self._whole = False
+        self._constructed = False
         super().__init__(params, dict(self._make([{"params": []}]).defaults))
-        self._whole = True
+        self._constructed = True
         self._share_out()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch. A collective: every rank adds the same."""
+        """Add a group, as in torch. A collective: all ranks add the same."""
         super().add_param_group(param_group)
-        if self._whole:  # those of the constructor are shared out together
+        if self._constructed:  # groups of the constructor are balanced together
             self._share_out()
 
     def _share_out(self) -> None:
@@ -183,12 +183,12 @@ class ShardedOptimizer(Optimizer):
         self._placed = len(self.param_groups)
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Step this rank's share; all ranks then have all parameters, bit for bit the same.
+        """Step this rank's share and broadcast it; all ranks then have bitwise equal parameters.
 
         A collective. On a GPU the current stream waits for the others and the host does not.
 
         Args:
-            closure: called once, before anything is stepped.
+            closure: called once, before any parameter is stepped.
             kwargs: for the wrapped optimizer's step.
 
         Returns:
@@ -203,7 +203,7 @@ class ShardedOptimizer(Optimizer):
                 loss = closure()
         works: list[Any] = []
         for chunk in self._chunks:
-            if not all(piece.holds_them() for piece in chunk.pieces):
+            if not all(piece.is_current() for piece in chunk.pieces):
                 chunk.lay_out()
             for outside, inside in self._pairs(chunk):
                 inside.update(_options(outside))
@@ -228,8 +228,8 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def state_dict(self, *, to: int | None = None) -> dict[str, Any]:
-        """The state of all ranks, in the form of the wrapped optimizer's own: either loads the
-        other's, and a world of another size loads it, too. A collective.
+        """Return the state of all ranks in the wrapped optimizer's own format: either can load the
+        other's, and a world of another size can load it. A collective.
 
         Args:
             to: the one rank that gets it; on the others `state` is empty. By default all get it.
@@ -247,26 +247,26 @@ class ShardedOptimizer(Optimizer):
         state: dict[int, dict[str, Any]] = {}
         wanted = to is None or to == self._group.rank()
         for rank in range(self._group.size()):
-            told = self._told_by(rank, parameters, place, wanted)
-            state.update(told if wanted else {})
+            of_rank = self._broadcast_state(rank, parameters, place, wanted)
+            state.update(of_rank if wanted else {})
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
-    def _told_by(
+    def _broadcast_state(
         self, rank: int, parameters: list[Tensor], place: dict[Tensor, int], wanted: bool
     ) -> dict[int, dict[str, Any]]:
-        """The state that a rank keeps, by place of the parameter; one tensor at a time travels, so
-        no device ever holds more than one that is not its own."""
-        told: list[Any] = [None]
+        """Return the state that `rank` keeps, by place of the parameter. Tensors are broadcast one
+        at a time, so a device never holds more than one of another rank."""
+        outlines: list[Any] = [None]
         if rank == self._group.rank():
-            told = [
+            outlines = [
                 {
                     place[p]: {name: _outline(p, value) for name, value in values.items()}
                     for p, values in self.state.items()
                 }
             ]
-        dist.broadcast_object_list(told, group=self._group, group_src=rank)
-        whole: dict[int, dict[str, Any]] = told[0]
-        for i, values in whole.items():
+        dist.broadcast_object_list(outlines, group=self._group, group_src=rank)
+        state: dict[int, dict[str, Any]] = outlines[0]
+        for i, values in state.items():
             for name, value in values.items():
                 if not isinstance(value, _Outline):
                     continue
@@ -280,11 +280,11 @@ class ShardedOptimizer(Optimizer):
                 dist.broadcast(as_bytes, group=self._group, group_src=rank)
                 if wanted:
                     values[name] = tensor.to("cpu", copy=True)
-        return whole
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict`, of any world size, or the wrapped optimizer's own returned; each
-        rank takes its share.
+        """Load what `state_dict` returned, in a world of any size, or what the wrapped optimizer's
+        own did; each rank takes its share.
 
         Raises:
             ValueError: the number of groups, or of parameters in a group, is another.
@@ -326,14 +326,14 @@ class ShardedOptimizer(Optimizer):
 
 
 class _Outline:
-    """Of a tensor that follows by itself."""
+    """Shape and dtype of a tensor that is sent separately."""
 
     def __init__(self, tensor: Tensor):
         self.shape, self.dtype = tensor.shape, tensor.dtype
 
 
 def _outline(parameter: Tensor, value: Any) -> Any:
-    """A large tensor's outline; a copy of anything else, small enough to be told at once."""
+    """Return a large tensor's outline, or a copy of anything else, small enough to be pickled."""
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
     if value.device == parameter.device and value.numel() > 1:
@@ -350,7 +350,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _cut(share: list[Tensor], count: int) -> list[list[Tensor]]:
-    """A rank's parameters in `count` runs of about as many bytes each; some may be empty."""
+    """Cut a rank's parameters into `count` runs of about equal bytes; some may be empty."""
     runs: list[list[Tensor]] = [[] for _ in range(count)]
     total, before = _bytes(share), 0
     for tensor in share:

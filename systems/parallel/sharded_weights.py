@@ -1,10 +1,9 @@
-"""Weights of which each rank keeps a slice, the layers that they belong to, and the transfers that
-make them whole and reduce their gradients.
+"""Shard weights over ranks, all-gather them layer by layer and reduce-scatter their gradients.
 
-A weight is laid out flat and cut into as many slices as there are ranks. The whole weight is a
-tensor whose storage is there only from `gather_weights` to `release`. That is what lets it be freed
-while autograd has it saved for backward: backward finds the same tensor, and the same values once
-it has been gathered again.
+A weight is flattened and cut into as many shards as there are ranks. The unsharded weight is a
+tensor whose storage exists only from `gather_weights` to `release`. So it can be freed while
+autograd has it saved for backward: backward finds the same tensor, with the same values once it
+has been gathered again.
 """
 
 from __future__ import annotations
@@ -16,35 +15,37 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ReduceScatterOptions
 
-from systems.parallel.collectives import Gather, averages_itself, mean_or_sum, start_gather
+from systems.parallel.collectives import Gather, mean_or_sum, start_gather, supports_average
 
 
-class Held:
-    """A parameter in two forms: `kept`, which the optimizer steps, and `full`, of the dtype and the
-    shape that the module computes with. The module shows `kept` except while it runs.
+class FSDPParameter:
+    """A parameter in two forms: `shard`, which the optimizer steps, and `unsharded`, in the dtype
+    and shape that the module computes with. The module shows `shard` except while it runs.
 
     Args:
-        kept: a leaf, at least float32.
-        full: a leaf, too; its gradient is what backward computes.
+        shard: a leaf, at least float32; of a replicated parameter all of it.
+        unsharded: a leaf, too; its gradient is what backward computes.
         places: the modules that have the parameter, each with its name there: several if tied.
     """
 
-    def __init__(self, kept: nn.Parameter, full: nn.Parameter, places: list[tuple[nn.Module, str]]):
-        self.kept, self.full, self.places = kept, full, places
-        self.show_kept()
+    def __init__(
+        self, shard: nn.Parameter, unsharded: nn.Parameter, places: list[tuple[nn.Module, str]]
+    ):
+        self.shard, self.unsharded, self.places = shard, unsharded, places
+        self.show_shard()
 
-    def show_kept(self) -> None:
+    def show_shard(self) -> None:
         for module, name in self.places:
-            module._parameters[name] = self.kept
+            module._parameters[name] = self.shard
 
-    def show_full(self) -> None:
+    def show_unsharded(self) -> None:
         for module, name in self.places:
-            module._parameters[name] = self.full
+            module._parameters[name] = self.unsharded
 
 
-class ShardedWeight(Held):
-    """A weight of which `kept` is this rank's slice: one dimension, uneven where the ranks do not
-    divide the weight, and empty where there are more ranks than elements."""
+class ShardedWeight(FSDPParameter):
+    """A weight of which `shard` is this rank's part: one-dimensional, shorter on the last ranks
+    where the weight does not divide evenly, and empty where ranks outnumber elements."""
 
     def __init__(
         self,
@@ -54,58 +55,60 @@ class ShardedWeight(Held):
         group: dist.ProcessGroup,
     ):
         self.shape, self.numel = weight.shape, weight.numel()
-        self.width = -(-self.numel // group.size())  # of a slice with its padding
+        self.width = -(-self.numel // group.size())  # of a shard with its padding
         start = min(group.rank() * self.width, self.numel)
         piece = weight.detach().reshape(-1)[start : start + self.width]
-        kept = piece.to(master_dtype(weight), copy=True)
+        shard = piece.to(master_dtype(weight), copy=True)
         self.flat = torch.empty(group.size() * self.width, dtype=dtype, device=weight.device)
         # Of .data, so that a gather is no change to what autograd saved: it restores the values.
-        full = self.flat.data[: self.numel].view(self.shape)
+        unsharded = self.flat.data[: self.numel].view(self.shape)
         self.flat.untyped_storage().resize_(0)
         self.gathering: Gather | None = None  # on its way
         self.trained = weight.requires_grad
         super().__init__(
-            nn.Parameter(kept, weight.requires_grad),
-            nn.Parameter(full, weight.requires_grad),
+            nn.Parameter(shard, weight.requires_grad),
+            nn.Parameter(unsharded, weight.requires_grad),
             places,
         )
 
     @property
     def gathered(self) -> bool:
-        """Whether the storage is there, if not yet all values."""
+        """True from the start of a gather to `release`; values are complete after `wait`."""
         return self.flat.untyped_storage().size() > 0
 
     def wait(self) -> None:
-        """Gloo: until it is gathered. NCCL: the current stream waits, the host does not."""
+        """Wait for the gather. With NCCL the current stream waits and the host does not."""
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
 
     def release(self) -> None:
-        """Free the whole weight. A GPU's allocator hands the memory on in stream order, so kernels
-        that are still to read it may be."""
+        """Free the unsharded weight. Kernels that still read it may be queued: a GPU's allocator
+        reuses memory in stream order."""
         if self.gathered:
             self.wait()
             self.flat.untyped_storage().resize_(0)
-        self.show_kept()
+        self.show_shard()
 
 
 def master_dtype(tensor: Tensor) -> torch.dtype:
-    """Of what the optimizer steps: float32, or wider if the module's is."""
+    """Return the dtype that the optimizer steps: float32, or the tensor's own if wider."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 class Layer:
-    """What is gathered, freed and reduced at once: some parameters of a module.
+    """Parameters of a module that are gathered, freed and reduced together.
 
     Args:
-        held: of the module, or of all that is beneath it.
+        parameters: of the module, or of all of its submodules too.
         owned: those of them that no other layer reduces; tied weights have one owner.
     """
 
-    def __init__(self, module: nn.Module, held: list[Held], owned: list[Held]):
-        self.module, self.held = module, held
-        self.weights = [each for each in held if isinstance(each, ShardedWeight)]
+    def __init__(
+        self, module: nn.Module, parameters: list[FSDPParameter], owned: list[FSDPParameter]
+    ):
+        self.module, self.parameters = module, parameters
+        self.weights = [p for p in parameters if isinstance(p, ShardedWeight)]
         self.frozen = [weight for weight in self.weights if not weight.trained]
         self.reduced = [weight for weight in self.weights if weight.trained and weight in owned]
         self.arrived: list[ShardedWeight] = []  # of those, the ones whose gradients are complete
@@ -113,13 +116,16 @@ class Layer:
 
 
 def find_layers(
-    root: nn.Module, classes: tuple[type[nn.Module], ...], by_module: dict[nn.Module, list[Held]]
+    root: nn.Module,
+    classes: tuple[type[nn.Module], ...],
+    by_module: dict[nn.Module, list[FSDPParameter]],
 ) -> list[Layer]:
-    """Each module that has parameters of its own; and whole, with all that is beneath it, each that
-    is of one of the classes, or compiled: what is compiled must find its weights there."""
+    """Return a layer for each module with parameters of its own. A module of one of the classes, or
+    a compiled one, is a single layer with all of its submodules: compiled code must find its
+    weights gathered."""
     layers: list[Layer] = []
     taken: set[nn.Module] = set()
-    owned: set[Held] = set()
+    owned: set[FSDPParameter] = set()
     for module in root.modules():  # a parent comes before its children
         if module in taken:
             continue
@@ -127,20 +133,20 @@ def find_layers(
         compiled = module._compiled_call_impl is not None or "_orig_mod" in module._modules
         inside = list(module.modules()) if compiled or isinstance(module, classes) else [module]
         taken.update(inside)
-        held = list(dict.fromkeys(each for m in inside for each in by_module.get(m, ())))
-        if held:
-            layers.append(Layer(module, held, [each for each in held if each not in owned]))
-            owned.update(held)
+        parameters = list(dict.fromkeys(p for m in inside for p in by_module.get(m, ())))
+        if parameters:
+            layers.append(Layer(module, parameters, [p for p in parameters if p not in owned]))
+            owned.update(parameters)
     return layers
 
 
 @torch.no_grad()
 def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> None:
-    """Begin to gather those weights that are not there; one collective for each dtype.
+    """Start to all-gather the weights that are not gathered; one collective per dtype.
 
-    NCCL begins when what the current stream has been given is done. So a gather that is asked for
-    two layers ahead runs beside the computation of those two, and memory that an earlier layer
-    freed is not written before its kernels are done: no other stream or event is needed.
+    NCCL starts when the work already in the current stream is done. So a gather issued two layers
+    ahead overlaps the computation of those two, and memory that an earlier layer freed is not
+    overwritten before its kernels are done: no other stream or event is needed.
     """
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:
@@ -151,7 +157,7 @@ def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> No
     for alike in by_dtype.values():
         inputs, slices, pieces = [], [], []
         for weight in alike:
-            piece = weight.kept.detach()
+            piece = weight.shard.detach()
             if piece.dtype != weight.flat.dtype or piece.numel() != weight.width:
                 # Cast, or padded, where the collective puts it: it is then in place.
                 place = weight.flat.narrow(0, group.rank() * weight.width, weight.width)
@@ -168,28 +174,28 @@ def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> No
 
 
 class Reduction(NamedTuple):
-    """A reduce-scatter that is on its way."""
+    """A reduce-scatter in flight."""
 
     work: dist.Work
-    inputs: list[Tensor]  # whole gradients, to be kept until they have been read
+    inputs: list[Tensor]  # unsharded gradients; alive until the collective has read them
     outputs: list[tuple[ShardedWeight, Tensor]]
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait, as `ShardedWeight.wait` does, and add the slices to the gradients of `kept`."""
+        """Wait, as `ShardedWeight.wait` does, and add the results to the gradients of `shard`."""
         self.work.wait()
         for weight, output in self.outputs:
-            piece = output[: weight.kept.numel()]
-            if weight.kept.grad is None:
-                weight.kept.grad = piece.to(weight.kept.dtype)
+            piece = output[: weight.shard.numel()]
+            if weight.shard.grad is None:
+                weight.shard.grad = piece.to(weight.shard.dtype)
             else:
-                weight.kept.grad.add_(piece)
+                weight.shard.grad.add_(piece)
 
 
 @torch.no_grad()
 def reduce_gradients(weights: list[ShardedWeight], group: dist.ProcessGroup) -> list[Reduction]:
-    """Begin to average the gradients of `full` over the ranks, of which each gets its slice; one
-    collective for each dtype. The gradients are taken: `full.grad` is None afterwards."""
+    """Start to reduce-scatter the gradients of `unsharded`, averaged over the ranks; one collective
+    per dtype. Sets `unsharded.grad` to None."""
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:
         by_dtype.setdefault(weight.flat.dtype, []).append(weight)
@@ -197,9 +203,9 @@ def reduce_gradients(weights: list[ShardedWeight], group: dist.ProcessGroup) -> 
     for alike in by_dtype.values():
         inputs, outputs = [], []
         for weight in alike:
-            grad = weight.full.grad
+            grad = weight.unsharded.grad
             assert grad is not None
-            weight.full.grad = None
+            weight.unsharded.grad = None
             flat = grad.reshape(-1)
             if flat.numel() != weight.flat.numel():
                 padded = flat.new_zeros(weight.flat.numel())
@@ -209,7 +215,7 @@ def reduce_gradients(weights: list[ShardedWeight], group: dist.ProcessGroup) -> 
             outputs.append(flat.new_empty(weight.width))
         options = ReduceScatterOptions()
         options.reduceOp, options.asyncOp = mean_or_sum(group), True
-        if not averages_itself(group):
+        if not supports_average(group):
             torch._foreach_div_(inputs, group.size())
         work = group.reduce_scatter_tensor_coalesced(outputs, inputs, options)
         reductions.append(Reduction(work, inputs, list(zip(alike, outputs, strict=True))))

@@ -1,14 +1,14 @@
-"""Whether a training's loss and gradients are right: against the same weights in float64.
+"""Check a training's loss and gradients against the same weights in float64.
 
-Each matrix's gradient g is held to the exact e by two numbers: `gradient`, |g - e| / |e|, which
-sees everything, and `slope`, |<g - e, e>| / <e, e>, which rounding hardly moves, so that a gradient
-a few percent too long or too short shows even in bfloat16. The exact ones are taken a block at a
-time, so that no more than one block is in float64 at once.
+Each matrix's gradient g is compared with the exact e by two numbers: `gradient`, |g - e| / |e|,
+which finds any error, and `slope`, |<g - e, e>| / <e, e>, which rounding hardly changes, so that a
+gradient a few percent too long or too short shows even in bfloat16. Exact gradients are computed
+one block at a time: no more than one block is in float64 at once.
 
-It is done at the first weights: after some steps on one batch the gradient is a small difference of
-large terms, and rounding alone can turn it (48 blocks in bfloat16 after 15 steps: by half its
-length). And it is done after the timing: before it, it would warm up what the study of warm-up
-wants cold.
+The check uses the initial weights: after some steps on one batch the gradient is a small difference
+of large terms, and rounding alone can change its direction (48 blocks in bfloat16 after 15 steps:
+by half its length). It comes after the timing, which must see a cold start where warm-up is
+studied.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from systems.kernels.flash_attention import naive
 from systems.model import TransformerLM, cross_entropy
 from systems.training.training import Training, new_model
 
-# Some four times what rounding does to the worst parameter of 3 to 48 blocks (slope: two); of 2.7b
-# on an H200 a twentieth of it in float32 and a tenth with bf16 copies of master weights.
+# About four times the rounding error of the worst parameter of 3 to 48 blocks (slope: two). 2.7b on
+# an H200 reaches a twentieth of it in float32, and a tenth with bf16 copies of master weights.
 TOLERANCE = {
     "fp32": {"loss": 1e-5, "gradient": 1e-4, "slope": 1e-4},
     "tf32": {"loss": 1e-3, "gradient": 2e-2, "slope": 1e-2},
@@ -34,19 +34,19 @@ TOLERANCE = {
     "bf16_pure": {"loss": 1e-2, "gradient": 2e-1, "slope": 4e-2},
     "bf16_master": {"loss": 1e-2, "gradient": 2e-1, "slope": 4e-2},
 }
-# Matrices that are stacked in one parameter are held apart: q's share of the gradient can be small.
+# Matrices stacked in one parameter are checked separately: q's share of the gradient can be small.
 _PARTS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-# A part with less than this share of its parameter's gradient is held to this share of it: of one
-# token, the gradients of q and k are zero.
+# A part with less than this share of its parameter's gradient is compared with this share of it:
+# the gradients of q and k are zero for a single token.
 _LEAST_SHARE = 0.03
 
 
 def check_training(training: Training) -> dict[str, float]:
-    """Relative errors at the first weights: of the loss, and the worst parameter's gradient and
-    slope. Lets the optimizer's state and the weights that were reached go.
+    """Return relative errors at the initial weights: of the loss, and the worst parameter's
+    gradient and slope. Resets the weights and clears the optimizer's state.
 
     Raises:
-        WrongOutput: one is further off than the precision's tolerance, a parameter has no
+        WrongOutput: an error is above the precision's tolerance, a parameter has no
             gradient, or the training's last loss is not a number.
     """
     last = training.loss.item()
@@ -101,11 +101,11 @@ def check_training(training: Training) -> dict[str, float]:
 def _load_first_weights(training: Training) -> None:
     first = new_model(training.params, training.device, naive)
     for weight, begin in zip(training.model.parameters(), first.parameters(), strict=True):
-        weight.copy_(begin)  # in place: CUDA graphs know its address
+        weight.copy_(begin)  # in place: CUDA graphs read this address
 
 
 def _exact(training: Training) -> Iterator[tuple[str, Tensor | None, Tensor]]:
-    """("loss", None, the exact loss), then (name, gradient given, exact gradient) of each
+    """Yield ("loss", None, the exact loss), then (name, given gradient, exact gradient) of each
     parameter, from the last to the first."""
     model = training.model
     one_block = training.params.model_copy(update={"num_layers": 1})

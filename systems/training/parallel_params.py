@@ -1,4 +1,4 @@
-"""The parameters that every study of parallel training shares. No torch."""
+"""Parameters that all benchmarks of data parallel training share. No torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class ParallelParams(TransformerParams):
     """A TransformerLM trained on several ranks, one batch of batch_size on each.
 
     world_size: ranks; the same as the launch's nproc_per_node.
-    backend: gloo (processors) or nccl (a GPU a rank).
+    backend: gloo (CPUs) or nccl (one GPU per rank).
     warmup_steps: steps before the first round.
-    rounds: samples, each the mean of `steps` steps that follow on; a step without communication is
-        timed in rounds of its own in between.
+    rounds: samples, each the mean of `steps` steps in a row; rounds of a training without
+        communication are timed in between.
     """
 
     world_size: Positive
@@ -30,11 +30,11 @@ class ParallelParams(TransformerParams):
     @model_validator(mode="after")
     def _without_graphs(self) -> Self:
         if self.cuda_graph:
-            raise ValueError("cuda_graph: what travels beside backward is not captured here")
+            raise ValueError("cuda_graph: communication during backward is not captured here")
         return self
 
     def step_counts(self) -> dict[str, Any]:
-        """`flops` of one rank, as its device's peak is, and `tokens` of all together, of a step."""
+        """Return `flops` of one rank, to compare with its peak, and `tokens` of all, per step."""
         counts = self.counts(["train_step"])
         tokens = counts["tokens"]["train_step"] * self.world_size
         return {"flops": counts["flops"], "tokens": {"train_step": tokens}}

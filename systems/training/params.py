@@ -1,4 +1,4 @@
-"""The parameters that every study of the Transformer shares. No torch."""
+"""Parameters that all benchmarks of the Transformer share. No torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from systems.benchmark import AttentionName, BenchmarkParams
 
 Positive = Annotated[int, Field(ge=1)]
 Size = Literal[*MODEL_SIZES]  # type: ignore[valid-type]
-Passes = accounting.Phase
 
 
 class TransformerParams(BenchmarkParams):
-    """Which Transformer, and how it is trained.
+    """The Transformer and how it is trained.
 
     precision:
-        fp32         everything in float32, products without tensor cores
-        tf32         the same, products in TF32 on tensor cores
+        fp32         everything in float32, matmuls without tensor cores
+        tf32         the same, matmuls in TF32 on tensor cores
         bf16, fp16   float32 weights under autocast; fp16 with a scaled loss
         bf16_pure    weights, gradients and optimizer state in bf16
         bf16_master  bf16 matrices and their gradients; float32 master weights, gains of norms and
@@ -36,7 +35,7 @@ class TransformerParams(BenchmarkParams):
     size: Size
     context_length: Positive
     batch_size: Positive = 4
-    vocab_size: Annotated[int, Field(ge=2)] = 10_000  # of one token every loss is zero
+    vocab_size: Annotated[int, Field(ge=2)] = 10_000  # with one token every loss is zero
     # Where given, instead of the size's own:
     d_model: Positive | None = None
     d_ff: Positive | None = None
@@ -62,7 +61,7 @@ class TransformerParams(BenchmarkParams):
         if (size.d_model // size.num_heads) % 2:
             raise ValueError(
                 f"head_dim {size.d_model // size.num_heads} (d_model {size.d_model} / num_heads "
-                f"{size.num_heads}) is odd; RoPE turns pairs"
+                f"{size.num_heads}) is odd; RoPE rotates pairs"
             )
         if self.precision == "bf16_master" and self.optimizer != "fused":
             raise ValueError(
@@ -88,7 +87,7 @@ class TransformerParams(BenchmarkParams):
 
     @property
     def model_size(self) -> TransformerSize:
-        """The sizes that are meant: the named one's, and what is given instead."""
+        """The named size, with what is given replaced."""
         own = {"vocab_size": self.vocab_size}
         for name in ("d_model", "d_ff", "num_layers", "num_heads"):
             given = getattr(self, name)
@@ -98,13 +97,13 @@ class TransformerParams(BenchmarkParams):
 
     @property
     def attention_kind(self) -> accounting.Attention:
-        """What accounting needs to know of the attention: whether and how the scores are kept.
-        `sdpa` is what torch chooses, a fused one."""
+        """Accounting's class of the attention, by whether and how scores are kept. `sdpa`, for
+        which torch chooses, is a fused one."""
         kinds: dict[str, accounting.Attention] = {"naive": "materialised", "sdpa_math": "math"}
         return kinds.get(self.attention, "fused")
 
     def counts(self, phases: Iterable[str]) -> dict[str, dict[str, int]]:
-        """`flops` and `tokens` of phases, as a record has them. An optimizer multiplies nothing."""
+        """Return `flops` and `tokens` of phases, as in a record; an optimizer has no FLOPs."""
         point = (self.model_size, self.batch_size, self.context_length)
         return {
             "flops": {

@@ -1,21 +1,21 @@
-"""A training step by Python's clock, phase by phase, and whole steps that follow on."""
+"""Time training steps: phase by phase with Python's clock, and whole steps in a row."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
 
-from systems.training.params import Passes
+from systems.accounting import Phase
+from systems.measure.timing import clock_ms
 from systems.training.training import Training
 
 Phases = dict[str, Callable[[], None]]
 
 
-def phases_of(training: Training, passes: Passes = "train_step") -> Phases:
-    """What is timed apart, in order."""
+def phases_of(training: Training, passes: Phase = "train_step") -> Phases:
+    """Return the phases of `passes`, in order."""
     phases = {
         "forward": training.forward,
         "backward": training.backward,
@@ -26,7 +26,7 @@ def phases_of(training: Training, passes: Passes = "train_step") -> Phases:
 
 
 def timed_steps(training: Training, phases: Phases, count: int) -> Iterator[dict[str, float]]:
-    """Milliseconds of each phase, step by step; gradients are dropped in between."""
+    """Yield milliseconds by phase for each step; gradients are freed in between."""
     for _ in range(count):
         times = {name: clock_ms(fn, training.device) for name, fn in phases.items()}
         training.zero_grad()
@@ -34,7 +34,7 @@ def timed_steps(training: Training, phases: Phases, count: int) -> Iterator[dict
 
 
 def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
-    """The samples of each phase, and of forward and backward together."""
+    """Return the samples of each phase, and of forward and backward together."""
     samples = {name: [times[name] for times in steps] for name in steps[0]}
     if "backward" in samples:
         both = zip(samples["forward"], samples["backward"], strict=True)
@@ -42,26 +42,12 @@ def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
     return samples
 
 
-def clock_ms(fn: Callable[[], None], device: torch.device) -> float:
-    """Milliseconds by Python's clock; the GPU has done all before, and all of `fn` after."""
-    start = time.perf_counter()
-    fn()
-    synchronize(device)
-    return round((time.perf_counter() - start) * 1e3, 6)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for the GPU, if it is one."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def steps_ms(training: Training, count: int) -> list[float]:
-    """Milliseconds from the end of one step to the end of the next, of steps that follow on."""
+    """Time steps in a row: milliseconds from the end of one to the end of the next."""
     if training.device.type != "cuda":
         return [clock_ms(training.step, training.device) for _ in range(count)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    training.step()  # so that the first sample, too, begins with the host ahead
+    training.step()  # the host must be ahead of the GPU in the first sample, too
     for i, event in enumerate(events):
         if i:
             training.step()

@@ -1,4 +1,4 @@
-"""A Transformer in training, phase by phase, in every precision and mode: what the studies run.
+"""Train a Transformer phase by phase, in any precision and mode, on one fixed batch.
 
 training = make_training(params, device)
 training.forward(); training.backward(); training.optimizer_step(); training.zero_grad()
@@ -8,31 +8,48 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from systems.accounting import MATMUL_DTYPE
 from systems.benchmark import Unsupported
 from systems.checkpointing import every_k_blocks, nested, selective
+from systems.dtypes import TORCH_DTYPES
 from systems.kernels.flash_attention import ATTENTIONS, why_not
 from systems.model import TransformerLM, cross_entropy
 from systems.training.params import TransformerParams
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = ("bf16", "fp16")  # the precisions that run under autocast
 # Steps before a capture: cuBLAS, autotuning and lazy loading allocate in the first.
 _GRAPH_WARMUP = 2
 BETAS = (0.9, 0.95)
+
+
+@contextlib.contextmanager
+def tf32_matmuls(allowed: bool) -> Iterator[None]:
+    """Allow or forbid TF32 in float32 matmuls on CUDA; the former setting is restored at the end.
+
+    torch.compile guards on the setting, and a CUDA graph keeps the kernels that were chosen under
+    it: enter this around tracing and capture as well as around what runs.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 class Training:
     """One fixed batch and the three phases of a step on it.
 
     Args:
-        params: which model, and how it is trained.
+        params: the model, and how it is trained.
         device: where.
-        attention: instead of the one that params names.
+        attention: used instead of the one that params names.
 
     Raises:
         Unsupported: this device cannot do what is asked; the message says why.
@@ -46,46 +63,50 @@ class Training:
     ):
         _check_device(params, device)
         self.params, self.device = params, device
-        torch.backends.cuda.matmul.allow_tf32 = params.precision == "tf32"
         attention = attention or ATTENTIONS[params.attention]
         self.model, master = _model(params, device, attention)
         self.tokens, self.targets = batch(params, device)
         self.optimizer = _optimizer(params, self.model, master)
         self.scaler = torch.amp.GradScaler(device.type, enabled=params.precision == "fp16")
         self.loss = torch.zeros((), device=device)
-        self.preparing_seconds = 0.0  # spent on compiling and capturing before the first step
+        self.preparing_seconds = 0.0  # compiling and capturing, before the first step
         self._loss_fn = _compiled(params, self.model)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """What forward runs in."""
-        dtype = _AUTOCAST.get(self.params.precision)
-        if dtype is None:
+        """Return the autocast context of forward; a null context if the precision needs none."""
+        precision = self.params.precision
+        if precision not in _AUTOCAST:
             return contextlib.nullcontext()
-        # A cast that the cache took from outside of a capture would not be replayed.
+        # A graph would not replay a cast that was cached before the capture.
         cached = not self.params.cuda_graph
-        return torch.autocast(self.device.type, dtype, cache_enabled=cached)
+        return torch.autocast(self.device.type, TORCH_DTYPES[precision], cache_enabled=cached)
+
+    def matmul_precision(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of forward and backward: TF32 only if the precision says so."""
+        return tf32_matmuls(self.params.precision == "tf32")
 
     def forward(self) -> None:
-        """Compute the loss, and what backward needs."""
-        with self.autocast():
+        """Compute the loss and save what backward needs."""
+        with self.matmul_precision(), self.autocast():
             self.loss = self._loss_fn(self.tokens, self.targets)
 
     def backward(self) -> None:
         """Compute the gradients of the last forward."""
-        self.scaler.scale(self.loss).backward()
+        with self.matmul_precision():
+            self.scaler.scale(self.loss).backward()
 
     def optimizer_step(self) -> None:
-        """Move the weights along the gradients."""
+        """Update the weights."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
     def zero_grad(self) -> None:
-        """Let the gradients go, and the graph of a forward that had no backward."""
+        """Free the gradients, and the graph of a forward without backward."""
         self.optimizer.zero_grad(set_to_none=True)
         self.loss = self.loss.detach()
 
     def step(self) -> None:
-        """All of it."""
+        """Run one whole step."""
         self.forward()
         self.backward()
         self.optimizer_step()
@@ -93,9 +114,9 @@ class Training:
 
 
 class GraphedTraining(Training):
-    """The same as three CUDA graphs that share one pool of memory: a phase is one launch.
+    """A Training whose phases are three CUDA graphs with a shared memory pool, one launch each.
 
-    Gradients keep their addresses: each replay of backward writes them anew.
+    Gradients keep their addresses: each replay of backward overwrites them.
     """
 
     def __init__(self, params: TransformerParams, device: torch.device, **kwargs: Any):
@@ -115,8 +136,8 @@ class GraphedTraining(Training):
         self.preparing_seconds = time.perf_counter() - started
 
     def _warm_up(self) -> None:
-        """Run what will be captured, on a stream of its own, and leave weights, state and the
-        scale of the loss as they were at the start."""
+        """Run on a side stream what will be captured; at the end weights, optimizer state and loss
+        scale are as before."""
         scale = self.scaler.state_dict()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -126,14 +147,14 @@ class GraphedTraining(Training):
                 super().backward()
                 if self.params.optimizer == "torch":
                     self._create_state()
-                # With the loss's graph go the nodes that accumulate gradients, and this stream.
+                # Frees the nodes that accumulate gradients, which remember this stream.
                 super().zero_grad()
         torch.cuda.current_stream().wait_stream(stream)
         self.scaler.load_state_dict(scale)  # in place: the graphs read its tensors
         torch.cuda.synchronize()
 
     def _create_state(self) -> None:
-        """A step that moves nothing: torch's optimizer makes its state in the first."""
+        """Take a step with a learning rate of 0: torch's optimizer makes its state in the first."""
         rates = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
@@ -158,12 +179,12 @@ class GraphedTraining(Training):
 
 
 def make_training(params: TransformerParams, device: torch.device, **kwargs: Any) -> Training:
-    """A Training, with CUDA graphs where they are asked for."""
+    """Return a Training, or a GraphedTraining if params ask for CUDA graphs."""
     return (GraphedTraining if params.cuda_graph else Training)(params, device, **kwargs)
 
 
 def batch(params: TransformerParams, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random token ids and their targets, each (batch_size, context_length)."""
+    """Return random token ids and targets, each (batch_size, context_length)."""
     generator = torch.Generator(device).manual_seed(params.seed)
     shape = (2, params.batch_size, params.context_length)
     ids = torch.randint(params.vocab_size, shape, device=device, generator=generator)
@@ -177,8 +198,7 @@ def _check_device(params: TransformerParams, device: torch.device) -> None:
         if params.precision == "tf32":
             raise Unsupported("TF32 is a format of NVIDIA's tensor cores; this is a CPU")
     size = params.model_size
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    dtype = dtypes.get(params.precision.split("_")[0], torch.float32)
+    dtype = TORCH_DTYPES[MATMUL_DTYPE[params.precision]]
     shape = (1, size.num_heads, params.context_length, size.d_model // size.num_heads)
     probe = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
     reason = why_not(probe, probe, probe, True, params.attention)
@@ -191,7 +211,7 @@ def new_model(
     device: torch.device,
     attention: Callable[..., Tensor],
 ) -> TransformerLM:
-    """The model with its first weights, in float32: the same for every precision and mode."""
+    """Return the model with its initial float32 weights, the same for all precisions and modes."""
     size = params.model_size
     torch.manual_seed(params.seed)
     return TransformerLM(
@@ -209,15 +229,15 @@ def new_model(
 def _model(
     params: TransformerParams, device: torch.device, attention: Callable[..., Tensor]
 ) -> tuple[TransformerLM, dict[nn.Parameter, Tensor]]:
-    """The model, and the float32 master weights where the model's own are bf16 copies of them."""
+    """Return the model, and float32 master weights of the parameters that are bf16 copies."""
     model = new_model(params, device, attention)
     master: dict[nn.Parameter, Tensor] = {}
     for parameter in model.parameters():
         if params.precision == "bf16_master" and parameter.ndim > 1:
             master[parameter] = parameter.detach()
         elif params.precision != "bf16_pure":
-            # With master weights a norm's gains stay float32: they begin at 1, where bf16 moves in
-            # steps of 2^-8, and all of a copy's would wait for many updates and then move at once.
+            # With master weights a norm's gains stay float32: they start at 1, where bf16 has steps
+            # of 2^-8, so a copy would stay for many updates and then all gains would jump at once.
             continue
         parameter.data = parameter.data.bfloat16()
     policies = {
@@ -231,14 +251,14 @@ def _model(
 
 
 def optimizer_of(params: TransformerParams) -> tuple[Any, dict[str, Any]]:
-    """The class of the optimizer that params names, and what it takes beside parameters."""
-    rates: dict[str, Any] = {"lr": params.lr, "betas": BETAS, "weight_decay": 0.01}
+    """Return the class of the optimizer that params names, and its keyword arguments."""
+    options: dict[str, Any] = {"lr": params.lr, "betas": BETAS, "weight_decay": 0.01}
     if params.optimizer == "torch":
-        return torch.optim.AdamW, {"fused": True, "capturable": params.cuda_graph, **rates}
+        return torch.optim.AdamW, {"fused": True, "capturable": params.cuda_graph, **options}
     from systems.kernels.adamw import FusedAdamW
 
     state_dtype = torch.bfloat16 if params.precision == "bf16_pure" else torch.float32
-    return FusedAdamW, {"state_dtype": state_dtype, **rates}
+    return FusedAdamW, {"state_dtype": state_dtype, **options}
 
 
 def _optimizer(
@@ -254,7 +274,7 @@ def _optimizer(
 def _compiled(
     params: TransformerParams, model: TransformerLM
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """(tokens, targets) -> loss, compiled as far as the mode says."""
+    """Return the function (tokens, targets) -> loss, compiled as the mode says."""
 
     def loss_fn(tokens: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(model(tokens), targets)

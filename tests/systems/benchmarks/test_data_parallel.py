@@ -18,15 +18,9 @@ from systems import accounting
 from systems.benchmark import WrongOutput
 from systems.benchmarks.data_parallel import Params, measure, predict
 from systems.parallel import NaiveDDP, OverlappedDDP
-from systems.training import parallel_training
-from systems.training.parallel_training import (
-    CHECK_STEPS,
-    ParallelTraining,
-    check_parallel,
-    exposed_facts,
-    rank_batch,
-    step_facts,
-)
+from systems.training.parallel_check import CHECK_STEPS, TOLERANCE, check_parallel
+from systems.training.parallel_timing import exposed_facts, step_facts
+from systems.training.parallel_training import ParallelTraining, rank_batch
 from tests.ranks import Here, two_ranks, world
 
 STRATEGIES = ["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
@@ -194,4 +188,4 @@ def test_what_does_not_fit_is_refused(given, why):
 
 def test_tolerances_are_for_every_precision():
     allowed = Params.model_fields["precision"].annotation.__args__
-    assert set(parallel_training.TOLERANCE) >= set(allowed)
+    assert set(TOLERANCE) >= set(allowed)

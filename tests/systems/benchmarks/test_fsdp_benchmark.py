@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from systems import accounting
 from systems.benchmark import WrongOutput
 from systems.benchmarks.fsdp import Params, check, measure, predict, sharded_training
-from systems.training.parallel_training import CHECK_STEPS, ParallelTraining
+from systems.training.parallel_check import CHECK_STEPS
+from systems.training.parallel_training import ParallelTraining
 from tests.ranks import Here, two_ranks, world
 
 STRATEGIES = ["layers", "blocks", "fsdp2", "fsdp2_prefetch"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -20,9 +20,10 @@ from systems.accounting import block_saved_bytes
 from systems.benchmark import Unsupported
 from systems.benchmarks import memory
 from systems.benchmarks.memory import Params, predict, run
-from systems.measure import memory_timeline
+from systems.measure import memory_timeline, peak_memory
 from systems.measure.memory_timeline import Owner, kinds, read_timeline
-from systems.measure.saved_tensors import block_report, saved_tensors, storage_bytes
+from systems.measure.saved_tensors import block_report, saved_tensors
+from systems.measure.state_memory import storage_bytes
 from systems.training.step_timing import phases_of
 from systems.training.training import make_training
 from tests.tiny_training import no_gpu
@@ -200,13 +201,16 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     def mark_phase() -> None:
         torch.empty(1, dtype=torch.uint8)
 
-    def reset() -> None:
-        allocator.peak = count()
+    def peaks(phases: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, int]:
+        found = {}
+        for name, fn in phases.items():
+            allocator.peak = count()
+            fn()
+            found[name] = allocator.peak
+        return found
 
     monkeypatch.setattr(memory_timeline, "mark_phase", mark_phase)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: allocator.peak)
+    monkeypatch.setattr(peak_memory, "peak_memory_by_phase", peaks)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "stand-in")
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", allocator.snapshot)

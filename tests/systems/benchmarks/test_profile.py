@@ -19,11 +19,12 @@ from systems.benchmark import Unsupported
 from systems.benchmarks.profile import PROFILED_STEPS, Params, predict, run
 from systems.kernels.flash_attention import naive
 from systems.measure.kernel_table import ATTENTION_RANGES, PHASES
-from systems.measure.under_nsys import run_under_nsys
-from systems.training.profiler_ranges import annotated_naive, has_attention_ranges
+from systems.measure.nsys import run_under_nsys
+from systems.training.profiling import annotated_naive, has_attention_ranges
 from tests.tiny_training import no_gpu
 
 pytestmark = pytest.mark.usefixtures("artifacts")
+PROFILE = "systems.benchmarks.profile"
 TINY: dict[str, Any] = {
     "size": "tiny", "context_length": 24, "batch_size": 2, "vocab_size": 50,
     "warmup_steps": 1, "measure_steps": 2,
@@ -164,7 +165,7 @@ def nsys(tmp_path, monkeypatch) -> Path:
 def test_under_nsys_the_steps_run_and_the_report_stays(nsys, tmp_path, monkeypatch):
     """With a stand-in: the command, and what passes between the processes; not nsys itself."""
     monkeypatch.chdir(tmp_path)  # the package is found from anywhere
-    facts = run_under_nsys(params(profiler="nsys"), tmp_path)
+    facts = run_under_nsys(PROFILE, params(profiler="nsys").model_dump_json(), tmp_path)
     assert (tmp_path / facts["report"]).exists()
     assert set(facts["range_ms"]) == {*PHASES, "train_step"} and facts["profiled_steps"] == 3
     assert json.loads(nsys.read_text()) == [
@@ -178,7 +179,7 @@ def test_a_failure_under_nsys_is_told(nsys, tmp_path, monkeypatch):
     """With a stand-in that ends with 7."""
     monkeypatch.setenv("FAIL", "1")
     with pytest.raises(RuntimeError, match=r"nsys ended with 7, and did not write .*report"):
-        run_under_nsys(params(profiler="nsys"), tmp_path)
+        run_under_nsys(PROFILE, params(profiler="nsys").model_dump_json(), tmp_path)
 
 
 # ---- on a GPU ------------------------------------------------------------------------------------

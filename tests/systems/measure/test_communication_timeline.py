@@ -6,14 +6,8 @@ import random
 
 import pytest
 
-from systems.measure.communication_timeline import (
-    StepTimeline,
-    draw_steps,
-    merged,
-    steps_of,
-    total,
-    without,
-)
+from systems.measure.communication_timeline import StepTimeline, draw_steps, steps_of
+from systems.measure.trace import merged, total, without
 
 
 def covered(spans):

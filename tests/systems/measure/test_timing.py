@@ -11,7 +11,6 @@ from systems.measure.timing import (
     MAX_SAMPLES,
     MIN_SAMPLES,
     host_ms,
-    peak_memory_bytes,
     time_ms,
 )
 
@@ -61,10 +60,6 @@ def test_warm_up_is_not_kept(clock):
     assert samples == pytest.approx([0.5] * MIN_SAMPLES)
 
 
-def test_a_cpu_has_no_peak_by_phase():
-    assert peak_memory_bytes(lambda: None, CPU) is None
-
-
 @pytest.mark.gpu
 def test_gpu_time_is_without_the_launches_and_host_time_is_the_launches():
     device = torch.device("cuda")
@@ -78,12 +73,3 @@ def test_gpu_time_is_without_the_launches_and_host_time_is_the_launches():
     samples = time_ms(launch_many, device)
     assert host_ms(launch_many, device) > 2
     assert sorted(samples)[len(samples) // 2] < 0.5
-
-
-@pytest.mark.gpu
-def test_peak_memory_counts_what_a_call_allocates():
-    device = torch.device("cuda")
-    held = torch.empty(1 << 26, dtype=torch.uint8, device=device)
-    before = torch.cuda.memory_allocated(device)
-    peak = peak_memory_bytes(lambda: torch.empty(1 << 28, dtype=torch.uint8, device=device), device)
-    assert peak == before + (1 << 28) and before >= held.numel()

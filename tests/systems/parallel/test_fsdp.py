@@ -90,7 +90,7 @@ def _assert_whole_is(wrapped, reference, tolerance):
     assert_same_on_all_ranks(whole.values())
     keys = reference.load_state_dict(whole, strict=False)
     assert not keys.unexpected_keys and keys.missing_keys in ([], ["shift"])  # toy's buffer
-    slices = {weight.kept for weight in wrapped._weights}
+    slices = {weight.shard for weight in wrapped._weights}
     assert_same_on_all_ranks(p for p in wrapped.parameters() if p not in slices)
 
 

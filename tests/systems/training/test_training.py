@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +21,15 @@ from systems.benchmark import Unsupported, WrongOutput
 from systems.benchmarks import train_step, training_loss
 from systems.benchmarks.train_step import predict, run
 from systems.kernels.flash_attention import naive
+from systems.training import training as training_module
 from systems.training.gradient_check import TOLERANCE
-from systems.training.training import GraphedTraining, Training, make_training, new_model
+from systems.training.training import (
+    GraphedTraining,
+    Training,
+    make_training,
+    new_model,
+    tf32_matmuls,
+)
 from tests.tiny_training import CPU, ON_CPU, TINY, no_gpu, params
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -138,7 +148,7 @@ def test_what_a_cpu_cannot(given, reason):
         ({"num_heads": 3}, "d_model 64 is not divisible by num_heads 3"),
         (
             {"d_model": 36},
-            r"head_dim 9 \(d_model 36 / num_heads 4\) is odd; RoPE turns pairs",
+            r"head_dim 9 \(d_model 36 / num_heads 4\) is odd; RoPE rotates pairs",
         ),
         ({"precision": "bf16_master", "optimizer": "torch"}, "optimizer: fused, not torch"),
         (
@@ -168,6 +178,55 @@ def test_params_that_cannot_be(given, message):
 def test_a_size_given_stands_instead_of_the_named_one():
     size = params(size="small", d_model=128, num_heads=2, vocab_size=77).model_size
     assert size == accounting.TransformerSize(128, 3072, 12, 2, vocab_size=77)
+
+
+# ---- TF32 ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["user_forbids", "user_allows"])
+def users_tf32(request) -> Iterator[bool]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = request.param
+    yield request.param
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "bf16"])
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_tf32_is_set_while_a_phase_runs_and_restored_after(
+    precision, mode, users_tf32, monkeypatch
+):
+    """A compiled function is traced and compiled in the first forward and backward."""
+    monkeypatch.setattr(training_module, "_check_device", lambda params, device: None)
+    seen: dict[str, bool] = {}
+
+    def see(phase: str) -> None:
+        seen[phase] = torch.backends.cuda.matmul.allow_tf32
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        see("compiling")
+        return graph.forward
+
+    compile_ = partial(torch.compile, backend=backend)
+    monkeypatch.setattr(torch, "compile", lambda fn, **kwargs: compile_(fn))
+    training = make_training(params(precision=precision, mode=mode), CPU)
+    hooks = training.model.output_head, training.model.output_head.weight
+    if mode == "eager":
+        hooks[0].register_forward_hook(lambda *_: see("forward"))
+    hooks[1].register_hook(lambda _: see("backward"))
+    training.forward()
+    assert torch.backends.cuda.matmul.allow_tf32 is users_tf32
+    training.backward()
+    assert torch.backends.cuda.matmul.allow_tf32 is users_tf32
+    phases = ["forward" if mode == "eager" else "compiling", "backward"]
+    assert seen == dict.fromkeys(phases, precision == "tf32")
+
+
+def test_tf32_is_restored_after_an_error(users_tf32):
+    with pytest.raises(ZeroDivisionError), tf32_matmuls(not users_tf32):
+        assert torch.backends.cuda.matmul.allow_tf32 is not users_tf32
+        raise ZeroDivisionError
+    assert torch.backends.cuda.matmul.allow_tf32 is users_tf32
 
 
 # ---- fp16's scaled loss --------------------------------------------------------------------------

@@ -60,6 +60,19 @@ def test_compiled_trains_as_eager_does(precision, mode):
     )
 
 
+@pytest.mark.parametrize(
+    "given", [{"mode": "compiled"}, {"mode": "compiled_blocks"}, {"cuda_graph": True}]
+)
+def test_tf32_is_what_is_compiled_and_captured(given):
+    """Outside of the phases the setting forbids TF32: were it not set in them, the first loss would
+    be that of float32 to the bit."""
+    assert not torch.backends.cuda.matmul.allow_tf32
+    losses = _losses(precision="tf32", **given)
+    _assert_trains_alike(losses, _losses(precision="tf32"), "tf32")
+    assert losses[0] != _losses(precision="fp32", **given)[0]
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16_pure"])
 def test_a_graph_leaves_first_weights_and_optimizer_as_they_were(precision):
     point = Params.model_validate(GPU | {"precision": precision, "cuda_graph": True})

@@ -1,4 +1,4 @@
-"""Named ranges that torch.profiler and Nsight Systems both show, around phases and in attention."""
+"""Profile training steps: torch.profiler's set-up, and ranges that it and Nsight Systems show."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from torch import Tensor
 
 from systems.kernels.flash_attention import masked_scores
 from systems.measure.kernel_table import ATTENTION_RANGES
+from systems.measure.timing import clock_ms
 from systems.model import TransformerBlock
 from systems.training.params import TransformerParams
-from systems.training.step_timing import Phases, clock_ms
+from systems.training.step_timing import Phases
 from systems.training.training import Training
 
 _SCORES, _SOFTMAX, _OUTPUT = ATTENTION_RANGES
 
 
 def step_profiler(device: torch.device, trace: Path, steps: int) -> torch.profiler.profile:
-    """Profiles `steps` steps, into a Chrome trace, after one that it throws away: in it, it sets
-    itself up. Its `step()` is to be called after each."""
+    """Return a profiler of `steps` steps, after one that it discards, into a Chrome trace. Call its
+    `step()` after each step."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -34,14 +35,14 @@ def step_profiler(device: torch.device, trace: Path, steps: int) -> torch.profil
 
 @contextlib.contextmanager
 def annotated(name: str) -> Iterator[None]:
-    """A range: torch.profiler takes record_function's, nsys takes NVTX's."""
+    """Open a range for torch.profiler (record_function) and for nsys (NVTX)."""
     nvtx = torch.cuda.nvtx.range(name) if torch.cuda.is_available() else contextlib.nullcontext()
     with nvtx, torch.profiler.record_function(name):
         yield
 
 
 def annotated_naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """`systems.kernels.flash_attention.naive`, each of its three parts in a range of its own."""
+    """Compute `systems.kernels.flash_attention.naive`, its three parts in a range each."""
     with annotated(_SCORES):
         scores = masked_scores(q, k, is_causal)
     with annotated(_SOFTMAX):
@@ -51,14 +52,14 @@ def annotated_naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
 
 
 def has_attention_ranges(params: TransformerParams) -> bool:
-    """Whether attention has parts to annotate. A fused one has not; compiled or replayed code does
-    not come by its Python; and what is computed again in backward would count as forward's."""
+    """Return True if attention's parts can be annotated: a fused one has none, compiled or replayed
+    code skips the Python annotations, and recomputation would count as part of forward."""
     eager = params.mode == "eager" and not params.cuda_graph
     return params.attention == "naive" and eager and params.checkpointing == "none"
 
 
 def annotate_attention(training: Training) -> None:
-    """Put ranges into every block's attention, if it can have them."""
+    """Annotate the attention of all blocks, if `has_attention_ranges`."""
     if has_attention_ranges(training.params):
         for block in training.model.blocks:
             assert isinstance(block, TransformerBlock)
@@ -66,8 +67,8 @@ def annotate_attention(training: Training) -> None:
 
 
 def annotated_step(training: Training, phases: Phases) -> dict[str, float]:
-    """One step, each phase in a range that ends when the GPU has done all of it; so that whatever
-    runs within a range belongs to it. Returns milliseconds by phase."""
+    """Run one step, each phase in a range, with the GPU idle at both ends of each, so that all work
+    in a range belongs to it. Returns milliseconds by phase."""
     times = {}
     for name, fn in phases.items():
         with annotated(name):

@@ -1,0 +1,13 @@
+"""torch's dtypes by the names that parameters use."""
+
+from __future__ import annotations
+
+import torch
+
+# tf32 is stored as float32. Sizes in bytes, without torch: `systems.accounting.DTYPE_BYTES`.
+TORCH_DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+}

@@ -1,0 +1,31 @@
+"""The peak of memory in a phase."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from systems.measure.peak_memory import peak_memory_by_phase
+
+
+def test_on_a_cpu_phases_run_and_have_no_peak():
+    calls: list[int] = []
+    phases = {"first": lambda: calls.append(1), "second": lambda: calls.append(2)}
+    assert peak_memory_by_phase(phases, torch.device("cpu")) == {}
+    assert calls == [1, 2]
+
+
+@pytest.mark.gpu
+def test_peak_memory_counts_what_a_call_allocates():
+    device = torch.device("cuda")
+    held = torch.empty(1 << 26, dtype=torch.uint8, device=device)
+    before = torch.cuda.memory_allocated(device)
+    phases = {
+        f"{size} bytes": partial(torch.empty, size, dtype=torch.uint8, device=device)
+        for size in (1 << 28, 1 << 27)
+    }
+    peaks = peak_memory_by_phase(phases, device)
+    assert list(peaks.values()) == [before + (1 << 28), before + (1 << 27)]
+    assert before >= held.numel()
