@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ from tests.slurm_cluster import SlurmCluster, why_not
 
 pytest.register_assert_rewrite("tests.adamw_cases")
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tests.ranks import Ranks
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -76,14 +78,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # by the number of tests
 
-    class ByWhatTheyShare(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(INDEPENDENT):
-                return nodeid
-            file = nodeid.partition("::")[0]
-            return "ranks" if _needs_ranks(file) else file
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = _scope
+    return scheduler
 
-    return ByWhatTheyShare(config, log)
+
+def _scope(nodeid: str) -> str:
+    """What the tests that one process runs have in common."""
+    if nodeid.startswith(INDEPENDENT):
+        return nodeid
+    file = nodeid.partition("::")[0]
+    return "ranks" if _needs_ranks(file) else file
 
 
 @functools.cache
@@ -113,15 +118,17 @@ def outputs_hold_nan(monkeypatch: pytest.MonkeyPatch) -> None:
 
     makers = [(torch, name) for name in ("empty", "empty_like", "empty_strided")]
     for owner, name in (*makers, (torch.Tensor, "new_empty_strided")):
-        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, _filled_with_nan(getattr(owner, name)))
 
-        def filled(*args, function=function, **kwargs):
-            made = function(*args, **kwargs)
-            if made.is_floating_point() and not made.is_meta:
-                made.detach().fill_(math.nan)  # torch 2.11 asks for leaves under a checkpoint
-            return made
 
-        monkeypatch.setattr(owner, name, filled)
+def _filled_with_nan(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def filled(*args: Any, **kwargs: Any) -> Tensor:
+        tensor = empty(*args, **kwargs)
+        if tensor.is_floating_point() and not tensor.is_meta:
+            tensor.detach().fill_(math.nan)  # torch 2.11 asks for leaves under a checkpoint
+        return tensor
+
+    return filled
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ marks, and the fixture `outputs_hold_nan` for all of its tests.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -33,7 +35,7 @@ TILES = {
 }
 
 
-def slow(*values):
+def slow(*values: object) -> pytest.ParameterSet:
     """A case of a parametrized test that runs only in make test-slow and make test-all."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
@@ -53,7 +55,12 @@ quiet = pytest.mark.filterwarnings(
 
 
 def inputs(
-    lengths: tuple[int, int], head_dim: int, dtype: torch.dtype, leading=(2,), device="cpu", seed=0
+    lengths: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    leading: tuple[int, ...] = (2,),
+    device: str = "cpu",
+    seed: int = 0,
 ) -> list[Tensor]:
     """q, k, v, dout of unit variance."""
     generator = torch.Generator(device).manual_seed(seed)
@@ -64,17 +71,37 @@ def inputs(
     ]
 
 
-def by_triton(q, k, v, dout, is_causal, scale=None, *, tiles=None, n_splits=None, **options):
+def by_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None = None,
+    *,
+    tiles: Configuration | None = None,
+    n_splits: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """out, lse, dq, dk, dv of the kernels."""
     out, lse = flash_forward(q, k, v, is_causal, scale, tiles=tiles, n_splits=n_splits, **options)
-    gradients = flash_backward(
+    dq, dk, dv = flash_backward(
         q, k, v, out, lse, dout, is_causal, scale, tiles=tiles, n_splits_dkdv=n_splits,
         n_splits_dq=n_splits, **options,
     )  # fmt: skip
-    return out, lse, *gradients
+    assert dq is not None and dk is not None and dv is not None
+    return out, lse, dq, dk, dv
 
 
-def assert_right(q, k, v, dout, is_causal, scale=None, **options) -> None:
+def assert_right(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None = None,
+    **options: Any,
+) -> None:
     """What the Triton kernels give has the right shapes and dtypes and lies within its limits."""
     found = dict(zip(NAMES, by_triton(q, k, v, dout, is_causal, scale, **options), strict=True))
     lse = found["lse"]

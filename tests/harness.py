@@ -45,14 +45,15 @@ def write_sweep(folder: Path, cases: Iterable[dict[str, Any]], **keys: Any) -> P
     """A sweep of the misbehaving benchmark.
 
     Args:
-        cases: the parameters of one run each; `timeout_s` and `benchmark` among them are the run's
-            own.
+        cases: the parameters of one run each, and keys of its case: `timeout_s`, `benchmark`.
         keys: of the sweep.
     """
-    blocks = []
+    blocks: list[dict[str, Any]] = []
     for case in cases:
         fixed = dict(case)
-        own = {key: fixed.pop(key) for key in ("timeout_s", "benchmark") if key in fixed}
+        own: dict[str, Any] = {
+            key: fixed.pop(key) for key in ("timeout_s", "benchmark") if key in fixed
+        }
         blocks.append({"fixed": fixed, **own})
     sweep = {
         "name": "misbehave",
@@ -113,7 +114,7 @@ def call(
     app = {"jobs.submit": submit.app, "jobs": after.app, "aggregate": aggregate.tables_app}[module]
     if module == "aggregate" and rest[0] == "compare":
         app, rest = aggregate.compare_app, rest[1:]
-    given: dict[str, str | None] = {"COLUMNS": "80", OWN: None} | (environment or {})
+    given: dict[str, str | None] = {"COLUMNS": "80", OWN: None, **(environment or {})}
     result = CliRunner().invoke(app, rest, env=given)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

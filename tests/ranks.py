@@ -181,7 +181,7 @@ def _join(backend: str, rank: int, world_size: int, timeout_s: float, store: str
         torch.backends.cudnn.allow_tf32 = False
     dist.init_process_group(
         backend,
-        store=dist.FileStore(store, world_size),
+        init_method=f"file://{store}",
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=timeout_s),
