@@ -37,6 +37,10 @@ class Here(NamedTuple):
     device: torch.device
 
     @property
+    def backend(self) -> str:
+        return "gloo" if self.device.type == "cpu" else "nccl"
+
+    @property
     def tolerance(self) -> float:
         """For weights after a few steps in float32, absolute and relative: 16 unit roundoffs.
         Weights are about 1 and are rounded once a step; gradients are summed in another order. A
@@ -77,6 +81,14 @@ class Ranks:
         if wrong:
             parts = [f"rank {rank} of {self.world_size}: {told}" for rank, told in wrong.items()]
             raise AssertionError("\n".join(parts))
+
+    def assert_one_death_ends_all(self, case: Case, *arguments: Any) -> None:
+        """Rank 1 exits with 9 in the case; the others hear of it before a collective times out."""
+        start = time.monotonic()
+        outcomes = self.outcomes(case, *arguments)
+        assert time.monotonic() - start < TIMEOUT_S
+        assert outcomes.pop(1) == "died with exit code 9"
+        assert all("RuntimeError" in outcome for outcome in outcomes), outcomes
 
     def outcomes(self, case: Case, *arguments: Any, repeats: int = 1) -> list[str]:
         """What became of each rank: ok, a traceback, "died with exit code N", or hangs; READY where

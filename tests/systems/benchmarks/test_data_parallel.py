@@ -27,7 +27,7 @@ from systems.training.parallel_training import (
     rank_batch,
     step_facts,
 )
-from tests.ranks import Here, two_ranks, world
+from tests.ranks import Here, two_ranks
 
 STRATEGIES = ["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
 
@@ -41,15 +41,8 @@ def params(strategy: str = "naive", **given) -> Params:
     return Params(**{**tiny, **buckets, "strategy": strategy, **given})
 
 
-@pytest.fixture(scope="module")
-def ranks(request):
-    backend, world_size = request.param
-    with world(backend, world_size) as started:
-        yield started
-
-
 def on(here: Here, strategy: str, **given) -> Params:
-    return params(strategy, backend="gloo" if here.device.type == "cpu" else "nccl", **given)
+    return params(strategy, backend=here.backend, **given)
 
 
 # ---- cases ---------------------------------------------------------------------------------------

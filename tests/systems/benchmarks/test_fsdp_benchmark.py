@@ -15,7 +15,7 @@ from systems import accounting
 from systems.benchmark import WrongOutput
 from systems.benchmarks.fsdp import Params, check, measure, predict, sharded_training
 from systems.training.parallel_training import CHECK_STEPS, ParallelTraining
-from tests.ranks import Here, two_ranks, world
+from tests.ranks import Here, two_ranks
 
 STRATEGIES = ["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
 
@@ -30,17 +30,9 @@ def params(strategy: str = "blocks", **given) -> Params:
     return Params(**{**tiny, "strategy": strategy, **given})
 
 
-@pytest.fixture(scope="module")
-def ranks(request):
-    backend, world_size = request.param
-    with world(backend, world_size) as started:
-        yield started
-
-
 def is_measured(here: Here, strategy: str, precision: str, folder: str) -> None:
     os.environ["RUN_ARTIFACTS"] = folder
-    backend = "gloo" if here.device.type == "cpu" else "nccl"
-    point = params(strategy, precision=precision, backend=backend)
+    point = params(strategy, precision=precision, backend=here.backend)
     told = measure(point, here.device)
     facts, predicted = told["facts"], predict(point)
     # Uneven slices and replicated gains make a rank's share a little more than its part.
@@ -56,7 +48,7 @@ def is_measured(here: Here, strategy: str, precision: str, folder: str) -> None:
 
 
 def a_rank_that_forgets_a_step_is_found(here: Here) -> None:
-    point = params(backend="gloo" if here.device.type == "cpu" else "nccl")
+    point = params(backend=here.backend)
     training = sharded_training(point, here.device)
     alone = ParallelTraining(point, here.device, here.rank)
     whole, steps = training.optimizer_step, iter(range(CHECK_STEPS))

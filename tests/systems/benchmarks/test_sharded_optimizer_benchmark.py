@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from systems.benchmarks.sharded_optimizer import Params, measure, predict
-from tests.ranks import Here, two_ranks, world
+from tests.ranks import Here, two_ranks
 
 
 def params(strategy: str, **given) -> Params:
@@ -19,15 +19,8 @@ def params(strategy: str, **given) -> Params:
     return Params(**{**tiny, "strategy": strategy, **given})
 
 
-@pytest.fixture(scope="module")
-def ranks(request):
-    backend, world_size = request.param
-    with world(backend, world_size) as started:
-        yield started
-
-
 def memory_is_as_predicted(here: Here, strategy: str) -> None:
-    point = params(strategy, backend="gloo" if here.device.type == "cpu" else "nccl")
+    point = params(strategy, backend=here.backend)
     told = measure(point, here.device)
     predicted, facts = predict(point), told["facts"]
     assert set(told["samples_ms"]) == {"train_step", "alone", "optimizer"}
