@@ -209,5 +209,5 @@ def assert_within_limits(found: dict[str, Tensor], *inputs: Any, **options: Any)
     """No error is above its limit. Arguments are those of `attention_shares`."""
     shares = attention_shares(found, *inputs, **options)
     wrong = {name: share for name, share in shares.items() if not share <= 1}
-    told = ", ".join(f"{name} {share:.3g}" for name, share in wrong.items())
-    assert not wrong, f"errors in units of their limits: {told}"
+    summary = ", ".join(f"{name} {share:.3g}" for name, share in wrong.items())
+    assert not wrong, f"errors in units of their limits: {summary}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.results_folder import ResultsFolder
-from tests.slurm_cluster import SlurmCluster, why_not
+from tests.slurm_cluster import SlurmCluster, unsupported_reason
 
 pytest.register_assert_rewrite("tests.adamw_cases")
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClu
 
     REQUIRE_SLURM=1 in the environment makes that a failure.
     """
-    reason = why_not()
+    reason = unsupported_reason()
     if reason is not None:
         if os.environ.get("REQUIRE_SLURM") == "1":
             pytest.fail(f"REQUIRE_SLURM=1, but no cluster can be started: {reason}")

@@ -29,8 +29,8 @@ PATIENCE_S = 120.0  # of a case, and of the start of all ranks
 READY = "ready"
 
 
-class Here(NamedTuple):
-    """What a case is told of where it runs."""
+class RankContext(NamedTuple):
+    """Where a case runs."""
 
     rank: int
     world_size: int
@@ -48,7 +48,7 @@ class Here(NamedTuple):
         return 1e-6 if self.device.type == "cpu" else 1e-5
 
 
-Case = Callable[..., Any]  # (Here, *arguments), importable by name
+Case = Callable[..., Any]  # (RankContext, *arguments), importable by name
 
 # For what does not depend on how many there are: four ranks share two cores at five times the cost.
 two_ranks = pytest.mark.parametrize(
@@ -73,14 +73,13 @@ class Ranks:
 
     def assert_passes(self, case: Case, *arguments: Any, repeats: int = REPEATS) -> None:
         """Every rank runs the case; an exception on any of them fails with its traceback."""
-        wrong = {
-            rank: told
-            for rank, told in enumerate(self.outcomes(case, *arguments, repeats=repeats))
-            if told not in ("ok", READY)
-        }
-        if wrong:
-            parts = [f"rank {rank} of {self.world_size}: {told}" for rank, told in wrong.items()]
-            raise AssertionError("\n".join(parts))
+        errors = [
+            f"rank {rank} of {self.world_size}: {outcome}"
+            for rank, outcome in enumerate(self.outcomes(case, *arguments, repeats=repeats))
+            if outcome not in ("ok", READY)
+        ]
+        if errors:
+            raise AssertionError("\n".join(errors))
 
     def assert_one_death_ends_all(self, case: Case, *arguments: Any) -> None:
         """Rank 1 exits with 9 in the case; the others hear of it before a collective times out."""
@@ -91,24 +90,24 @@ class Ranks:
         assert all("RuntimeError" in outcome for outcome in outcomes), outcomes
 
     def outcomes(self, case: Case, *arguments: Any, repeats: int = 1) -> list[str]:
-        """What became of each rank: ok, a traceback, "died with exit code N", or hangs; READY where
-        another could not join."""
-        told = [READY] * self.world_size
+        """How the case ended on each rank: ok, a traceback, "died with exit code N", or hangs;
+        READY where another rank could not join."""
+        answers = [READY] * self.world_size
         if not self._processes:
             self._start()
-            told = self._answers()
-        if all(answer == READY for answer in told):
+            answers = self._receive()
+        if all(answer == READY for answer in answers):
             for pipe in self._pipes:
-                with contextlib.suppress(ConnectionError):  # _answers tells how it died
+                with contextlib.suppress(ConnectionError):  # _receive says how it died
                     pipe.send((case, arguments, repeats))
-            told = self._answers()
-        if any(answer != "ok" for answer in told):
+            answers = self._receive()
+        if any(answer != "ok" for answer in answers):
             self.close()
-        return told
+        return answers
 
-    def _answers(self) -> list[str]:
-        """What each rank says next."""
-        told = ["hangs"] * self.world_size
+    def _receive(self) -> list[str]:
+        """The next message of each rank."""
+        answers = ["hangs"] * self.world_size
         waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         deadline = time.monotonic() + PATIENCE_S
         while waiting and time.monotonic() < deadline:
@@ -116,11 +115,11 @@ class Ranks:
                 assert isinstance(pipe, Connection)
                 rank = waiting.pop(pipe)
                 try:
-                    told[rank] = pipe.recv()
+                    answers[rank] = pipe.recv()
                 except (EOFError, ConnectionError):
                     self._processes[rank].join(10)
-                    told[rank] = f"died with exit code {self._processes[rank].exitcode}"
-        return told
+                    answers[rank] = f"died with exit code {self._processes[rank].exitcode}"
+        return answers
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -168,7 +167,7 @@ def world(backend: str, world_size: int, timeout_s: float = TIMEOUT_S) -> Iterat
 def _serve(
     backend: str, rank: int, world_size: int, timeout_s: float, store: str, pipe: Connection
 ) -> None:
-    """The main function of a rank: says READY, then runs what it is told to."""
+    """The main function of a rank: sends READY, then runs cases until it receives None."""
     try:
         here = _join(backend, rank, world_size, timeout_s, store)
         pipe.send(READY)
@@ -184,7 +183,7 @@ def _serve(
     dist.destroy_process_group()
 
 
-def _join(backend: str, rank: int, world_size: int, timeout_s: float, store: str) -> Here:
+def _join(backend: str, rank: int, world_size: int, timeout_s: float, store: str) -> RankContext:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if backend == "nccl":
@@ -199,4 +198,4 @@ def _join(backend: str, rank: int, world_size: int, timeout_s: float, store: str
         timeout=timedelta(seconds=timeout_s),
         device_id=device if backend == "nccl" else None,
     )
-    return Here(rank, world_size, device)
+    return RankContext(rank, world_size, device)

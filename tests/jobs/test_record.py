@@ -43,8 +43,8 @@ def run(index: int) -> Run:
 
 
 def line(index: int) -> bytes:
-    told = failed("error", traceback="a\nb «ü»") if index % 3 == 2 else ok(0.25, 1e-3, 1 / 3)
-    return record(run(index), told).model_dump_json(exclude_none=True).encode() + b"\n"
+    outcome = failed("error", traceback="a\nb «ü»") if index % 3 == 2 else ok(0.25, 1e-3, 1 / 3)
+    return record(run(index), outcome).model_dump_json(exclude_none=True).encode() + b"\n"
 
 
 LINES = [line(i) for i in range(4)]
@@ -141,7 +141,7 @@ def test_unknown_keys_of_the_same_schema_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "valid"),
+    ("outcome", "valid"),
     [
         (ok(1.0), True),
         (failed("error"), True),
@@ -152,12 +152,12 @@ def test_unknown_keys_of_the_same_schema_are_taken() -> None:
         (ok(1.0) | {"status": "fine"}, False),
     ],
 )
-def test_measurements_if_and_only_if_ok(told: dict[str, Any], valid: bool) -> None:
+def test_measurements_if_and_only_if_ok(outcome: dict[str, Any], valid: bool) -> None:
     if valid:
-        assert (record(run(0), told).measurements is not None) == (told["status"] == "ok")
+        assert (record(run(0), outcome).measurements is not None) == (outcome["status"] == "ok")
     else:
         with pytest.raises(ValidationError):
-            record(run(0), told)
+            record(run(0), outcome)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_what_json_or_a_median_cannot_hold_is_no_measurement(facts: dict[str, An
 
 def test_facts_of_any_kind_survive_the_way_through_the_file(tmp_path: Path) -> None:
     facts = {"name": "caf\udce9", "nested": [{"k\udce9": [1, 2.5, None, True]}], "nan": math.nan}
-    told = ok(1.0, facts=facts)
+    outcome = ok(1.0, facts=facts)
     writer = RecordWriter(tmp_path / "records", "a")
-    assert writer.write(record(run(0), told))
+    assert writer.write(record(run(0), outcome))
     ((back,), bad) = read_records(tmp_path)
     assert bad == []
     assert back.measurements is not None
@@ -200,8 +200,8 @@ def test_a_failure_may_quote_what_is_no_text(tmp_path: Path) -> None:
 
 
 def test_samples_of_several_ranks_come_back_by_rank() -> None:
-    told = {"status": "ok", "measurements": {"samples_ms": {"call": [[1.0, 2.0], [3.0]]}}}
-    text = record(run(0), told).model_dump_json()
+    outcome = {"status": "ok", "measurements": {"samples_ms": {"call": [[1.0, 2.0], [3.0]]}}}
+    text = record(run(0), outcome).model_dump_json()
     measurements = Record.model_validate_json(text).measurements
     assert measurements is not None
     assert [list(rank) for rank in measurements.samples_ms["call"]] == [[1.0, 2.0], [3.0]]
@@ -329,8 +329,8 @@ def test_a_limit_on_file_size_leaves_no_half_line(
         assert not writer.write(big(1), tries=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    told = capsys.readouterr().err
-    assert f'unwritten record: {{"schema_version":1,"run":"{run(1).id}"' in told  # not lost
+    printed = capsys.readouterr().err
+    assert f'unwritten record: {{"schema_version":1,"run":"{run(1).id}"' in printed  # not lost
     assert writer.path.stat().st_size == size
     assert writer.write(big(2), tries=1)
     records, bad = read_records(tmp_path)

@@ -196,8 +196,8 @@ def test_the_slowest_rank_is_compared(tmp_path: Path) -> None:
     fast, slow = noise(1.0, seed=1), noise(2.0, seed=2)
 
     def ranks(*lists: list[float]) -> Fate:
-        told = {"status": "ok", "measurements": {"samples_ms": {"forward": list(lists)}}}
-        return lambda params, repeat: told
+        outcome = {"status": "ok", "measurements": {"samples_ms": {"forward": list(lists)}}}
+        return lambda params, repeat: outcome
 
     pair.fill(ranks(fast, slow), ranks(slow, fast))
     assert pair.verdicts() == {(1, "forward"): "same"}

@@ -50,8 +50,8 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_pictures(
         size, mode = params["size"], params["mode"]
         if mode == "exact":
             return ok(1.0)
-        told = ok(1.0) if size == 1 else failed("oom", memory="gpu")
-        return told | pictures.left(f"run-{size}", f"size {size}", "memory.png", "trace.json")
+        outcome = ok(1.0) if size == 1 else failed("oom", memory="gpu")
+        return outcome | pictures.left(f"run-{size}", f"size {size}", "memory.png", "trace.json")
 
     pictures.folder.submit(load(tmp_path, TOY + text + plots), outcome)
     page, images = tmp_path / "results" / "toy.md", tmp_path / "results" / "toy"
@@ -79,9 +79,9 @@ def test_pictures_of_one_name_do_not_replace_each_other(tmp_path: Path, pictures
 
     pictures.folder.submit(load(tmp_path, TOY + text + plots), outcome)
     _, out, _ = cli(pictures.folder.path, "--plot", tmp_path / "p")
-    told = {title: (tmp_path / path).read_bytes() for title, path in links(out).items()}
-    assert told.pop("line: time (ms)").startswith(b"\x89PNG\r\n")
-    assert {title: content.removeprefix(PNG) for title, content in told.items()} == {
+    pictures = {title: (tmp_path / path).read_bytes() for title, path in links(out).items()}
+    assert pictures.pop("line: time (ms)").startswith(b"\x89PNG\r\n")
+    assert {title: content.removeprefix(PNG) for title, content in pictures.items()} == {
         "line, label a/b, repeat 0": b"True-0",
         "line, label a/b, repeat 1": b"True-1",
         "line, label a:b, repeat 0": b"False-0",

@@ -52,7 +52,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         resources: {nodes: $rank}
         """,
     )
-    told = errors(path)
+    problems = errors(path)
     expected = [
         ("sweep.yaml:1:7: ", "name: given 'many errors', expected text of the form"),
         ("sweep.yaml:3:1: ", "unknown key 'fixd'; did you mean 'fixed'?"),
@@ -69,8 +69,12 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         ("sweep.yaml:20:20: ", "nodes: '$rank' names no parameter; did you mean 'ranks'?"),
     ]
     for place, words in expected:
-        assert any(line.startswith(place) and words in line for line in told), (place, words, told)
-    assert len(told) == len({place for place, _ in expected})  # and nothing else
+        assert any(line.startswith(place) and words in line for line in problems), (
+            place,
+            words,
+            problems,
+        )
+    assert len(problems) == len({place for place, _ in expected})  # and nothing else
 
 
 @pytest.mark.parametrize(
@@ -162,23 +166,25 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
     ],
 )
 def test_one_error_with_its_place(tmp_path: Path, text: str, place: str, words: str) -> None:
-    (told,) = toy_errors(tmp_path, text + "\n")
-    assert told.startswith(f"sweep.yaml:{place}: "), told
-    assert words in told
+    (problem,) = toy_errors(tmp_path, text + "\n")
+    assert problem.startswith(f"sweep.yaml:{place}: "), problem
+    assert words in problem
 
 
 def test_a_phase_that_stands_twice_would_count_its_samples_twice(tmp_path: Path) -> None:
-    told = toy_errors(tmp_path, ONE + "tables: [{name: t, phase: [forward, backward, forward]}]\n")
-    assert told == ["sweep.yaml:4:47: phase: 'forward' stands there twice"]
+    problems = toy_errors(
+        tmp_path, ONE + "tables: [{name: t, phase: [forward, backward, forward]}]\n"
+    )
+    assert problems == ["sweep.yaml:4:47: phase: 'forward' stands there twice"]
 
 
 def test_a_wrong_key_among_several_forms(tmp_path: Path) -> None:
-    told = toy_errors(tmp_path, "fixed: {size: 1}\norder: {shufle: 1}\n")
-    assert any("4:9: unknown key 'shufle'; did you mean 'shuffle'" in line for line in told)
+    problems = toy_errors(tmp_path, "fixed: {size: 1}\norder: {shufle: 1}\n")
+    assert any("4:9: unknown key 'shufle'; did you mean 'shuffle'" in line for line in problems)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"", "sweep.yaml:1:1: the file is empty"),
         (b"# nothing\n", "sweep.yaml:1:1: the file is empty"),
@@ -190,10 +196,10 @@ def test_a_wrong_key_among_several_forms(tmp_path: Path) -> None:
         (b"name: [1\nb: 2\n", "sweep.yaml:2:2: not valid YAML"),
     ],
 )
-def test_a_file_that_is_no_sweep(tmp_path: Path, content: bytes, told: str) -> None:
+def test_a_file_that_is_no_sweep(tmp_path: Path, content: bytes, expected: str) -> None:
     (tmp_path / "sweep.yaml").write_bytes(content)
     (line,) = errors(tmp_path / "sweep.yaml")
-    assert line.startswith(told)
+    assert line.startswith(expected)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -212,19 +218,19 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_benchmark_names_those_that_exist(tmp_path: Path, name: str, words: str) -> None:
-    (told,) = errors(write(tmp_path, f"name: a\nbenchmark: {name}\n"))
-    assert told.startswith("sweep.yaml:2:12: ")
-    assert words in told
+    (problem,) = errors(write(tmp_path, f"name: a\nbenchmark: {name}\n"))
+    assert problem.startswith("sweep.yaml:2:12: ")
+    assert words in problem
 
 
 def test_a_trap_is_told_once_though_its_value_is_missing_too(tmp_path: Path) -> None:
-    (told,) = toy_errors(tmp_path, "grid: {size: [010, 1]}\n")
-    assert told.startswith("sweep.yaml:3:15: '010': YAML 1.1 reads a leading 0 as octal")
+    (problem,) = toy_errors(tmp_path, "grid: {size: [010, 1]}\n")
+    assert problem.startswith("sweep.yaml:3:15: '010': YAML 1.1 reads a leading 0 as octal")
 
 
 def test_a_combination_that_the_benchmark_refuses(tmp_path: Path) -> None:
-    (told,) = toy_errors(tmp_path, "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\n")
-    assert told == (
+    (problem,) = toy_errors(tmp_path, "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\n")
+    assert problem == (
         "sweep.yaml:4:3: the window is larger than the size (size=1 window=2 and 1 more)"
     )
 
@@ -239,8 +245,8 @@ def test_a_refused_combination_may_be_excluded(tmp_path: Path) -> None:
 
 
 def test_a_fields_own_validator_has_the_place_of_the_value(tmp_path: Path) -> None:
-    (told,) = toy_errors(tmp_path, "fixed: {size: 1}\ngrid:\n  label: [a, b c]\n")
-    assert told == "sweep.yaml:5:14: label: given 'b c', a label has no spaces"
+    (problem,) = toy_errors(tmp_path, "fixed: {size: 1}\ngrid:\n  label: [a, b c]\n")
+    assert problem == "sweep.yaml:5:14: label: given 'b c', a label has no spaces"
 
 
 def test_nothing_left_says_why(tmp_path: Path) -> None:
@@ -248,21 +254,21 @@ def test_nothing_left_says_why(tmp_path: Path) -> None:
     assert toy_errors(tmp_path, text, filter="size > 5") == [
         "--filter: the sweep has no runs (1 excluded, 2 filtered out); size takes [1, 2, 3]"
     ]
-    (told,) = toy_errors(tmp_path, "grid: {size: [1, 2]}\nexclude: [size > 0]\n")
-    assert told == "sweep.yaml:4:10: the sweep has no runs (2 excluded)"
+    (problem,) = toy_errors(tmp_path, "grid: {size: [1, 2]}\nexclude: [size > 0]\n")
+    assert problem == "sweep.yaml:4:10: the sweep has no runs (2 excluded)"
 
 
 def test_filter_is_checked_like_exclude(tmp_path: Path) -> None:
     for text, words in (("sise == 1", "'size'"), ("mode == fsat", "'fast'"), ("size", "compar")):
-        (told,) = toy_errors(tmp_path, "fixed: {size: 1}\n", filter=text)
-        assert told.startswith("--filter: ")
-        assert words in told
+        (problem,) = toy_errors(tmp_path, "fixed: {size: 1}\n", filter=text)
+        assert problem.startswith("--filter: ")
+        assert words in problem
 
 
 def test_where_without_order_is_told_before_anything_runs(tmp_path: Path) -> None:
     text = "fixed: {size: 1}\ntables: [{name: t, where: window > 5}]\n"
-    (told,) = toy_errors(tmp_path, text)
-    assert told.startswith("sweep.yaml:4:27: 'window > 5' compares None with 5")
+    (problem,) = toy_errors(tmp_path, text)
+    assert problem.startswith("sweep.yaml:4:27: 'window > 5' compares None with 5")
 
 
 def test_references_must_give_whole_numbers(tmp_path: Path) -> None:
@@ -276,15 +282,17 @@ def test_references_must_give_whole_numbers(tmp_path: Path) -> None:
 
 def test_overlapping_cases_of_other_shapes_are_an_error(tmp_path: Path) -> None:
     text = "fixed: {size: 1}\ncases:\n  - resources: {nodes: 1}\n  - resources: {nodes: 2}\n"
-    (told,) = toy_errors(tmp_path, text)
-    assert told.startswith("sweep.yaml:6:5: the same runs as in cases.0, but with other resources")
+    (problem,) = toy_errors(tmp_path, text)
+    assert problem.startswith(
+        "sweep.yaml:6:5: the same runs as in cases.0, but with other resources"
+    )
 
 
 def test_a_sweep_without_end_is_refused_at_once(tmp_path: Path) -> None:
     sizes = ", ".join(map(str, range(1, 1001)))
     text = f"grid:\n  size: [{sizes}]\n  window: [{sizes}]\n  ranks: [{sizes}]\n"
-    (told,) = toy_errors(tmp_path, text)
-    assert "1000000000 combinations x 1 repeats; at most 1000000" in told
+    (problem,) = toy_errors(tmp_path, text)
+    assert "1000000000 combinations x 1 repeats; at most 1000000" in problem
 
 
 def test_a_parameter_may_not_be_named_like_what_tables_show_of_a_record(
@@ -296,8 +304,8 @@ def test_a_parameter_may_not_be_named_like_what_tables_show_of_a_record(
         device: str = "cpu"
 
     monkeypatch.setattr(toy, "Params", Params)
-    told = toy_errors(tmp_path, "fixed: {size: 1}\ngrid: {device: [cpu, gpu]}\n")
-    assert told == [
+    problems = toy_errors(tmp_path, "fixed: {size: 1}\ngrid: {device: [cpu, gpu]}\n")
+    assert problems == [
         "sweep.yaml:2:12: tests.benchmarks.toy: no parameter may be named device: "
         "tables show it of a record"
     ]

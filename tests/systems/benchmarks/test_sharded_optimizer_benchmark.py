@@ -1,6 +1,6 @@
 """The benchmark of sharded optimizers on two ranks: memory by kind beside accounting's prediction.
 
-A function that takes `Here` first is a case: every rank runs it.
+A function that takes `RankContext` first is a case: every rank runs it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from systems.benchmarks.sharded_optimizer import Params, measure, predict
-from tests.ranks import Here, two_ranks
+from tests.ranks import RankContext, two_ranks
 
 
 def params(strategy: str, **given) -> Params:
@@ -19,11 +19,11 @@ def params(strategy: str, **given) -> Params:
     return Params(**{**tiny, "strategy": strategy, **given})
 
 
-def memory_is_as_predicted(here: Here, strategy: str) -> None:
+def memory_is_as_predicted(here: RankContext, strategy: str) -> None:
     point = params(strategy, backend=here.backend)
-    told = measure(point, here.device)
-    predicted, facts = predict(point), told["facts"]
-    assert set(told["samples_ms"]) == {"train_step", "alone", "optimizer"}
+    measured = measure(point, here.device)
+    predicted, facts = predict(point), measured["facts"]
+    assert set(measured["samples_ms"]) == {"train_step", "alone", "optimizer"}
     assert facts["after_init"]["gradients_bytes"] == 0
     assert facts["after_init"]["optimizer_state_bytes"] == 0
     assert facts["before_step"]["gradients_bytes"] == predicted["gradients_bytes"]

@@ -178,14 +178,14 @@ def test_gpu_a_capture_that_is_not_prepared_is_refused(what):
         optimizer.param_groups[0]["lr"] = 0.5
     elif what == "state":
         parameters[1].grad = kept
-    told = {
+    messages = {
         "nothing": "parameter 0 .* no state",
         "gradient": "moved since .*: gradient of parameter 1;",
         "lr": r"group 0 changed from \[0.01, .* to \[0.5,",
         "state": "parameter 1 .* no state",
     }
     with (
-        pytest.raises(RuntimeError, match=told[what]),
+        pytest.raises(RuntimeError, match=messages[what]),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
         optimizer.step()
