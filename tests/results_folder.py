@@ -15,7 +15,7 @@ from jobs.launch.submission import Options, prepare
 from jobs.manifest import Manifest, write_manifest
 from jobs.record import Failure, Measurements, Record, RecordWriter
 from jobs.report.tables import fill, frame
-from jobs.run import Run
+from jobs.run import Run, Shape
 from jobs.status import observe
 from jobs.sweep.expand import expand
 from jobs.sweep.load import LoadedSweep, load_sweep
@@ -91,6 +91,11 @@ class ResultsFolder:
     ) -> Record:
         self.clock += 1
         return record(run, outcome, repeat, device, self.clock, manifest.id, manifest.sweep.name)
+
+
+def run(index: int) -> Run:
+    """A run of the toy benchmark, told apart by its index."""
+    return Run(f"{index:016x}", "toy", 1, {"size": index, "label": 'é "x"\n'}, Shape(), 60.0)
 
 
 def record(
