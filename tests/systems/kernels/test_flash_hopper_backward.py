@@ -42,6 +42,8 @@ def test_compiled_for_hopper(head_dim, form, tmp_path):
 
 
 def test_few_heads_are_split_and_many_are_not():
+    pytest.importorskip("triton")  # the estimate follows the kernels' schedule
+
     def of(n, heads, is_causal=True, head_dim=64):
         return backward_splits(heads, -(-n // 128), -(-n // 64), is_causal, head_dim, 132)
 

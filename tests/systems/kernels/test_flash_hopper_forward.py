@@ -40,6 +40,8 @@ def test_compiled_for_hopper_nothing_spills(head_dim, tile, form):
 
 
 def test_few_heads_are_split_and_many_are_not():
+    pytest.importorskip("triton")  # the estimate follows the kernels' schedule
+
     def of(n, heads, is_causal=True, block_q=192):
         return forward_splits(heads, -(-n // block_q), n // 128, is_causal, heads * n * 256, 132)
 
