@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.results_folder import ResultsFolder
-from tests.slurm_cluster import SlurmCluster, unsupported_reason
+from tests.jobs.launch.slurm_cluster import SlurmCluster, unsupported_reason
+from tests.jobs.results_folder import ResultsFolder
 
-pytest.register_assert_rewrite("tests.adamw_cases")
+pytest.register_assert_rewrite("tests.systems.kernels.adamw_cases")
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tests.ranks import Ranks
+    from tests.systems.parallel.ranks import Ranks
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several processes share the processor. OpenMP's threads wait for each other by spinning: where
@@ -165,7 +165,9 @@ def one_thread() -> Iterator[None]:
 )
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """A process group; its processes serve all tests of the world size."""
-    from tests.ranks import world  # imports torch, for which most tests have no use
+    from tests.systems.parallel.ranks import (
+        world,
+    )  # imports torch, for which most tests have no use
 
     with world(*request.param) as ranks:
         yield ranks

@@ -17,8 +17,8 @@ from systems.kernels.flash_attention.autograd import FlashAttentionTriton
 from systems.kernels.flash_attention.ops import flash_backward_op, flash_forward_op
 from systems.kernels.flash_attention.triton import launch
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
-from tests.attention_error import NAMES, assert_within_limits
-from tests.flash_cases import (
+from tests.systems.kernels.attention_error import NAMES, assert_within_limits
+from tests.systems.kernels.flash_cases import (
     BF16,
     F16,
     F32,

@@ -12,8 +12,8 @@ from jobs.launch.submission import Options, prepare, reload
 from jobs.manifest import read_manifest, write_manifest
 from jobs.provenance import cpu_device
 from jobs.sweep.expand import expand
-from tests.harness import call, only_record, records, run
-from tests.results_folder import ResultsFolder, errors, failed, load, ok, write
+from tests.jobs.harness import call, only_record, records, run
+from tests.jobs.results_folder import ResultsFolder, errors, failed, load, ok, write
 
 TOY, COUNTER = "tests.benchmarks.toy", "tests.benchmarks.counter"
 HEAD = f"name: mixed\nbenchmark: {TOY}\n"

@@ -23,7 +23,7 @@ from jobs.record import (
     parse_lines,
     read_records,
 )
-from tests.results_folder import failed, ok, record, run
+from tests.jobs.results_folder import failed, ok, record, run
 
 WHERE = Path("records/x.jsonl")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from jobs.record import Record, RecordWriter, read_records, write_json
-from tests.results_folder import ok, record, run
+from tests.jobs.results_folder import ok, record, run
 
 
 def test_two_writers_of_a_folder_never_share_a_file(tmp_path: Path) -> None:

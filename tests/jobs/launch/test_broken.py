@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import ROOT, call, run, write_submission, write_sweep
+from tests.jobs.harness import ROOT, call, run, write_submission, write_sweep
 
 # ---- a manifest ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import (
+from tests.jobs.harness import (
     PATIENCE_S,
     Fifo,
     alive,

@@ -16,7 +16,16 @@ import yaml
 
 from jobs.provenance import visible_gpus
 from jobs.worker.isolation import job_environment
-from tests.harness import PATIENCE_S, ROOT, call, facts, records, run, write_submission, write_sweep
+from tests.jobs.harness import (
+    PATIENCE_S,
+    ROOT,
+    call,
+    facts,
+    records,
+    run,
+    write_submission,
+    write_sweep,
+)
 
 SMI = """#!/bin/sh
 case "$1" in

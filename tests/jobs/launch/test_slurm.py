@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from jobs.record import Record
-from tests.slurm_cluster import SlurmCluster
-from tests.slurm_scenario import SOON_S, Scenario, Scenarios
+from tests.jobs.launch.slurm_cluster import SlurmCluster
+from tests.jobs.launch.slurm_scenario import SOON_S, Scenario, Scenarios
 
 LIMIT = {"resources": {"timeout_min": 1}}
 LAST = 99  # index of the run that raises

@@ -14,7 +14,7 @@ from typing import Any
 from jobs.launch.folder_lock import LOCK
 from jobs.manifest import Manifest
 from jobs.worker.isolation import job_environment
-from tests.harness import (
+from tests.jobs.harness import (
     PATIENCE_S,
     ROOT,
     alive,

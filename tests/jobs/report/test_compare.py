@@ -19,8 +19,8 @@ from jobs.manifest import write_handles
 from jobs.processes import process_handle
 from jobs.report.compare import MIN_SAMPLES, bootstrap_ratio, compare, verdict
 from jobs.status import observe
-from tests.harness import call
-from tests.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
+from tests.jobs.harness import call
+from tests.jobs.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
 
 ROOT = Path(__file__).parents[3]
 Fate = Callable[[dict[str, Any], int], Outcome]

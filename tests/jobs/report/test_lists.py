@@ -11,7 +11,7 @@ from jobs.report.entries import entries
 from jobs.report.sheets import Sheet, make_sheet
 from jobs.status import observe
 from jobs.sweep.schema import Table
-from tests.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
+from tests.jobs.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
 
 MIB = 2**20
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.report.test_aggregate import cli
-from tests.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
+from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
 
 ROOT = Path(__file__).parents[3]
 PNG = b"\x89PNG of "

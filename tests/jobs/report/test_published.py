@@ -14,7 +14,7 @@ from jobs.report.sheets import Sheet, make_sheet
 from jobs.status import observe
 from jobs.sweep.expand import expand
 from tests.benchmarks import toy
-from tests.results_folder import TOY, ResultsFolder, errors, load, ok, write
+from tests.jobs.results_folder import TOY, ResultsFolder, errors, load, ok, write
 
 H800 = "report-b, NVIDIA H800 PCIe"
 

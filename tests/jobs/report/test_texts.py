@@ -13,7 +13,17 @@ from jobs.report.sheets import Sheet, make_sheet
 from jobs.status import observe
 from jobs.sweep.expand import expand
 from jobs.sweep.schema import Table
-from tests.results_folder import GIB, TOY, Outcome, ResultsFolder, errors, failed, load, ok, write
+from tests.jobs.results_folder import (
+    GIB,
+    TOY,
+    Outcome,
+    ResultsFolder,
+    errors,
+    failed,
+    load,
+    ok,
+    write,
+)
 
 GRID = "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n"
 

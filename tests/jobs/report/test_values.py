@@ -15,7 +15,7 @@ from jobs.record import Measurements
 from jobs.report.values import slowest
 from systems import accounting
 from tests.benchmarks import toy
-from tests.results_folder import (
+from tests.jobs.results_folder import (
     CPU,
     GIB,
     H200,

@@ -25,7 +25,7 @@ from jobs.sweep.schema import Sweep
 from jobs.sweep.strict_yaml import Document
 from systems.benchmark import BenchmarkParams
 from tests.benchmarks import toy
-from tests.results_folder import load, params_of, write
+from tests.jobs.results_folder import load, params_of, write
 
 ROOT = Path(__file__).parents[3]
 NAME = "tests.benchmarks.toy"

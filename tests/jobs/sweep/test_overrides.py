@@ -9,7 +9,7 @@ import pytest
 from jobs.errors import InputError
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
-from tests.results_folder import TOY, errors, load, params_of, write
+from tests.jobs.results_folder import TOY, errors, load, params_of, write
 
 # ---- base ----------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from jobs.errors import InputError
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
 from tests.benchmarks import toy
-from tests.results_folder import TOY, errors, load, params_of, write
+from tests.jobs.results_folder import TOY, errors, load, params_of, write
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
 ONE = "fixed: {size: 1}\n"  # the only run of a sweep

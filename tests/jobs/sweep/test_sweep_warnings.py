@@ -8,8 +8,8 @@ import pytest
 
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
-from tests.harness import call
-from tests.results_folder import TOY, load, params_of, write
+from tests.jobs.harness import call
+from tests.jobs.results_folder import TOY, load, params_of, write
 
 
 def warnings(folder: Path, text: str, *overrides: str) -> list[str]:

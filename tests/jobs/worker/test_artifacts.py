@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from systems.benchmark import artifacts_folder
-from tests.harness import ROOT, artifacts_of, call, only_record, records, run, write_sweep
+from tests.jobs.harness import ROOT, artifacts_of, call, only_record, records, run, write_sweep
 
 LEFT = {"trace": "a trace"}
 

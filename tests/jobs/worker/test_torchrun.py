@@ -17,7 +17,7 @@ from jobs.worker.isolation import ForkServer, job_environment
 from jobs.worker.outcome import of_ranks
 from jobs.worker.run_process import Request
 from jobs.worker.torchrun import lead
-from tests.harness import (
+from tests.jobs.harness import (
     LEAKS,
     PATIENCE_S,
     ROOT,

@@ -19,7 +19,7 @@ from jobs.record import Record
 from jobs.worker.fork_server import descendants
 from jobs.worker.isolation import ForkServer, ServerDied
 from jobs.worker.run_process import Request, execute, run_alone
-from tests.harness import (
+from tests.jobs.harness import (
     LEAKS,
     PATIENCE_S,
     ROOT,

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.ranks import Ranks
+    from tests.systems.parallel.ranks import Ranks
 
 
 @pytest.fixture(scope="module")
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """A process group of a test file's own: benchmarks change settings of their processes."""
-    from tests.ranks import world  # imports torch, for which some tests have no use
+    from tests.systems.parallel.ranks import (
+        world,
+    )  # imports torch, for which some tests have no use
 
     with world(*request.param) as ranks:
         yield ranks

@@ -27,7 +27,7 @@ from systems.training.parallel_training import (
     rank_batch,
     step_facts,
 )
-from tests.ranks import RankContext, two_ranks
+from tests.systems.parallel.ranks import RankContext, two_ranks
 
 STRATEGIES = ["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
 

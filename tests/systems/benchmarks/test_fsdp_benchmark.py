@@ -15,7 +15,7 @@ from systems import accounting
 from systems.benchmark import WrongOutput
 from systems.benchmarks.fsdp import Params, check, measure, predict, sharded_training
 from systems.training.parallel_training import CHECK_STEPS, ParallelTraining
-from tests.ranks import RankContext, two_ranks
+from tests.systems.parallel.ranks import RankContext, two_ranks
 
 STRATEGIES = ["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from systems.benchmarks.sharded_optimizer import Params, measure, predict
-from tests.ranks import RankContext, two_ranks
+from tests.systems.parallel.ranks import RankContext, two_ranks
 
 
 def params(strategy: str, **given) -> Params:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from systems.kernels.adamw import FusedAdamW, adamw_reference
-from tests.adamw_cases import (
+from tests.systems.kernels.adamw_cases import (
     BF16,
     F16,
     F32,
@@ -23,7 +23,7 @@ from tests.adamw_cases import (
     randn,
     set_grads,
 )
-from tests.imports import assert_import_leaves_triton_alone
+from tests.systems.kernels.imports import assert_import_leaves_triton_alone
 
 
 @pytest.mark.parametrize("use", USES)

@@ -12,7 +12,7 @@ import torch
 from systems.kernels.adamw import fused_adamw
 from systems.kernels.adamw.launch import BLOCK_SIZE, constants, num_warps
 from systems.kernels.adamw.reference import key, random_bits, round_stochastically
-from tests.adamw_cases import (
+from tests.systems.kernels.adamw_cases import (
     BF16,
     F32,
     HYPER,
@@ -25,7 +25,7 @@ from tests.adamw_cases import (
     make_parameters,
     set_grads,
 )
-from tests.hopper import compile_for_hopper, resources
+from tests.systems.kernels.hopper import compile_for_hopper, resources
 
 
 @pytest.mark.parametrize("aligned", [True, False])

@@ -23,13 +23,13 @@ from systems.kernels.flash_attention.configurations import (
 from systems.kernels.flash_attention.layout import layout
 from systems.kernels.flash_attention.triton.copy_launch import moved
 from systems.kernels.flash_attention.triton.launch import flash_forward
-from tests.flash_cases import (
+from tests.systems.kernels.flash_cases import (
     BF16,
     F16,
     F32,
     slow,
 )
-from tests.imports import assert_import_leaves_triton_alone
+from tests.systems.kernels.imports import assert_import_leaves_triton_alone
 
 
 def test_splits_worked_by_hand():

@@ -15,8 +15,8 @@ from systems.kernels.flash_attention.hopper.backward_launch import (
 )
 from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
 from systems.kernels.flash_attention.hopper.splits import backward_splits
-from tests.attention_error import assert_within_limits
-from tests.flash_cases import COMPILED_FORMS, HOPPER_SHAPES, on_hopper
+from tests.systems.kernels.attention_error import assert_within_limits
+from tests.systems.kernels.flash_cases import COMPILED_FORMS, HOPPER_SHAPES, on_hopper
 
 BF16, F16 = torch.bfloat16, torch.float16
 HEAD_DIMS = (64, 128)

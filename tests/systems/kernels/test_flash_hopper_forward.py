@@ -14,8 +14,8 @@ from systems.kernels.flash_attention.hopper.forward_launch import (
     why_not,
 )
 from systems.kernels.flash_attention.hopper.splits import forward_splits
-from tests.attention_error import assert_within_limits
-from tests.flash_cases import COMPILED_FORMS, HOPPER_SHAPES, on_hopper, slow
+from tests.systems.kernels.attention_error import assert_within_limits
+from tests.systems.kernels.flash_cases import COMPILED_FORMS, HOPPER_SHAPES, on_hopper, slow
 
 BF16, F16 = torch.bfloat16, torch.float16
 

@@ -10,8 +10,8 @@ from systems.kernels.flash_attention.autograd import FlashAttentionTriton
 from systems.kernels.flash_attention.configurations import (
     TABLE,
 )
-from tests.attention_error import NAMES, assert_within_limits
-from tests.flash_cases import (
+from tests.systems.kernels.attention_error import NAMES, assert_within_limits
+from tests.systems.kernels.flash_cases import (
     BF16,
     F16,
     F32,

@@ -15,7 +15,7 @@ from torch import nn
 
 from systems.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP, ShardedOptimizer
 from systems.parallel.buckets import fill_buckets
-from tests.parallel_models import (
+from tests.systems.parallel.parallel_models import (
     Tied,
     assert_close,
     assert_same_on_all_ranks,
@@ -25,7 +25,7 @@ from tests.parallel_models import (
     loss_of,
     share,
 )
-from tests.ranks import RankContext, two_ranks, world
+from tests.systems.parallel.ranks import RankContext, two_ranks, world
 
 WRAPPERS = {
     "naive": NaiveDDP,

@@ -17,7 +17,7 @@ from systems import checkpointing
 from systems.model import TransformerBlock
 from systems.parallel import FullyShardedDataParallel
 from systems.parallel.fsdp import has_matrix
-from tests.parallel_models import (
+from tests.systems.parallel.parallel_models import (
     assert_same_on_all_ranks,
     assert_steps_never_wait,
     batch,
@@ -25,7 +25,7 @@ from tests.parallel_models import (
     loss_of,
     share,
 )
-from tests.ranks import RankContext, two_ranks
+from tests.systems.parallel.ranks import RankContext, two_ranks
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from systems.parallel import FullyShardedDataParallel
-from tests.parallel_models import batch, build, loss_of
-from tests.ranks import RankContext, world
+from tests.systems.parallel.parallel_models import batch, build, loss_of
+from tests.systems.parallel.ranks import RankContext, world
 
 
 def what_is_refused(here: RankContext) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from systems.kernels.adamw import FusedAdamW
 from systems.parallel import BucketedDDP, ShardedOptimizer, sharded_optimizer
 from systems.parallel.sharded_optimizer import balance
-from tests.parallel_models import (
+from tests.systems.parallel.parallel_models import (
     assert_close,
     assert_same_on_all_ranks,
     batch,
@@ -24,7 +24,7 @@ from tests.parallel_models import (
     loss_of,
     share,
 )
-from tests.ranks import RankContext, world
+from tests.systems.parallel.ranks import RankContext, world
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),

@@ -20,7 +20,7 @@ from systems.benchmarks.train_step import predict, run
 from systems.kernels.flash_attention import naive
 from systems.training.gradient_check import TOLERANCE
 from systems.training.training import GraphedTraining, Training, make_training, new_model
-from tests.tiny_training import CPU, ON_CPU, TINY, no_gpu, params
+from tests.systems.training.tiny_training import CPU, ON_CPU, TINY, no_gpu, params
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

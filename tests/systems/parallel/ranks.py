@@ -139,7 +139,9 @@ class Ranks:
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         # torch.optim imports torch._dynamo on first use.
-        context.set_forkserver_preload(["pytest", "torch._dynamo", "tests.parallel_models"])
+        context.set_forkserver_preload(
+            ["pytest", "torch._dynamo", "tests.systems.parallel.parallel_models"]
+        )
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         for rank in range(self.world_size):

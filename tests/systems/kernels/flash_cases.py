@@ -1,6 +1,6 @@
 """What the tests of flash_triton and flash_hopper share: inputs, shapes and tiles, and the check.
 
-What counts as right is derived in tests/attention_error.py. A test file takes `quiet` for its
+What counts as right is derived in attention_error.py. A test file takes `quiet` for its
 marks, and the fixture `outputs_hold_nan` for all of its tests.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention.configurations import Configuration, Tile
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
-from tests.attention_error import NAMES, assert_within_limits
+from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # (queries, keys): one tile and many, ragged and not, more queries than keys and fewer

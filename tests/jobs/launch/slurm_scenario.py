@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs.record import Record, read_records
-from tests.harness import ROOT, call
-from tests.slurm_cluster import SlurmCluster
+from tests.jobs.harness import ROOT, call
+from tests.jobs.launch.slurm_cluster import SlurmCluster
 
 BENCHMARK = "tests.benchmarks.slurm_scenarios"
 SOON_S = 240.0  # for what waits for nothing but its turn

@@ -24,7 +24,7 @@ from jobs.manifest import Manifest, write_manifest
 from jobs.record import Record, read_records
 from jobs.sweep.load import load_sweep
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0  # for what takes a second on a machine that does nothing else
 TESTS_OWN = "OMP_NUM_THREADS"  # tests/conftest.py sets it, for the tests' own process
 LEAKS = {  # variables of a surrounding torchrun or allocation
