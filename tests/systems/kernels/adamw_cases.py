@@ -1,4 +1,4 @@
-"""What FusedAdamW's tests share: dtypes and sizes, parameters and gradients, what is right."""
+"""Dtypes, parameters, gradients and comparisons with float64 for tests of FusedAdamW."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far attention in finite precision may be from attention in float64: a derived limit.
+"""Derived limits of the error of attention in finite precision, against float64.
 
 First-order rounding error analysis of FlashAttention-2 (Dao 2023, arXiv:2307.08691, algorithms 1
 and 2). Each rounding is an independent error of mean zero and of at most one unit roundoff of the

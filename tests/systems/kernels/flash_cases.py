@@ -1,7 +1,7 @@
-"""What the tests of flash_triton and flash_hopper share: inputs, shapes and tiles, and the check.
+"""Inputs, shapes, tiles and the check for tests of flash_triton and flash_hopper.
 
-What counts as right is derived in attention_error.py. A test file takes `quiet` for its
-marks, and the fixture `outputs_hold_nan` for all of its tests.
+attention_error.py derives the limits. A test file adds `ignore_overflow` to its marks and uses the
+fixture `outputs_hold_nan` in all of its tests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or not is_hopper(torch.device("cuda")),
     reason="needs a Hopper GPU",
 )
-quiet = pytest.mark.filterwarnings(
+ignore_overflow = pytest.mark.filterwarnings(
     # of Triton's interpreter, where a score past the end overflows, and is masked
     "ignore:overflow encountered:RuntimeWarning",
     "ignore:invalid value encountered:RuntimeWarning",
@@ -83,7 +83,7 @@ def by_triton(
     n_splits: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """out, lse, dq, dk, dv of the kernels."""
+    """out, lse, dq, dk, dv of the Triton kernels."""
     out, lse = flash_forward(q, k, v, is_causal, scale, tiles=tiles, n_splits=n_splits, **options)
     dq, dk, dv = flash_backward(
         q, k, v, out, lse, dout, is_causal, scale, tiles=tiles, n_splits_dkdv=n_splits,
@@ -102,7 +102,7 @@ def assert_right(
     scale: float | None = None,
     **options: Any,
 ) -> None:
-    """What the Triton kernels give has the right shapes and dtypes and lies within its limits."""
+    """Results of Triton kernels have the right shapes and dtypes and are within their limits."""
     found = dict(zip(NAMES, by_triton(q, k, v, dout, is_causal, scale, **options), strict=True))
     lse = found["lse"]
     assert lse.dtype == F32 and lse.shape == q.shape[:-1] and lse.is_contiguous()

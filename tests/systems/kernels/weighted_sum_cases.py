@@ -1,4 +1,4 @@
-"""What the tests of the weighted sum share: shapes, layouts, and what is right."""
+"""Shapes, layouts and the comparison with float64 for tests of the weighted sum."""
 
 from __future__ import annotations
 

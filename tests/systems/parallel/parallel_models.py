@@ -1,5 +1,4 @@
-"""Models that wrappers stumble over, batches for them, and training on one process beside which
-training on several is held."""
+"""Models that are hard to wrap, their batches, and comparisons with training on one process."""
 
 from __future__ import annotations
 

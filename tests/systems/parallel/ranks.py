@@ -1,4 +1,4 @@
-"""The ranks of a process group, each a process that runs one case after the other.
+"""Ranks of a process group: processes that run one test case after the other.
 
 Importing torch takes longer than all cases together, so processes are forked from a server that has
 done it, and one group serves every test of a world size. A race may show in one run of many, so
