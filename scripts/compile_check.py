@@ -36,7 +36,7 @@ from systems.kernels.flash_attention.triton.backward_kernel import (
 from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel, sum_kernel
 from systems.kernels.flash_attention.triton.forward_kernel import forward_kernel
 from systems.kernels.flash_attention.triton.split_kernel import parts_kernel, peak_kernel
-from tests.hopper import compile_for_hopper, compile_gluon_for_hopper, resources
+from tests.systems.kernels.hopper import compile_for_hopper, compile_gluon_for_hopper, resources
 
 SHARED_LIMIT = 227 << 10  # bytes a program may have on sm_90
 HEAD_DIMS = (16, 32, 64, 80, 128)

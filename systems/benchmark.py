@@ -3,7 +3,7 @@
 A benchmark is one file in systems/benchmarks with
     VERSION = 1                       raise it when what is measured, or a default, changes
     class Params(BenchmarkParams)     its parameters, typed, with defaults
-    def run(params) -> dict           the measurement; returns facts, as jobs/results/record.py lists
+    def run(params) -> dict           the measurement; returns facts (jobs/results/record.py)
     PRELOAD = ("a.module",)           optional, by default ("torch",): modules to import once for
                                       all runs of a job. They must not initialise CUDA. Ranks of
                                       torchrun import on their own

@@ -1,4 +1,4 @@
-"""Fixtures that several test files share."""
+"""Which tests run, in which order and process; fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import functools
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.results_folder import ResultsFolder
-from tests.slurm_cluster import SlurmCluster, why_not
-
-pytest.register_assert_rewrite("tests.adamw_cases")
+pytest.register_assert_rewrite("tests.systems.kernels.adamw_cases")
 if TYPE_CHECKING:
-    from tests.ranks import Ranks
+    from torch import Tensor
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several processes share the processor. OpenMP's threads wait for each other by spinning: where
@@ -76,14 +73,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # by the number of tests
 
-    class ByWhatTheyShare(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(INDEPENDENT):
-                return nodeid
-            file = nodeid.partition("::")[0]
-            return "ranks" if _needs_ranks(file) else file
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = _scope
+    return scheduler
 
-    return ByWhatTheyShare(config, log)
+
+def _scope(nodeid: str) -> str:
+    """What the tests that one process runs have in common."""
+    if nodeid.startswith(INDEPENDENT):
+        return nodeid
+    file = nodeid.partition("::")[0]
+    return "ranks" if _needs_ranks(file) else file
 
 
 @functools.cache
@@ -91,74 +91,21 @@ def _needs_ranks(file: str) -> bool:
     return "(ranks" in (Path(__file__).parents[1] / file).read_text()
 
 
-@pytest.fixture(scope="session")
-def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """A real cluster of three emulated nodes; skips where none can be started.
-
-    REQUIRE_SLURM=1 in the environment makes that a failure.
-    """
-    reason = why_not()
-    if reason is not None:
-        if os.environ.get("REQUIRE_SLURM") == "1":
-            pytest.fail(f"REQUIRE_SLURM=1, but no cluster can be started: {reason}")
-        pytest.skip(reason)
-    with SlurmCluster(tmp_path_factory.mktemp("slurm"), max_array_size=10) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def outputs_hold_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel does not write shows."""
+    """Fill new tensors with NaN, so that what a kernel does not write shows."""
     import torch
 
     makers = [(torch, name) for name in ("empty", "empty_like", "empty_strided")]
     for owner, name in (*makers, (torch.Tensor, "new_empty_strided")):
-        function = getattr(owner, name)
-
-        def filled(*args, function=function, **kwargs):
-            made = function(*args, **kwargs)
-            if made.is_floating_point() and not made.is_meta:
-                made.detach().fill_(math.nan)  # torch 2.11 asks for leaves under a checkpoint
-            return made
-
-        monkeypatch.setattr(owner, name, filled)
+        monkeypatch.setattr(owner, name, _filled_with_nan(getattr(owner, name)))
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> ResultsFolder:
-    """A results folder to which nothing was submitted yet."""
-    return ResultsFolder(tmp_path / "out")
+def _filled_with_nan(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def filled(*args: Any, **kwargs: Any) -> Tensor:
+        tensor = empty(*args, **kwargs)
+        if tensor.is_floating_point() and not tensor.is_meta:
+            tensor.detach().fill_(math.nan)  # torch 2.11 asks for leaves under a checkpoint
+        return tensor
 
-
-@pytest.fixture
-def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which a benchmark that is run here leaves its files."""
-    monkeypatch.setenv("RUN_ARTIFACTS", str(tmp_path / "artifacts"))
-    return tmp_path / "artifacts"
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """For tiny matrices: threads that wait for one another would take most of the time."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(
-    scope="session",
-    params=[
-        pytest.param(("gloo", 2), id="2_ranks"),
-        pytest.param(("gloo", 4), id="4_ranks"),
-        pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu),
-    ],
-)
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """A process group; its processes serve all tests of the world size."""
-    from tests.ranks import world  # imports torch, for which most tests have no use
-
-    with world(*request.param) as ranks:
-        yield ranks
+    return filled

@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import takewhile
 from pathlib import Path
 
-from tests.harness import ROOT
+from tests.jobs.harness import ROOT
 
 Graph = dict[str, set[str]]
 

@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.harness import ROOT, facts, left_by, records
+from tests.jobs.harness import ROOT, facts, records
 
 SOURCES = ("pyproject.toml", "README.md", "aggregate.py", "jobs", "systems", "sweeps")
 # A benchmark of one's own; says which files the process of a run has imported.
@@ -94,7 +94,7 @@ def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path) -
     for record in records(elsewhere / "logs" / "my"):
         files = [str(installed / name / "__init__.py") for name in ("jobs", "systems")]
         assert facts(record)["files"] == files
-        assert left_by(elsewhere / "logs" / "my", record) == {"left.txt": "by the run"}
+        assert artifacts_of(elsewhere / "logs" / "my", record) == {"left.txt": "by the run"}
         assert record.environment["git"]["commit"] is None
         assert record.environment["packages"]["cluster-sweeps"]
     assert "2 runs, 1 submissions" in " ".join(python("jobs", "status").split())

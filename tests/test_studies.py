@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT, records, run
+from tests.jobs.harness import ROOT, records, run
 
 STUDIES = sorted((ROOT / "sweeps" / "cpu").glob("*.yaml"))
 # One on one process, with plots; one on two ranks, with a picture

@@ -16,7 +16,7 @@ from jobs.results.record_files import read_records
 from jobs.run import Run
 from jobs.sweep.benchmarks import load_benchmark
 from jobs.sweep.expand import run_id
-from tests.harness import ROOT
+from tests.jobs.harness import ROOT
 
 FOLDERS = sorted(path for path in (ROOT / "logs" / "h200").iterdir() if path.is_dir())
 # Records of versions that their benchmark has no longer: tables show them, a sweep would measure

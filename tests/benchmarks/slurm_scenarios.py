@@ -35,7 +35,7 @@ def run(params: Params) -> dict[str, Any]:
     if params.do == "kill_self":
         os.kill(os.getpid(), signal.SIGKILL)
     if params.do == "eat_memory":
-        eaten = []
+        eaten: list[bytearray] = []
         while len(eaten) < MOST_EATEN:
             eaten.append(bytearray(os.urandom(1)) * 10**8)
             time.sleep(0.1)

@@ -18,5 +18,6 @@ from tests.interpreted.interpreter import mend_interpreter
 
 @pytest.fixture(autouse=True)
 def interpreter_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="needs Triton, which is packaged for Linux only")
     assert os.environ.get("TRITON_INTERPRET") == "1"  # else torch would stand in for the kernels
     mend_interpreter(monkeypatch, checks_overflow=os.environ.get("CHECK_OVERFLOW") == "1")

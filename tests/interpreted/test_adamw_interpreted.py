@@ -7,7 +7,7 @@ import torch
 
 from systems.kernels.adamw import FusedAdamW, adamw_reference
 from systems.kernels.adamw.launch import Tables
-from tests.adamw_cases import (
+from tests.systems.kernels.adamw_cases import (
     BF16,
     F16,
     F32,

@@ -6,11 +6,19 @@ import itertools
 
 import pytest
 
-from tests.attention_error import NAMES, attention_shares
-from tests.flash_cases import BF16, F16, F32, TILES, by_triton, inputs, quiet
-from tests.margins import assert_margin
+from tests.systems.kernels.attention_error import NAMES, attention_shares
+from tests.systems.kernels.flash_cases import (
+    BF16,
+    F16,
+    F32,
+    TILES,
+    by_triton,
+    ignore_overflow,
+    inputs,
+)
+from tests.systems.margins import assert_margin
 
-pytestmark = [quiet, pytest.mark.exhaustive, pytest.mark.timeout(3600)]
+pytestmark = [ignore_overflow, pytest.mark.exhaustive, pytest.mark.timeout(3600)]
 CASES = list(itertools.product(((1, 1), (17, 3), (64, 33), (33, 64), (1, 40)), (1, 16, 64, 128)))
 
 

@@ -7,7 +7,14 @@ import torch
 
 from systems.kernels.weighted_sum import autograd as autograd_module
 from systems.kernels.weighted_sum import weighted_sum
-from tests.weighted_sum_cases import F32, LAYOUTS, ROUNDING, SHAPES, assert_against_float64, randn
+from tests.systems.kernels.weighted_sum_cases import (
+    F32,
+    LAYOUTS,
+    ROUNDING,
+    SHAPES,
+    assert_against_float64,
+    randn,
+)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)

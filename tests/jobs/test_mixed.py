@@ -12,8 +12,8 @@ from jobs.launch.submission import Options, prepare, reload
 from jobs.provenance import cpu_device
 from jobs.results.manifest import read_manifest, write_manifest
 from jobs.sweep.expand import expand
-from tests.harness import call, only, records, run
-from tests.results_folder import ResultsFolder, errors, failed, load, ok, write
+from tests.jobs.harness import call, only_record, records, run
+from tests.jobs.results_folder import ResultsFolder, errors, failed, load, ok, write
 
 TOY, COUNTER = "tests.benchmarks.toy", "tests.benchmarks.counter"
 HEAD = f"name: mixed\nbenchmark: {TOY}\n"
@@ -36,8 +36,8 @@ def points(folder: Path, text: str, *overrides: str, **keywords: Any) -> list[Po
     found = []
     for one in expand(loaded).runs:
         defaults = loaded.benchmarks.of(one.benchmark).json_defaults
-        told = {k: v for k, v in one.params.items() if defaults.get(k, ...) != v}
-        found.append((one.benchmark.rpartition(".")[2], told))
+        changed = {k: v for k, v in one.params.items() if defaults.get(k, ...) != v}
+        found.append((one.benchmark.rpartition(".")[2], changed))
     return found
 
 
@@ -98,7 +98,7 @@ def test_an_exclude_is_for_the_runs_whose_benchmark_has_all_that_it_names(
     tmp_path: Path, entry: str, toys: int, counters: int
 ) -> None:
     text = MIXED + f"  - {{fixed: {{size: 9, mode: exact}}}}\nexclude:\n  - {entry}\n"
-    found = [name for name, told in points(tmp_path, text) if told["size"] < 9]
+    found = [name for name, params in points(tmp_path, text) if params["size"] < 9]
     assert (found.count("toy"), found.count("counter")) == (toys, counters)
 
 
@@ -120,12 +120,12 @@ def test_a_filter_keeps_no_run_whose_benchmark_lacks_a_parameter(
 
 def test_a_filter_by_what_no_benchmark_has_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path, MIXED)
-    (told,) = errors(path, filter="dept == 1")
-    assert told.startswith("--filter: ") and "did you mean 'depth'?" in told
-    (told,) = errors(path, filter="depth == 1 and causal == true")
-    assert "no benchmark of this sweep has all these parameters" in told
-    (told,) = errors(path, filter="mode == exakt")
-    assert "mode: given 'exakt'" in told
+    (problem,) = errors(path, filter="dept == 1")
+    assert problem.startswith("--filter: ") and "did you mean 'depth'?" in problem
+    (problem,) = errors(path, filter="depth == 1 and causal == true")
+    assert "no benchmark of this sweep has all these parameters" in problem
+    (problem,) = errors(path, filter="mode == exakt")
+    assert "mode: given 'exakt'" in problem
 
 
 # ---- errors --------------------------------------------------------------------------------------
@@ -194,9 +194,9 @@ def test_a_filter_by_what_no_benchmark_has_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_errors(tmp_path: Path, text: str, place: str, words: str) -> None:
-    told = errors(write(tmp_path, HEAD + text + "\n"))
-    assert len(told) == 1 and told[0].startswith(f"sweep.yaml:{place}: "), told
-    assert words in told[0], told
+    problems = errors(write(tmp_path, HEAD + text + "\n"))
+    assert len(problems) == 1 and problems[0].startswith(f"sweep.yaml:{place}: "), problems
+    assert words in problems[0], problems
 
 
 def test_a_value_at_the_top_need_not_fit_a_case_that_replaces_it(tmp_path: Path) -> None:
@@ -241,12 +241,12 @@ def test_both_are_measured_and_a_second_submission_has_nothing_to_do(
     measured: tuple[Path, Path],
 ) -> None:
     sweep, out = measured
-    assert only(out, depth=3, size=2).benchmark == COUNTER
+    assert only_record(out, depth=3, size=2).benchmark == COUNTER
     again = call("jobs.submit", sweep, "--local", "--out", out)
     assert again.returncode == 0 and "6 runs were measured before" in again.stdout
     assert len(records(out)) == 6
-    told = json.loads(run("jobs", "status", out, "--json").stdout)
-    assert sorted(task["benchmark"] for task in told["tasks"]) == [COUNTER] * 4 + [TOY] * 2
+    status = json.loads(run("jobs", "status", out, "--json").stdout)
+    assert sorted(task["benchmark"] for task in status["tasks"]) == [COUNTER] * 4 + [TOY] * 2
 
 
 def test_a_dry_run_lists_the_runs_of_both(measured: tuple[Path, Path], tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_dry_run_lists_the_runs_of_both(measured: tuple[Path, Path], tmp_path:
 
 
 def test_a_run_of_a_cases_benchmark_is_replayed(measured: tuple[Path, Path]) -> None:
-    record = only(measured[1], depth=3, size=2)
+    record = only_record(measured[1], depth=3, size=2)
     assert f"# {COUNTER} size=2" in call("jobs", "logs", record.run, "--in", measured[1]).stdout
     replayed = run("jobs", "replay", record.run, "--in", measured[1])
     assert replayed.returncode == 0 and "1 ok" in replayed.stdout
@@ -267,8 +267,8 @@ def aggregated(*arguments: str | Path) -> str:
 
 
 def test_a_table_is_of_one_benchmark(measured: tuple[Path, Path]) -> None:
-    told = aggregated(measured[1], "--format", "csv")
-    lines = [line for line in told.splitlines() if line and line[0] != "#"]
+    shown = aggregated(measured[1], "--format", "csv")
+    lines = [line for line in shown.splitlines() if line and line[0] != "#"]
     assert lines == ["size,2.0", "1,2.000", "2,4.000", "size,3", "1,3.000", "2,6.000"]
 
 

@@ -1,17 +1,9 @@
-"""Records on disk: whatever dies, what was written before stays readable."""
+"""Reading and following records: damage costs only the lines that it touches."""
 
 from __future__ import annotations
 
 import json
 import math
-import multiprocessing
-import os
-import resource
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from jobs.json_files import write_json
 from jobs.results.record import SCHEMA_VERSION, Failure, Measurements, Record
 from jobs.results.record_files import BadLine, RecordTail, RecordWriter, parse_lines, read_records
-from jobs.run import Run, Shape
-from tests.results_folder import failed, ok, record
+from tests.jobs.results_folder import failed, ok, record, run
 
 WHERE = Path("records/x.jsonl")
 
 
-def run(index: int) -> Run:
-    return Run(f"{index:016x}", "toy", 1, {"size": index, "label": 'é "x"\n'}, Shape(), 60.0)
-
-
 def line(index: int) -> bytes:
-    told = failed("error", traceback="a\nb «ü»") if index % 3 == 2 else ok(0.25, 1e-3, 1 / 3)
-    return record(run(index), told).model_dump_json(exclude_none=True).encode() + b"\n"
+    outcome = failed("error", traceback="a\nb «ü»") if index % 3 == 2 else ok(0.25, 1e-3, 1 / 3)
+    return record(run(index), outcome).model_dump_json(exclude_none=True).encode() + b"\n"
 
 
 LINES = [line(i) for i in range(4)]
@@ -132,7 +118,7 @@ def test_unknown_keys_of_the_same_schema_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "valid"),
+    ("outcome", "valid"),
     [
         (ok(1.0), True),
         (failed("error"), True),
@@ -143,12 +129,12 @@ def test_unknown_keys_of_the_same_schema_are_taken() -> None:
         (ok(1.0) | {"status": "fine"}, False),
     ],
 )
-def test_measurements_if_and_only_if_ok(told: dict[str, Any], valid: bool) -> None:
+def test_measurements_if_and_only_if_ok(outcome: dict[str, Any], valid: bool) -> None:
     if valid:
-        assert (record(run(0), told).measurements is not None) == (told["status"] == "ok")
+        assert (record(run(0), outcome).measurements is not None) == (outcome["status"] == "ok")
     else:
         with pytest.raises(ValidationError):
-            record(run(0), told)
+            record(run(0), outcome)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +159,9 @@ def test_what_json_or_a_median_cannot_hold_is_no_measurement(facts: dict[str, An
 
 def test_facts_of_any_kind_survive_the_way_through_the_file(tmp_path: Path) -> None:
     facts = {"name": "caf\udce9", "nested": [{"k\udce9": [1, 2.5, None, True]}], "nan": math.nan}
-    told = ok(1.0, facts=facts)
+    outcome = ok(1.0, facts=facts)
     writer = RecordWriter(tmp_path / "records", "a")
-    assert writer.write(record(run(0), told))
+    assert writer.write(record(run(0), outcome))
     ((back,), bad) = read_records(tmp_path)
     assert bad == []
     assert back.measurements is not None
@@ -191,184 +177,11 @@ def test_a_failure_may_quote_what_is_no_text(tmp_path: Path) -> None:
 
 
 def test_samples_of_several_ranks_come_back_by_rank() -> None:
-    told = {"status": "ok", "measurements": {"samples_ms": {"call": [[1.0, 2.0], [3.0]]}}}
-    text = record(run(0), told).model_dump_json()
+    outcome = {"status": "ok", "measurements": {"samples_ms": {"call": [[1.0, 2.0], [3.0]]}}}
+    text = record(run(0), outcome).model_dump_json()
     measurements = Record.model_validate_json(text).measurements
     assert measurements is not None
     assert [list(rank) for rank in measurements.samples_ms["call"]] == [[1.0, 2.0], [3.0]]
-
-
-# ---- writing -------------------------------------------------------------------------------------
-
-
-def test_two_writers_of_a_folder_never_share_a_file(tmp_path: Path) -> None:
-    folder = tmp_path / "records"
-    writers = [RecordWriter(folder, "same") for _ in range(8)]
-    assert len({writer.path for writer in writers}) == 8
-
-    def work(number: int) -> None:
-        for i in range(25):
-            writers[number].write(record(run(number * 100 + i), ok(1.0)))
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    records, bad = read_records(tmp_path)
-    assert bad == []
-    assert len({r.run for r in records}) == 200
-
-
-def test_processes_write_side_by_side(tmp_path: Path) -> None:
-    def work(number: int) -> None:
-        writer = RecordWriter(tmp_path / "records", "same")
-        for i in range(20):
-            assert writer.write(record(run(number * 100 + i), ok(1.0)))
-
-    context = multiprocessing.get_context("fork")
-    started = [context.Process(target=work, args=(n,)) for n in range(3)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join()
-        assert process.exitcode == 0
-    records, bad = read_records(tmp_path)
-    assert len(list((tmp_path / "records").iterdir())) == 3
-    assert (len(records), bad) == (60, [])
-
-
-def test_a_torn_line_is_not_glued_to_the_next(tmp_path: Path) -> None:
-    writer = RecordWriter(tmp_path / "records", "a")
-    assert writer.write(record(run(1), ok(1.0)))
-    with writer.path.open("ab") as file:  # a half line that nobody could undo
-        file.write(LINES[2][:100])
-    assert writer.write(record(run(3), ok(1.0)))
-    records, bad = read_records(tmp_path)
-    assert [r.run for r in records] == [run(1).id, run(3).id]
-    assert [one.line for one in bad] == [2]
-
-
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a real file system of 64 kB, which one file fills but for some 4 kB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("needs root, and the right to mount")
-    try:
-        (folder / "ballast").write_bytes(b"x" * (56 << 10))
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
-def big(index: int) -> Record:
-    return record(run(index), ok(*[1 / 3] * 150))  # some 3 kB
-
-
-def test_a_full_disk_costs_no_record_that_was_there(
-    full_disk: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    writer = RecordWriter(full_disk / "records", "a")
-    written = 0
-    while writer.write(big(written), tries=1):
-        written += 1
-        assert written < 100
-    assert "No space left on device" in capfd.readouterr().err
-    records, bad = read_records(full_disk)
-    assert (len(records), bad) == (written, [])  # no half line either
-    assert writer.path.read_bytes().endswith(b"\n")
-    (full_disk / "ballast").unlink()  # there is room again
-    assert writer.write(big(written), tries=1)
-    records, bad = read_records(full_disk)
-    assert [r.run for r in records] == [run(i).id for i in range(written + 1)]
-    assert bad == []
-
-
-def test_room_that_comes_while_it_tries_again_is_used(
-    full_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = RecordWriter(full_disk / "records", "a")
-    while writer.write(big(0), tries=1):
-        pass
-    waits: list[float] = []
-
-    def make_room(seconds: float) -> None:
-        waits.append(seconds)
-        (full_disk / "ballast").unlink()
-
-    monkeypatch.setattr(time, "sleep", make_room)
-    assert writer.write(big(1), tries=2)
-    assert waits == [2]
-    records, bad = read_records(full_disk)
-    assert records[-1].run == run(1).id
-    assert bad == []
-
-
-def test_a_limit_on_file_size_leaves_no_half_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A quota, as RLIMIT_FSIZE: the write itself comes back short. Needs no root."""
-    writer = RecordWriter(tmp_path / "records", "a")
-    assert writer.write(big(0))
-    size = writer.path.stat().st_size
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, hard))
-    try:
-        assert not writer.write(big(1), tries=1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    told = capsys.readouterr().err
-    assert f'unwritten record: {{"schema_version":1,"run":"{run(1).id}"' in told  # not lost
-    assert writer.path.stat().st_size == size
-    assert writer.write(big(2), tries=1)
-    records, bad = read_records(tmp_path)
-    assert [r.run for r in records] == [run(0).id, run(2).id]
-    assert bad == []
-
-
-def test_a_disk_full_from_the_start_does_not_kill_the_writer(full_disk: Path) -> None:
-    (full_disk / "more").touch()
-    with (full_disk / "more").open("ab", buffering=0) as file:
-        while True:
-            try:
-                file.write(b"x" * 4096)
-            except OSError:
-                break
-    writer = RecordWriter(full_disk / "deeper" / "records", "a")
-    assert not writer.write(big(0), tries=1)
-    (full_disk / "ballast").unlink()
-    assert writer.write(big(0), tries=1)
-    assert len(read_records(full_disk / "deeper")[0]) == 1
-
-
-def test_a_full_disk_under_the_log_does_not_kill_the_writer(
-    full_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker's stderr is a file of the same results folder."""
-    writer = RecordWriter(full_disk / "records", "a")
-    with (full_disk / "worker.log").open("w") as log:
-        monkeypatch.setattr(sys, "stderr", log)
-        written = 0
-        while writer.write(big(written), tries=1) and written < 100:
-            written += 1
-        assert not writer.write(big(0), tries=1)
-        (full_disk / "ballast").unlink()
-        assert writer.write(big(written), tries=1)
-    assert len(read_records(full_disk)[0]) == written + 1
-
-
-def test_a_json_file_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "state.json"
-    write_json(path, {"a": 1})
-    write_json(path, {"b": [1, 2]})
-    assert json.loads(path.read_text()) == {"b": [1, 2]}
-    assert os.listdir(path.parent) == ["state.json"]
-    with pytest.raises(TypeError):
-        write_json(path, {"c": object()})
-    assert json.loads(path.read_text()) == {"b": [1, 2]}
 
 
 # ---- following a file that grows -----------------------------------------------------------------

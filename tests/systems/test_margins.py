@@ -9,11 +9,11 @@ from systems.kernels.adamw import FusedAdamW
 from systems.parallel import FlatDDP, ShardedOptimizer
 from systems.training.gradient_check import TOLERANCE, check_training
 from systems.training.training import make_training
-from tests.adamw_cases import USES, float64_shares
-from tests.margins import assert_margin
-from tests.parallel_models import batch, build, loss_of, share, share_of_tolerance
-from tests.ranks import Here
-from tests.tiny_training import CPU, ON_CPU, params
+from tests.systems.kernels.adamw_cases import USES, float64_shares
+from tests.systems.margins import assert_margin
+from tests.systems.parallel.parallel_models import batch, build, loss_of, share, share_of_tolerance
+from tests.systems.parallel.ranks import RankContext
+from tests.systems.training.tiny_training import CPU, ON_CPU, params
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("one_thread")]
 
@@ -32,7 +32,7 @@ def test_the_check_of_a_training(precision):
     assert_margin(shares_of)
 
 
-def trains_as_one_process(here: Here, name: str, sharded: str | None) -> None:
+def trains_as_one_process(here: RankContext, name: str, sharded: str | None) -> None:
     """Three steps on this rank's share of each batch, and on the whole batch alone."""
 
     def shares_of(seed):

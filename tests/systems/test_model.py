@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
 from systems import accounting
 from systems.kernels.flash_attention import ATTENTIONS, why_not
-from systems.model import RMSNorm, RotaryEmbedding, TransformerLM, cross_entropy
+from systems.model import RMSNorm, TransformerLM, cross_entropy
 
 # Of outputs and gradients: largest relative L2 error, for 3 blocks.
 F32 = torch.float32
@@ -185,64 +183,6 @@ def test_later_tokens_do_not_change_earlier_logits(name):
         # What is masked has weight 0: sums of other lengths may round differently, no more.
         assert (moved[:position] < 1e-13).all()
         assert (moved[position:] > 1e-9).all()
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    head_dim=st.integers(1, 16).map(lambda half: 2 * half),
-    positions=st.tuples(st.integers(0, 40), st.integers(0, 40)),
-    shift=st.integers(0, 23),
-    theta=st.floats(10.0, 1e6),
-    seed=st.integers(0, 2**16),
-)
-def test_rope_depends_on_relative_positions_alone(head_dim, positions, shift, theta, seed):
-    rope = RotaryEmbedding(head_dim, 64, theta, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    q, k = torch.randn(2, head_dim, dtype=torch.float64, generator=generator)
-    turned_q, turned_k = (rope(x.expand(64, head_dim)) for x in (q, k))
-    i, j = positions
-    here = turned_q[i] @ turned_k[j]
-    there = turned_q[i + shift] @ turned_k[j + shift]
-    assert abs(here - there) <= 1e-12 * q.norm() * k.norm()
-    torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(64), rtol=1e-12, atol=0)
-
-
-def test_rope_turns_the_first_pair_by_one_radian_a_position():
-    x = torch.tensor([1.0, 0.0, 0.0, 2.0]).expand(3, 4)
-    turned = RotaryEmbedding(4, 3, 10_000.0)(x)
-    a, b = 2.0, 2 * 10_000.0**-0.5
-    expected = [math.cos(a), math.sin(a), -2 * math.sin(b), 2 * math.cos(b)]
-    assert turned[2].tolist() == pytest.approx(expected, rel=1e-6)
-    assert torch.equal(turned[0], x[0])
-
-
-@pytest.mark.parametrize("cast", ["bfloat16", "half", "float", "double", "to_bf16", "to_cpu_half"])
-def test_rope_tables_stay_wide_whatever_the_model_is_cast_to(cast):
-    # naive: torch 2.13 has bfloat16 attention for a CPU that raises where ATEN_CPU_CAPABILITY is
-    # below what a processor with AMX can do
-    model = _model(11, 2000, 16, 2, 2, 24, attention=ATTENTIONS["naive"])
-    casts = {
-        "to_bf16": lambda: model.to(torch.bfloat16),
-        "to_cpu_half": lambda: model.to("cpu", torch.float16),
-    }
-    casts.get(cast, getattr(model, cast, None))()
-    rope = model.blocks[1].attention.rope
-    assert rope is model.blocks[0].attention.rope  # one for all
-    wide = torch.float64 if cast == "double" else torch.float32
-    assert rope.cos.dtype == rope.sin.dtype == wide
-    frequency = 10_000.0 ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
-    angle = torch.outer(torch.arange(2000, dtype=torch.float64), frequency)
-    assert torch.equal(rope.cos, angle.cos().to(wide))
-    assert torch.equal(rope.sin, angle.sin().to(wide))
-    logits = model(_tokens(11, 1, 2000))
-    assert logits.dtype == model.output_head.weight.dtype and logits.isfinite().all()
-
-
-def test_rope_tables_follow_the_model_from_meta():
-    model = TransformerLM(11, 9, 16, 1, 2, 24, device="meta")
-    model.to_empty(device="cpu")
-    cos = model.blocks[0].attention.rope.cos
-    assert torch.equal(cos, TransformerLM(11, 9, 16, 1, 2, 24).blocks[0].attention.rope.cos)
 
 
 @pytest.mark.parametrize(

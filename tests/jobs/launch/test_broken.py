@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import ROOT, call, run, write_sweep, written
+from tests.jobs.harness import ROOT, call, run, write_submission, write_sweep
 
 # ---- a manifest ----------------------------------------------------------------------------------
 
@@ -22,7 +22,7 @@ def spoil(path: Path, **changes: Any) -> None:
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    submission = written(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out")
+    submission = write_submission(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out")
     return submission.path / "manifest.json"
 
 

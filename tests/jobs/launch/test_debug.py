@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 
 from jobs.worker.worker import Worker
-from tests.harness import (
+from tests.jobs.harness import (
     PATIENCE_S,
     Fifo,
     alive,
     call,
     facts,
-    only,
+    only_record,
     records,
     run,
     start,
     write_sweep,
-    written,
 )
 
 
@@ -61,7 +60,7 @@ def test_the_environment_of_who_debugs_stays_as_it_was(
     for name, value in surrounding.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("RUN_ARTIFACTS", raising=False)
-    manifest = written(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out", "debug")
+    manifest = write_submission(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out", "debug")
     before = dict(os.environ)
     Worker(manifest, 0, in_process=True).run()
     (record,) = records(tmp_path / "out")
@@ -95,12 +94,12 @@ def test_interrupted_is_recorded_as_cancelled_and_resumed(
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and "interrupted" in output
     assert not alive(waiting)
-    assert only(out, what="wait").status == "cancelled"
+    assert only_record(out, what="wait").status == "cancelled"
     if ranks:
         assert not alive(child)
         return
     os.kill(child, signal.SIGKILL)  # there is no isolation in one's own process
-    fifo.open()
+    fifo.release()
     assert run("jobs.submit", sweep, "--debug", "--out", out).returncode == 0
     assert [record.status for record in records(out)] == ["cancelled", "ok", "ok"]
 
@@ -109,4 +108,4 @@ def test_a_shape_that_this_machine_lacks_is_unsupported_and_no_failure(tmp_path:
     sweep = write_sweep(tmp_path, [{"what": "ok"}], resources={"nodes": 2, "gpus_per_node": 0})
     done = call("jobs.submit", sweep, "--debug", "--out", tmp_path / "out")
     assert done.returncode == 0
-    assert only(tmp_path / "out").status == "unsupported"
+    assert only_record(tmp_path / "out").status == "unsupported"

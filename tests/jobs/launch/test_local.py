@@ -16,7 +16,16 @@ import yaml
 
 from jobs.provenance import visible_gpus
 from jobs.worker.environment import job_environment
-from tests.harness import PATIENCE_S, ROOT, call, facts, records, run, write_sweep, written
+from tests.jobs.harness import (
+    PATIENCE_S,
+    ROOT,
+    call,
+    facts,
+    records,
+    run,
+    write_submission,
+    write_sweep,
+)
 
 SMI = """#!/bin/sh
 case "$1" in
@@ -65,10 +74,10 @@ def fake_gpus(tmp_path: Path) -> dict[str, str]:
     return {"PATH": path, "PYTHONPATH": os.pathsep.join([str(ROOT), *modules])}
 
 
-Told = tuple[int, list[str], float, float]  # GPUs needed, GPUs given, begun, ended
+Ran = tuple[int, list[str], float, float]  # GPUs needed, GPUs given, begun, ended
 
 
-def queue(folder: Path, sizes: list[int], *arguments: str, **environment: str) -> list[Told]:
+def queue(folder: Path, sizes: list[int], *arguments: str, **environment: str) -> list[Ran]:
     """Run jobs that need so many GPUs each; what each worker was given."""
     folder.mkdir()
     sweep = yaml.safe_load(write_sweep(folder, []).read_text())
@@ -77,7 +86,7 @@ def queue(folder: Path, sizes: list[int], *arguments: str, **environment: str) -
         for i, size in enumerate(sizes)
     ]
     (folder / "sweep.yaml").write_text(json.dumps(sweep | {"runs_per_job": 1}))
-    manifest = written(folder / "sweep.yaml", folder / "out")
+    manifest = write_submission(folder / "sweep.yaml", folder / "out")
     subprocess.run(
         [sys.executable, "-c", QUEUE, str(manifest.path), *arguments],
         cwd=ROOT,
@@ -85,22 +94,22 @@ def queue(folder: Path, sizes: list[int], *arguments: str, **environment: str) -
         check=True,
         timeout=PATIENCE_S,
     )
-    told: list[Told] = []
+    ran: list[Ran] = []
     for log in sorted(manifest.path.glob("jobs/*/worker.log")):
         (job,), gpus, begun, ended = json.loads(log.read_text())
         needed = manifest.jobs[int(job)].shape.gpus_per_node
-        told.append((needed, gpus.split(",") if gpus else [], begun, ended))
-    assert sorted(needed for needed, *_ in told) == sorted(sizes)
-    return told
+        ran.append((needed, gpus.split(",") if gpus else [], begun, ended))
+    assert sorted(needed for needed, *_ in ran) == sorted(sizes)
+    return ran
 
 
-def together(told: list[Told]) -> list[tuple[Told, Told]]:
+def together(ran: list[Ran]) -> list[tuple[Ran, Ran]]:
     """Pairs that ran at the same time."""
-    return [(a, b) for a, b in combinations(told, 2) if a[2] < b[3] and b[2] < a[3]]
+    return [(a, b) for a, b in combinations(ran, 2) if a[2] < b[3] and b[2] < a[3]]
 
 
-def most_at_once(told: list[Told]) -> int:
-    return max(sum(a[2] <= b[2] < a[3] for a in told) for b in told)
+def most_at_once(ran: list[Ran]) -> int:
+    return max(sum(a[2] <= b[2] < a[3] for a in ran) for b in ran)
 
 
 @pytest.mark.parametrize("given", ["2,3", "GPU-0,GPU-3", "1,1,3"])
@@ -108,21 +117,21 @@ def test_jobs_share_no_gpu_and_stay_within_what_the_caller_set(
     tmp_path: Path, fake_gpus: dict[str, str], given: str
 ) -> None:
     sizes = [1, 1, 2, 1, 1, 2, 1]
-    told = queue(tmp_path / "q", sizes, CUDA_VISIBLE_DEVICES=given, **fake_gpus)
-    for needed, gpus, *_ in told:
+    ran = queue(tmp_path / "q", sizes, CUDA_VISIBLE_DEVICES=given, **fake_gpus)
+    for needed, gpus, *_ in ran:
         assert len(gpus) == len(set(gpus)) == needed
         assert set(gpus) <= set(given.split(","))
-    assert together(told), "two GPUs, and never two jobs at once"
-    for one, other in together(told):
+    assert together(ran), "two GPUs, and never two jobs at once"
+    for one, other in together(ran):
         assert not set(one[1]) & set(other[1])
 
 
 def test_every_gpu_is_used_where_the_caller_set_none(
     tmp_path: Path, fake_gpus: dict[str, str]
 ) -> None:
-    told = queue(tmp_path / "q", [1] * 8, **fake_gpus)
-    assert {gpu for _, gpus, *_ in told for gpu in gpus} == {"0", "1", "2", "3"}
-    assert most_at_once(told) > 1
+    ran = queue(tmp_path / "q", [1] * 8, **fake_gpus)
+    assert {gpu for _, gpus, *_ in ran for gpu in gpus} == {"0", "1", "2", "3"}
+    assert most_at_once(ran) > 1
 
 
 def test_a_cpu_job_runs_alone_unless_asked(tmp_path: Path, fake_gpus: dict[str, str]) -> None:

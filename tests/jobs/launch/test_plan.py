@@ -15,7 +15,7 @@ from jobs.results.manifest import Job
 from jobs.results.record import Record
 from jobs.run import Run, Shape
 from jobs.sweep.expand import Expansion, expand
-from tests.results_folder import CPU, TOY, ResultsFolder, failed, load, ok, record
+from tests.jobs.results_folder import CPU, TOY, ResultsFolder, failed, load, ok, record
 
 RUN = Run("0123456789abcdef", "toy", 1, {"size": 1}, Shape(), 60.0)
 

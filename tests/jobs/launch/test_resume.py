@@ -8,7 +8,7 @@ import pytest
 
 from jobs.provenance import git_state
 from jobs.worker.run_process import outcome_of
-from tests.harness import call, records, run, write_sweep
+from tests.jobs.harness import call, records, run, write_sweep
 
 
 @pytest.fixture(scope="module")

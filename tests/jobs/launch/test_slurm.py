@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from jobs.results.record import Record
-from tests.slurm_cluster import SlurmCluster
-from tests.slurm_scenario import SOON_S, Scenario, Scenarios
+from tests.jobs.launch.slurm_cluster import SlurmCluster
+from tests.jobs.launch.slurm_scenario import SOON_S, Scenario, Scenarios
 
 LIMIT = {"resources": {"timeout_min": 1}}
 LAST = 99  # index of the run that raises
@@ -26,43 +26,45 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture(scope="module")
 def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
-    made = Scenarios(slurm_cluster, tmp_path_factory.mktemp("results of scenarios"))
-    made.submitted(
+    scenarios = Scenarios(slurm_cluster, tmp_path_factory.mktemp("results of scenarios"))
+    scenarios.submit(
         "preempted",
         zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
         runs_per_job=3,
         slurm={"partition": "low"},
         resources={"cpus_per_task": slurm_cluster.cpus},
     )
-    made.submitted(
+    scenarios.submit(
         "warned",
         zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
         runs_per_job=3,
         **LIMIT,
     )
-    made.submitted(
+    scenarios.submit(
         "cancelled",
         zip={"index": [0, 1, 2], "until": ["go", "", ""]},
         slurm={"array_parallelism": 1},
     )
-    made.submitted("worker", zip={"index": [0, 1, 2], "until": ["", "never", ""]}, runs_per_job=3)
-    made.submitted("failing", grid={"do": ["raise", "kill_self", "measure"]}, runs_per_job=3)
-    made.submitted(
+    scenarios.submit("worker", zip={"index": [0, 1, 2], "until": ["", "never", ""]}, runs_per_job=3)
+    scenarios.submit("failing", grid={"do": ["raise", "kill_self", "measure"]}, runs_per_job=3)
+    scenarios.submit(
         "memory",
         grid={"do": ["measure", "eat_memory", "raise"]},
         runs_per_job=3,
         resources={"mem_gb": 1.5},
     )
-    made.submitted("gpu", grid={"index": [0]}, resources={"gpus_per_node": 1})
-    made.submitted(
+    scenarios.submit("gpu", grid={"index": [0]}, resources={"gpus_per_node": 1})
+    scenarios.submit(
         "nodes",
         benchmark="all_reduce",
         fixed={"backend": "gloo", "size_mb": 1, "world_size": 4, "samples": 5, "measure_s": 0.2},
         resources={"nodes": 2},
         launch={"nproc_per_node": 2},
     )
-    made.submitted("setup", grid={"index": [0, 1]}, slurm={"setup": ["# comment", "cat /nowhere"]})
-    array = made.new(
+    scenarios.submit(
+        "setup", grid={"index": [0, 1]}, slurm={"setup": ["# comment", "cat /nowhere"]}
+    )
+    array = scenarios.new(
         "array",
         cases=[
             {"grid": {"index": list(range(slurm_cluster.max_array_size + 1))}},
@@ -72,29 +74,29 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
     )
     done = array.submit_alone()
     assert done.returncode == 0, done.stdout
-    preempt(made.made["preempted"])
-    warn(made.made["warned"])
-    return made
+    preempt(scenarios["preempted"])
+    warn(scenarios["warned"])
+    return scenarios
 
 
 @pytest.fixture(scope="module")
 def limits(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
     """Those that wait for the shortest time limit that Slurm has, a minute."""
-    made = Scenarios(slurm_cluster, tmp_path_factory.mktemp("limits"))
-    made.submitted(
+    scenarios = Scenarios(slurm_cluster, tmp_path_factory.mktemp("limits"))
+    scenarios.submit(
         "limit",
         zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
         runs_per_job=3,
         **LIMIT,
     )
-    made.submitted("endless", fixed={"until": "never"}, grid={"index": [0]}, **LIMIT)
-    return made
+    scenarios.submit("endless", fixed={"until": "never"}, grid={"index": [0]}, **LIMIT)
+    return scenarios
 
 
 def preempt(scenario: Scenario) -> None:
     """Have a job of a higher partition take the node, once the first run is done."""
     scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
-    scenario.executing()
+    scenario.wait_until_executing()
     cpus = f"--cpus-per-task={scenario.cluster.cpus}"
     other = ("sbatch", "--partition=high", cpus, "--output=/dev/null", "--wrap=true")
     assert scenario.cluster.client(*other).returncode == 0
@@ -104,7 +106,7 @@ def warn(scenario: Scenario) -> None:
     """Send Slurm's warning of the time limit once the second run executes, and do not wait for the
     limit itself."""
     scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
-    scenario.executing()
+    scenario.wait_until_executing()
     (line,) = scenario.queue()
     scancel = scenario.cluster.client("scancel", "--signal=USR2", line.split()[0])
     assert scancel.returncode == 0, scancel.stderr
@@ -122,7 +124,7 @@ def states(status: dict[str, Any]) -> list[str]:
 
 
 def test_submitting_in_flight_submits_nothing_twice(scenarios: Scenarios) -> None:
-    scenario = scenarios.made["cancelled"]
+    scenario = scenarios["cancelled"]
     done = scenario.submit()
     assert done.returncode == 0
     assert "submitted 0 runs as 0 jobs" in done.stdout
@@ -131,17 +133,17 @@ def test_submitting_in_flight_submits_nothing_twice(scenarios: Scenarios) -> Non
 
 
 def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
-    scenario = scenarios.made["cancelled"]
-    scenario.executing()
+    scenario = scenarios["cancelled"]
+    scenario.wait_until_executing()
     assert states(scenario.status()) == ["running", "queued", "queued"]
-    done = scenario.alone(sys.executable, "-m", "jobs", "cancel", "out")
+    done = scenario.run_alone(sys.executable, "-m", "jobs", "cancel", "out")
     assert done.returncode == 0 and "cancelled 3 jobs" in done.stdout, done.stdout
     (record,) = scenario.finish()
     assert (record.status, record.params["index"]) == ("cancelled", 0)
     assert states(scenario.status()) == ["cancelled"] * 3
     assert scenario.call("jobs", "status", "out").returncode == 1
 
-    scenario.let("go")
+    scenario.release("go")
     done = scenario.submit()
     assert "submitted 3 runs as 3 jobs" in done.stdout
     scenario.finish()
@@ -153,9 +155,9 @@ def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
 
 def test_killed_worker(scenarios: Scenarios) -> None:
     """Slurm and the manifest tell of the runs that left no record."""
-    scenario = scenarios.made["worker"]
+    scenario = scenarios["worker"]
     scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
-    os.kill(scenario.executing()["pid"], signal.SIGKILL)
+    os.kill(scenario.wait_until_executing()["pid"], signal.SIGKILL)
     (record,) = scenario.finish()
     assert record.status == "ok"
     status = scenario.status()
@@ -170,7 +172,7 @@ def test_killed_worker(scenarios: Scenarios) -> None:
 
 def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
     """Slurm ends the whole job; the run that it was executing is the one to blame."""
-    scenario = scenarios.made["memory"]
+    scenario = scenarios["memory"]
     (record,) = scenario.finish()
     assert record.status == "ok"
     assert states(scenario.status()) == ["ok", "oom", "killed"]
@@ -178,18 +180,18 @@ def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
 
 def test_failing_runs(scenarios: Scenarios) -> None:
     """A run that raises and a run that is killed leave the next one alone."""
-    scenario = scenarios.made["failing"]
+    scenario = scenarios["failing"]
     raised, killed, measured = scenario.finish()
     assert raised.status == "error"
     assert raised.failure is not None and "told to raise" in (raised.failure.traceback or "")
     assert killed.status == "killed"
     assert killed.failure is not None and killed.failure.type == "SIGKILL"
     assert measured.status == "ok"
-    told = scenario.call("jobs", "logs", raised.run, "--in", "out")
-    assert "ValueError: run 0 was told to raise" in told.stdout
+    logs = scenario.call("jobs", "logs", raised.run, "--in", "out")
+    assert "ValueError: run 0 was told to raise" in logs.stdout
 
     replay = [sys.executable, "-m", "jobs", "replay", measured.run, "--in", "out"]
-    replayed = scenario.alone(*replay)
+    replayed = scenario.run_alone(*replay)
     assert replayed.returncode == 0, replayed.stdout
     assert "python -m jobs.submit" in replayed.stdout
 
@@ -204,13 +206,13 @@ def test_failing_runs(scenarios: Scenarios) -> None:
 
 def test_gpu_job_sees_its_gpu_alone(scenarios: Scenarios) -> None:
     """The cluster's GPUs are made up, so that torch sees none, and the run says which it had."""
-    (record,) = scenarios.made["gpu"].finish()
+    (record,) = scenarios["gpu"].finish()
     assert record.status == "error" and record.failure is not None
     assert re.search(r"given 1 GPUs \(CUDA_VISIBLE_DEVICES=[01]\)", record.failure.message)
 
 
 def test_two_nodes_of_two_processes(scenarios: Scenarios) -> None:
-    (record,) = scenarios.made["nodes"].finish()
+    (record,) = scenarios["nodes"].finish()
     assert record.status == "ok", record.failure
     assert record.measurements is not None
     assert len(record.measurements.samples_ms["latency"]) == 4
@@ -218,13 +220,13 @@ def test_two_nodes_of_two_processes(scenarios: Scenarios) -> None:
 
 
 def test_failing_setup_ends_the_job(scenarios: Scenarios) -> None:
-    scenario = scenarios.made["setup"]
+    scenario = scenarios["setup"]
     assert scenario.finish() == []
     status = scenario.status()
     assert states(status) == ["killed", "killed"]
     assert all("setup failed: cat /nowhere" in task["detail"] for task in status["tasks"])
-    told = scenario.call("jobs", "logs", status["tasks"][0]["run"], "--in", "out")
-    assert "No such file or directory" in told.stdout
+    logs = scenario.call("jobs", "logs", status["tasks"][0]["run"], "--in", "out")
+    assert "No such file or directory" in logs.stdout
 
 
 def test_unknown_partition(scenarios: Scenarios) -> None:
@@ -274,7 +276,7 @@ def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
 
 def test_array(scenarios: Scenarios) -> None:
     """In two arrays because of the cluster's MaxArraySize; four jobs at once, no more."""
-    scenario = scenarios.made["array"]
+    scenario = scenarios["array"]
     records = scenario.finish()
     assert len({record.slurm["array_job_id"] for record in records}) == 2
     jobs = scenarios.cluster.max_array_size + 2
@@ -288,49 +290,49 @@ def test_array(scenarios: Scenarios) -> None:
 
 def assert_requeued(records: list[Record]) -> None:
     """What was done stays done; the run that was cut short is repeated, and the rest follows."""
-    told = by_index(records)
-    statuses = {index: [record.status for record in told[index]] for index in told}
+    attempts = by_index(records)
+    statuses = {index: [record.status for record in attempts[index]] for index in attempts}
     assert statuses == {0: ["ok"], 1: ["preempted", "ok"], 2: ["ok"]}
-    assert "restart_count" not in told[0][0].slurm
-    assert told[1][1].slurm["restart_count"] == told[2][0].slurm["restart_count"] == "1"
+    assert "restart_count" not in attempts[0][0].slurm
+    assert attempts[1][1].slurm["restart_count"] == attempts[2][0].slurm["restart_count"] == "1"
 
 
 def test_warning_of_the_time_limit(scenarios: Scenarios) -> None:
-    assert_requeued(scenarios.made["warned"].finish())
+    assert_requeued(scenarios["warned"].finish())
 
 
 def test_preemption(scenarios: Scenarios) -> None:
     """A job that leaves in its time of grace has failed, in Slurm's eyes, unless it is requeued."""
-    assert_requeued(scenarios.made["preempted"].finish())
+    assert_requeued(scenarios["preempted"].finish())
 
 
 @pytest.mark.slow  # test_warning_of_the_time_limit: Slurm's warning; test_sbatch_text: its place
 def test_time_limit(limits: Scenarios) -> None:
-    assert_requeued(limits.made["limit"].finish())
+    assert_requeued(limits["limit"].finish())
 
 
 @pytest.mark.slow  # test_preempted_then_over_the_limit_then_done: what the worker makes of it
 def test_run_that_never_fits_the_limit(limits: Scenarios) -> None:
-    (record,) = limits.made["endless"].finish()
+    (record,) = limits["endless"].finish()
     assert record.status == "timeout"
     assert record.failure is not None and "limit of 1 min" in record.failure.message
 
 
 def test_restarted_controller(scenarios: Scenarios) -> None:
     cluster = scenarios.cluster
-    scenario = scenarios.submitted(
+    scenario = scenarios.submit(
         "restart", zip={"index": [0, 1], "until": ["down", "up"]}, runs_per_job=2
     )
-    scenario.executing()
+    scenario.wait_until_executing()
     cluster.stop_controller()
     try:
         status = scenario.status()
         assert any("Slurm does not answer" in note for note in status["notes"])
         assert states(status) == ["running", "queued"]
-        scenario.let("down")
+        scenario.release("down")
         cluster.wait_for(scenario.records, SOON_S, "the first run to end without a controller")
     finally:
         cluster.start_controller()
-    scenario.let("up")
+    scenario.release("up")
     assert [record.status for record in scenario.finish()] == ["ok", "ok"]
     assert states(scenario.status()) == ["ok", "ok"]

@@ -11,7 +11,7 @@ from jobs.launch.slurm import Array, arrays, sbatch_texts
 from jobs.results.manifest import Job, Manifest
 from jobs.run import Shape
 from jobs.sweep.schema import Sweep
-from tests.harness import ROOT, call
+from tests.jobs.harness import ROOT, call
 
 
 def manifest(folder: Path, jobs: list[Job], **slurm: object) -> Manifest:

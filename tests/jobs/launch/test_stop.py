@@ -14,22 +14,22 @@ from typing import Any
 from jobs.launch.folder_lock import LOCK
 from jobs.results.manifest import Manifest
 from jobs.worker.environment import job_environment
-from tests.harness import (
+from tests.jobs.harness import (
     PATIENCE_S,
     ROOT,
     alive,
     await_true,
     call,
-    heed_signals,
-    only,
+    only_record,
     parent_of,
     records,
+    restore_signals,
     run,
     start,
     statuses,
     waiting_sweep,
+    write_submission,
     write_sweep,
-    written,
 )
 
 # What executors.WorkerTask.checkpoint does, without Slurm.
@@ -57,7 +57,7 @@ def start_warned(manifest: Manifest, reason: str) -> subprocess.Popen[bytes]:
 
 def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
     sweep, fifo = waiting_sweep(tmp_path)
-    manifest = written(sweep, tmp_path / "out")
+    manifest = write_submission(sweep, tmp_path / "out")
     for reason in ("preempted", "limit"):
         worker = start_warned(manifest, reason)
         waiting, child = fifo.pids()
@@ -113,7 +113,7 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
     await_true(lambda: not list(temporary.iterdir()), "its scratch folder was removed")
     assert statuses(out)["ok0"] == "ok" and statuses(out)["ok1"] == "killed"
 
-    fifo.open()
+    fifo.release()
     assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
     found = [(r.params["what"], r.params["tag"], r.attempt, r.status) for r in records(out)]
     assert found == [
@@ -134,19 +134,19 @@ def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) ->
         {"what": "kill_worker", "artifact": "trace"},
         {"what": "ok", "tag": 1},
     ]
-    manifest = written(write_sweep(tmp_path, cases), tmp_path / "out")
+    manifest = write_submission(write_sweep(tmp_path, cases), tmp_path / "out")
     codes = [run("jobs.worker", manifest.path, "0").returncode for _ in range(3)]
     assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
     found = [(r.params["what"], r.status) for r in records(manifest.folder)]
     assert found == [("ok", "ok"), ("kill_worker", "killed"), ("ok", "ok")]
-    record = only(manifest.folder, what="kill_worker")
+    record = only_record(manifest.folder, what="kill_worker")
     assert record.failure is not None and record.failure.type == "WorkerDied"
     assert "died 2 times" in record.failure.message
     # What a dead worker left is not taken for the next attempt's, and is not forgotten.
     assert record.artifacts is None
-    told = call("jobs", "logs", record.run, "--in", manifest.folder).stdout
+    logs = call("jobs", "logs", record.run, "--in", manifest.folder).stdout
     for attempt in (1, 2):
-        assert f"# it left files in {manifest.artifacts(record.run, 0, attempt)}\n" in told
+        assert f"# it left files in {manifest.artifacts(record.run, 0, attempt)}\n" in logs
 
 
 # ---- the terminal is closed ----------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_closing_the_terminal_stops_the_queue_in_order(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
 
     def own_the_terminal() -> None:
-        heed_signals()
+        restore_signals()
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
@@ -203,7 +203,7 @@ def test_a_folder_has_one_queue_at_a_time(tmp_path: Path) -> None:
         assert f"{out} is in use by process {first.pid} on {os.uname().nodename}" in second.stdout
         assert str(sweep) in second.stdout and "--force" in second.stdout
     assert len(records(out)) == 1
-    fifo.open()
+    fifo.release()
     forced = call("jobs.submit", sweep, "--local", "--out", out, "--force")
     assert forced.returncode == 0 and "3 ok" in forced.stdout
     first.terminate()

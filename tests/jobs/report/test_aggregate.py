@@ -19,7 +19,7 @@ from jobs.report.results import list_results
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot
 from tests.benchmarks import toy
-from tests.results_folder import CPU, GRID, TOY, ResultsFolder, load, ok, write
+from tests.jobs.results_folder import CPU, GRID, TOY, ResultsFolder, load, ok, write
 
 ROOT = Path(__file__).parents[3]
 

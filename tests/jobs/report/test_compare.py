@@ -18,8 +18,8 @@ from jobs.processes import ProcessHandle
 from jobs.report.compare import MIN_SAMPLES, bootstrap_ratio, compare, verdict
 from jobs.results.manifest import write_handles
 from jobs.results.run_states import observe
-from tests.harness import call
-from tests.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
+from tests.jobs.harness import call
+from tests.jobs.results_folder import CPU, TOY, Outcome, ResultsFolder, failed, load, ok
 
 ROOT = Path(__file__).parents[3]
 Fate = Callable[[dict[str, Any], int], Outcome]
@@ -195,8 +195,8 @@ def test_the_slowest_rank_is_compared(tmp_path: Path) -> None:
     fast, slow = noise(1.0, seed=1), noise(2.0, seed=2)
 
     def ranks(*lists: list[float]) -> Fate:
-        told = {"status": "ok", "measurements": {"samples_ms": {"forward": list(lists)}}}
-        return lambda params, repeat: told
+        outcome = {"status": "ok", "measurements": {"samples_ms": {"forward": list(lists)}}}
+        return lambda params, repeat: outcome
 
     pair.fill(ranks(fast, slow), ranks(slow, fast))
     assert pair.verdicts() == {(1, "forward"): "same"}

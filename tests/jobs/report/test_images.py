@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.report.test_aggregate import cli
-from tests.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
+from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
 
 ROOT = Path(__file__).parents[3]
 PNG = b"\x89PNG of "
@@ -50,8 +50,8 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
         size, mode = params["size"], params["mode"]
         if mode == "exact":
             return ok(1.0)
-        told = ok(1.0) if size == 1 else failed("oom", memory="gpu")
-        return told | run_images.left(f"run-{size}", f"size {size}", "memory.png", "trace.json")
+        outcome = ok(1.0) if size == 1 else failed("oom", memory="gpu")
+        return outcome | run_images.left(f"run-{size}", f"size {size}", "memory.png", "trace.json")
 
     run_images.folder.submit(load(tmp_path, TOY + text + plots), outcome)
     page, images = tmp_path / "results" / "toy.md", tmp_path / "results" / "toy"
@@ -81,9 +81,9 @@ def test_images_of_one_name_do_not_replace_each_other(
 
     run_images.folder.submit(load(tmp_path, TOY + text + plots), outcome)
     _, out, _ = cli(run_images.folder.path, "--plot", tmp_path / "p")
-    told = {title: (tmp_path / path).read_bytes() for title, path in links(out).items()}
-    assert told.pop("line: time (ms)").startswith(b"\x89PNG\r\n")
-    assert {title: content.removeprefix(PNG) for title, content in told.items()} == {
+    pictures = {title: (tmp_path / path).read_bytes() for title, path in links(out).items()}
+    assert pictures.pop("line: time (ms)").startswith(b"\x89PNG\r\n")
+    assert {title: content.removeprefix(PNG) for title, content in pictures.items()} == {
         "line, label a/b, repeat 0": b"True-0",
         "line, label a/b, repeat 1": b"True-1",
         "line, label a:b, repeat 0": b"False-0",

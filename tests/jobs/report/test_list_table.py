@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.results_folder import (
+from tests.jobs.results_folder import (
     CPU,
     TOY,
     Outcome,

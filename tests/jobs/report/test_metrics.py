@@ -17,7 +17,7 @@ from jobs.report.statistics import statistic
 from jobs.results.record import Measurements
 from systems import accounting
 from tests.benchmarks import toy
-from tests.results_folder import (
+from tests.jobs.results_folder import (
     CPU,
     GIB,
     H200,

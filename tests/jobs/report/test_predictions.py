@@ -10,7 +10,17 @@ import pytest
 
 from jobs.errors import TableError
 from tests.benchmarks import toy
-from tests.results_folder import GIB, GRID, TOY, Outcome, ResultsFolder, failed, load, ok, table
+from tests.jobs.results_folder import (
+    GIB,
+    GRID,
+    TOY,
+    Outcome,
+    ResultsFolder,
+    failed,
+    load,
+    ok,
+    table,
+)
 
 
 def predicts(monkeypatch: pytest.MonkeyPatch, predict: Callable[[toy.Params], Any]) -> None:

@@ -14,7 +14,7 @@ from jobs.report.results import list_results
 from jobs.results.run_states import observe
 from jobs.sweep.expand import expand
 from tests.benchmarks import toy
-from tests.results_folder import TOY, ResultsFolder, errors, load, ok, write
+from tests.jobs.results_folder import TOY, ResultsFolder, errors, load, ok, write
 
 H800 = "report-b, NVIDIA H800 PCIe"
 
@@ -162,14 +162,16 @@ def test_a_figure_that_is_not_there_is_none() -> None:
 def test_what_is_wrong_is_told_before_anything_runs(
     tmp_path: Path, source: str, place: str, words: str
 ) -> None:
-    told = errors(write(tmp_path, TOY + "fixed: {size: 1}\n" + beside("size", source)))
-    assert any(line.startswith(f"sweep.yaml:{place}: ") and words in line for line in told), told
+    problems = errors(write(tmp_path, TOY + "fixed: {size: 1}\n" + beside("size", source)))
+    assert any(line.startswith(f"sweep.yaml:{place}: ") and words in line for line in problems), (
+        problems
+    )
 
 
 def test_several_figures_for_one_row_are_told_before_anything_runs(tmp_path: Path) -> None:
-    (told,) = errors(write(tmp_path, TOY + TRANSFORMER.replace(", mode: eager}", "}")))
-    assert told.startswith("sweep.yaml:11:9: transformer.csv has 2 rows of report-b")
-    assert "which differ in mode (eager, compiled)" in told
+    (problem,) = errors(write(tmp_path, TOY + TRANSFORMER.replace(", mode: eager}", "}")))
+    assert problem.startswith("sweep.yaml:11:9: transformer.csv has 2 rows of report-b")
+    assert "which differ in mode (eager, compiled)" in problem
 
 
 def test_only_the_runs_that_a_table_shows_must_have_one_figure(tmp_path: Path) -> None:
@@ -180,8 +182,8 @@ def test_only_the_runs_that_a_table_shows_must_have_one_figure(tmp_path: Path) -
     shown = text.replace("rows: [model]", "rows: [model]\n    where: model == tiny")
     for where in ("model == tiny", "size == 9"):
         assert expand(load(tmp_path, TOY + shown.replace("model == tiny", where))).runs
-    (told,) = errors(write(tmp_path, TOY + shown), filter="model == xl")
-    assert "the sweep has no runs" in told
+    (problem,) = errors(write(tmp_path, TOY + shown), filter="model == xl")
+    assert "the sweep has no runs" in problem
 
 
 def test_every_file_is_told_of() -> None:

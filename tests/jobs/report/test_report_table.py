@@ -12,7 +12,7 @@ from pydantic import Field
 
 from jobs.status import Status
 from tests.benchmarks import toy
-from tests.results_folder import (
+from tests.jobs.results_folder import (
     GIB,
     GRID,
     H200,

@@ -10,7 +10,7 @@ import pytest
 from jobs.errors import TableError
 from jobs.report.report_table import ReportTable
 from jobs.sweep.expand import expand
-from tests.results_folder import (
+from tests.jobs.results_folder import (
     GIB,
     TOY,
     Outcome,
@@ -59,7 +59,7 @@ MISSING = 'value("time", phase="forward", size=4, mode="fast")'
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (f"{{{{ {FAST} }}}}", "4.000"),
         (f"{{{{ {FAST} | n }}}} ms", "4.000 ms"),
@@ -85,8 +85,8 @@ MISSING = 'value("time", phase="forward", size=4, mode="fast")'
         ),
     ],
 )
-def test_numbers_are_those_of_the_records(folder: ResultsFolder, text: str, told: str) -> None:
-    assert table(folder, text).text == told
+def test_numbers_are_those_of_the_records(folder: ResultsFolder, text: str, expected: str) -> None:
+    assert table(folder, text).text == expected
 
 
 USES = [
@@ -192,9 +192,9 @@ def test_what_can_be_told_without_records_is_told_before_anything_runs(
     tmp_path: Path, text: str, words: str
 ) -> None:
     sweep = TOY + f'fixed: {{size: 1}}\ntables:\n  - name: t\n    text: "{text}"\n'
-    (told,) = errors(write(tmp_path, sweep))
-    assert told.startswith("sweep.yaml:6:11: ")
-    assert words in told
+    (problem,) = errors(write(tmp_path, sweep))
+    assert problem.startswith("sweep.yaml:6:11: ")
+    assert words in problem
 
 
 @pytest.mark.parametrize(
@@ -218,11 +218,11 @@ def test_what_can_be_told_without_records_is_told_before_anything_runs(
 def test_a_call_that_cannot_be_right_is_told_before_anything_runs(
     tmp_path: Path, text: str, words: str
 ) -> None:
-    (told,) = errors(
+    (problem,) = errors(
         write(tmp_path, TOY + f'fixed: {{size: 1}}\ntables: [{{name: t, text: "{text}"}}]\n')
     )
-    assert told.startswith("sweep.yaml:4:26: text: ")
-    assert words in told
+    assert problem.startswith("sweep.yaml:4:26: text: ")
+    assert words in problem
 
 
 def test_what_a_call_takes_from_elsewhere_is_not_judged_before_it_is_there(tmp_path: Path) -> None:
@@ -246,8 +246,8 @@ def test_a_phase_that_nothing_measured_is_told_to_who_makes_the_report(
 def test_a_text_that_fits_several_runs_is_told_before_anything_runs(tmp_path: Path) -> None:
     text = "{{ value('time', 'forward', size=1) }}\\n\\n{{ state(size=1, mode='fast') }}"
     sweep = TOY + GRID + f'tables:\n  - name: t\n    text: "{text}"\n'
-    (told,) = errors(write(tmp_path, sweep))
-    assert told == (
+    (problem,) = errors(write(tmp_path, sweep))
+    assert problem == (
         "sweep.yaml:6:11: text: line 1: value(): 2 runs have size=1; "
         "they differ in mode: fast, exact"
     )

@@ -25,7 +25,7 @@ from jobs.sweep.schema import Sweep
 from jobs.sweep.strict_yaml import Document
 from systems.benchmark import BenchmarkParams
 from tests.benchmarks import toy
-from tests.results_folder import load, params_of, write
+from tests.jobs.results_folder import load, params_of, write
 
 ROOT = Path(__file__).parents[3]
 NAME = "tests.benchmarks.toy"
@@ -245,8 +245,8 @@ def test_ids_are_those_of_the_first_release() -> None:
 
 def test_what_equals_the_default_is_left_out_of_the_id(tmp_path: Path) -> None:
     plain = expand(load(tmp_path, TOY + "fixed: {size: 1}\n")).runs
-    told = "fixed: {size: 1, mode: fast, scale: 1, window: null, causal: false, label: ''}\n"
-    assert expand(load(tmp_path, TOY + told)).runs == plain
+    defaults = "fixed: {size: 1, mode: fast, scale: 1, window: null, causal: false, label: ''}\n"
+    assert expand(load(tmp_path, TOY + defaults)).runs == plain
 
 
 def test_a_new_parameter_with_a_default_keeps_ids_and_a_new_version_does_not(

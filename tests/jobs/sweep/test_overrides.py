@@ -9,7 +9,7 @@ import pytest
 from jobs.errors import InputError
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
-from tests.results_folder import TOY, errors, load, params_of, write
+from tests.jobs.results_folder import TOY, errors, load, params_of, write
 
 # ---- base ----------------------------------------------------------------------------------------
 
@@ -57,8 +57,8 @@ def test_a_childs_parameter_replaces_the_bases_whatever_the_section(
 
 def test_an_error_inherited_has_the_place_in_the_base(tmp_path: Path) -> None:
     write(tmp_path, TOY + "fixed: {size: 1}\ngrid:\n  mode: [fsat]\n  sise: [1]\n", "base.yaml")
-    told = errors(write(tmp_path, "base: base.yaml\nrepeats: no\n"))
-    assert [line.split(" ")[0] for line in told] == [
+    problems = errors(write(tmp_path, "base: base.yaml\nrepeats: no\n"))
+    assert [line.split(" ")[0] for line in problems] == [
         "base.yaml:5:10:", "base.yaml:6:3:", "sweep.yaml:2:10:",
     ]  # fmt: skip
 
@@ -85,8 +85,8 @@ def test_base_errors(tmp_path: Path) -> None:
         ("[a]", "2:7: base: given ['a'], expected a file name"),
         ("list.yaml", "list.yaml:1:1: expected a mapping"),
     ):
-        told = errors(write(folder, f"name: a\nbase: {base}\n"))
-        assert any(words in line for line in told), told
+        problems = errors(write(folder, f"name: a\nbase: {base}\n"))
+        assert any(words in line for line in problems), problems
 
 
 def test_base_is_relative_to_the_file_that_names_it(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_cluster_file_holds_nothing_else_and_may_be_empty(tmp_path: Path) -> Non
     assert first.startswith("cluster.yaml:1:1: 'slrum' does not belong in a cluster file; did you")
     assert second.startswith("cluster.yaml:2:9: unknown key 'partitoin'; did you mean 'partition'")
     load_sweep(sweep, cluster=write(tmp_path, "# nothing yet\n", "empty.yaml"))
-    (told,) = errors(sweep, cluster=write(tmp_path, "- 1\n", "list.yaml"))
-    assert told.startswith("list.yaml:1:1: expected a mapping")
+    (problem,) = errors(sweep, cluster=write(tmp_path, "- 1\n", "list.yaml"))
+    assert problem.startswith("list.yaml:1:1: expected a mapping")
 
 
 # ---- overrides -----------------------------------------------------------------------------------
@@ -204,10 +204,10 @@ def test_an_override_of_the_benchmark_brings_its_parameters(tmp_path: Path) -> N
 )
 def test_an_override_meets_the_checks_of_a_file(tmp_path: Path, argument: str, words: str) -> None:
     text = "grid: {size: [1, 2]}\ncases: [{fixed: {mode: fast}}]\n"
-    told = errors(write(tmp_path, TOY + text), argument)
-    assert len(told) == 1, told
-    assert words in told[0]
-    assert told[0].startswith("command line: " + argument) or "window" in words
+    problems = errors(write(tmp_path, TOY + text), argument)
+    assert len(problems) == 1, problems
+    assert words in problems[0]
+    assert problems[0].startswith("command line: " + argument) or "window" in words
 
 
 def test_overrides_of_a_broken_file_only_add_errors(tmp_path: Path) -> None:

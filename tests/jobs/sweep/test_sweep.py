@@ -1,4 +1,4 @@
-"""Sweep files: what they inherit, what overrides them, and every error at once with its place."""
+"""Errors of sweep files: all at once, each with its place."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from jobs.errors import InputError
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
 from tests.benchmarks import toy
-from tests.harness import call
-from tests.results_folder import TOY, errors, load, params_of, write
+from tests.jobs.results_folder import TOY, errors, load, params_of, write
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
 ONE = "fixed: {size: 1}\n"  # the only run of a sweep
@@ -52,7 +51,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         resources: {nodes: $rank}
         """,
     )
-    told = errors(path)
+    problems = errors(path)
     expected = [
         ("sweep.yaml:1:7: ", "name: given 'many errors', expected text of the form"),
         ("sweep.yaml:3:1: ", "unknown key 'fixd'; did you mean 'fixed'?"),
@@ -69,8 +68,12 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         ("sweep.yaml:20:20: ", "nodes: '$rank' names no parameter; did you mean 'ranks'?"),
     ]
     for place, words in expected:
-        assert any(line.startswith(place) and words in line for line in told), (place, words, told)
-    assert len(told) == len({place for place, _ in expected})  # and nothing else
+        assert any(line.startswith(place) and words in line for line in problems), (
+            place,
+            words,
+            problems,
+        )
+    assert len(problems) == len({place for place, _ in expected})  # and nothing else
 
 
 @pytest.mark.parametrize(
@@ -162,23 +165,25 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
     ],
 )
 def test_one_error_with_its_place(tmp_path: Path, text: str, place: str, words: str) -> None:
-    (told,) = toy_errors(tmp_path, text + "\n")
-    assert told.startswith(f"sweep.yaml:{place}: "), told
-    assert words in told
+    (problem,) = toy_errors(tmp_path, text + "\n")
+    assert problem.startswith(f"sweep.yaml:{place}: "), problem
+    assert words in problem
 
 
 def test_a_phase_that_stands_twice_would_count_its_samples_twice(tmp_path: Path) -> None:
-    told = toy_errors(tmp_path, ONE + "tables: [{name: t, phase: [forward, backward, forward]}]\n")
-    assert told == ["sweep.yaml:4:47: phase: 'forward' is listed twice"]
+    problems = toy_errors(
+        tmp_path, ONE + "tables: [{name: t, phase: [forward, backward, forward]}]\n"
+    )
+    assert problems == ["sweep.yaml:4:47: phase: 'forward' is listed twice"]
 
 
 def test_a_wrong_key_among_several_forms(tmp_path: Path) -> None:
-    told = toy_errors(tmp_path, "fixed: {size: 1}\norder: {shufle: 1}\n")
-    assert any("4:9: unknown key 'shufle'; did you mean 'shuffle'" in line for line in told)
+    problems = toy_errors(tmp_path, "fixed: {size: 1}\norder: {shufle: 1}\n")
+    assert any("4:9: unknown key 'shufle'; did you mean 'shuffle'" in line for line in problems)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"", "sweep.yaml:1:1: the file is empty"),
         (b"# nothing\n", "sweep.yaml:1:1: the file is empty"),
@@ -190,10 +195,10 @@ def test_a_wrong_key_among_several_forms(tmp_path: Path) -> None:
         (b"name: [1\nb: 2\n", "sweep.yaml:2:2: not valid YAML"),
     ],
 )
-def test_a_file_that_is_no_sweep(tmp_path: Path, content: bytes, told: str) -> None:
+def test_a_file_that_is_no_sweep(tmp_path: Path, content: bytes, expected: str) -> None:
     (tmp_path / "sweep.yaml").write_bytes(content)
     (line,) = errors(tmp_path / "sweep.yaml")
-    assert line.startswith(told)
+    assert line.startswith(expected)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -227,19 +232,19 @@ def test_a_stock_sweep_is_found_from_any_folder_after_a_file_of_ones_own(
     ],
 )
 def test_unknown_benchmark_names_those_that_exist(tmp_path: Path, name: str, words: str) -> None:
-    (told,) = errors(write(tmp_path, f"name: a\nbenchmark: {name}\n"))
-    assert told.startswith("sweep.yaml:2:12: ")
-    assert words in told
+    (problem,) = errors(write(tmp_path, f"name: a\nbenchmark: {name}\n"))
+    assert problem.startswith("sweep.yaml:2:12: ")
+    assert words in problem
 
 
 def test_a_trap_is_told_once_though_its_value_is_missing_too(tmp_path: Path) -> None:
-    (told,) = toy_errors(tmp_path, "grid: {size: [010, 1]}\n")
-    assert told.startswith("sweep.yaml:3:15: '010': YAML 1.1 reads a leading 0 as octal")
+    (problem,) = toy_errors(tmp_path, "grid: {size: [010, 1]}\n")
+    assert problem.startswith("sweep.yaml:3:15: '010': YAML 1.1 reads a leading 0 as octal")
 
 
 def test_a_combination_that_the_benchmark_refuses(tmp_path: Path) -> None:
-    (told,) = toy_errors(tmp_path, "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\n")
-    assert told == (
+    (problem,) = toy_errors(tmp_path, "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\n")
+    assert problem == (
         "sweep.yaml:4:3: the window is larger than the size (size=1 window=2 and 1 more)"
     )
 
@@ -254,8 +259,8 @@ def test_a_refused_combination_may_be_excluded(tmp_path: Path) -> None:
 
 
 def test_a_fields_own_validator_has_the_place_of_the_value(tmp_path: Path) -> None:
-    (told,) = toy_errors(tmp_path, "fixed: {size: 1}\ngrid:\n  label: [a, b c]\n")
-    assert told == "sweep.yaml:5:14: label: given 'b c', a label has no spaces"
+    (problem,) = toy_errors(tmp_path, "fixed: {size: 1}\ngrid:\n  label: [a, b c]\n")
+    assert problem == "sweep.yaml:5:14: label: given 'b c', a label has no spaces"
 
 
 def test_nothing_left_says_why(tmp_path: Path) -> None:
@@ -263,21 +268,21 @@ def test_nothing_left_says_why(tmp_path: Path) -> None:
     assert toy_errors(tmp_path, text, filter="size > 5") == [
         "--filter: the sweep has no runs (1 excluded, 2 filtered out); size takes [1, 2, 3]"
     ]
-    (told,) = toy_errors(tmp_path, "grid: {size: [1, 2]}\nexclude: [size > 0]\n")
-    assert told == "sweep.yaml:4:10: the sweep has no runs (2 excluded)"
+    (problem,) = toy_errors(tmp_path, "grid: {size: [1, 2]}\nexclude: [size > 0]\n")
+    assert problem == "sweep.yaml:4:10: the sweep has no runs (2 excluded)"
 
 
 def test_filter_is_checked_like_exclude(tmp_path: Path) -> None:
     for text, words in (("sise == 1", "'size'"), ("mode == fsat", "'fast'"), ("size", "compar")):
-        (told,) = toy_errors(tmp_path, "fixed: {size: 1}\n", filter=text)
-        assert told.startswith("--filter: ")
-        assert words in told
+        (problem,) = toy_errors(tmp_path, "fixed: {size: 1}\n", filter=text)
+        assert problem.startswith("--filter: ")
+        assert words in problem
 
 
 def test_where_without_order_is_told_before_anything_runs(tmp_path: Path) -> None:
     text = "fixed: {size: 1}\ntables: [{name: t, where: window > 5}]\n"
-    (told,) = toy_errors(tmp_path, text)
-    assert told.startswith("sweep.yaml:4:27: 'window > 5' compares None with 5")
+    (problem,) = toy_errors(tmp_path, text)
+    assert problem.startswith("sweep.yaml:4:27: 'window > 5' compares None with 5")
 
 
 def test_references_must_give_whole_numbers(tmp_path: Path) -> None:
@@ -291,15 +296,17 @@ def test_references_must_give_whole_numbers(tmp_path: Path) -> None:
 
 def test_overlapping_cases_of_other_shapes_are_an_error(tmp_path: Path) -> None:
     text = "fixed: {size: 1}\ncases:\n  - resources: {nodes: 1}\n  - resources: {nodes: 2}\n"
-    (told,) = toy_errors(tmp_path, text)
-    assert told.startswith("sweep.yaml:6:5: the same runs as in cases.0, but with other resources")
+    (problem,) = toy_errors(tmp_path, text)
+    assert problem.startswith(
+        "sweep.yaml:6:5: the same runs as in cases.0, but with other resources"
+    )
 
 
 def test_a_sweep_without_end_is_refused_at_once(tmp_path: Path) -> None:
     sizes = ", ".join(map(str, range(1, 1001)))
     text = f"grid:\n  size: [{sizes}]\n  window: [{sizes}]\n  ranks: [{sizes}]\n"
-    (told,) = toy_errors(tmp_path, text)
-    assert "1000000000 combinations x 1 repeats; at most 1000000" in told
+    (problem,) = toy_errors(tmp_path, text)
+    assert "1000000000 combinations x 1 repeats; at most 1000000" in problem
 
 
 def test_a_parameter_may_not_be_named_like_what_tables_show_of_a_record(
@@ -311,8 +318,8 @@ def test_a_parameter_may_not_be_named_like_what_tables_show_of_a_record(
         device: str = "cpu"
 
     monkeypatch.setattr(toy, "Params", Params)
-    told = toy_errors(tmp_path, "fixed: {size: 1}\ngrid: {device: [cpu, gpu]}\n")
-    assert told == [
+    problems = toy_errors(tmp_path, "fixed: {size: 1}\ngrid: {device: [cpu, gpu]}\n")
+    assert problems == [
         "sweep.yaml:2:12: tests.benchmarks.toy: no parameter may be named device: "
         "tables show it of a record"
     ]
@@ -326,61 +333,6 @@ def test_a_thousand_errors_fit_the_screen(tmp_path: Path) -> None:
     lines = str(caught.value).splitlines()
     assert len(lines) == 101
     assert lines[-1] == "… and 900 more errors"
-
-
-# ---- warnings ------------------------------------------------------------------------------------
-
-
-def warnings(folder: Path, text: str, *overrides: str) -> list[str]:
-    expansion = expand(load_sweep(write(folder, TOY + text), overrides))
-    return [str(warning).replace(f"{folder}/", "") for warning in expansion.warnings]
-
-
-def test_an_exclude_that_leaves_nothing_out_is_told(tmp_path: Path) -> None:
-    text = """\
-grid: {size: [1, 2, 3]}
-exclude:
-  - size > 2
-  - {size: 3, mode: fast}
-  - size > 3
-  - {mode: exact}
-"""
-    # Of two that leave out the same run both have an effect.
-    assert warnings(tmp_path, text) == [
-        "sweep.yaml:7:5: exclude: no run is like this",
-        "sweep.yaml:8:5: exclude: no run is like this",
-    ]
-    # Not where the command line took away what it was for.
-    assert warnings(tmp_path, text, "size=1") == ["sweep.yaml:8:5: exclude: no run is like this"]
-
-
-def test_a_run_that_is_left_out_need_not_have_an_order(tmp_path: Path) -> None:
-    text = "fixed: {size: 9}\ngrid: {window: [null, 4, 8]}\nexclude: [{window: null}, window > 5]\n"
-    assert params_of(load(tmp_path, TOY + text), "window") == [(4,)]
-    assert warnings(tmp_path, text) == []
-
-
-def test_a_list_that_every_case_replaces_is_told(tmp_path: Path) -> None:
-    text = """\
-grid: {size: [1, 2], mode: [fast, exact]}
-zip: {ranks: [1, 2]}
-cases:
-  - {fixed: {size: 3}, grid: {ranks: [1]}}
-  - {fixed: {size: 4, mode: fast, ranks: 2}}
-"""
-    assert warnings(tmp_path, text) == [
-        "sweep.yaml:3:8: grid: every case replaces 'size'",
-        "sweep.yaml:4:7: zip: every case replaces 'ranks'",
-    ]
-    assert warnings(tmp_path, text, "size=[5,6]") == warnings(tmp_path, text)[1:]
-
-
-@pytest.mark.parametrize("option", ["--dry-run", "--local"])
-def test_a_warning_is_said_and_stops_nothing(tmp_path: Path, option: str) -> None:
-    path = write(tmp_path, TOY + "fixed: {size: 1}\nexclude: [size > 1]\n")
-    done = call("jobs.submit", path, option, "--out", tmp_path / "out")
-    assert done.returncode == 0
-    assert f"warning: {path}:4:11: exclude: no run is like this\n" in done.stdout
 
 
 # ---- property ------------------------------------------------------------------------------------

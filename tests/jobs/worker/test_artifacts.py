@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from systems.benchmark import artifacts_folder
-from tests.harness import ROOT, call, left_by, only, records, run, write_sweep
+from tests.jobs.harness import ROOT, artifacts_of, call, only_record, records, run, write_sweep
 
 LEFT = {"trace": "a trace"}
 
@@ -34,22 +34,22 @@ def test_each_attempt_has_a_folder_of_its_own_whatever_its_status(out: Path) -> 
     assert sorted(record.status for record in leaving) == ["killed", "killed", "ok", "ok"]
     for record in leaving:
         assert record.artifacts == f"artifacts/{record.run}-{record.repeat}-{record.attempt}"
-        assert left_by(out, record) == LEFT
+        assert artifacts_of(out, record) == LEFT
 
 
 def test_a_run_that_leaves_nothing_has_no_folder(out: Path) -> None:
     silent = [record for record in records(out) if record.params["tag"] == 1]
     assert [record.artifacts for record in silent] == [None, None]
-    told = {record.artifacts for record in records(out) if record.artifacts}
-    assert {f"artifacts/{path.name}" for path in (out / "artifacts").iterdir()} == told
+    recorded = {record.artifacts for record in records(out) if record.artifacts}
+    assert {f"artifacts/{path.name}" for path in (out / "artifacts").iterdir()} == recorded
 
 
 def test_logs_says_where_they_are(out: Path) -> None:
     killed = next(record for record in records(out) if record.status == "killed")
     silent = next(record for record in records(out) if record.params["tag"] == 1)
-    told = run("jobs", "logs", killed.run, "--in", out).stdout
+    logs = run("jobs", "logs", killed.run, "--in", out).stdout
     folder = out / "artifacts" / f"{killed.run}-"
-    assert f"# it left files in {folder}" in told
+    assert f"# it left files in {folder}" in logs
     assert "left files" not in call("jobs", "logs", silent.run, "--in", out).stdout
 
 
@@ -57,12 +57,12 @@ def test_a_debug_run_and_its_replay_leave_files_too(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, [{"what": "raises", "artifact": "trace"}])
     here = tmp_path / "out"
     assert run("jobs.submit", sweep, "--debug", "--out", here).returncode == 1
-    first = only(here)
-    assert left_by(here, first) == LEFT
+    first = only_record(here)
+    assert artifacts_of(here, first) == LEFT
     assert run("jobs", "replay", first.run, "--in", here).returncode == 1
     replays = ROOT / "logs" / "replay"
     again = [record for record in records(replays) if record.run == first.run][-1]
-    assert left_by(replays, again) == LEFT
+    assert artifacts_of(replays, again) == LEFT
 
 
 def test_without_the_launcher_they_go_to_the_working_folder(

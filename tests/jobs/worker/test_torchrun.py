@@ -19,20 +19,20 @@ from jobs.worker.isolation import ForkServer
 from jobs.worker.nodes import lead
 from jobs.worker.outcome import AgentReport, NodeReport, Outcome, RankFailure, of_ranks
 from jobs.worker.run_process import Request
-from tests.harness import (
+from tests.jobs.harness import (
     LEAKS,
     PATIENCE_S,
     ROOT,
     Fifo,
     alive,
+    artifacts_of,
     await_true,
     facts,
-    left_by,
-    only,
+    only_record,
     records,
     start,
+    write_submission,
     write_sweep,
-    written,
 )
 
 TIMEOUT_S = 12  # for what hangs; two ranks start in it, without torch
@@ -106,7 +106,7 @@ class Ranks:
             "resources": {"nodes": 2, "gpus_per_node": 0},
             "timeout_s": LONG_S,
         }
-        manifest = written(write_sweep(self.nodes, cases, **shape), self.nodes, "slurm")
+        manifest = write_submission(write_sweep(self.nodes, cases, **shape), self.nodes, "slurm")
         leader, follower = start_nodes(manifest.path)
         pids = fifo.pids()
         os.kill(follower.pid, signal.SIGKILL)
@@ -142,14 +142,14 @@ def concluding(record: Record) -> float:
 
 @pytest.mark.parametrize("tag", [0, 1])
 def test_ok_has_times_and_memory_by_rank(here: Path, tag: int) -> None:
-    measurements = only(here, what="meet", tag=tag).measurements
+    measurements = only_record(here, what="meet", tag=tag).measurements
     assert measurements is not None
     assert [list(rank) for rank in measurements.samples_ms["call"]] == [[1.0, 1.0], [2.0, 2.0]]  # type: ignore[arg-type]
     assert measurements.peak_memory_bytes == {"call": [10, 11]}
 
 
 def test_the_rank_that_raised_is_named_and_not_the_one_that_lost_it(here: Path) -> None:
-    record = only(here, what="raises", rank=1)
+    record = only_record(here, what="raises", rank=1)
     assert record.status == "error" and record.failure is not None
     assert (record.failure.rank, record.failure.type) == (1, "ValueError")
     assert "in raises\n" in str(record.failure.traceback)
@@ -157,26 +157,26 @@ def test_the_rank_that_raised_is_named_and_not_the_one_that_lost_it(here: Path) 
 
 
 def test_ranks_that_do_not_heed_sigterm_do_not_delay_the_verdict(here: Path) -> None:
-    record = only(here, what="raises", rank=0)
+    record = only_record(here, what="raises", rank=0)
     assert record.failure is not None and record.failure.rank == 0
     assert concluding(record) < 25  # torchrun itself would wait 30 s for rank 1
 
 
 def test_a_rank_that_is_killed_is_named(here: Path) -> None:
-    record = only(here, what="sigkill")
+    record = only_record(here, what="sigkill")
     assert record.status == "killed" and record.failure is not None
     assert (record.failure.rank, record.failure.type) == (1, "SIGKILL")
     assert took(record) < LONG_S / 2
 
 
 def test_a_rank_that_leaves_with_exit_code_0_has_not_measured(here: Path) -> None:
-    record = only(here, what="os_exit")
+    record = only_record(here, what="os_exit")
     assert record.status == "error" and record.failure is not None
     assert (record.failure.rank, record.failure.type) == (1, "exit code 0")
 
 
 def test_a_hang_shows_where_every_rank_stands(here: Path) -> None:
-    record = only(here, what="hang_in_a_lock")
+    record = only_record(here, what="hang_in_a_lock")
     assert record.status == "timeout" and record.failure is not None
     ranks = str(record.failure.traceback).split("[rank 1]")
     assert ranks[0].startswith("[rank 0]") and "in barrier" in ranks[0]
@@ -185,7 +185,7 @@ def test_a_hang_shows_where_every_rank_stands(here: Path) -> None:
 
 
 def test_what_surrounds_the_submission_does_not_reach_the_ranks(here: Path) -> None:
-    environment = facts(only(here, what="meet", tag=0))["environment"]
+    environment = facts(only_record(here, what="meet", tag=0))["environment"]
     assert environment["RANK"] == "0" and environment["WORLD_SIZE"] == "2"
     assert environment["MASTER_PORT"] != "1" and environment["MASTER_ADDR"] != "10.0.0.1"
     assert environment["TORCHELASTIC_RUN_ID"] != "another"
@@ -194,10 +194,10 @@ def test_what_surrounds_the_submission_does_not_reach_the_ranks(here: Path) -> N
 
 def test_the_ranks_of_a_run_leave_files_in_one_folder(here: Path, nodes: Path) -> None:
     for out, record in (
-        (here, only(here, what="raises", rank=1)),
-        (nodes, only(nodes, tag=0, what="ok")),
+        (here, only_record(here, what="raises", rank=1)),
+        (nodes, only_record(nodes, tag=0, what="ok")),
     ):
-        assert left_by(out, record) == {"trace0": "a trace", "trace1": "a trace"}
+        assert artifacts_of(out, record) == {"trace0": "a trace", "trace1": "a trace"}
 
 
 def test_nothing_stays_in_the_temporary_folder(ranks: Ranks) -> None:
@@ -205,7 +205,7 @@ def test_nothing_stays_in_the_temporary_folder(ranks: Ranks) -> None:
 
 
 def test_runs_at_once_do_not_meet(here: Path) -> None:
-    first, second = (only(here, what="meet", tag=tag) for tag in (0, 1))
+    first, second = (only_record(here, what="meet", tag=tag) for tag in (0, 1))
     assert first.job != second.job
     ports = {facts(record)["environment"]["MASTER_PORT"] for record in (first, second)}
     assert len(ports) == 2
@@ -215,28 +215,28 @@ def test_runs_at_once_do_not_meet(here: Path) -> None:
 
 
 def test_two_nodes_measure_together_by_the_first_ones_address(nodes: Path) -> None:
-    assert facts(only(nodes, what="ok"))["environment"]["MASTER_ADDR"] == "127.0.0.2"
-    measurements = only(nodes, what="ok").measurements
+    assert facts(only_record(nodes, what="ok"))["environment"]["MASTER_ADDR"] == "127.0.0.2"
+    measurements = only_record(nodes, what="ok").measurements
     assert measurements is not None
     assert [list(rank) for rank in measurements.samples_ms["call"]] == [[1.0, 1.0], [2.0, 2.0]]  # type: ignore[arg-type]
 
 
 def test_a_failure_on_another_node_is_told_with_its_rank(nodes: Path) -> None:
-    record = only(nodes, what="raises")
+    record = only_record(nodes, what="raises")
     assert record.failure is not None and (record.failure.rank, record.status) == (1, "error")
     assert "in raises\n" in str(record.failure.traceback)
     assert concluding(record) < 25
 
 
 def test_a_hang_shows_the_stacks_of_every_node(nodes: Path) -> None:
-    record = only(nodes, what="hang_in_a_lock")
+    record = only_record(nodes, what="hang_in_a_lock")
     assert record.status == "timeout" and record.failure is not None
     assert "in hang_in_a_lock" in str(record.failure.traceback)
     assert "in barrier" in str(record.failure.traceback)
 
 
 def test_a_node_that_is_lost_ends_the_job(nodes: Path) -> None:
-    record = only(nodes, what="wait")
+    record = only_record(nodes, what="wait")
     assert record.status == "killed" and record.failure is not None
     assert record.failure.type == "NodeLost"
     assert [r.params["tag"] for r in records(nodes) if r.params["what"] == "ok"] == [0]
@@ -290,7 +290,7 @@ OK = Outcome(status=Status.ok, measuring=1.0, measurements={"samples_ms": {"a": 
 
 
 @pytest.mark.parametrize(
-    ("left_by", "status", "rank"),
+    ("reports", "status", "rank"),
     [
         # the first to raise, and torchrun's SIGTERM for the other
         ([node([left(1, 50.0)], [(0, -15), (1, 1)])], "error", 1),
@@ -317,8 +317,8 @@ OK = Outcome(status=Status.ok, measuring=1.0, measurements={"samples_ms": {"a": 
         ([node([OK, OK.model_copy(update={"rank": 1})], [])], "ok", None),
     ],
 )
-def test_which_rank_failed_first(left_by: list[NodeReport], status: str, rank: int | None) -> None:
-    outcome = of_ranks(left_by, expired=False, timeout_s=1.0, world_size=2)
+def test_which_rank_failed_first(reports: list[NodeReport], status: str, rank: int | None) -> None:
+    outcome = of_ranks(reports, expired=False, timeout_s=1.0, world_size=2)
     assert outcome.status == status
     assert (outcome.failure.rank if outcome.failure else None) == rank
 

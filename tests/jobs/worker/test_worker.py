@@ -19,7 +19,7 @@ from jobs.worker.fork_server import descendants
 from jobs.worker.isolation import ForkServer, ServerDied
 from jobs.worker.outcome import Outcome
 from jobs.worker.run_process import Request, execute, run_alone
-from tests.harness import (
+from tests.jobs.harness import (
     LEAKS,
     PATIENCE_S,
     ROOT,
@@ -27,11 +27,11 @@ from tests.harness import (
     await_true,
     call,
     facts,
-    only,
+    only_record,
     records,
     run,
+    write_submission,
     write_sweep,
-    written,
 )
 
 TRIVIAL = 12  # runs in a row that do nothing
@@ -103,7 +103,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Endings:
     return Endings(tmp_path_factory.mktemp("endings"))
 
 
-def told(record: Record) -> tuple[str, str, str]:
+def failure_of(record: Record) -> tuple[str, str, str]:
     assert record.failure is not None
     return record.failure.type, record.failure.message, record.failure.traceback or ""
 
@@ -121,7 +121,7 @@ def test_every_run_leaves_one_record_in_turn_and_the_command_fails(endings: Endi
 
 
 def test_an_exception_is_told_by_type_message_and_traceback(endings: Endings) -> None:
-    kind, message, traceback = told(endings.of("raises"))
+    kind, message, traceback = failure_of(endings.of("raises"))
     assert (kind, message) == ("ValueError", "the message [/red] of the exception")
     assert traceback.startswith("Traceback") and "in raises\n" in traceback
     assert message in (endings.out / str(endings.of("raises").log)).read_text()
@@ -129,23 +129,23 @@ def test_an_exception_is_told_by_type_message_and_traceback(endings: Endings) ->
 
 
 def test_an_exception_without_readable_text_is_told_too(endings: Endings) -> None:
-    assert told(endings.of("raise_unprintable"))[0] == "Unprintable"
-    assert told(endings.of("raise_undecodable"))[:2] == ("OSError", r"no such file: \udcff")
-    assert told(endings.of("raise_without_streams"))[:2] == ("ValueError", "said to nobody")
+    assert failure_of(endings.of("raise_unprintable"))[0] == "Unprintable"
+    assert failure_of(endings.of("raise_undecodable"))[:2] == ("OSError", r"no such file: \udcff")
+    assert failure_of(endings.of("raise_without_streams"))[:2] == ("ValueError", "said to nobody")
 
 
 def test_leaving_early_is_an_error_that_names_the_exit_code(endings: Endings) -> None:
-    assert told(endings.of("sys_exit"))[:2] == ("SystemExit", "3")
+    assert failure_of(endings.of("sys_exit"))[:2] == ("SystemExit", "3")
     for code in (0, 3):
-        kind, message, _ = told(endings.of("os_exit", code))
+        kind, message, _ = failure_of(endings.of("os_exit", code))
         assert (kind, f"exit code {code} before" in message) == (f"exit code {code}", True)
 
 
 def test_a_signal_is_named_and_a_crash_shows_its_stack(endings: Endings) -> None:
-    assert told(endings.of("sigkill"))[0] == "SIGKILL"
-    kind, _, traceback = told(endings.of("segfault"))
+    assert failure_of(endings.of("sigkill"))[0] == "SIGKILL"
+    kind, _, traceback = failure_of(endings.of("segfault"))
     assert kind == "SIGSEGV" and "Segmentation fault" in traceback and "in segfault" in traceback
-    kind, _, traceback = told(endings.of("abort"))
+    kind, _, traceback = failure_of(endings.of("abort"))
     assert kind == "SIGABRT" and "terminate called" in traceback
 
 
@@ -161,7 +161,7 @@ def test_a_hang_is_cut_at_its_timeout_and_shows_where(
     endings: Endings, what: str, where: str
 ) -> None:
     record = endings.of(what)
-    _, message, traceback = told(record)
+    _, message, traceback = failure_of(record)
     assert message == "took more than 1 s"
     assert f"in {where}" in traceback
     assert 1.0 <= record.finished_at - record.started_at < 30.0  # and not the sweep's 60 s
@@ -176,13 +176,13 @@ def test_out_of_memory_on_the_host(endings: Endings) -> None:
     for what in ("memory_error", "torch_memory_error"):
         failure = endings.of(what).failure
         assert failure is not None and failure.memory == "host"
-    assert told(endings.of("memory_error"))[0] == "MemoryError"
+    assert failure_of(endings.of("memory_error"))[0] == "MemoryError"
 
 
 def test_a_fact_that_is_no_fact_is_named(endings: Endings) -> None:
-    assert "facts.loss[1] is nan" in told(endings.of("nan"))[1]
-    assert "facts.loss is a torch.Tensor" in told(endings.of("tensor"))[1]
-    assert "surrogates" in told(endings.of("undecodable_fact"))[1]
+    assert "facts.loss[1] is nan" in failure_of(endings.of("nan"))[1]
+    assert "facts.loss is a torch.Tensor" in failure_of(endings.of("tensor"))[1]
+    assert "surrogates" in failure_of(endings.of("undecodable_fact"))[1]
 
 
 def test_many_facts_arrive_whole(endings: Endings) -> None:
@@ -193,7 +193,7 @@ def test_many_facts_arrive_whole(endings: Endings) -> None:
 def test_much_output_is_kept_in_the_log_and_not_in_the_record(endings: Endings) -> None:
     record = endings.of("be_chatty")
     assert (endings.out / str(record.log)).stat().st_size > 20 * 10**6
-    assert len(told(record)[2]) <= 2000
+    assert len(failure_of(record)[2]) <= 2000
 
 
 def test_no_process_outlives_its_run(endings: Endings) -> None:
@@ -264,15 +264,15 @@ def test_the_kernels_kill_for_want_of_memory_is_oom_and_spares_the_worker(
     memory_cgroup: Path, tmp_path: Path
 ) -> None:
     cases: list[dict[str, Any]] = [{"what": "fill_memory"}, {"what": "ok"}, {"what": "sigkill"}]
-    manifest = written(write_sweep(tmp_path, cases), tmp_path / "out")
+    manifest = write_submission(write_sweep(tmp_path, cases), tmp_path / "out")
     command = f'echo $$ > "{memory_cgroup}/cgroup.procs"; exec "$@"'
     worker = [sys.executable, "-m", "jobs.worker", str(manifest.path), "0"]
     subprocess.run(["sh", "-c", command, "sh", *worker], cwd=ROOT, check=True)
-    filled = only(manifest.folder, what="fill_memory")
+    filled = only_record(manifest.folder, what="fill_memory")
     assert filled.status == "oom" and filled.failure is not None
     assert filled.failure.memory == "host" and "memory cgroup" in filled.failure.message
-    assert only(manifest.folder, what="ok").status == "ok"
-    assert only(manifest.folder, what="sigkill").status == "killed"  # that one was no oom
+    assert only_record(manifest.folder, what="ok").status == "ok"
+    assert only_record(manifest.folder, what="sigkill").status == "killed"  # that one was no oom
 
 
 # ---- the pieces ----------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_no_process_imports_torch_for_benchmarks_that_preload_something_else(
     ]
     sweep, out = write_sweep(tmp_path, cases), tmp_path / "out"
     assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
-    assert facts(only(out, size=1))["preloaded"] is True
+    assert facts(only_record(out, size=1))["preloaded"] is True
     for record in records(out):
         assert facts(record)["torch"] is False
         assert record.environment["loaded"] == {}

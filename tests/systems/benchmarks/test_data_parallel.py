@@ -1,6 +1,6 @@
 """The benchmark of data parallel training on two ranks: its facts, and what its check finds.
 
-A function that takes `Here` first is a case: every rank runs it.
+A function that takes `RankContext` first is a case: every rank runs it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from systems.parallel import NaiveDDP, OverlappedDDP
 from systems.training.parallel_check import CHECK_STEPS, TOLERANCE, check_parallel
 from systems.training.parallel_timing import exposed_facts, step_facts
 from systems.training.parallel_training import ParallelTraining, rank_batch
-from tests.ranks import Here, two_ranks, world
+from tests.systems.parallel.ranks import RankContext, two_ranks
 
 STRATEGIES = ["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
 
@@ -35,32 +35,25 @@ def params(strategy: str = "naive", **given) -> Params:
     return Params(**{**tiny, **buckets, "strategy": strategy, **given})
 
 
-@pytest.fixture(scope="module")
-def ranks(request):
-    backend, world_size = request.param
-    with world(backend, world_size) as started:
-        yield started
-
-
-def on(here: Here, strategy: str, **given) -> Params:
-    return params(strategy, backend="gloo" if here.device.type == "cpu" else "nccl", **given)
+def on(here: RankContext, strategy: str, **given) -> Params:
+    return params(strategy, backend=here.backend, **given)
 
 
 # ---- cases ---------------------------------------------------------------------------------------
 
 
-def every_strategy_is_measured(here: Here, folder: str) -> None:
+def every_strategy_is_measured(here: RankContext, folder: str) -> None:
     for strategy in STRATEGIES:
         os.environ["RUN_ARTIFACTS"] = f"{folder}/{strategy}"
         beside = {"beside": "naive"} if strategy == "overlapped" else {}
-        told = measure(on(here, strategy, **beside), here.device)
-        samples, facts = told["samples_ms"], told["facts"]
+        measured = measure(on(here, strategy, **beside), here.device)
+        samples, facts = measured["samples_ms"], measured["facts"]
         assert [len(samples[name]) for name in ("train_step", "alone")] == [3, 3]
         for whole, exposed in zip(samples["communication"], samples["exposed"], strict=True):
             assert 0 <= exposed <= whole and whole > 0, strategy
         assert len(facts["by_rank"]) == here.world_size
         assert 0 <= facts["overlap_share"] <= 1
-        assert told["tokens"] == {"train_step": 16}
+        assert measured["tokens"] == {"train_step": 16}
         assert set(facts["error"]) == {"loss", "gradient", "weights"}
         buckets = {"overlapped": 15, "bucketed": 6}.get(strategy)
         assert facts["model"].get("buckets") == buckets
@@ -69,7 +62,7 @@ def every_strategy_is_measured(here: Here, folder: str) -> None:
             assert Path(folder, strategy, "timeline.png").exists()
 
 
-def blocks_are_compiled_under_a_wrapper(here: Here) -> None:
+def blocks_are_compiled_under_a_wrapper(here: RankContext) -> None:
     point = on(here, "overlapped", mode="compiled_blocks", num_layers=1)
     training, alone = pair(here, point, OverlappedDDP)
     check_parallel(training, alone)
@@ -99,20 +92,20 @@ class OneBitOff(NaiveDDP):
             weight[0] = torch.nextafter(weight[0], weight.new_tensor(2.0))
 
 
-def a_wrong_wrapper_is_found(here: Here, wrap: type[nn.Module], why: str) -> None:
+def a_wrong_wrapper_is_found(here: RankContext, wrap: type[nn.Module], why: str) -> None:
     training, alone = pair(here, on(here, "naive"), wrap)
     with pytest.raises(WrongOutput, match=why):
         check_parallel(training, alone)
 
 
-def an_optimizer_that_skips_is_found(here: Here) -> None:
+def an_optimizer_that_skips_is_found(here: RankContext) -> None:
     training, alone = pair(here, on(here, "naive"), NaiveDDP)
     training.optimizer_step = lambda: None
     with pytest.raises(WrongOutput, match=r"rank 0: .*weights"):
         check_parallel(training, alone)
 
 
-def pair(here: Here, point: Params, wrap) -> tuple[ParallelTraining, ParallelTraining]:
+def pair(here: RankContext, point: Params, wrap) -> tuple[ParallelTraining, ParallelTraining]:
     return (
         ParallelTraining(point, here.device, here.rank, wrap),
         ParallelTraining(point, here.device, here.rank),

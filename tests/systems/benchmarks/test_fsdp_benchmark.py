@@ -1,6 +1,6 @@
 """The benchmark of sharded weights on two ranks: its facts, and what its check finds.
 
-A function that takes `Here` first is a case: every rank runs it.
+A function that takes `RankContext` first is a case: every rank runs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from systems.benchmark import WrongOutput
 from systems.benchmarks.fsdp import Params, check, measure, predict, sharded_training
 from systems.training.parallel_check import CHECK_STEPS
 from systems.training.parallel_training import ParallelTraining
-from tests.ranks import Here, two_ranks, world
+from tests.systems.parallel.ranks import RankContext, two_ranks
 
 STRATEGIES = ["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
 
@@ -31,19 +31,11 @@ def params(strategy: str = "blocks", **given) -> Params:
     return Params(**{**tiny, "strategy": strategy, **given})
 
 
-@pytest.fixture(scope="module")
-def ranks(request):
-    backend, world_size = request.param
-    with world(backend, world_size) as started:
-        yield started
-
-
-def is_measured(here: Here, strategy: str, precision: str, folder: str) -> None:
+def is_measured(here: RankContext, strategy: str, precision: str, folder: str) -> None:
     os.environ["RUN_ARTIFACTS"] = folder
-    backend = "gloo" if here.device.type == "cpu" else "nccl"
-    point = params(strategy, precision=precision, backend=backend)
-    told = measure(point, here.device)
-    facts, predicted = told["facts"], predict(point)
+    point = params(strategy, precision=precision, backend=here.backend)
+    measured = measure(point, here.device)
+    facts, predicted = measured["facts"], predict(point)
     # Uneven slices and replicated gains make a rank's share a little more than its part.
     for part in ("weights_bytes", "gradients_bytes", "optimizer_state_bytes"):
         assert 1 <= facts[part] / predicted[part] < 1.03, part
@@ -51,13 +43,13 @@ def is_measured(here: Here, strategy: str, precision: str, folder: str) -> None:
     assert 0 <= facts["gathers_in_time"] <= 1
     assert len(facts["by_rank"]) == here.world_size
     for whole, exposed in zip(
-        told["samples_ms"]["communication"], told["samples_ms"]["exposed"], strict=True
+        measured["samples_ms"]["communication"], measured["samples_ms"]["exposed"], strict=True
     ):
         assert 0 <= exposed <= whole and whole > 0
 
 
-def a_rank_that_forgets_a_step_is_found(here: Here) -> None:
-    point = params(backend="gloo" if here.device.type == "cpu" else "nccl")
+def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
+    point = params(backend=here.backend)
     training = sharded_training(point, here.device)
     alone = ParallelTraining(point, here.device, here.rank)
     whole, steps = training.optimizer_step, iter(range(CHECK_STEPS))
@@ -84,14 +76,16 @@ def test_the_check_finds_a_rank_that_forgets_a_step(ranks):
 
 def test_predictions_share_the_state_and_add_activations():
     point = params(world_size=4, size="small", context_length=128)
-    told, size = predict(point), point.model_size
+    predicted, size = predict(point), point.model_size
     parameters = accounting.transformer_parameters(size)
-    assert told["weights_bytes"] == told["gradients_bytes"] == parameters  # 4 bytes, of 4 ranks
-    assert told["sent_bytes"] == 3 * 0.75 * 4 * parameters
-    least = told["weights_bytes"] + told["optimizer_state_bytes"]
-    assert told["peak_memory_bytes"] > least + told["activations_bytes"]
+    assert (
+        predicted["weights_bytes"] == predicted["gradients_bytes"] == parameters
+    )  # 4 bytes, of 4 ranks
+    assert predicted["sent_bytes"] == 3 * 0.75 * 4 * parameters
+    least = predicted["weights_bytes"] + predicted["optimizer_state_bytes"]
+    assert predicted["peak_memory_bytes"] > least + predicted["activations_bytes"]
     by_layer = predict(params("layers", world_size=4, size="small", context_length=128))
-    assert by_layer["peak_memory_bytes"] < told["peak_memory_bytes"]
+    assert by_layer["peak_memory_bytes"] < predicted["peak_memory_bytes"]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from systems.measure.saved_tensors import block_report, saved_tensors
 from systems.measure.state_memory import storage_bytes
 from systems.training.step_timing import phases_of
 from systems.training.training import make_training
-from tests.tiny_training import no_gpu
+from tests.systems.training.tiny_training import no_gpu
 
 pytestmark = pytest.mark.usefixtures("artifacts")
 TINY: dict[str, Any] = {"size": "tiny", "context_length": 24, "batch_size": 3, "vocab_size": 50}

@@ -21,7 +21,7 @@ from systems.kernels.flash_attention import naive
 from systems.measure.kernel_table import ATTENTION_RANGES, PHASES
 from systems.measure.nsys import run_under_nsys
 from systems.training.profiling import annotated_naive, has_attention_ranges
-from tests.tiny_training import no_gpu
+from tests.systems.training.tiny_training import no_gpu
 
 pytestmark = pytest.mark.usefixtures("artifacts")
 PROFILE = "systems.benchmarks.profile"

@@ -1,6 +1,6 @@
 """The benchmark of sharded optimizers on two ranks: memory by kind beside accounting's prediction.
 
-A function that takes `Here` first is a case: every rank runs it.
+A function that takes `RankContext` first is a case: every rank runs it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from systems.benchmarks.sharded_optimizer import Params, measure, predict
-from tests.ranks import Here, two_ranks, world
+from tests.systems.parallel.ranks import RankContext, two_ranks
 
 
 def params(strategy: str, **given) -> Params:
@@ -19,18 +19,11 @@ def params(strategy: str, **given) -> Params:
     return Params(**{**tiny, "strategy": strategy, **given})
 
 
-@pytest.fixture(scope="module")
-def ranks(request):
-    backend, world_size = request.param
-    with world(backend, world_size) as started:
-        yield started
-
-
-def memory_is_as_predicted(here: Here, strategy: str) -> None:
-    point = params(strategy, backend="gloo" if here.device.type == "cpu" else "nccl")
-    told = measure(point, here.device)
-    predicted, facts = predict(point), told["facts"]
-    assert set(told["samples_ms"]) == {"train_step", "alone", "optimizer"}
+def memory_is_as_predicted(here: RankContext, strategy: str) -> None:
+    point = params(strategy, backend=here.backend)
+    measured = measure(point, here.device)
+    predicted, facts = predict(point), measured["facts"]
+    assert set(measured["samples_ms"]) == {"train_step", "alone", "optimizer"}
     assert facts["after_init"]["gradients_bytes"] == 0
     assert facts["after_init"]["optimizer_state_bytes"] == 0
     assert facts["before_step"]["gradients_bytes"] == predicted["gradients_bytes"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from systems.kernels.adamw import FusedAdamW, adamw_reference
-from tests.adamw_cases import (
+from tests.systems.kernels.adamw_cases import (
     BF16,
     F16,
     F32,
@@ -23,7 +23,7 @@ from tests.adamw_cases import (
     randn,
     set_grads,
 )
-from tests.imports import assert_import_leaves_triton_alone
+from tests.systems.kernels.imports import assert_import_leaves_triton_alone
 
 
 @pytest.mark.parametrize("use", USES)
@@ -113,7 +113,7 @@ def test_a_loaded_optimizer_goes_on_alike(use, way, tmp_path):
         if way == "in place":
             set_grads(twins, 99)
             other.step()
-            addresses = {p: {k: t.data_ptr() for k, t in other.status[p].items()} for p in twins}
+            addresses = {p: {k: t.data_ptr() for k, t in other.state[p].items()} for p in twins}
             for p, q in zip(twins, parameters, strict=True):
                 p.data.copy_(q.data)
         state_dict = optimizer.state_dict()
@@ -122,7 +122,7 @@ def test_a_loaded_optimizer_goes_on_alike(use, way, tmp_path):
             state_dict = torch.load(tmp_path / "state.pt", weights_only=True)
         other.load_state_dict(state_dict)
         for p, known in addresses.items():
-            assert known == {k: t.data_ptr() for k, t in other.status[p].items()}
+            assert known == {k: t.data_ptr() for k, t in other.state[p].items()}
     assert_same(optimizer, other)
     for step in range(3, 6):
         set_grads(parameters, step)
@@ -141,7 +141,7 @@ def test_the_state_of_torchs_adamw_loads():
     optimizer = FusedAdamW(ours)
     optimizer.load_state_dict(other.state_dict())
     for p, q in zip(ours, theirs, strict=True):
-        assert torch.equal(optimizer.state[p]["exp_avg"], other.status[q]["exp_avg"])
+        assert torch.equal(optimizer.state[p]["exp_avg"], other.state[q]["exp_avg"])
         assert torch.equal(optimizer.state[p]["master"], p.float())
         assert int(optimizer.state[p]["step"]) == 1
     assert optimizer.param_groups[0]["lr"] == HYPER["lr"]

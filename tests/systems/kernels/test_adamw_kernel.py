@@ -12,7 +12,7 @@ import torch
 from systems.kernels.adamw import fused_adamw
 from systems.kernels.adamw.launch import BLOCK_SIZE, constants, num_warps
 from systems.kernels.adamw.reference import key, random_bits, round_stochastically
-from tests.adamw_cases import (
+from tests.systems.kernels.adamw_cases import (
     BF16,
     F32,
     HYPER,
@@ -25,7 +25,7 @@ from tests.adamw_cases import (
     make_parameters,
     set_grads,
 )
-from tests.hopper import compile_for_hopper, resources
+from tests.systems.kernels.hopper import compile_for_hopper, resources
 
 
 @pytest.mark.parametrize("aligned", [True, False])
@@ -112,7 +112,7 @@ def test_gpu_replays_equal_eager_steps(use):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         other.step()
-    assert all(int(other.status[p]["step"]) == 0 for p in captured)
+    assert all(int(other.state[p]["step"]) == 0 for p in captured)
     for step in range(5):
         for o in (optimizer, other):
             o.param_groups[0]["lr"] = 1e-2 / (step + 1)
@@ -178,14 +178,14 @@ def test_gpu_a_capture_that_is_not_prepared_is_refused(what):
         optimizer.param_groups[0]["lr"] = 0.5
     elif what == "state":
         parameters[1].grad = kept
-    told = {
+    messages = {
         "nothing": "parameter 0 .* no state",
         "gradient": "moved since .*: gradient of parameter 1;",
         "lr": r"group 0 changed from \[0.01, .* to \[0.5,",
         "state": "parameter 1 .* no state",
     }
     with (
-        pytest.raises(RuntimeError, match=told[what]),
+        pytest.raises(RuntimeError, match=messages[what]),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
         optimizer.step()

@@ -7,7 +7,7 @@ import torch
 
 from systems.kernels.adamw import FusedAdamW
 from systems.kernels.adamw.reference import key, random_bits, round_stochastically
-from tests.adamw_cases import (
+from tests.systems.kernels.adamw_cases import (
     BF16,
     F32,
     bf16_run,

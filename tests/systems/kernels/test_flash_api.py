@@ -15,7 +15,7 @@ from systems.kernels.flash_attention import (
     flash_attention,
     why_not,
 )
-from tests.flash_cases import on_hopper
+from tests.systems.kernels.flash_cases import on_hopper
 
 PROBE = [torch.empty(1, 1, 2, 2)] * 3
 ON_CPU = ["auto", *(name for name in ATTENTIONS if why_not(*PROBE, True, name) is None)]

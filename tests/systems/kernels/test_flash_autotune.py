@@ -128,12 +128,12 @@ def test_gpu_the_leaderboard_case_from_cold_takes_less_than_a_minute_and_once(tm
     }
     lines = []
     for _ in range(2):
-        told = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", SEARCHES], env=environment, capture_output=True, text=True,
             cwd=Path(__file__).parents[3],
         )  # fmt: skip
-        assert told.returncode == 0, told.stderr
-        lines.append(told.stdout.split())
+        assert done.returncode == 0, done.stderr
+        lines.append(done.stdout.split())
     assert lines[0][0] == "searched" and float(lines[0][-1]) < 60
     assert len(lines[1]) == 1 and float(lines[1][0]) < 20
 
@@ -142,10 +142,10 @@ def test_gpu_the_leaderboard_case_from_cold_takes_less_than_a_minute_and_once(tm
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_gpu_every_candidate_agrees_with_the_table_or_is_left_out(dtype):
     """A wrong candidate is never found; and nearly all are right, else the search is blind."""
-    told: list[str] = []
+    lines: list[str] = []
     started = time.perf_counter()
-    found = autotune.search(4, 1000, 900, 64, dtype=dtype, is_causal=True, tell=told.append)
+    found = autotune.search(4, 1000, 900, 64, dtype=dtype, is_causal=True, tell=lines.append)
     assert time.perf_counter() - started < 120
     assert all(isinstance(tile, Tile) for tile in found[:3])
-    assert not [line for line in told if "differs" in line]
-    assert len([line for line in told if line.endswith(" ms")]) >= 24
+    assert not [line for line in lines if "differs" in line]
+    assert len([line for line in lines if line.endswith(" ms")]) >= 24

@@ -23,13 +23,13 @@ from systems.kernels.flash_attention.configurations import (
 from systems.kernels.flash_attention.layout import layout
 from systems.kernels.flash_attention.triton.copy_launch import moved
 from systems.kernels.flash_attention.triton.launch import flash_forward
-from tests.flash_cases import (
+from tests.systems.kernels.flash_cases import (
     BF16,
     F16,
     F32,
     slow,
 )
-from tests.imports import assert_import_leaves_triton_alone
+from tests.systems.kernels.imports import assert_import_leaves_triton_alone
 
 
 def test_splits_worked_by_hand():
@@ -137,10 +137,10 @@ def test_offsets_within_any_tile_fit_in_32_bits():
 
 def test_all_that_does_not_fit_is_named_at_once():
     q, k, v = torch.ones(2, 5, 129), torch.ones(3, 5, 129), torch.ones(3, 5, 129).double()
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as error:
         flash_forward(q, k, v, precision="fp8")
     for part in ("leading dim", "head_dim must be 1 to 128, got 129", "torch.float64", "'fp8'"):
-        assert part in str(told.value)
+        assert part in str(error.value)
     with pytest.raises(ValueError, match=r"\(\.\.\., rows, head_dim\), got q \(4,\)"):
         flash_forward(*[torch.ones(4)] * 3)
 

@@ -15,8 +15,8 @@ from systems.kernels.flash_attention.hopper.backward_launch import (
 )
 from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
 from systems.kernels.flash_attention.hopper.splits import backward_splits
-from tests.attention_error import assert_within_limits
-from tests.flash_cases import COMPILED_FORMS, HOPPER_SHAPES, on_hopper
+from tests.systems.kernels.attention_error import assert_within_limits
+from tests.systems.kernels.flash_cases import COMPILED_FORMS, HOPPER_SHAPES, on_hopper
 
 BF16, F16 = torch.bfloat16, torch.float16
 HEAD_DIMS = (64, 128)
@@ -42,6 +42,8 @@ def test_compiled_for_hopper(head_dim, form, tmp_path):
 
 
 def test_few_heads_are_split_and_many_are_not():
+    pytest.importorskip("triton")  # the estimate follows the kernels' schedule
+
     def of(n, heads, is_causal=True, head_dim=64):
         return backward_splits(heads, -(-n // 128), -(-n // 64), is_causal, head_dim, 132)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.flash_cases import on_hopper
+from tests.systems.kernels.flash_cases import on_hopper
 
 
 @on_hopper

@@ -11,9 +11,9 @@ from torch.nn.functional import pad
 from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
 from systems.kernels.flash_attention.tiled import tiled_backward, tiled_forward
-from tests.attention_error import NAMES, attention_shares
-from tests.flash_cases import BF16, F16, F32, by_triton, inputs
-from tests.margins import assert_margin
+from tests.systems.kernels.attention_error import NAMES, attention_shares
+from tests.systems.kernels.flash_cases import BF16, F16, F32, by_triton, inputs
+from tests.systems.margins import assert_margin
 
 CASES = list(
     itertools.product(((1, 1), (17, 3), (64, 33), (33, 64), (1, 40), (200, 150)), (1, 16, 64))

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from systems.kernels.flash_attention import FlashAttentionPyTorch, attention_reference, sdpa
 from systems.kernels.flash_attention import tiled as tiled_module
 from systems.kernels.flash_attention.tiled import tiled_forward
-from tests.attention_error import assert_within_limits
+from tests.systems.kernels.attention_error import assert_within_limits
 
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
 # (queries, keys), those of FlashAttention's own tests, and none

@@ -8,6 +8,8 @@ import torch
 from systems.kernels import tensor_maps
 from systems.kernels.tensor_maps import TensorMaps
 
+pytest.importorskip("triton")
+
 
 def test_an_address_has_one_map_as_long_as_it_is_kept(monkeypatch):
     monkeypatch.setattr(tensor_maps, "MOST_KEPT", 2)

@@ -10,9 +10,9 @@ import torch
 
 from systems.kernels.weighted_sum import WeightedSum, weighted_sum, weighted_sum_reference
 from systems.kernels.weighted_sum.autograd import MAX_COLUMNS, tile
-from tests.hopper import compile_for_hopper, resources
-from tests.imports import assert_import_leaves_triton_alone
-from tests.weighted_sum_cases import (
+from tests.systems.kernels.hopper import compile_for_hopper, resources
+from tests.systems.kernels.imports import assert_import_leaves_triton_alone
+from tests.systems.kernels.weighted_sum_cases import (
     BF16,
     F16,
     F32,

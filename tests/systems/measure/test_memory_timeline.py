@@ -138,8 +138,8 @@ def test_an_owner_is_of_a_time():
 
 def test_largest_allocations_at_the_peak():
     rows = largest_allocations(read_timeline(step(), PHASES), OWNERS, root=ROOT)
-    told = [(r["source"], r["kind"], r["phase"], r["count"], r["alive_bytes"]) for r in rows]
-    assert told == [
+    totals = [(r["source"], r["kind"], r["phase"], r["count"], r["alive_bytes"]) for r in rows]
+    assert totals == [
         ("systems/training/training.py:93 optimizer_step", "optimizer state", "before", 1, 200),
         ("systems/model.py:37 __init__", "weights", "before", 1, 100),
         ("gradients of blocks.*.down.weight", "gradients", "backward", 1, 100),

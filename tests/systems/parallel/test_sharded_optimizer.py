@@ -1,13 +1,12 @@
 """The sharded optimizer against the one that it wraps, on 2 and 4 ranks.
 
-A function that takes `Here` first is a case: every rank runs it, several times over.
+A function that takes `RankContext` first is a case: every rank runs it, several times over.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import time
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 from systems.kernels.adamw import FusedAdamW
 from systems.parallel import BucketedDDP, ShardedOptimizer, sharded_optimizer
 from systems.parallel.sharded_optimizer import balance
-from tests.parallel_models import (
+from tests.systems.parallel.parallel_models import (
     assert_close,
     assert_same_on_all_ranks,
     batch,
@@ -25,7 +24,7 @@ from tests.parallel_models import (
     loss_of,
     share,
 )
-from tests.ranks import TIMEOUT_S, Here, world
+from tests.systems.parallel.ranks import RankContext, world
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
@@ -59,7 +58,7 @@ def _train(here, model, optimizer, name, first, steps, wrapped=False, scheduler=
 # ---- cases ---------------------------------------------------------------------------------------
 
 
-def trains_as_one_process(here: Here, name: str, optimizer: str, chunk_bytes: int) -> None:
+def trains_as_one_process(here: RankContext, name: str, optimizer: str, chunk_bytes: int) -> None:
     sharded_optimizer.CHUNK_BYTES = chunk_bytes
     kind, options = OPTIMIZERS[optimizer]
     reference = build(name, 0, here.device)
@@ -96,7 +95,7 @@ def trains_as_one_process(here: Here, name: str, optimizer: str, chunk_bytes: in
     assert_close(wrapped.module, plain_model, here.tolerance)
 
 
-def resharded(here: Here) -> None:
+def resharded(here: RankContext) -> None:
     """State of a smaller world in a larger one, and back."""
     half = dist.new_group(list(range(here.world_size // 2)))
     reference = build("transformer", 0, here.device)
@@ -125,7 +124,7 @@ def resharded(here: Here) -> None:
     dist.destroy_process_group(half)
 
 
-def few_parameters_and_one_more_group(here: Here) -> None:
+def few_parameters_and_one_more_group(here: RankContext) -> None:
     """Ranks without a share, and a group that comes later."""
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(3, device=here.device)) for _ in range(4)]
@@ -145,7 +144,7 @@ def few_parameters_and_one_more_group(here: Here) -> None:
     assert sharded.state_dict()["param_groups"] == plain.state_dict()["param_groups"]
 
 
-def parameters_that_move(here: Here) -> None:
+def parameters_that_move(here: RankContext) -> None:
     """Cast after the optimizer was made; a strided parameter; a file of mixed dtypes."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 1)).to(here.device)
@@ -193,7 +192,7 @@ class Halving(torch.optim.Optimizer):
                 p.div_(2**times)
 
 
-def closures_and_arguments(here: Here) -> None:
+def closures_and_arguments(here: RankContext) -> None:
     parameters = [nn.Parameter(torch.full((2,), 8.0, device=here.device)) for _ in range(5)]
     optimizer = ShardedOptimizer(parameters, Halving)
     calls = []
@@ -209,12 +208,14 @@ def closures_and_arguments(here: Here) -> None:
     assert optimizer.param_groups[0]["count"] == 2
 
 
-def what_is_refused(here: Here) -> None:
+def what_is_refused(here: RankContext) -> None:
     last = here.rank == here.world_size - 1
     shapes = [(2,), (3 + last,)]
     parameters = [nn.Parameter(torch.zeros(shape, device=here.device)) for shape in shapes]
-    told = rf"rank {here.world_size - 1} has '1 of group 0 float32 \(4,\)' at place 1, where rank 0"
-    with pytest.raises(ValueError, match=told):
+    message = (
+        rf"rank {here.world_size - 1} has '1 of group 0 float32 \(4,\)' at place 1, where rank 0"
+    )
+    with pytest.raises(ValueError, match=message):
         ShardedOptimizer(parameters, torch.optim.SGD, lr=0.1)
     optimizer = ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=0.1)
     with pytest.raises(ValueError, match=r"given \[2\] in the state dict, expected \[1\]"):
@@ -223,7 +224,7 @@ def what_is_refused(here: Here) -> None:
         ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=-1)
 
 
-def dies_before_its_step(here: Here) -> None:
+def dies_before_its_step(here: RankContext) -> None:
     sharded_optimizer.CHUNK_BYTES = 1000
     model = build("transformer", 0, here.device)
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
@@ -268,11 +269,7 @@ def test_as_the_wrapped_optimizer(ranks, case):
 
 def test_a_rank_that_dies_ends_the_others():
     with world("gloo", 3) as ranks:
-        start = time.monotonic()
-        told = ranks.outcomes(dies_before_its_step)
-        assert time.monotonic() - start < TIMEOUT_S  # they hear of it
-    assert told[1] == "died with exit code 9"
-    assert all("RuntimeError" in told[rank] for rank in (0, 2))
+        ranks.assert_one_death_ends_all(dies_before_its_step)
 
 
 def test_shares_are_balanced_by_bytes():

@@ -15,7 +15,7 @@ from systems.benchmarks.train_step import Params, run
 from systems.kernels.flash_attention import naive
 from systems.training.gradient_check import TOLERANCE, check_training
 from systems.training.training import Training, make_training, new_model
-from tests.tiny_training import CPU, GPU, ON_CPU, params
+from tests.systems.training.tiny_training import CPU, GPU, ON_CPU, params
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

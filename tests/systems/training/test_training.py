@@ -30,7 +30,7 @@ from systems.training.training import (
     new_model,
     tf32_matmuls,
 )
-from tests.tiny_training import CPU, ON_CPU, TINY, no_gpu, params
+from tests.systems.training.tiny_training import CPU, ON_CPU, TINY, no_gpu, params
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

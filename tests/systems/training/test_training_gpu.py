@@ -14,7 +14,7 @@ from systems.benchmarks.train_step import Params, predict, run
 from systems.kernels.flash_attention import naive
 from systems.training.gradient_check import TOLERANCE
 from systems.training.training import make_training, new_model
-from tests.tiny_training import GPU
+from tests.systems.training.tiny_training import GPU
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("one_thread")]
 

@@ -1,8 +1,9 @@
-"""What the tests of the weighted sum share: shapes, layouts, and what is right."""
+"""Shapes, layouts and the comparison with float64 for tests of the weighted sum."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from systems.kernels.weighted_sum import weighted_sum
 
@@ -18,12 +19,12 @@ LAYOUTS = ["contiguous", "transposed", "sliced", "permuted", "expanded"]
 ROUNDING = {F32: 2**-20, BF16: 2**-8 + 2**-20, F16: 2**-11 + 2**-20}
 
 
-def randn(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+def randn(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=F64).to(dtype).to(device)
 
 
-def make_x(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str) -> torch.Tensor:
+def make_x(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str) -> Tensor:
     if layout == "transposed":
         return randn(shape[::-1], 0, dtype, device).permute(*reversed(range(len(shape))))
     if layout == "sliced":  # every second element of every row, not from the first
@@ -35,7 +36,13 @@ def make_x(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str)
     return randn(shape, 0, dtype, device)
 
 
-def assert_against_float64(shape, dtype, layout="contiguous", device="cpu", strided=False) -> None:
+def assert_against_float64(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    layout: str = "contiguous",
+    device: str = "cpu",
+    strided: bool = False,
+) -> None:
     """y, dx and dw against float64, an element at a time."""
     x = make_x(shape, layout, dtype, device).requires_grad_()
     w = randn((2 * shape[-1],), 1, dtype, device)[::2] if strided else None

@@ -1,4 +1,4 @@
-"""Sweep files and results folders for tests, made by the project's own readers and writers."""
+"""Sweep files and results folders for tests, written by the project's own code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobs.results.manifest import Manifest, write_manifest
 from jobs.results.record import Failure, Measurements, Record
 from jobs.results.record_files import RecordWriter
 from jobs.results.run_states import observe
-from jobs.run import Run
+from jobs.run import Run, Shape
 from jobs.sweep.expand import expand
 from jobs.sweep.load import LoadedSweep, load_sweep
 from jobs.sweep.schema import Table
@@ -62,7 +62,7 @@ def failed(status: str, kind: str = "RuntimeError", **failure: Any) -> dict[str,
 
 
 class ResultsFolder:
-    """A results folder to which submissions are made whose jobs only leave what a test says."""
+    """A results folder for submissions whose records a test writes instead of running jobs."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -71,11 +71,11 @@ class ResultsFolder:
     def submit(
         self,
         loaded: LoadedSweep,
-        outcome: Callable[[dict[str, Any], int], Outcome],
+        outcome_of: Callable[[dict[str, Any], int], Outcome],
         device: str = CPU,
         force: bool = True,
     ) -> Manifest:
-        """Write a manifest, and for each of its tasks the record that `outcome` makes of
+        """Write a manifest, and for each of its tasks the record that `outcome_of` makes of
         (parameters, repeat). Jobs count as never started, so a run without a record is missing."""
         manifest = prepare(loaded, Options("local", self.path, force=force), "sweep.yaml").manifest
         write_manifest(manifest)
@@ -83,34 +83,39 @@ class ResultsFolder:
         for job in manifest.jobs:
             for run_id, repeat in job.tasks:
                 run = manifest.runs[run_id]
-                told = outcome(run.params, repeat)
-                if told is not None:
-                    assert writer.write(self.record(manifest, run, repeat, told, device))
+                outcome = outcome_of(run.params, repeat)
+                if outcome is not None:
+                    assert writer.write(self.record(manifest, run, repeat, outcome, device))
         return manifest
 
     def record(
-        self, manifest: Manifest, run: Run, repeat: int, told: dict[str, Any], device: str = CPU
+        self, manifest: Manifest, run: Run, repeat: int, outcome: dict[str, Any], device: str = CPU
     ) -> Record:
         self.clock += 1
-        return record(run, told, repeat, device, self.clock, manifest.id, manifest.sweep.name)
+        return record(run, outcome, repeat, device, self.clock, manifest.id, manifest.sweep.name)
+
+
+def run(index: int) -> Run:
+    """A run of the toy benchmark, told apart by its index."""
+    return Run(f"{index:016x}", "toy", 1, {"size": index, "label": 'é "x"\n'}, Shape(), 60.0)
 
 
 def record(
     run: Run,
-    told: dict[str, Any],
+    outcome: dict[str, Any],
     repeat: int = 0,
     device: str = CPU,
     finished_at: float = 1000.0,
     submission: str = "before",
     sweep: str = "toy",
 ) -> Record:
-    """What one attempt left behind."""
-    measurements, failure = told.get("measurements"), told.get("failure")
+    """The record of one attempt."""
+    measurements, failure = outcome.get("measurements"), outcome.get("failure")
     return Record(
         run=run.id,
         repeat=repeat,
         attempt=1,
-        status=told["status"],
+        status=outcome["status"],
         sweep=sweep,
         submission=submission,
         job=0,
@@ -122,7 +127,7 @@ def record(
         finished_at=finished_at,
         measurements=Measurements.model_validate(measurements) if measurements else None,
         failure=Failure.model_validate(failure) if failure else None,
-        artifacts=told.get("artifacts"),
+        artifacts=outcome.get("artifacts"),
     )
 
 

@@ -1,5 +1,5 @@
-"""A sweep submitted to a real Slurm cluster, and what the tests ask of it. Most commands are called
-in this process: each of them is a process of its own in one test at least."""
+"""Sweeps that tests submit to a real Slurm cluster. Most commands are called in this process; each
+of them runs in a process of its own in at least one test."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from jobs.results.record import Record
 from jobs.results.record_files import read_records
-from tests.harness import ROOT, call
-from tests.slurm_cluster import SlurmCluster
+from tests.jobs.harness import ROOT, call
+from tests.jobs.launch.slurm_cluster import SlurmCluster
 
 BENCHMARK = "tests.benchmarks.slurm_scenarios"
 SOON_S = 240.0  # for what waits for nothing but its turn
@@ -37,24 +37,24 @@ class Scenario:
     def out(self) -> Path:
         return self.folder / "out"
 
-    def let(self, go: str) -> None:
+    def release(self, until: str) -> None:
         """End the waiting of the runs whose parameter `until` is this."""
-        (self.folder / go).touch()
+        (self.folder / until).touch()
 
-    def file(self, until: str) -> str:
-        """What `until` is to a run: a file, except for the two values that are none."""
+    def until_parameter(self, until: str) -> str:
+        """The path of the file that a run waits for; two values name no file."""
         return until if until in ("", "requeued") else str(self.folder / until)
 
     def submit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`jobs.submit` of this sweep."""
-        return self.call("jobs.submit", self.file_of_sweep(), "--out", "out", *arguments)
+        return self.call("jobs.submit", self.write_sweep(), "--out", "out", *arguments)
 
     def submit_alone(self, *prefix: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """The same in a process of its own, as a user would call it."""
-        command = ["jobs.submit", self.file_of_sweep(), "--out", "out"]
-        return self.alone(*prefix, sys.executable, "-m", *command, **environment)
+        command = ["jobs.submit", self.write_sweep(), "--out", "out"]
+        return self.run_alone(*prefix, sys.executable, "-m", *command, **environment)
 
-    def file_of_sweep(self) -> str:
+    def write_sweep(self) -> str:
         path = self.folder / f"{self.name}.yaml"
         path.write_text(json.dumps(self.sweep))  # JSON is YAML
         return str(path)
@@ -65,8 +65,8 @@ class Scenario:
         with contextlib.chdir(self.folder):
             return call(*arguments, environment=self.cluster.environment)
 
-    def alone(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """A command of its own in that folder."""
+    def run_alone(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as a process of its own in that folder."""
         project = {"PYTHONPATH": str(ROOT)}
         return subprocess.run(
             command,
@@ -97,17 +97,17 @@ class Scenario:
         return self.records()
 
     def worker_states(self) -> list[dict[str, Any]]:
-        """What each of its workers says that it is doing."""
+        """The state file of each of its workers."""
         paths = self.out.glob("submissions/*/jobs/*/state.json")
         return [json.loads(path.read_text()) for path in paths]
 
-    def executing(self) -> dict[str, Any]:
-        """Wait until some run executes; what its worker says, which may be late."""
+    def wait_until_executing(self) -> dict[str, Any]:
+        """Wait until some run executes; returns its worker's state, which may be late."""
 
         def running() -> list[dict[str, Any]]:
             ended = {record.run for record in self.records()}
-            told = [state for state in self.worker_states() if state["running"]]
-            return [state for state in told if state["running"]["run"] not in ended]
+            states = [state for state in self.worker_states() if state["running"]]
+            return [state for state in states if state["running"]["run"] not in ended]
 
         return self.cluster.wait_for(running, SOON_S, f"{self.name} to execute")[0]
 
@@ -117,7 +117,10 @@ class Scenarios:
 
     def __init__(self, cluster: SlurmCluster, folder: Path):
         self.cluster, self.folder = cluster, folder
-        self.made: dict[str, Scenario] = {}
+        self._by_name: dict[str, Scenario] = {}
+
+    def __getitem__(self, name: str) -> Scenario:
+        return self._by_name[name]
 
     def new(self, name: str, **sweep: Any) -> Scenario:
         folder = self.folder / name
@@ -127,13 +130,13 @@ class Scenarios:
         for axis in ("fixed", "zip"):  # a name stands for a file in the scenario's own folder
             given = sweep.get(axis, {}).get("until")
             if isinstance(given, list):
-                sweep[axis]["until"] = [scenario.file(name) for name in given]
+                sweep[axis]["until"] = [scenario.until_parameter(name) for name in given]
             elif given:
-                sweep[axis]["until"] = scenario.file(given)
-        self.made[name] = scenario
+                sweep[axis]["until"] = scenario.until_parameter(given)
+        self._by_name[name] = scenario
         return scenario
 
-    def submitted(self, name: str, **sweep: Any) -> Scenario:
+    def submit(self, name: str, **sweep: Any) -> Scenario:
         scenario = self.new(name, **sweep)
         done = scenario.submit()
         assert done.returncode == 0, done.stdout

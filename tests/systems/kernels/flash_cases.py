@@ -1,10 +1,12 @@
-"""What the tests of flash_triton and flash_hopper share: inputs, shapes and tiles, and the check.
+"""Inputs, shapes, tiles and the check for tests of flash_triton and flash_hopper.
 
-What counts as right is derived in tests/attention_error.py. A test file takes `quiet` for its
-marks, and the fixture `outputs_hold_nan` for all of its tests.
+attention_error.py derives the limits. A test file adds `ignore_overflow` to its marks and uses the
+fixture `outputs_hold_nan` in all of its tests.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention.configurations import Configuration, Tile
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
-from tests.attention_error import NAMES, assert_within_limits
+from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # (queries, keys): one tile and many, ragged and not, more queries than keys and fewer
@@ -33,7 +35,7 @@ TILES = {
 }
 
 
-def slow(*values):
+def slow(*values: object) -> pytest.ParameterSet:
     """A case of a parametrized test that runs only in make test-slow and make test-all."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
@@ -44,7 +46,7 @@ on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or not is_hopper(torch.device("cuda")),
     reason="needs a Hopper GPU",
 )
-quiet = pytest.mark.filterwarnings(
+ignore_overflow = pytest.mark.filterwarnings(
     # of Triton's interpreter, where a score past the end overflows, and is masked
     "ignore:overflow encountered:RuntimeWarning",
     "ignore:invalid value encountered:RuntimeWarning",
@@ -53,7 +55,12 @@ quiet = pytest.mark.filterwarnings(
 
 
 def inputs(
-    lengths: tuple[int, int], head_dim: int, dtype: torch.dtype, leading=(2,), device="cpu", seed=0
+    lengths: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    leading: tuple[int, ...] = (2,),
+    device: str = "cpu",
+    seed: int = 0,
 ) -> list[Tensor]:
     """q, k, v, dout of unit variance."""
     generator = torch.Generator(device).manual_seed(seed)
@@ -64,18 +71,38 @@ def inputs(
     ]
 
 
-def by_triton(q, k, v, dout, is_causal, scale=None, *, tiles=None, n_splits=None, **options):
-    """out, lse, dq, dk, dv of the kernels."""
+def by_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None = None,
+    *,
+    tiles: Configuration | None = None,
+    n_splits: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """out, lse, dq, dk, dv of the Triton kernels."""
     out, lse = flash_forward(q, k, v, is_causal, scale, tiles=tiles, n_splits=n_splits, **options)
-    gradients = flash_backward(
+    dq, dk, dv = flash_backward(
         q, k, v, out, lse, dout, is_causal, scale, tiles=tiles, n_splits_dkdv=n_splits,
         n_splits_dq=n_splits, **options,
     )  # fmt: skip
-    return out, lse, *gradients
+    assert dq is not None and dk is not None and dv is not None
+    return out, lse, dq, dk, dv
 
 
-def assert_right(q, k, v, dout, is_causal, scale=None, **options) -> None:
-    """What the Triton kernels give has the right shapes and dtypes and lies within its limits."""
+def assert_right(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None = None,
+    **options: Any,
+) -> None:
+    """Results of Triton kernels have the right shapes and dtypes and are within their limits."""
     found = dict(zip(NAMES, by_triton(q, k, v, dout, is_causal, scale, **options), strict=True))
     lse = found["lse"]
     assert lse.dtype == F32 and lse.shape == q.shape[:-1] and lse.is_contiguous()

@@ -1,9 +1,9 @@
-"""Models that wrappers stumble over, batches for them, and training on one process beside which
-training on several is held."""
+"""Models that are hard to wrap, their batches, and comparisons with training on one process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +20,8 @@ VOCABULARY = 31
 
 class Toy(nn.Module):
     """Odd shapes, a buffer, a frozen layer, a bias and a norm, a parameter that is never used."""
+
+    shift: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +123,7 @@ def assert_close(model: nn.Module, reference: nn.Module, tolerance: float) -> No
     for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(
             p.detach(), q.detach(), atol=tolerance, rtol=tolerance,
-            msg=lambda told, name=name: f"{name}: {told}",
+            msg=partial("{}: {}".format, name),
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the tests of real submissions share: a sweep file, a submission, its records."""
+"""Sweep files, submissions and records for tests that run real submissions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 import aggregate
-import jobs.__main__ as after
+import jobs.__main__ as commands
 from jobs import submit
 from jobs.launch.submission import Options, prepare
 from jobs.results.manifest import Manifest, write_manifest
@@ -25,10 +25,10 @@ from jobs.results.record import Record
 from jobs.results.record_files import read_records
 from jobs.sweep.load import load_sweep
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0  # for what takes a second on a machine that does nothing else
-OWN = "OMP_NUM_THREADS"  # tests/conftest.py sets it, for the tests' own process
-LEAKS = {  # what a surrounding torchrun or allocation leaves in the environment
+TESTS_OWN = "OMP_NUM_THREADS"  # tests/conftest.py sets it, for the tests' own process
+LEAKS = {  # variables of a surrounding torchrun or allocation
     "RANK": "7",
     "LOCAL_RANK": "7",
     "WORLD_SIZE": "9",
@@ -46,14 +46,15 @@ def write_sweep(folder: Path, cases: Iterable[dict[str, Any]], **keys: Any) -> P
     """A sweep of the misbehaving benchmark.
 
     Args:
-        cases: the parameters of one run each; `timeout_s` and `benchmark` among them are the run's
-            own.
+        cases: the parameters of one run each, and keys of its case: `timeout_s`, `benchmark`.
         keys: of the sweep.
     """
-    blocks = []
+    blocks: list[dict[str, Any]] = []
     for case in cases:
         fixed = dict(case)
-        own = {key: fixed.pop(key) for key in ("timeout_s", "benchmark") if key in fixed}
+        own: dict[str, Any] = {
+            key: fixed.pop(key) for key in ("timeout_s", "benchmark") if key in fixed
+        }
         blocks.append({"fixed": fixed, **own})
     sweep = {
         "name": "misbehave",
@@ -75,18 +76,18 @@ def start(
     return subprocess.Popen(
         [sys.executable, "-m", *map(str, arguments)],
         cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k != OWN} | (environment or {}),
+        env={k: v for k, v in os.environ.items() if k != TESTS_OWN} | (environment or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=heed_signals,
+        preexec_fn=restore_signals,
     )
 
 
-def heed_signals() -> None:
-    """In a new process: those that are ignored where the tests run in the background of a shell, or
-    under nohup, are no longer."""
+def restore_signals() -> None:
+    """Stop ignoring SIGINT and SIGHUP in a new process. Tests that run in the background of a
+    shell, or under nohup, ignore them, and their children inherit that."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
@@ -111,8 +112,8 @@ def call(
     (`jobs status` takes a local submission to run as long as the process that submitted it.)
     `stdout` holds all output, `stderr` that part of it."""
     module, *rest = map(str, arguments)
-    app = {"jobs.submit": submit.app, "jobs": after.app, "aggregate": aggregate.app}[module]
-    given: dict[str, str | None] = {"COLUMNS": "80", OWN: None} | (environment or {})
+    app = {"jobs.submit": submit.app, "jobs": commands.app, "aggregate": aggregate.app}[module]
+    given: dict[str, str | None] = {"COLUMNS": "80", TESTS_OWN: None, **(environment or {})}
     result = CliRunner().invoke(app, rest, env=given)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -125,7 +126,7 @@ def records(out: Path) -> list[Record]:
     return found
 
 
-def only(out: Path, **params: Any) -> Record:
+def only_record(out: Path, **params: Any) -> Record:
     """The one record with these parameters."""
     found = [r for r in records(out) if params.items() <= r.params.items()]
     assert len(found) == 1, f"{len(found)} records of {params}"
@@ -137,27 +138,27 @@ def facts(record: Record) -> dict[str, Any]:
     return record.measurements.facts
 
 
-def left_by(out: Path, record: Record) -> dict[str, str]:
-    """What a run's artifacts hold, by file."""
+def artifacts_of(out: Path, record: Record) -> dict[str, str]:
+    """The content of each file among a run's artifacts."""
     assert record.artifacts is not None, record.failure
     return {path.name: path.read_text() for path in (out / record.artifacts).iterdir()}
 
 
-def written(sweep: Path, out: Path, executor: str = "local") -> Manifest:
-    """The manifest of a submission that nobody has started."""
+def write_submission(sweep: Path, out: Path, executor: str = "local") -> Manifest:
+    """Write the manifest of a submission and start nothing."""
     prepared = prepare(load_sweep(sweep, [], None, None), Options(executor, out), str(sweep))
     write_manifest(prepared.manifest)
     return prepared.manifest
 
 
 def statuses(out: Path) -> dict[str, str]:
-    """What `jobs status` says of each run, by what the run does and its tag."""
-    told = json.loads(call("jobs", "status", out, "--json").stdout)
-    return {f"{t['params']['what']}{t['params']['tag']}": t["state"] for t in told["tasks"]}
+    """The state of each run in `jobs status`, by what the run does and its tag."""
+    tasks = json.loads(call("jobs", "status", out, "--json").stdout)["tasks"]
+    return {f"{t['params']['what']}{t['params']['tag']}": t["state"] for t in tasks}
 
 
 class Fifo:
-    """A run that `wait`s here says when it has come so far."""
+    """A FIFO into which a run with `what: wait` writes when it has started waiting."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -166,16 +167,16 @@ class Fifo:
 
     def pids(self) -> tuple[int, int]:
         """Wait for the next run; returns its process and a child of that."""
-        told = b""
+        line = b""
         deadline = time.monotonic() + PATIENCE_S
-        while not told.endswith(b"\n"):
+        while not line.endswith(b"\n"):
             left = deadline - time.monotonic()
             assert left > 0 and select.select([self._handle], [], [], left)[0], "no run came"
-            told += os.read(self._handle, 100)
-        run, child = told.split()
+            line += os.read(self._handle, 100)
+        run, child = line.split()
         return int(run), int(child)
 
-    def open(self) -> None:
+    def release(self) -> None:
         """Let the next run pass."""
         Path(f"{self.path}.go").touch()
 
@@ -205,7 +206,7 @@ def alive(pid: int) -> bool:
 
 
 def await_true(condition: Callable[[], bool], what: str) -> None:
-    """For what nobody sends word of, such as the end of somebody else's process."""
+    """Poll for what sends no event, such as the end of a process that is not our child."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"

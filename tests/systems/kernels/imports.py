@@ -1,4 +1,4 @@
-"""What an import brings along."""
+"""Check what an import loads."""
 
 from __future__ import annotations
 

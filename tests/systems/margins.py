@@ -24,6 +24,6 @@ def assert_margin(shares_of: Callable[[int], Mapping[str, float]], seeds: int = 
             # not max(): NaN is the worst
             if not share <= worst.get(name, -1.0):
                 worst[name] = share
-    told = ", ".join(f"{name} {share:.3f}" for name, share in worst.items())
-    print(f"largest share of its limit over {seeds} seeds: {told}")
-    assert all(share <= MOST for share in worst.values()), told
+    summary = ", ".join(f"{name} {share:.3f}" for name, share in worst.items())
+    print(f"largest share of its limit over {seeds} seeds: {summary}")
+    assert all(share <= MOST for share in worst.values()), summary

@@ -1,4 +1,4 @@
-"""What Triton's compiler makes of a kernel for an H100 or H200 that need not be here."""
+"""Compile Triton kernels for an H100 or H200 on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def compile_gluon_for_hopper(
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
 
 
-def resources(made: Any, folder: Path) -> dict[str, int]:
-    """REG, STACK and LOCAL of each thread: registers, and bytes that did not fit in them."""
+def resources(compiled: Any, folder: Path) -> dict[str, int]:
+    """Registers of each thread (REG), and the bytes that did not fit in them (STACK, LOCAL)."""
     import triton
 
     path = folder / "kernel.cubin"
-    path.write_bytes(made.asm["cubin"])
+    path.write_bytes(compiled.asm["cubin"])
     command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}

@@ -1,4 +1,4 @@
-"""How far attention in finite precision may be from attention in float64: a derived limit.
+"""Derived limits of the error of attention in finite precision, against float64.
 
 First-order rounding error analysis of FlashAttention-2 (Dao 2023, arXiv:2307.08691, algorithms 1
 and 2). Each rounding is an independent error of mean zero and of at most one unit roundoff of the
@@ -43,6 +43,20 @@ class Precision(NamedTuple):
     sum: float
     smallest: float
     depth: float = 0.0
+
+    def floor(self, x: Tensor) -> Tensor:
+        """Error of every element of an operand, however small it is."""
+        return self.smallest + self.depth * x.abs().amax((-2, -1), keepdim=True)
+
+    def operands_error(self, a: Tensor, a_error: Tensor, b: Tensor) -> Tensor:
+        """Deviation of each element of a b for errors of a, for floor(b), and of the sum."""
+        squares = a_error.square() @ b.square()
+        squares += a.square().sum(-1, keepdim=True) * self.floor(b).square()
+        return squares.sqrt() + self.sum * math.sqrt(a.shape[-1]) * (a.abs() @ b.abs())
+
+    def inputs_error(self, a: Tensor, b: Tensor) -> Tensor:
+        """Deviation of each element of a b, where a and b are inputs."""
+        return self.operands_error(a, self.term * a.abs() + self.floor(a), b)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -94,42 +108,63 @@ def attention_limits(
     Args:
         q, dout: (..., n_queries, head_dim). k, v: (..., n_keys, head_dim).
     """
+    exact = _exact_attention(q, k, v, dout, is_causal, scale)
+    results, deviation = exact.results(), _deviations(exact, precision)
+    for name, x in results.items():
+        unit = precision.sum if name == "lse" else precision.result
+        deviation[name] += unit * x.abs() + precision.smallest
+    return Limits(results, deviation)
+
+
+class _Attention(NamedTuple):
+    """Inputs, results and what is computed between them, in float64."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    scale: float
+    scores: Tensor
+    lse: Tensor
+    p: Tensor
+    out: Tensor
+    dp: Tensor
+    delta: Tensor
+    ds: Tensor
+
+    def results(self) -> dict[str, Tensor]:
+        return {
+            "out": self.out,
+            "lse": self.lse,
+            "dq": self.scale * (self.ds @ self.k),
+            "dk": self.scale * (self.ds.mT @ self.q),
+            "dv": self.p.mT @ self.dout,
+        }
+
+
+def _exact_attention(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, is_causal: bool, scale: float | None
+) -> _Attention:
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    result, operand, term, total, smallest, depth = precision
     q, k, v, dout = (x.detach().double() for x in (q, k, v, dout))
-    n_queries, n_keys, d = q.shape[-2], k.shape[-2], q.shape[-1]
-
-    def floor(x: Tensor) -> Tensor:
-        """Error of every element of an operand, however small it is."""
-        return smallest + depth * x.abs().amax((-2, -1), keepdim=True)
-
-    def operands_error(a: Tensor, a_error: Tensor, b: Tensor) -> Tensor:
-        """Deviation of each element of a b for errors of a, for floor(b), and of the sum."""
-        squares = a_error.square() @ b.square()
-        squares += a.square().sum(-1, keepdim=True) * floor(b).square()
-        return squares.sqrt() + total * math.sqrt(a.shape[-1]) * (a.abs() @ b.abs())
-
-    def inputs_error(a: Tensor, b: Tensor) -> Tensor:
-        """Deviation of each element of a b, where a and b are inputs."""
-        return operands_error(a, term * a.abs() + floor(a), b)
-
     scores = scale * (q @ k.mT)
     if is_causal:
-        hidden = torch.ones(n_queries, n_keys, dtype=torch.bool, device=q.device).triu(1)
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores.masked_fill_(hidden, -math.inf)
     lse = torch.logsumexp(scores, -1)
     p = (scores - lse[..., None]).exp()
     out = p @ v
     dp = dout @ v.mT
     delta = (dout * out).sum(-1, keepdim=True)
-    ds = p * (dp - delta)
-    exact = {
-        "out": out,
-        "lse": lse,
-        "dq": scale * (ds @ k),
-        "dk": scale * (ds.mT @ q),
-        "dv": p.mT @ dout,
-    }
+    return _Attention(q, k, v, dout, scale, scores, lse, p, out, dp, delta, ds=p * (dp - delta))
+
+
+def _deviations(exact: _Attention, precision: Precision) -> dict[str, Tensor]:
+    """Deviation of each element of the results before these are rounded."""
+    q, k, v, dout, scale, scores, lse, p, out, dp, delta, ds = exact
+    operands_error, inputs_error = precision.operands_error, precision.inputs_error
+    operand, total = precision.operand, precision.sum
+    n_keys, d = k.shape[-2:]
     # The exponential: its argument is a difference of score and maximum, each rounded, scaled by
     # log2(e); exp2 itself is good to 2 units in the last place.
     largest = scores.masked_fill(scores.isinf(), 0).abs().amax(-1, keepdim=True)
@@ -137,7 +172,7 @@ def attention_limits(
     lse_error = (p * score_error).square().sum(-1, keepdim=True).sqrt()
     lse_error += total * (math.sqrt(n_keys) + 2 * lse[..., None].abs())
     p_error = p * (score_error + lse_error) + FLUSHED
-    p_operand_error = p_error + operand * p + floor(p)
+    p_operand_error = p_error + operand * p + precision.floor(p)
     # An error of P moves out by (v - out) times it, for the row is divided by its sum
     out_error = operands_error(p, p_operand_error, v)
     out_error += p_operand_error.norm(dim=-1, keepdim=True) * out.abs()
@@ -147,24 +182,21 @@ def attention_limits(
     row_error = (p_operand_error * (dp - delta)).norm(dim=-1, keepdim=True)
     rescaled = dout.abs() * (p @ v.abs())
     row_error += 2 * total * math.sqrt(n_keys) * rescaled.sum(-1, keepdim=True)
-    row_error += result * (dout * out).norm(dim=-1, keepdim=True)
+    row_error += precision.result * (dout * out).norm(dim=-1, keepdim=True)
     row_error += total * math.sqrt(d) * (dout * out).abs().sum(-1, keepdim=True)
     ds_error = p * inputs_error(dout, v.mT) + p_error * (dp - delta).abs()
-    ds_error += operand * ds.abs() + floor(ds)
+    ds_error += operand * ds.abs() + precision.floor(ds)
     dq_error = operands_error(ds, ds_error, k)
     dq_error += row_error * (p @ k).abs() + lse_error * (ds @ k).abs()
     dk_error = operands_error(ds.mT, (ds_error + row_error * p).mT, q)
     dv_error = operands_error(p.mT, p_operand_error.mT, dout)
-    deviation = {
+    return {
         "out": out_error,
         "lse": lse_error[..., 0],
         "dq": abs(scale) * dq_error,
         "dk": abs(scale) * dk_error,
         "dv": dv_error,
     }
-    for name, x in exact.items():
-        deviation[name] += (total if name == "lse" else result) * x.abs() + smallest
-    return Limits(exact, deviation)
 
 
 def shares_of_limits(found: dict[str, Tensor], limits: Limits) -> dict[str, float]:
@@ -209,5 +241,5 @@ def assert_within_limits(found: dict[str, Tensor], *inputs: Any, **options: Any)
     """No error is above its limit. Arguments are those of `attention_shares`."""
     shares = attention_shares(found, *inputs, **options)
     wrong = {name: share for name, share in shares.items() if not share <= 1}
-    told = ", ".join(f"{name} {share:.3g}" for name, share in wrong.items())
-    assert not wrong, f"errors in units of their limits: {told}"
+    summary = ", ".join(f"{name} {share:.3g}" for name, share in wrong.items())
+    assert not wrong, f"errors in units of their limits: {summary}"

@@ -3,10 +3,10 @@
     with SlurmCluster(folder) as cluster:
         subprocess.run(["srun", "-N2", "hostname"], env=os.environ | cluster.environment)
 
-Ask why_not() first. Nodes are called 127.0.0.2, 127.0.0.3, ... (names that resolve anywhere);
-their CPUs, memory and GPUs are made up. There is no accounting, so `sacct` fails. `folder` is
-the cluster's own, and its path has to be short. On the last node jobs of the partition `high`
-preempt those of `low`; `debug` has all nodes and no part in that.
+Ask unsupported_reason() first. Nodes are called 127.0.0.2, 127.0.0.3, ... (names that resolve
+anywhere); their CPUs, memory and GPUs are made up. There is no accounting, so `sacct` fails.
+`folder` is the cluster's own, and its path has to be short. On the last node jobs of the partition
+`high` preempt those of `low`; `debug` has all nodes and no part in that.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class _PortTaken(RuntimeError):
     """A daemon could not bind a port that was free a moment ago."""
 
 
-def why_not() -> str | None:
-    """Why no cluster can be started here, or None if one can."""
+def unsupported_reason() -> str | None:
+    """Why no cluster can be started on this machine, or None if one can."""
     if os.geteuid() != 0:
         return "only root can start a Slurm cluster"
     missing = [
@@ -269,7 +269,7 @@ class SlurmCluster:
 
     def _all_idle(self) -> bool:
         idle = self.client("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").stdout
-        return set(idle.split()) == set(self.nodes)  # each is told once a partition
+        return set(idle.split()) == set(self.nodes)  # each is listed once a partition
 
     def _left_over(self) -> list[int]:
         """The cluster's processes that are no children of this one: steps, and jobs' processes.

@@ -1,4 +1,4 @@
-"""The ranks of a process group, each a process that runs one case after the other.
+"""Ranks of a process group: processes that run one test case after the other.
 
 Importing torch takes longer than all cases together, so processes are forked from a server that has
 done it, and one group serves every test of a world size. A race may show in one run of many, so
@@ -29,12 +29,16 @@ PATIENCE_S = 120.0  # of a case, and of the start of all ranks
 READY = "ready"
 
 
-class Here(NamedTuple):
-    """What a case is told of where it runs."""
+class RankContext(NamedTuple):
+    """Where a case runs."""
 
     rank: int
     world_size: int
     device: torch.device
+
+    @property
+    def backend(self) -> str:
+        return "gloo" if self.device.type == "cpu" else "nccl"
 
     @property
     def tolerance(self) -> float:
@@ -44,7 +48,7 @@ class Here(NamedTuple):
         return 1e-6 if self.device.type == "cpu" else 1e-5
 
 
-Case = Callable[..., Any]  # (Here, *arguments), importable by name
+Case = Callable[..., Any]  # (RankContext, *arguments), importable by name
 
 # For what does not depend on how many there are: four ranks share two cores at five times the cost.
 two_ranks = pytest.mark.parametrize(
@@ -69,34 +73,41 @@ class Ranks:
 
     def assert_passes(self, case: Case, *arguments: Any, repeats: int = REPEATS) -> None:
         """Every rank runs the case; an exception on any of them fails with its traceback."""
-        wrong = {
-            rank: told
-            for rank, told in enumerate(self.outcomes(case, *arguments, repeats=repeats))
-            if told not in ("ok", READY)
-        }
-        if wrong:
-            parts = [f"rank {rank} of {self.world_size}: {told}" for rank, told in wrong.items()]
-            raise AssertionError("\n".join(parts))
+        errors = [
+            f"rank {rank} of {self.world_size}: {outcome}"
+            for rank, outcome in enumerate(self.outcomes(case, *arguments, repeats=repeats))
+            if outcome not in ("ok", READY)
+        ]
+        if errors:
+            raise AssertionError("\n".join(errors))
+
+    def assert_one_death_ends_all(self, case: Case, *arguments: Any) -> None:
+        """Rank 1 exits with 9 in the case; the others hear of it before a collective times out."""
+        start = time.monotonic()
+        outcomes = self.outcomes(case, *arguments)
+        assert time.monotonic() - start < TIMEOUT_S
+        assert outcomes.pop(1) == "died with exit code 9"
+        assert all("RuntimeError" in outcome for outcome in outcomes), outcomes
 
     def outcomes(self, case: Case, *arguments: Any, repeats: int = 1) -> list[str]:
-        """What became of each rank: ok, a traceback, "died with exit code N", or hangs; READY where
-        another could not join."""
-        told = [READY] * self.world_size
+        """How the case ended on each rank: ok, a traceback, "died with exit code N", or hangs;
+        READY where another rank could not join."""
+        answers = [READY] * self.world_size
         if not self._processes:
             self._start()
-            told = self._answers()
-        if all(answer == READY for answer in told):
+            answers = self._receive()
+        if all(answer == READY for answer in answers):
             for pipe in self._pipes:
-                with contextlib.suppress(ConnectionError):  # _answers tells how it died
+                with contextlib.suppress(ConnectionError):  # _receive says how it died
                     pipe.send((case, arguments, repeats))
-            told = self._answers()
-        if any(answer != "ok" for answer in told):
+            answers = self._receive()
+        if any(answer != "ok" for answer in answers):
             self.close()
-        return told
+        return answers
 
-    def _answers(self) -> list[str]:
-        """What each rank says next."""
-        told = ["hangs"] * self.world_size
+    def _receive(self) -> list[str]:
+        """The next message of each rank."""
+        answers = ["hangs"] * self.world_size
         waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         deadline = time.monotonic() + PATIENCE_S
         while waiting and time.monotonic() < deadline:
@@ -104,11 +115,11 @@ class Ranks:
                 assert isinstance(pipe, Connection)
                 rank = waiting.pop(pipe)
                 try:
-                    told[rank] = pipe.recv()
+                    answers[rank] = pipe.recv()
                 except (EOFError, ConnectionError):
                     self._processes[rank].join(10)
-                    told[rank] = f"died with exit code {self._processes[rank].exitcode}"
-        return told
+                    answers[rank] = f"died with exit code {self._processes[rank].exitcode}"
+        return answers
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -128,7 +139,9 @@ class Ranks:
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         # torch.optim imports torch._dynamo on first use.
-        context.set_forkserver_preload(["pytest", "torch._dynamo", "tests.parallel_models"])
+        context.set_forkserver_preload(
+            ["pytest", "torch._dynamo", "tests.systems.parallel.parallel_models"]
+        )
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         for rank in range(self.world_size):
@@ -156,7 +169,7 @@ def world(backend: str, world_size: int, timeout_s: float = TIMEOUT_S) -> Iterat
 def _serve(
     backend: str, rank: int, world_size: int, timeout_s: float, store: str, pipe: Connection
 ) -> None:
-    """The main function of a rank: says READY, then runs what it is told to."""
+    """The main function of a rank: sends READY, then runs cases until it receives None."""
     try:
         here = _join(backend, rank, world_size, timeout_s, store)
         pipe.send(READY)
@@ -172,7 +185,7 @@ def _serve(
     dist.destroy_process_group()
 
 
-def _join(backend: str, rank: int, world_size: int, timeout_s: float, store: str) -> Here:
+def _join(backend: str, rank: int, world_size: int, timeout_s: float, store: str) -> RankContext:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if backend == "nccl":
@@ -181,10 +194,10 @@ def _join(backend: str, rank: int, world_size: int, timeout_s: float, store: str
         torch.backends.cudnn.allow_tf32 = False
     dist.init_process_group(
         backend,
-        store=dist.FileStore(store, world_size),
+        init_method=f"file://{store}",
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=timeout_s),
         device_id=device if backend == "nccl" else None,
     )
-    return Here(rank, world_size, device)
+    return RankContext(rank, world_size, device)

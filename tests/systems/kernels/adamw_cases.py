@@ -1,8 +1,13 @@
-"""What FusedAdamW's tests share: dtypes and sizes, parameters and gradients, what is right."""
+"""Dtypes, parameters, gradients and comparisons with float64 for tests of FusedAdamW."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from systems.kernels.adamw import FusedAdamW, adamw_reference, fused_adamw
 
@@ -18,7 +23,7 @@ USES = {
     "bf16_state_master": (BF16, BF16, True),
     "fp32_bf16_state": (F32, BF16, False),
 }
-HYPER = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
+HYPER: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
 STEPS = 10
 # Relative L2 error of the moments after STEPS steps, and of what they have moved. A moment is
 # rounded once a step, in bfloat16 by up to two unit roundoffs (stochastic rounding), and such
@@ -26,20 +31,16 @@ STEPS = 10
 TOLERANCE = {BF16: 2 * STEPS**0.5 * 2**-8, F32: (12 * STEPS) ** 0.5 * 2**-24}
 
 
-def randn(n: int, seed: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+def randn(n: int, seed: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, generator=generator, dtype=torch.float64).to(dtype).to(device)
 
 
-def make_parameters(
-    dtype: torch.dtype, device: str = "cpu", seed: int = 0
-) -> list[torch.nn.Parameter]:
-    return [
-        torch.nn.Parameter(randn(n, 10**6 * seed + i, dtype, device)) for i, n in enumerate(SIZES)
-    ]
+def make_parameters(dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> list[Parameter]:
+    return [Parameter(randn(n, 10**6 * seed + i, dtype, device)) for i, n in enumerate(SIZES)]
 
 
-def set_grads(parameters, step: int, seed: int = 0) -> None:
+def set_grads(parameters: Iterable[Parameter], step: int, seed: int = 0) -> None:
     """Gradients of two magnitudes, into those that exist."""
     for i, p in enumerate(parameters):
         scale = 1.0 if i % 2 else 1e-2
@@ -51,7 +52,7 @@ def set_grads(parameters, step: int, seed: int = 0) -> None:
             p.grad.copy_(grad.view(p.shape))
 
 
-def make_optimizer(use: str, parameters, **options) -> FusedAdamW:
+def make_optimizer(use: str, parameters: Iterable[Parameter], **options: Any) -> FusedAdamW:
     _, state, master = USES[use]
     return FusedAdamW(parameters, **{**HYPER, **options}, state_dtype=state, master_weights=master)
 
@@ -72,20 +73,21 @@ def float64_shares(use: str, device: str, seed: int = 0) -> dict[str, float]:
     has moved may cancel to nothing."""
     dtype, state_dtype, has_master = USES[use]
     ours = make_parameters(dtype, device, seed)
-    exact = [torch.nn.Parameter(p.detach().double()) for p in ours]
+    exact = [Parameter(p.detach().double()) for p in ours]
     start = [p.detach().clone() for p in exact]
     optimizer = make_optimizer(use, ours, seed=seed)
     other = torch.optim.AdamW(exact, **HYPER)
     for step in range(STEPS):
         set_grads(ours, step, seed)
         for p, q in zip(ours, exact, strict=True):
+            assert p.grad is not None
             q.grad = p.grad.double()
         optimizer.step()
         other.step()
     tolerance, stored = TOLERANCE[state_dtype], F32 if has_master else dtype
     shares = dict.fromkeys(("weights", "exp_avg", "exp_avg_sq"), 0.0)
     for p, q, before in zip(ours, exact, start, strict=True):
-        state, known = optimizer.state[p], other.status[q]
+        state, known = optimizer.state[p], other.state[q]
         assert int(state["step"]) == STEPS
         assert ("master" in state) == has_master
         if has_master:
@@ -121,19 +123,29 @@ def assert_same(a: FusedAdamW, b: FusedAdamW) -> None:
             assert torch.equal(tensor, b.state[q][name])
 
 
-def _tensors(use: str, n: int, device: str, offset: int) -> list[torch.Tensor | None]:
-    """param, exp_avg, exp_avg_sq, master, step, `offset` elements past an aligned address."""
+class Operands(NamedTuple):
+    """What a step reads and writes, beside the gradient."""
+
+    param: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    master: Tensor | None
+    step: Tensor
+
+
+def _make_operands(use: str, n: int, device: str, offset: int) -> Operands:
+    """Operands that begin `offset` elements past an aligned address."""
     dtype, state_dtype, has_master = USES[use]
 
-    def tensor(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def tensor(values: Tensor, dtype: torch.dtype) -> Tensor:
         room = torch.empty(n + offset, dtype=dtype, device=device)
         return room[offset:].copy_(values)
 
     values = randn(n, 3, F32)
     master = tensor(values, F32) if has_master else None
-    moments = [tensor(torch.zeros(n), state_dtype) for _ in range(2)]
+    exp_avg, exp_avg_sq = (tensor(torch.zeros(n), state_dtype) for _ in range(2))
     step = torch.zeros((), dtype=torch.int64, device=device)
-    return [tensor(values, dtype), *moments, master, step]
+    return Operands(tensor(values, dtype), exp_avg, exp_avg_sq, master, step)
 
 
 def assert_kernel_is_reference(use: str, n: int, device: str, offset: int) -> None:
@@ -141,17 +153,21 @@ def assert_kernel_is_reference(use: str, n: int, device: str, offset: int) -> No
     each of the same operations once. On a GPU parameters with bfloat16 state take an approximate
     division; fused_adamw says how far it may be off."""
     dtype, state_dtype, _ = USES[use]
-    ours, known = (_tensors(use, n, device, offset) for _ in range(2))
+    ours, known = (_make_operands(use, n, device, offset) for _ in range(2))
     approximates = device != "cpu" and state_dtype == BF16
     one_unit = {F32: 2**-20, BF16: 2**-7, F16: 2**-10}
     for step in range(3):
         grad = randn(n + offset, step, dtype).to(device)[offset:]
-        options = {**HYPER, "stochastic_rounding": True, "seed": 9, "index": step % 2}
-        for function, (param, *rest) in ((fused_adamw, ours), (adamw_reference, known)):
-            function(param, grad, *rest, **options)
-        names = ("param", "exp_avg", "exp_avg_sq", "master", "step")
-        for name, a, b in zip(names, ours, known, strict=True):
-            if a is None:
+        options: dict[str, Any] = {
+            **HYPER,
+            "stochastic_rounding": True,
+            "seed": 9,
+            "index": step % 2,
+        }
+        for function, operands in ((fused_adamw, ours), (adamw_reference, known)):
+            function(operands.param, grad, *operands[1:], **options)
+        for name, a, b in zip(Operands._fields, ours, known, strict=True):
+            if a is None or b is None:
                 continue
             if approximates and name in ("param", "master"):
                 torch.testing.assert_close(a, b, rtol=one_unit[a.dtype], atol=1e-8)

@@ -1,0 +1,64 @@
+"""Warnings about parts of a sweep file that have no effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.sweep.expand import expand
+from jobs.sweep.load import load_sweep
+from tests.jobs.harness import call
+from tests.jobs.results_folder import TOY, load, params_of, write
+
+
+def warnings(folder: Path, text: str, *overrides: str) -> list[str]:
+    expansion = expand(load_sweep(write(folder, TOY + text), overrides))
+    return [str(warning).replace(f"{folder}/", "") for warning in expansion.warnings]
+
+
+def test_an_exclude_that_leaves_nothing_out_is_told(tmp_path: Path) -> None:
+    text = """\
+grid: {size: [1, 2, 3]}
+exclude:
+  - size > 2
+  - {size: 3, mode: fast}
+  - size > 3
+  - {mode: exact}
+"""
+    # Of two that leave out the same run both have an effect.
+    assert warnings(tmp_path, text) == [
+        "sweep.yaml:7:5: exclude: no run is like this",
+        "sweep.yaml:8:5: exclude: no run is like this",
+    ]
+    # Not where the command line took away what it was for.
+    assert warnings(tmp_path, text, "size=1") == ["sweep.yaml:8:5: exclude: no run is like this"]
+
+
+def test_a_run_that_is_left_out_need_not_have_an_order(tmp_path: Path) -> None:
+    text = "fixed: {size: 9}\ngrid: {window: [null, 4, 8]}\nexclude: [{window: null}, window > 5]\n"
+    assert params_of(load(tmp_path, TOY + text), "window") == [(4,)]
+    assert warnings(tmp_path, text) == []
+
+
+def test_a_list_that_every_case_replaces_is_told(tmp_path: Path) -> None:
+    text = """\
+grid: {size: [1, 2], mode: [fast, exact]}
+zip: {ranks: [1, 2]}
+cases:
+  - {fixed: {size: 3}, grid: {ranks: [1]}}
+  - {fixed: {size: 4, mode: fast, ranks: 2}}
+"""
+    assert warnings(tmp_path, text) == [
+        "sweep.yaml:3:8: grid: every case replaces 'size'",
+        "sweep.yaml:4:7: zip: every case replaces 'ranks'",
+    ]
+    assert warnings(tmp_path, text, "size=[5,6]") == warnings(tmp_path, text)[1:]
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--local"])
+def test_a_warning_is_said_and_stops_nothing(tmp_path: Path, option: str) -> None:
+    path = write(tmp_path, TOY + "fixed: {size: 1}\nexclude: [size > 1]\n")
+    done = call("jobs.submit", path, option, "--out", tmp_path / "out")
+    assert done.returncode == 0
+    assert f"warning: {path}:4:11: exclude: no run is like this\n" in done.stdout
