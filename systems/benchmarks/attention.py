@@ -59,7 +59,7 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
-    from systems.kernels.flash_attention import ATTENTIONS, naive, why_not
+    from systems.kernels.flash_attention import ATTENTIONS, naive, unsupported_reason
     from systems.measure.timing import host_ms, peak_memory_bytes, time_ms, wall_ms
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -75,7 +75,7 @@ def run(params: Params) -> dict[str, Any]:
     if params.implementation == "naive_compiled":
         function = torch.compile(naive, fullgraph=True, dynamic=False)
     elif params.implementation != "naive":
-        reason = why_not(q, k, v, params.causal, params.implementation)
+        reason = unsupported_reason(q, k, v, params.causal, params.implementation)
         if reason:
             raise Unsupported(reason)
         function = ATTENTIONS[params.implementation]

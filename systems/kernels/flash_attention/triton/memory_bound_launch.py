@@ -1,5 +1,7 @@
-"""Launches of the kernels that only move memory, of flash_triton and flash_hopper alike: float32 is
-cut into parts, parts of an output are combined, parts of gradients added.
+"""Launches of the memory-bound kernels, which flash_triton and flash_hopper share.
+
+They split float32 tensors into float16 halves, combine partial outputs and add partial gradients.
+A `Launch` is for one device and for tensors of one dtype each, so both are cache keys.
 """
 
 from __future__ import annotations
@@ -8,63 +10,68 @@ import functools
 
 import torch
 
-from systems.kernels.flash_attention.configurations import MOVED, block_d
+from systems.kernels.flash_attention.configurations import MEMORY_BOUND_ELEMENTS, block_d
 from systems.kernels.flash_attention.layout import Layout
 from systems.kernels.launcher import Launch
 
-LAUNCHES = 4096  # kept at most, of each
+MAX_LAUNCHES = 4096  # cached, of each kernel
 
 
-# A `Launch` is of one device and of tensors of one dtype each: what makes one is told of both.
-@functools.lru_cache(maxsize=LAUNCHES)
-def cutting(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
-    """Of `parts_kernel`: (four float32 tensors, `count` of which are cut, their peaks, parts)."""
-    from systems.kernels.flash_attention.triton.split_kernel import parts_kernel
-
-    numbers = (*of.strides, of.n_heads, of.heads, of.rows, n_seen)
-    return Launch(parts_kernel, (n_moving(of), count), numbers, moved(of))
-
-
-@functools.lru_cache(maxsize=LAUNCHES)
-def peaking(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
-    """Of `peak_kernel`: (four float32 tensors, of which `count` are looked at, their peaks)."""
-    from systems.kernels.flash_attention.triton.split_kernel import peak_kernel
+@functools.lru_cache(maxsize=MAX_LAUNCHES)
+def fp16_split_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
+    """`parts_kernel`; call it with four float32 tensors, of which the first `count` are split,
+    their peaks, and the halves."""
+    from systems.kernels.flash_attention.triton.fp16_split_kernel import parts_kernel
 
     numbers = (*of.strides, of.n_heads, of.heads, of.rows, n_seen)
-    return Launch(peak_kernel, (n_moving(of), count), numbers, moved(of))
+    grid = (memory_bound_programs(of), count)
+    return Launch(parts_kernel, grid, numbers, memory_bound_constants(of))
 
 
-@functools.lru_cache(maxsize=LAUNCHES)
-def combining(device: torch.device, dtype: torch.dtype, n_splits: int, out: Layout) -> Launch:
-    """Of `combine_kernel`: (parts, their log-sum-exps, out, lse), out of this dtype."""
+@functools.lru_cache(maxsize=MAX_LAUNCHES)
+def peak_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
+    """`peak_kernel`; call it with four float32 tensors, of which the first `count` are read, and
+    their peaks."""
+    from systems.kernels.flash_attention.triton.fp16_split_kernel import peak_kernel
+
+    numbers = (*of.strides, of.n_heads, of.heads, of.rows, n_seen)
+    grid = (memory_bound_programs(of), count)
+    return Launch(peak_kernel, grid, numbers, memory_bound_constants(of))
+
+
+@functools.lru_cache(maxsize=MAX_LAUNCHES)
+def combine_launch(device: torch.device, dtype: torch.dtype, n_splits: int, out: Layout) -> Launch:
+    """`combine_kernel`; call it with partial outputs and log-sum-exps, out (this dtype) and lse."""
     from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel
 
     numbers = (*out.strides, out.n_heads, out.heads, out.rows, n_splits)
-    return Launch(combine_kernel, (n_moving(out),), numbers, moved(out))
+    grid = (memory_bound_programs(out),)
+    return Launch(combine_kernel, grid, numbers, memory_bound_constants(out))
 
 
-@functools.lru_cache(maxsize=LAUNCHES)
-def summing(
+@functools.lru_cache(maxsize=MAX_LAUNCHES)
+def sum_launch(
     device: torch.device,
     dtype: torch.dtype,
     n_splits: int,
     out: Layout,
     other: Layout | None = None,
 ) -> Launch:
-    """Of `sum_kernel`: (parts, out, other), of this dtype; other being out where there is none."""
+    """`sum_kernel`; call it with partial sums, out and other of this dtype. Without a layout for
+    `other`, pass out again."""
     from systems.kernels.flash_attention.triton.combine_kernel import sum_kernel
 
     numbers = (*out.strides, *(other or out).strides, out.n_heads, out.heads, out.rows, n_splits)
-    grid = (n_moving(out), 1 if other is None else 2)
-    return Launch(sum_kernel, grid, numbers, moved(out))
+    grid = (memory_bound_programs(out), 1 if other is None else 2)
+    return Launch(sum_kernel, grid, numbers, memory_bound_constants(out))
 
 
-def moved(of: Layout) -> dict[str, int]:
-    """Constants of the kernels that only move memory."""
+def memory_bound_constants(of: Layout) -> dict[str, int]:
+    """Return the compile-time constants of a memory-bound kernel."""
     columns = block_d(of.head_dim)
-    return {"HEAD_DIM": of.head_dim, "ROWS": MOVED // columns, "COLUMNS": columns}
+    return {"HEAD_DIM": of.head_dim, "ROWS": MEMORY_BOUND_ELEMENTS // columns, "COLUMNS": columns}
 
 
-def n_moving(of: Layout) -> int:
-    """Programs of such a kernel."""
-    return -(-of.rows // (MOVED // block_d(of.head_dim))) * of.n_heads
+def memory_bound_programs(of: Layout) -> int:
+    """Return the number of programs of a memory-bound kernel."""
+    return -(-of.rows // (MEMORY_BOUND_ELEMENTS // block_d(of.head_dim))) * of.n_heads
