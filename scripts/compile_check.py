@@ -1,11 +1,11 @@
-"""What the compiler makes of the attention kernels for sm_90, on a machine without a GPU.
+"""Compile the attention kernels for sm_90 and check their resources, on a machine without a GPU.
 
     make compile-check
 
-Prints registers of a thread, bytes that it spills and shared memory of a program for every default
-configuration: head dimension, dtype, causal or full, pass. Exits 1 if one spills, needs more
-shared memory than a multiprocessor has for a program, or leaves room for fewer programs than its
-tile says, or in a causal pass for more.
+Prints registers per thread, spilled bytes per thread and shared memory per program for every
+default configuration: head dimension, dtype, causal or full, pass. Exits 1 if one spills, needs
+more shared memory than a program may have, or has a lower occupancy than its tile says, or a higher
+one in a causal pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the systems of this checkout
 from systems.kernels.flash_attention.configurations import (
-    MOVED,
+    MEMORY_BOUND_ELEMENTS,
     Configuration,
     Tile,
     block_d,
@@ -35,7 +35,7 @@ from systems.kernels.flash_attention.triton.backward_kernel import (
 )
 from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel, sum_kernel
 from systems.kernels.flash_attention.triton.forward_kernel import forward_kernel
-from systems.kernels.flash_attention.triton.split_kernel import parts_kernel, peak_kernel
+from systems.kernels.flash_attention.triton.fp16_split_kernel import parts_kernel, peak_kernel
 from tests.systems.kernels.hopper import compile_for_hopper, compile_gluon_for_hopper, resources
 
 SHARED_LIMIT = 227 << 10  # bytes a program may have on sm_90
@@ -49,37 +49,37 @@ PASSES = {
     "forward": forward_kernel, "dkdv": dkdv_kernel, "dk": dkdv_kernel, "dv": dkdv_kernel,
     "dq": dq_kernel,
 }  # fmt: skip
-MOVERS = {
+MEMORY_BOUND_KERNELS = {
     "delta": delta_kernel, "combine": combine_kernel, "sum": sum_kernel, "peak": peak_kernel,
     "parts": parts_kernel,
 }  # fmt: skip
-# Pointers by what they point to
-FLOAT32 = {"lse", "delta", "parts", "part_lse"} | {
+# Names of pointer arguments by dtype
+FLOAT32 = {"lse", "delta", "partials", "partial_lse"} | {
     f"{which}_whole" for which in ("first", "second", "third", "fourth")
 }
-MULTIPLIED = {"query", "key", "value", "dout"}
-WRITTEN = {"out", "other", "dkey", "dvalue", "dquery"}
+OPERANDS = {"query", "key", "value", "dout"}
+OUTPUTS = {"out", "other", "dkey", "dvalue", "dquery"}
 
 
 class Resources(NamedTuple):
-    """Of one compiled kernel: of a thread, of a thread in bytes, of a program in bytes."""
+    """Registers and spilled bytes per thread of a compiled kernel, shared bytes per program."""
 
     registers: int
     spilled: int
     shared: int
     warps: int
     ptx: str
-    made: Any  # Triton's compiled kernel
+    compiled: Any  # Triton's CompiledKernel
 
     @property
     def resident(self) -> int:
-        """Programs that a multiprocessor has room for: 65,536 registers, 228 KiB, 64 warps."""
+        """Programs that fit on a multiprocessor: 65,536 registers, 228 KiB, 64 warps."""
         registers = -(-self.registers // 8) * 8 * 32 * self.warps
         return min(65_536 // registers, (228 << 10) // (self.shared + 1024), 64 // self.warps)
 
 
 def passes(tiles: Configuration) -> dict[str, Tile]:
-    """The passes that a configuration launches."""
+    """Return the passes that a configuration launches."""
     if tiles.dv is None:
         return {"forward": tiles.forward, "dkdv": tiles.dkdv, "dq": tiles.dq}
     return {"forward": tiles.forward, "dk": tiles.dkdv, "dv": tiles.dv, "dq": tiles.dq}
@@ -93,28 +93,30 @@ def compile_pass(
     tile: Tile,
     precision: str = "fp16x3",
 ) -> Resources:
-    """A kernel of PASSES for contiguous, aligned inputs."""
+    """Compile a kernel of PASSES for contiguous, aligned inputs."""
     sums = {"dkdv": {"DK": True, "DV": True}, "dk": {"DK": True, "DV": False}}
     sums["dv"] = {"DK": False, "DV": True}
-    in_parts = dtype == torch.float32 and precision == "fp16x3"
+    fp16x3 = dtype == torch.float32 and precision == "fp16x3"
     constants = {
         "HEAD_DIM": head_dim, "BLOCK_D": block_d(head_dim), "BLOCK_Q": tile.block_q,
-        "BLOCK_K": tile.block_k, "IS_CAUSAL": is_causal, "PARTS": 2 if in_parts else 1,
+        "BLOCK_K": tile.block_k, "IS_CAUSAL": is_causal, "FP16X3": fp16x3,
         "PRECISION": "tf32" if precision == "tf32" else "ieee", "STAGES": tile.num_stages,
         **sums.get(name, {}),
     }  # fmt: skip
-    multiplied = torch.float16 if in_parts else dtype
+    multiplied = torch.float16 if fp16x3 else dtype
     return _compile(
         PASSES[name], constants, head_dim, multiplied, dtype, tile.options(on_hopper=True)
     )
 
 
-def compile_mover(name: str, head_dim: int, dtype: torch.dtype) -> Resources:
-    """A kernel of MOVERS for contiguous, aligned inputs."""
+def compile_memory_bound(name: str, head_dim: int, dtype: torch.dtype) -> Resources:
+    """Compile a kernel of MEMORY_BOUND_KERNELS for contiguous, aligned inputs."""
     columns = block_d(head_dim)
-    constants = {"HEAD_DIM": head_dim, "ROWS": MOVED // columns, "COLUMNS": columns}
+    constants = {"HEAD_DIM": head_dim, "ROWS": MEMORY_BOUND_ELEMENTS // columns, "COLUMNS": columns}
     written = torch.float16 if name == "parts" else dtype
-    return _compile(MOVERS[name], constants, head_dim, dtype, written, {"num_warps": 4})
+    return _compile(
+        MEMORY_BOUND_KERNELS[name], constants, head_dim, dtype, written, {"num_warps": 4}
+    )
 
 
 def _compile(
@@ -127,8 +129,8 @@ def _compile(
 ) -> Resources:
     kinds = {
         **dict.fromkeys(FLOAT32, "*fp32"),
-        **dict.fromkeys(MULTIPLIED, f"*{NAMES[multiplied]}"),
-        **dict.fromkeys(WRITTEN, f"*{NAMES[written]}"),
+        **dict.fromkeys(OPERANDS, f"*{NAMES[multiplied]}"),
+        **dict.fromkeys(OUTPUTS, f"*{NAMES[written]}"),
         "peaks": "*i32",
         "scale": "fp32",
         "scale_log2e": "fp32",
@@ -160,7 +162,7 @@ HOPPER_FORMS = ("full", "causal", "split")  # "split" of a causal pass
 def compile_hopper(
     name: str, head_dim: int, form: str, tile: HopperTile | None = None
 ) -> Resources:
-    """The Gluon kernel of a pass, "forward" or "backward", in bfloat16, in one of HOPPER_FORMS."""
+    """Compile the Gluon kernel of "forward" or "backward" for bfloat16, in one of HOPPER_FORMS."""
     from triton.experimental.gluon import language as gl
 
     from systems.kernels.flash_attention.hopper.backward_d128 import wide_backward_kernel
@@ -179,7 +181,7 @@ def compile_hopper(
         kernel, tile = hopper_forward_kernel, tile or FORWARD[head_dim]
         kinds = {
             "q_desc": rows(64), "out_desc": rows(64), "k_desc": rows(tile.block_k),
-            "v_desc": rows(tile.block_k), "parts": "*fp32", "lse": "*fp32", "counters": "*i32",
+            "v_desc": rows(tile.block_k), "partials": "*fp32", "lse": "*fp32", "counters": "*i32",
         }  # fmt: skip
         constants = {
             "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "HEAD_DIM": head_dim,
@@ -197,7 +199,7 @@ def compile_hopper(
             "dq_desc": descriptor("fp32", [64, 64], gl.float32),
             **dict.fromkeys(("dk_desc", "dv_desc"), rows(64)),
             "counter": "*i32", "dkey": gradient, "dvalue": gradient, "scale": "fp32",
-            "dk_parts": "*fp32", "dv_parts": "*fp32",
+            "dk_partials": "*fp32", "dv_partials": "*fp32",
         }  # fmt: skip
         constants = {"IS_CAUSAL": is_causal}
         if head_dim > 64:
@@ -212,7 +214,7 @@ def compile_hopper(
 
 
 def hopper_table() -> tuple[list[list[object]], int]:
-    """Rows of the kernels whose warps have roles, and how many of them are bad."""
+    """Return the rows of the warp-specialised kernels and the number of failures."""
     rows: list[list[object]] = []
     bad = 0
     for name, head_dim, form in product(("forward", "backward"), (64, 128), HOPPER_FORMS):
@@ -243,8 +245,8 @@ def main() -> int:
             mask = "causal" if is_causal else "full"
             row = [label, head_dim, name, mask, *tile, *found[:2], found.shared / 1024, wrong]
             rows.append(row)
-        for name in MOVERS:
-            found = compile_mover(name, head_dim, dtype)
+        for name in MEMORY_BOUND_KERNELS:
+            found = compile_memory_bound(name, head_dim, dtype)
             bad += bool(found.spilled)
             row = [label, head_dim, name, *[""] * 7, *found[:2], found.shared / 1024]
             rows.append([*row, "SPILLS" if found.spilled else ""])

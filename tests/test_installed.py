@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.jobs.harness import ROOT, facts, records
+from tests.jobs.harness import ROOT, artifacts_of, facts, records
 
 SOURCES = ("pyproject.toml", "README.md", "aggregate.py", "jobs", "systems", "sweeps")
 # A benchmark of one's own; says which files the process of a run has imported.

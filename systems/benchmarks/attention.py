@@ -143,13 +143,13 @@ def _implementation(
 ) -> Callable[..., torch.Tensor]:
     import torch
 
-    from systems.kernels.flash_attention import ATTENTIONS, naive, why_not
+    from systems.kernels.flash_attention import ATTENTIONS, naive, unsupported_reason
 
     if params.implementation == "naive":
         return naive
     if params.implementation == "naive_compiled":
         return torch.compile(naive, fullgraph=True, dynamic=False)
-    reason = why_not(q, k, v, params.causal, params.implementation)
+    reason = unsupported_reason(q, k, v, params.causal, params.implementation)
     if reason:
         raise Unsupported(reason)
     return ATTENTIONS[params.implementation]

@@ -46,7 +46,7 @@ def run(params: Params) -> dict[str, Any]:
 
     from systems import accounting
     from systems.benchmarks.attention import relative_errors, require_right
-    from systems.kernels.flash_attention import ATTENTIONS, why_not
+    from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
 
     if not torch.cuda.is_available():
         raise Unsupported("do_bench needs a GPU")
@@ -57,7 +57,7 @@ def run(params: Params) -> dict[str, Any]:
         torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
         for _ in range(3)
     )
-    reason = why_not(q, k, v, True, params.implementation)
+    reason = unsupported_reason(q, k, v, True, params.implementation)
     if reason:
         raise Unsupported(reason)
     attention = ATTENTIONS[params.implementation]

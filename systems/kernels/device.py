@@ -1,4 +1,4 @@
-"""Where a Triton kernel runs: on a GPU, or on a CPU in Triton's interpreter."""
+"""Devices for Triton kernels: a GPU, or a CPU with Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Whether Triton kernels run there: on a GPU, and with TRITON_INTERPRET=1 on a CPU.
+    """Return True if Triton kernels run on the device: a GPU, or a CPU with TRITON_INTERPRET=1.
 
-    Where they do not, a kernel's reference runs in its place.
+    Where they do not, callers use a kernel's reference instead.
     """
     if device.type == "cuda":
         return True
@@ -24,14 +24,14 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def is_hopper(device: torch.device) -> bool:
-    """Whether it is an H100, an H200 or the like: NVIDIA's compute capability 9.0."""
-    if device.type != "cuda" or torch.version.hip is not None:  # AMD's MI200 calls itself 9.0, too
+    """Return True for an H100, an H200 or another NVIDIA GPU of compute capability 9.0."""
+    if device.type != "cuda" or torch.version.hip is not None:  # AMD's MI200 reports 9.0, too
         return False
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Make `device` the current one: Triton launches there, wherever the tensors are."""
+    """Make `device` the current one: Triton launches there, not where the tensors are."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(device)
@@ -39,5 +39,5 @@ def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
 
 @functools.cache
 def multiprocessors(index: int) -> int:
-    """Of the GPU with this index; an H200 has 132."""
+    """Return the number of multiprocessors of the GPU with this index; an H200 has 132."""
     return int(torch.cuda.get_device_properties(index).multi_processor_count)

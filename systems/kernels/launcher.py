@@ -1,9 +1,9 @@
-"""A Triton kernel launched again and again with the same numbers: what a call costs the host.
+"""Launch a Triton kernel repeatedly with low host overhead.
 
-Triton looks at every argument of every launch to find the variant that fits, asks its settings and
-hooks, and encodes descriptors: 15 to 60 microseconds for a kernel of forty arguments. A `Launch`
-holds all arguments but the tensors, looks at their alignment and calls what Triton's own launch
-ends in.
+For every launch Triton inspects all arguments to find the compiled variant, reads its settings and
+hooks, and encodes TMA descriptors: 15 to 60 microseconds for a kernel with forty arguments. A
+`Launch` holds all arguments except the tensors, checks only their alignment and calls the driver
+function in which Triton's own launch ends.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from torch import Tensor
 
 from systems.kernels.tensor_maps import TensorMap
 
-REGISTERS = 65_536  # of a multiprocessor, of every GPU since 2012
-# Of the thread that asks for it: what others launch meanwhile is to run
+REGISTERS = 65_536  # per multiprocessor, of every GPU since 2012
+# Per thread: launches of other threads must still run.
 _compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
 
 
 @contextlib.contextmanager
 def compiling_only(threads: int) -> Iterator[None]:
-    """Every `Launch` that this thread calls in here is compiled and not launched, `threads` of them
-    at a time.
+    """Context manager in which a `Launch` called by this thread compiles and does not launch.
 
-    What does not compile says so when it is launched.
+    Kernels are compiled by `threads` threads. Errors are ignored here and raised at the launch.
     """
     import triton
 
@@ -45,21 +44,20 @@ def compiling_only(threads: int) -> Iterator[None]:
 
 
 class Launch:
-    """`kernel[grid](*maps, *tensors, *numbers, **constants)`, for one device, which is to be the
-    current, and for maps and tensors that have the same dtypes at every call.
+    """`kernel[grid](*maps, *tensors, *numbers, **constants)` with fixed numbers and constants.
 
-    Triton's launch hooks (Proton's) see its first call with each alignment only.
+    For one device, which must be the current one, and for maps and tensors with the same dtypes in
+    every call. Triton's launch hooks (Proton's) see only the first call with each alignment.
 
     Args:
-        kernel: a function under triton.jit or gluon.jit, its arguments in this order: descriptors,
-            tensors, numbers, constants. A variant is compiled at the first call and found again by
-            alignment alone.
+        kernel: a triton.jit or gluon.jit function whose arguments are descriptors, tensors, numbers
+            and constants, in this order. The first call with an alignment compiles a variant.
         grid: programs along each axis.
         constants: constexpr arguments, in the kernel's order.
-        options: num_warps and the like.
+        options: launch options such as num_warps.
     """
 
-    __slots__ = ("_launches", "constants", "grid", "kernel", "made", "numbers", "options")
+    __slots__ = ("_launches", "compiled", "constants", "grid", "kernel", "numbers", "options")
 
     def __init__(
         self,
@@ -72,11 +70,11 @@ class Launch:
         self.kernel, self.numbers, self.constants = kernel, tuple(numbers), dict(constants)
         self.grid = (*grid, 1, 1)[:3]
         self.options = options
-        self.made: Any = None  # the last variant compiled, Triton's CompiledKernel
+        self.compiled: Any = None  # Triton's CompiledKernel of the last variant
         self._launches: dict[int, Callable[..., object]] = {}
 
     def __call__(self, *tensors: Tensor, maps: Sequence[TensorMap] = ()) -> None:
-        # Triton specialises a pointer on whether 16 divides it: so may what it compiles to.
+        # Triton specialises a kernel on whether the address of a tensor is a multiple of 16.
         addresses = [tensor.data_ptr() for tensor in tensors]
         aligned = 0
         for address in addresses:
@@ -85,22 +83,22 @@ class Launch:
         if launch is not None:
             launch(maps, addresses)
             return
-        arguments = (*(given.descriptor for given in maps), *tensors, *self.numbers)
+        arguments = (*(m.descriptor for m in maps), *tensors, *self.numbers)
         if _compiles_only.get():
             self.kernel.warmup(*arguments, grid=self.grid, **self.constants, **self.options)
             return
-        made = self.kernel[self.grid](*arguments, **self.constants, **self.options)
-        if hasattr(made, "packed_metadata"):  # not by the interpreter, nor while others compile
+        compiled = self.kernel[self.grid](*arguments, **self.constants, **self.options)
+        if hasattr(compiled, "packed_metadata"):  # neither interpreted nor still compiling
             rest = (*self.numbers, *self.constants.values())
-            self._launches[aligned] = _direct(made, self.grid, rest)
-            self.made = made
+            self._launches[aligned] = _direct(compiled, self.grid, rest)
+            self.compiled = compiled
 
     def resident(self) -> int:
-        """Programs of the last variant that a multiprocessor of this GPU has room for at a time."""
+        """Return the occupancy of the last variant: programs that fit on a multiprocessor."""
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
-        threads = 32 * self.made.metadata.num_warps
-        registers = -(-self.made.n_regs // 8) * 8 * threads
-        shared = self.made.metadata.shared + 1024  # what a program has besides
+        threads = 32 * self.compiled.metadata.num_warps
+        registers = -(-self.compiled.n_regs // 8) * 8 * threads
+        shared = self.compiled.metadata.shared + 1024  # reserved per program
         return max(
             1,
             min(
@@ -111,30 +109,32 @@ class Launch:
         )
 
 
-def _direct(made: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Callable[..., object]:
-    """What triton 3.6's `CompiledKernel.__getitem__` comes to where no hook is set.
+def _direct(compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Callable[..., object]:
+    """Return a function that launches as triton 3.6's `CompiledKernel.__getitem__` without hooks.
 
-    Given addresses in place of tensors it need not ask each of them where it lies.
+    It takes addresses instead of tensors, so that the driver need not ask tensors for them.
     """
-    run = made.run
+    run = compiled.run
     if run.global_scratch_size or run.profile_scratch_size:
-        return lambda maps, addresses: made[grid](*(m.descriptor for m in maps), *addresses, *rest)
-    metas = getattr(made.metadata, "tensordesc_meta", None) or ()
+        return lambda maps, addresses: compiled[grid](
+            *(m.descriptor for m in maps), *addresses, *rest
+        )
+    metas = getattr(compiled.metadata, "tensordesc_meta", None) or ()
     launch = run.launch
-    if metas:  # what Triton's own encodes descriptors for
+    if metas:  # unwrap the launcher that encodes descriptors in every call
         launch = inspect.getclosurevars(launch).nonlocals["launcher"]
     launch = functools.partial(launch, *grid)
     stream_of, device = torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()
     scratch, hooks = (None, None), (None, None, None)
     before = (
-        made.function, run.launch_cooperative_grid, run.launch_pdl, *scratch,
-        made.packed_metadata, *hooks,
+        compiled.function, run.launch_cooperative_grid, run.launch_pdl, *scratch,
+        compiled.packed_metadata, *hooks,
     )  # fmt: skip
 
     def direct(maps: Sequence[TensorMap], addresses: list[int]) -> None:
         encoded: list[Any] = []
-        for given, meta in zip(maps, metas, strict=True):
-            encoded += given.arguments(meta)
+        for tensor_map, meta in zip(maps, metas, strict=True):
+            encoded += tensor_map.arguments(meta)
         launch(stream_of(device), *before, *encoded, *addresses, *rest)
 
     return direct

@@ -1,4 +1,4 @@
-"""Tensors as Hopper's copy engine is told of them: what a launch needs to say where a tile lies."""
+"""TMA descriptors of tensors, cached by address."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-MOST_KEPT = 256  # addresses; an allocator gives the same ones again and again
+MAX_ADDRESSES = 256  # an allocator returns the same addresses again and again
 
 
 class TensorMap:
-    """Of one tensor. Triton encodes a descriptor anew at every launch; here it is done once."""
+    """Descriptor of one tensor, encoded once. Triton encodes it anew for every launch."""
 
     __slots__ = ("_arguments", "descriptor")
 
@@ -20,8 +20,11 @@ class TensorMap:
         self._arguments: list[Any] | None = None
 
     def arguments(self, meta: dict[str, Any]) -> list[Any]:
-        """What triton 3.6's launcher makes of the descriptor; meta: of the kernel's argument, which
-        follows from the tile's shape and layout."""
+        """Return what triton 3.6's launcher passes to the kernel for the descriptor.
+
+        Args:
+            meta: of the kernel's argument; depends only on the tile's shape and layout.
+        """
         if self._arguments is None:
             from triton.backends.nvidia.driver import make_tensordesc_arg
 
@@ -30,13 +33,13 @@ class TensorMap:
 
 
 class TensorMaps:
-    """Of all tensors of one dtype, shape and layout, by address.
+    """Descriptors of tensors of one dtype, shape and layout, by address.
 
     Args:
         dtype: float16, bfloat16 or float32.
         strides: in elements, the last 1; a dimension of one may have any.
-        tile: shape of what is copied at once. What of it is past the end of a dimension is zeros
-            when read, and not written.
+        tile: shape of a copy. Elements past the end of a dimension read as zeros and are not
+            written.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class TensorMaps:
         from triton.experimental.gluon import language as gl
 
         self.dtype, self.shape, self.tile = dtype, list(shape), list(tile)
-        # A dimension of one has a stride that nobody uses and that the engine may refuse.
+        # The stride of a dimension of one is not used, and TMA may refuse it.
         self.strides = [
             shape[-1] if n == 1 else stride
             for n, stride in zip(shape[:-1], strides[:-1], strict=True)
@@ -61,7 +64,7 @@ class TensorMaps:
         self._made: dict[int, TensorMap] = {}
 
     def at(self, address: int) -> TensorMap:
-        """Of the tensor there; 16 divides the address."""
+        """Return the descriptor of the tensor at this address, a multiple of 16."""
         made = self._made.get(address)
         if made is None:
             from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -70,14 +73,14 @@ class TensorMaps:
             made = TensorMap(
                 TensorDescriptor(base, self.shape, self.strides, self.tile, self.layout)
             )
-            if len(self._made) >= MOST_KEPT:
+            if len(self._made) >= MAX_ADDRESSES:
                 self._made.clear()
             self._made[address] = made
         return made
 
 
 class _Address(NamedTuple):
-    """What a descriptor asks of a tensor. It does not keep the memory."""
+    """The part of a tensor that a descriptor needs. It does not own the memory."""
 
     address: int
     dtype: torch.dtype

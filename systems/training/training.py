@@ -18,7 +18,7 @@ from systems.accounting import MATMUL_DTYPE
 from systems.benchmark import Unsupported
 from systems.checkpointing import every_k_blocks, nested, selective
 from systems.dtypes import TORCH_DTYPES
-from systems.kernels.flash_attention import ATTENTIONS, why_not
+from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
 from systems.model import TransformerLM, cross_entropy
 from systems.training.params import TransformerParams
 
@@ -201,7 +201,7 @@ def _check_device(params: TransformerParams, device: torch.device) -> None:
     dtype = TORCH_DTYPES[MATMUL_DTYPE[params.precision]]
     shape = (1, size.num_heads, params.context_length, size.d_model // size.num_heads)
     probe = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
-    reason = why_not(probe, probe, probe, True, params.attention)
+    reason = unsupported_reason(probe, probe, probe, True, params.attention)
     if reason:
         raise Unsupported(reason)
 

@@ -63,8 +63,8 @@ def test_head_dims(head_dim, dtype):
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 2)])
 def test_leading_dimensions_in_groups_of_two_heads(leading, monkeypatch):
-    launch._forward.cache_clear()
-    launch._backward.cache_clear()
+    launch._forward_plan.cache_clear()
+    launch._backward_plan.cache_clear()
     monkeypatch.setattr(plans, "heads_in_l2", lambda *_: 2)  # 3 heads: the last group has one
     assert_right(*inputs((18, 17), 16, F32, leading), True, tiles=TILES["wide"])
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from systems import accounting
-from systems.kernels.flash_attention import ATTENTIONS, why_not
+from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
 from systems.model import RMSNorm, TransformerLM, cross_entropy
 
 # Of outputs and gradients: largest relative L2 error, for 3 blocks.
@@ -134,7 +134,9 @@ def test_outputs_and_every_gradient_are_those_of_torchs_own_parts(sizes, dtype, 
 
 
 ON_CPU = [
-    name for name in ATTENTIONS if why_not(*[torch.empty(1, 1, 2, 2)] * 3, True, name) is None
+    name
+    for name in ATTENTIONS
+    if unsupported_reason(*[torch.empty(1, 1, 2, 2)] * 3, True, name) is None
 ]
 
 

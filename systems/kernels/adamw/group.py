@@ -1,4 +1,4 @@
-"""What the options of a group of parameters mean for each of them, and which are valid."""
+"""Validate the options of a parameter group and derive those of each parameter."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ STATE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def hyper_values(group: dict[str, Any]) -> list[float]:
-    """In the order of kernel.HYPER."""
+    """Return lr, betas, eps and weight_decay in the order of kernel.HYPER."""
     values = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
     return [float(value) for value in values]
 
 
 def state_dtypes(param: Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
-    """The dtype of every state tensor of param's shape, by name."""
+    """Return the dtypes of the state tensors that have param's shape, by name."""
     state_dtype = group["state_dtype"]
     dtypes = {"exp_avg": state_dtype, "exp_avg_sq": state_dtype}
     wanted = group["master_weights"]
@@ -30,7 +30,7 @@ def state_dtypes(param: Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]
 
 
 def is_stochastic(param: Tensor, group: dict[str, Any], has_master: bool) -> bool:
-    """Whether a tensor that holds the only copy is bfloat16, and is to be rounded so."""
+    """Return True if a bfloat16 tensor holds the only copy and is to be rounded stochastically."""
     if group["stochastic_rounding"] is False:
         return False
     only_copy = not has_master and param.dtype == torch.bfloat16
@@ -38,7 +38,7 @@ def is_stochastic(param: Tensor, group: dict[str, Any], has_master: bool) -> boo
 
 
 def errors_of(group: dict[str, Any]) -> list[str]:
-    """What is not valid in a group of parameters: all of it."""
+    """Return an error message for everything that is invalid in a parameter group."""
     errors = []
     for name in ("lr", "eps", "weight_decay"):
         value = group[name]

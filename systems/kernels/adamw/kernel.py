@@ -1,26 +1,25 @@
-"""AdamW of many tensors in Triton: what `launch.py` launches. The arithmetic is `reference.py`'s.
+"""AdamW of many tensors in Triton, launched by `launch.py`, with the arithmetic of `reference.py`.
 
-A step is two launches, however many the tensors:
+A step is two launches for any number of tensors:
 
-    advance_kernel   a row of the table a lane: t += 1 and all that hangs on t alone
-    adamw_kernel     a block of one tensor a program
+    advance_kernel   one lane per row of the table: t += 1 and everything that depends on t alone
+    adamw_kernel     one program per block of one tensor
 
-The table has a row a tensor with the addresses of all its parts, so that neither the number of
-tensors nor the shapes are known to the compiler.
+The table has one row per tensor with the addresses of its parameter, gradient and state, so nothing
+is compiled for the number of tensors or their shapes.
 
-adamw_kernel does nothing but move memory, and is laid out for that:
+adamw_kernel is memory-bound, and designed for that:
 
-- Every address a full block touches has no mask, since one on an element count that is read from
-  memory hides from the compiler that 16 bytes may be moved at once. The last block of a tensor
-  takes the masked way.
-- A block of as many elements as make 16 bytes of its widest dtype for each thread keeps one layout
-  for all dtypes: with more, Triton gives float32 stores a layout of their own and passes every
-  value through shared memory; tests hold that it does not.
-- No multiplication is fused into an addition that follows, and with float32 state divisions and
-  square roots are IEEE's, which makes the results those of the reference. It takes 55 instructions
-  an element, where an H200 has time for about 190 while it moves 28 bytes. With bfloat16 state, 14
-  bytes leave time for half of that and random bits take some, so those two are approximate (2 units
-  in the last place of float32, 2^-14 of what the result is rounded to).
+- Full blocks load and store without a mask: a mask that depends on an element count in memory hides
+  from the compiler that it may access 16 bytes at a time. Only the last block of a tensor has one.
+- A block has as many elements as make 16 bytes of its widest dtype per thread, which keeps one
+  layout for all dtypes: with more, Triton gives float32 stores another layout and passes every
+  value through shared memory. Tests check that it does not.
+- Multiplications and additions are not fused, and with float32 state divisions and square roots are
+  IEEE-exact, so that results equal the reference. That takes 55 instructions per element, where an
+  H200 has time for about 190 while it moves 28 bytes. With bfloat16 state, 14 bytes leave time for
+  half of that and random bits take some, so division and square root are approximate (2 units in
+  the last place of float32, 2^-14 of the precision to which the result is rounded).
 """
 
 # Arguments of a kernel are Triton's, which has no types.
@@ -73,7 +72,7 @@ def mix(word):
 
 @triton.jit
 def _power(base, exponent):
-    """base^exponent in float64 for 0 <= exponent < 2^31, by squaring."""
+    """Return base^exponent in float64 for 0 <= exponent < 2^31, by squaring."""
     result = base * 0 + 1
     for _ in range(31):
         result = tl.where(exponent & 1 == 1, result * base, result)
@@ -84,7 +83,7 @@ def _power(base, exponent):
 
 @triton.jit(do_not_specialize=["n_rows"])
 def advance_kernel(table, scalars, keys, n_rows, ROWS: tl.constexpr):
-    """Count the step of every row and work out its scalars in float64, then round them.
+    """Advance the step of every row and compute its scalars in float64, then round them.
 
     Args:
         table: int64 (n_rows, COLUMNS).
@@ -129,7 +128,7 @@ def _pointer(entry, column, dtype: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _round(value, bits, dtype: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """`reference.round_stochastically` where it is asked for and dtype is bfloat16."""
+    """Round as `reference.round_stochastically` if STOCHASTIC and dtype is bfloat16."""
     if STOCHASTIC and dtype == tl.bfloat16:
         word = value.to(tl.uint32, bitcast=True) + bits
         word = tl.where(value == value, word, 0x7FFFFFFF)  # a NaN would carry into its sign
@@ -142,7 +141,7 @@ def _round(value, bits, dtype: tl.constexpr, STOCHASTIC: tl.constexpr):
 @triton.jit
 def _update(
     param, grad, exp_avg, exp_avg_sq, master,  # pointers to elements
-    mask,  # None: all are there
+    mask,  # None for a full block
     scalars,  # pointer to the row
     word,  # uint32 random bits of each element
     PARAM_DTYPE: tl.constexpr, STATE_DTYPE: tl.constexpr,
@@ -189,7 +188,7 @@ def adamw_kernel(
     HAS_MASTER: tl.constexpr, STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One step of BLOCK elements of one tensor, once advance_kernel has made the scalars.
+    """Update BLOCK elements of one tensor with the scalars written by advance_kernel.
 
     Args:
         table: int64 (rows, COLUMNS); addresses are multiples of 16 where ALIGNED.

@@ -1,4 +1,4 @@
-"""The launches of one step: a table of addresses on the device, a block of elements a program."""
+"""Launch a step: a table of addresses on the device, one program per block of elements."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from systems.kernels.adamw.reference import stream
 from systems.kernels.device import on
 
-BLOCK_SIZE = 1024  # elements a program; a power of two from 32 on
-# A thread takes 16 bytes of the widest dtype, so a warp 512: why, see kernel.py.
+BLOCK_SIZE = 1024  # elements per program; a power of two, at least 32
+# A thread takes 16 bytes of the widest dtype, so a warp takes 512; kernel.py says why.
 WARP_BYTES = 512
 MAX_WARPS = 32
 
 
-class Parts(NamedTuple):
-    """All that one parameter's step touches."""
+class ParamTensors(NamedTuple):
+    """Tensors and options that one parameter's step reads and writes."""
 
     param: Tensor
     grad: Tensor
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 
 
 class _Variant(NamedTuple):
-    """What a launch is compiled for."""
+    """Compile-time properties of a launch."""
 
     param: torch.dtype
     grad: torch.dtype
@@ -41,49 +41,51 @@ class _Variant(NamedTuple):
     aligned: bool
 
 
-class Layout(NamedTuple):
-    """What the tables hold: equal layouts, equal tables."""
+class TableLayout(NamedTuple):
+    """Contents of the tables: equal layouts make equal tables."""
 
     rows: list[tuple[int, ...]]
     variants: list[_Variant]
     block_size: int
 
 
-def layout_of(parts: list[Parts], block_size: int) -> Layout:
+def table_layout(params: list[ParamTensors], block_size: int) -> TableLayout:
     rows: list[tuple[int, ...]] = []
     variants: list[_Variant] = []
-    for part in parts:
+    for tensors in params:
         addresses = (
-            part.param.data_ptr(),
-            part.grad.data_ptr(),
-            part.exp_avg.data_ptr(),
-            part.exp_avg_sq.data_ptr(),
-            0 if part.master is None else part.master.data_ptr(),
+            tensors.param.data_ptr(),
+            tensors.grad.data_ptr(),
+            tensors.exp_avg.data_ptr(),
+            tensors.exp_avg_sq.data_ptr(),
+            0 if tensors.master is None else tensors.master.data_ptr(),
         )
         param, grad, exp_avg, exp_avg_sq, master = addresses
         aligned = (param | grad | exp_avg | exp_avg_sq | master) % 16 == 0
         variants.append(
             _Variant(
-                part.param.dtype, part.grad.dtype, part.exp_avg.dtype,
-                part.master is not None, part.stochastic, aligned,
+                tensors.param.dtype, tensors.grad.dtype, tensors.exp_avg.dtype,
+                tensors.master is not None, tensors.stochastic, aligned,
             )
         )  # fmt: skip
         # In the order of the columns in kernel.py.
-        step, hyper = part.step.data_ptr(), part.hyper.data_ptr()
-        rows.append((*addresses, step, hyper, part.param.numel(), part.stream))
-    return Layout(rows, variants, block_size)
+        step, hyper = tensors.step.data_ptr(), tensors.hyper.data_ptr()
+        rows.append((*addresses, step, hyper, tensors.param.numel(), tensors.stream))
+    return TableLayout(rows, variants, block_size)
 
 
 class Tables:
     """A layout on the device, ready to be launched.
 
-    A graph that was captured goes on reading them, so they are never written again.
+    Captured graphs read the tables, so they are never modified.
     """
 
-    def __init__(self, layout: Layout, device: torch.device, like: Tables | None = None) -> None:
+    def __init__(
+        self, layout: TableLayout, device: torch.device, like: Tables | None = None
+    ) -> None:
         """
         Args:
-            like: tables of the same device; where only addresses differ, the rest is shared.
+            like: tables of the same device; if only addresses differ, the rest is shared.
         """
         from systems.kernels.adamw import kernel
 
@@ -118,7 +120,7 @@ class Tables:
                 self._update(variant, blocks)
 
     def compile(self) -> None:
-        """Compile and load the kernels, which a capture may not, by launches that do nothing."""
+        """Compile and load the kernels, which a capture must not do, by launching no-ops."""
         with on(self.device):
             self._advance(0)
             for variant in self.blocks:
@@ -145,8 +147,8 @@ class Tables:
         )  # fmt: skip
 
 
-def difference(layout: Layout, tables: Tables | None) -> str:
-    """Why a step under capture cannot use the tables that `prepare` made."""
+def stale_reason(layout: TableLayout, tables: Tables | None) -> str:
+    """Return why a step under capture cannot use the tables made by `prepare`."""
     if tables is None:
         return "no tables on the device"
     before, now = tables.layout.rows, layout.rows
@@ -167,7 +169,7 @@ def constants(
     param: torch.dtype, grad: torch.dtype, state: torch.dtype,
     master: bool, stochastic: bool, aligned: bool, *, block_size: int = BLOCK_SIZE,
 ) -> dict[str, Any]:  # fmt: skip
-    """The compile-time arguments of `kernel.adamw_kernel`."""
+    """Return the compile-time arguments of `kernel.adamw_kernel`."""
     import triton.language as tl
 
     types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -185,14 +187,14 @@ def constants(
 def num_warps(
     param: torch.dtype, grad: torch.dtype, state: torch.dtype, master: bool, block_size: int
 ) -> int:
-    """Warps of a program that give each thread 16 bytes of the widest dtype."""
+    """Return the number of warps with which each thread takes 16 bytes of the widest dtype."""
     widest = max(4 if master else 0, *(dtype.itemsize for dtype in (param, grad, state)))
     return min(MAX_WARPS, max(1, block_size * widest // WARP_BYTES))
 
 
 def _upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device without waiting for it. The pinned copy goes back to torch's host allocator,
-    which hands it out again only once the device has read it."""
+    """Copy to the device asynchronously. torch's host allocator reuses the pinned copy only after
+    the device has read it."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
@@ -213,17 +215,17 @@ def fused_adamw(
     seed: int = 0,
     index: int = 0,
 ) -> None:
-    """`adamw_reference` by the kernel: one step of one tensor, in place, the same arguments.
+    """Run one step of one tensor in place, with the arguments of `adamw_reference`.
 
-    With float32 state the results are the reference's bit for bit. With bfloat16 state the update
-    is within 3 units in the last place of float32, and a parameter one unit of bfloat16 away where
-    that makes the difference.
+    With float32 state the results are bitwise equal to the reference. With bfloat16 state the
+    update is within 3 units in the last place of float32, so a rounded parameter may differ by one
+    unit of bfloat16.
 
     All tensors are on one GPU, or on the CPU under TRITON_INTERPRET=1.
     """
     hyper = torch.tensor([lr, *betas, eps, weight_decay], dtype=torch.float64, device=param.device)
-    parts = Parts(
+    tensors = ParamTensors(
         param, grad, exp_avg, exp_avg_sq, master, step, hyper, stream(seed, index),
         stochastic_rounding,
     )  # fmt: skip
-    Tables(layout_of([parts], BLOCK_SIZE), param.device).launch()
+    Tables(table_layout([tensors], BLOCK_SIZE), param.device).launch()

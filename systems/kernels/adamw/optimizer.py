@@ -1,18 +1,18 @@
-"""AdamW as an optimizer whose step is two launches and one for each further set of dtypes.
+"""AdamW as an optimizer whose step is two launches, plus one for each further set of dtypes.
 
     optimizer = FusedAdamW(model.parameters(), lr=3e-4)
     loss.backward()
     optimizer.step()
 
-Three uses, by the dtype of a parameter and of the state, with what a step moves at the least:
+Supported dtypes of parameters and state, with the least memory traffic of a step:
 
-    param     state     master    read             written          bytes a parameter
+    param     state     master    read             written          bytes per parameter
     float32   float32   -         p, g, m, v       p, m, v          28
     bfloat16  float32   float32   g, w, m, v       w, m, v, p       28
     bfloat16  bfloat16  -         p, g, m, v       p, m, v          14
 
-In the last, a step rounds stochastically: an update of less than half a unit in the last place
-(2^-9 to 2^-8 of the value) rounded to nearest is lost whole, and with beta2 = 0.999 exp_avg_sq
+In the last case a step rounds stochastically: rounding to nearest would lose any update of less
+than half a unit in the last place (2^-9 to 2^-8 of the value), and with beta2 = 0.999 exp_avg_sq
 could only grow.
 
 In a CUDA graph, gradients must keep their addresses:
@@ -41,7 +41,13 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from systems.kernels.adamw.group import errors_of, hyper_values, is_stochastic, state_dtypes
-from systems.kernels.adamw.launch import BLOCK_SIZE, Parts, Tables, difference, layout_of
+from systems.kernels.adamw.launch import (
+    BLOCK_SIZE,
+    ParamTensors,
+    Tables,
+    stale_reason,
+    table_layout,
+)
 from systems.kernels.adamw.reference import adamw_reference, stream
 from systems.kernels.device import runs_kernels
 
@@ -52,7 +58,7 @@ PREPARE = (
     "are: zero_grad(set_to_none=False)"
 )
 
-_stream = functools.cache(stream)
+_stream = functools.lru_cache(maxsize=65_536)(stream)
 
 
 def _capturing() -> bool:
@@ -81,11 +87,11 @@ class FusedAdamW(Optimizer):
     On a CPU `adamw_reference` runs, or the kernel under TRITON_INTERPRET=1.
     """
 
-    block_size: int = BLOCK_SIZE  # elements a program; set it on an optimizer to tune
+    block_size: int = BLOCK_SIZE  # elements per program; set it on an optimizer to tune
 
-    _tables: dict[torch.device, Tables]  # the last ones
-    _captured: list[Tables]  # those that a graph reads
-    # By place of the group and device: float64 (5,) on the device, and what it holds
+    _tables: dict[torch.device, Tables]  # of the last step
+    _captured: list[Tables]  # read by captured graphs
+    # By index of the group and device: float64 (5,) on the device, and its values on the host
     _hyper: dict[tuple[int, torch.device], tuple[Tensor, list[float]]]
     _dense_grads: dict[Tensor, Tensor]  # contiguous copy of a strided gradient, by parameter
 
@@ -102,7 +108,7 @@ class FusedAdamW(Optimizer):
         stochastic_rounding: bool | None = None,
         seed: int = 0,
     ) -> None:
-        self._make_room()
+        self._init_caches()
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -115,7 +121,7 @@ class FusedAdamW(Optimizer):
         }
         super().__init__(params, defaults)
 
-    def _make_room(self) -> None:
+    def _init_caches(self) -> None:
         for name, empty in (
             ("_tables", {}),
             ("_captured", []),
@@ -127,13 +133,13 @@ class FusedAdamW(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Called by pickle, by deepcopy, and by load_state_dict, whose groups may be torch's AdamW's
         super().__setstate__(state)
-        self._make_room()
+        self._init_caches()
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; raises ValueError that names every option or parameter that is not valid."""
+        """As in torch; raises a ValueError that names every invalid option or parameter."""
         super().add_param_group(param_group)
         errors = errors_of(self.param_groups[-1])
         if errors:
@@ -148,7 +154,7 @@ class FusedAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step of every parameter that has a gradient; returns what closure returns.
+        """Update every parameter that has a gradient; return what closure returns.
 
         Raises:
             RuntimeError: while a CUDA graph is captured, if `prepare` was not called for the
@@ -159,14 +165,14 @@ class FusedAdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         capturing = _capturing()
-        for device, parts in self._parts_by_device(capturing).items():
+        for device, params in self._params_by_device(capturing).items():
             if runs_kernels(device):
-                self._tables_for(device, [part for _, _, part in parts], capturing).launch()
+                self._tables_for(device, [tensors for _, _, tensors in params], capturing).launch()
                 continue
-            for index, group, part in parts:
+            for index, group, tensors in params:
                 adamw_reference(
-                    *part[:6], lr=group["lr"], betas=group["betas"], eps=group["eps"],
-                    weight_decay=group["weight_decay"], stochastic_rounding=part.stochastic,
+                    *tensors[:6], lr=group["lr"], betas=group["betas"], eps=group["eps"],
+                    weight_decay=group["weight_decay"], stochastic_rounding=tensors.stochastic,
                     seed=group["seed"], index=index,
                 )  # fmt: skip
         return loss
@@ -181,9 +187,11 @@ class FusedAdamW(Optimizer):
         """
         if _capturing():
             raise RuntimeError("FusedAdamW.prepare() was called during a capture; call it before")
-        for device, parts in self._parts_by_device(capturing=False).items():
+        for device, params in self._params_by_device(capturing=False).items():
             if runs_kernels(device):
-                self._tables_for(device, [part for _, _, part in parts], capturing=False).compile()
+                self._tables_for(
+                    device, [tensors for _, _, tensors in params], capturing=False
+                ).compile()
 
     def update_hyperparameters(self) -> None:
         """Bring param_groups' lr, betas, eps and weight_decay to the device, in stream order.
@@ -197,12 +205,12 @@ class FusedAdamW(Optimizer):
             )
         self._update_hyperparameters(capturing=False)
 
-    def _parts_by_device(
+    def _params_by_device(
         self, capturing: bool
-    ) -> dict[torch.device, list[tuple[int, dict[str, Any], Parts]]]:
-        """Place, group and parts of every parameter that has a gradient."""
+    ) -> dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]]:
+        """Return index, group and tensors of every parameter that has a gradient."""
         self._update_hyperparameters(capturing)
-        found: dict[torch.device, list[tuple[int, dict[str, Any], Parts]]] = {}
+        found: dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]] = {}
         index = -1
         for place, group in enumerate(self.param_groups):
             for param in group["params"]:
@@ -216,12 +224,12 @@ class FusedAdamW(Optimizer):
                         f"device yet; {PREPARE}"
                     )
                 state = self._state(param, group)
-                part = Parts(
+                tensors = ParamTensors(
                     param, self._dense_grad(index, param), state["exp_avg"], state["exp_avg_sq"],
                     state.get("master"), state["step"], self._hyper_of(place, device),
                     _stream(group["seed"], index), is_stochastic(param, group, "master" in state),
                 )  # fmt: skip
-                found.setdefault(device, []).append((index, group, part))
+                found.setdefault(device, []).append((index, group, tensors))
         return found
 
     def _update_hyperparameters(self, capturing: bool) -> None:
@@ -236,7 +244,7 @@ class FusedAdamW(Optimizer):
                 )
             for i, value in enumerate(values):
                 if value != known[i]:
-                    buffer[i].fill_(value)  # the value travels in the launch: nothing to wait for
+                    buffer[i].fill_(value)  # the launch carries the value: no synchronisation
             known[:] = values
 
     def _hyper_of(self, place: int, device: torch.device) -> Tensor:
@@ -247,7 +255,7 @@ class FusedAdamW(Optimizer):
         return self._hyper[place, device][0]
 
     def _dense_grad(self, index: int, param: Tensor) -> Tensor:
-        """The gradient, or a contiguous copy of it that keeps its address."""
+        """Return the gradient, or a contiguous copy at a fixed address."""
         grad = param.grad
         assert grad is not None
         if grad.layout != torch.strided:
@@ -265,12 +273,14 @@ class FusedAdamW(Optimizer):
             self._dense_grads[param] = torch.empty_like(grad, memory_format=torch.contiguous_format)
         return self._dense_grads[param].copy_(grad)
 
-    def _tables_for(self, device: torch.device, parts: list[Parts], capturing: bool) -> Tables:
-        layout = layout_of(parts, self.block_size)
+    def _tables_for(
+        self, device: torch.device, params: list[ParamTensors], capturing: bool
+    ) -> Tables:
+        layout = table_layout(params, self.block_size)
         tables: Tables | None = self._tables.get(device)
         if tables is None or tables.layout != layout:
             if capturing:
-                raise RuntimeError(f"{difference(layout, tables)}; {PREPARE}")
+                raise RuntimeError(f"{stale_reason(layout, tables)}; {PREPARE}")
             tables = self._tables[device] = Tables(layout, device, like=tables)
         if capturing and all(tables is not other for other in self._captured):
             self._captured.append(tables)
@@ -288,7 +298,7 @@ class FusedAdamW(Optimizer):
 
     @torch.no_grad()
     def load_master(self, masters: Mapping[Owner, Tensor]) -> None:
-        """Set master weights to the exact values that 16-bit parameters were cast from.
+        """Set master weights to the exact values from which 16-bit parameters were cast.
 
         Args:
             masters: float32 values by parameter, of its shape. They are copied; the parameter

@@ -1,7 +1,7 @@
-"""AdamW of one tensor in plain torch, stochastic rounding included: what the kernel is held to.
+"""AdamW of one tensor in plain torch, with stochastic rounding: the reference of the kernel.
 
-Every operation is one correctly rounded float32 operation, in the order of the kernel, so that the
-two can agree bit for bit.
+Every operation is one correctly rounded float32 operation, in the order of the kernel, so that both
+can be bitwise equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GOLDEN = 0x9E3779B1  # odd and near 2^32 / phi: spreads low bits into high ones 
 
 
 def mix(word: Word) -> Word:
-    """A bijection of 32-bit words each bit of which hangs on every bit of its argument.
+    """Hash a 32-bit word: a bijection in which every bit depends on every bit of the argument.
 
     Args:
         word: in [0, 2^32); an int, or an int64 tensor of such (a product past 2^63 wraps, which
@@ -35,24 +35,24 @@ def mix(word: Word) -> Word:
 
 
 def stream(seed: int, index: int) -> int:
-    """The 32 bits that tell one tensor's random numbers from another's, whatever the step."""
+    """Return 32 bits that distinguish the random numbers of one tensor from those of others."""
     return mix((mix(seed) + index) & MASK)
 
 
 def key(seed: int, index: int, step: int) -> int:
-    """The 32 bits that tell one tensor's random numbers at one step from all others."""
+    """Return 32 bits that distinguish the random numbers of one tensor and step from all others."""
     return mix((stream(seed, index) + step) & MASK)
 
 
 def random_bits(
     numel: int, key: int, *, start: int = 0, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Three uniform 16-bit numbers for each of the elements `start` to `start + numel - 1`.
+    """Draw three uniform 16-bit numbers for each element from `start` to `start + numel - 1`.
 
-    A hash of the element's index and the key, so they are the same in any order and on any grid.
-    One 32-bit hash gives all three: its halves, and the high half of it times an odd number, which
-    for either fixed half is a bijection of the other or equidistributed to within one count; each
-    two of the three are as good as independent, and no more is needed.
+    They are a hash of the element's index and the key, so they do not depend on order or grid. One
+    32-bit hash gives all three: its halves, and the high half of its product with an odd number,
+    which for either fixed half is a bijection of the other or equidistributed to within one count.
+    Any two of the three are as good as independent, and no more is needed.
 
     Returns:
         int32 tensors (numel,) with values in [0, 2^16): for the parameter, exp_avg, exp_avg_sq.
@@ -65,7 +65,7 @@ def random_bits(
 
 
 def round_stochastically(value: Tensor, bits: Tensor) -> Tensor:
-    """float32 to bfloat16: up in magnitude with the probability that leaves the mean unmoved.
+    """Round float32 to bfloat16, up in magnitude with the probability that preserves the mean.
 
     A bfloat16 is a float32 without its low 16 bits. Adding a uniform 16-bit number carries into
     the kept bits exactly as often as the dropped ones are large; representable values stay, and
@@ -102,7 +102,7 @@ def adamw_reference(
     seed: int = 0,
     index: int = 0,
 ) -> None:
-    """One step of AdamW, in place.
+    """Run one step of AdamW in place.
 
     Decoupled Weight Decay Regularization (Loshchilov & Hutter 2019), algorithm 2, with the
     schedule multiplier in lr, and epsilon where torch.optim.AdamW has it, after the bias
@@ -113,8 +113,8 @@ def adamw_reference(
         v = beta2 v + (1 - beta2) g^2
         w = w - lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)
 
-    computed in float32 with what hangs on t alone in float64. w is the master weight if there is
-    one, else the parameter. m and v enter the last line before they are rounded to their dtype.
+    computed in float32, with terms of t alone in float64. w is the master weight if there is one,
+    else the parameter. m and v enter the last line before they are rounded to their dtype.
 
     Args:
         param: float32, bfloat16 or float16, any shape, contiguous like all that follow. With a

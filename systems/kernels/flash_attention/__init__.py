@@ -2,11 +2,11 @@
 
 from systems.kernels.flash_attention.api import flash_attention
 from systems.kernels.flash_attention.autograd import FlashAttentionHopper, FlashAttentionTriton
+from systems.kernels.flash_attention.flash_pytorch import FlashAttentionPyTorch
 from systems.kernels.flash_attention.naive import masked_scores, naive
 from systems.kernels.flash_attention.reference import AttentionReference, attention_reference
-from systems.kernels.flash_attention.registry import ATTENTIONS, why_not
-from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, why_not_sdpa
-from systems.kernels.flash_attention.tiled import FlashAttentionPyTorch
+from systems.kernels.flash_attention.registry import ATTENTIONS, unsupported_reason
+from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, sdpa_unsupported_reason
 
 __all__ = [
     "ATTENTIONS",
@@ -20,6 +20,6 @@ __all__ = [
     "masked_scores",
     "naive",
     "sdpa",
-    "why_not",
-    "why_not_sdpa",
+    "sdpa_unsupported_reason",
+    "unsupported_reason",
 ]

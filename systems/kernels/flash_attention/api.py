@@ -1,4 +1,4 @@
-"""Attention for whoever needs one: checked, with an implementation by name or the best there is.
+"""`flash_attention`: attention with checked inputs, by a named implementation or the fastest.
 
 from systems.kernels.flash_attention import flash_attention
 
@@ -16,10 +16,12 @@ from torch import Tensor
 
 from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention.autograd import autocast
+from systems.kernels.flash_attention.configurations import KERNEL_DTYPES
 from systems.kernels.flash_attention.layout import four_dimensional
-from systems.kernels.flash_attention.registry import ATTENTIONS, why_not
+from systems.kernels.flash_attention.registry import ATTENTIONS, unsupported_reason
+from systems.kernels.flash_attention.validation import qkv_errors
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DTYPES = (*KERNEL_DTYPES, torch.float64)
 
 
 def flash_attention(
@@ -30,9 +32,9 @@ def flash_attention(
     scale: float | None = None,
     implementation: str = "auto",
 ) -> Tensor:
-    """softmax(q k^T * scale) v, differentiable by q, k and v.
+    """Compute softmax(q k^T * scale) v, differentiable with respect to q, k and v.
 
-    Under autocast q, k and v are taken in its dtype, whichever of 32 and 16 bits each has.
+    Under autocast q, k and v are cast to its dtype; each may have 32 or 16 bits.
 
     Args:
         q: (..., n_queries, head_dim), float32, bfloat16, float16 or float64, any strides.
@@ -40,58 +42,60 @@ def flash_attention(
         is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation:
-            auto            on a GPU like the H200 that they were measured on (capability 9.0)
-                            flash_hopper where it takes the inputs and else flash_triton; elsewhere,
-                            and for inputs so small that launching them takes longer, sdpa, which is
-                            fused on a GPU and on a CPU
+            auto            on a Hopper GPU (compute capability 9.0), for which our kernels are
+                            tuned, flash_hopper if it supports the inputs, else flash_triton; on
+                            other devices, and for inputs so small that launches take longer than
+                            the kernels, sdpa, which is fused on GPUs and CPUs
             naive           materialises the scores, in the inputs' dtype
-            flash_pytorch   FlashAttention-2 in plain torch, in float32; there to be read
-            flash_triton    the same in Triton; on a CPU with TRITON_INTERPRET=1
-            flash_hopper    FlashAttention-3's way for an H100 or H200: 16 bits, head_dim 64 or 128
+            flash_pytorch   FlashAttention-2 in plain torch, in float32; meant to be read
+            flash_triton    FlashAttention-2 in Triton; on a CPU with TRITON_INTERPRET=1
+            flash_hopper    FlashAttention-3 for an H100 or H200: 16 bits, head_dim 64 or 128
             flex            torch's FlexAttention, compiled
-            sdpa            torch's scaled_dot_product_attention, the backend that it chooses
+            sdpa            torch's scaled_dot_product_attention with the backend that it chooses
             sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math
-                            that backend or none
+                            the same with this backend only
 
     Returns:
         (..., n_queries, head_dim), of q's dtype; 0 where there are no keys.
 
     Raises:
-        ValueError: the arguments do not fit; the message names all that do not.
-        RuntimeError: this implementation does not take these inputs on this machine.
+        ValueError: arguments are invalid; the message names all of them.
+        RuntimeError: this implementation does not support these inputs on this machine.
     """
-    q, k, v = autocast(q, k, v)  # what computes is chosen for what is computed
+    q, k, v = autocast(q, k, v)  # first: the implementation is chosen by dtype
     errors = _errors(q, k, v, is_causal, scale, implementation)
     if errors:
         raise ValueError("; ".join(errors))
     leading = q.shape[:-2]
-    # The form that torch's fused kernels take; what has another goes to its materialising one.
+    # torch's fused kernels need four dimensions; with others torch materialises the scores.
     q, k, v = (four_dimensional(x) for x in (q, k, v))
     if q.numel() == 0 or k.numel() == 0:
         implementation = "naive"  # torch 2.11's fused kernels divide by zero and end the process
     elif implementation == "auto":
         implementation = _best(q, k)
     else:
-        reason = why_not(q, k, v, is_causal, implementation)
+        reason = unsupported_reason(q, k, v, is_causal, implementation)
         if reason:
-            others = [name for name in ATTENTIONS if not why_not(q, k, v, is_causal, name)]
-            raise RuntimeError(f"{reason}; these are taken by auto, {', '.join(others)}")
+            others = [
+                name for name in ATTENTIONS if not unsupported_reason(q, k, v, is_causal, name)
+            ]
+            raise RuntimeError(f"{reason}; these inputs are supported by auto, {', '.join(others)}")
     out = ATTENTIONS[implementation](q, k, v, is_causal=is_causal, scale=scale)
     return out.reshape(*leading, *out.shape[-2:])
 
 
-# Forward and backward of less take the GPU less time than Python takes to launch them, and there
-# torch is ahead: a call of both takes 0.19 ms by its fastest backend and 0.28 by flash_hopper, as
-# logs/h200/flash has it of one head of 128 to 1,024 tokens in bf16, in the median. One head of 16k
-# is 2.4e11: there flash_hopper takes the GPU 0.27 ms in place of cuDNN's 0.54. In float32 one head
-# of 4k is 1.5e10: flash_triton 0.17 in place of the efficient backend's 1.36, which takes no less
-# for head dimensions below 64.
+# With fewer FLOPs, forward and backward are launch-bound, and torch launches faster than we do: in
+# logs/h200/flash one head of 128 to 1,024 tokens in bf16 takes 0.19 ms (median) with torch's
+# fastest backend and 0.28 ms with flash_hopper. With more our kernels win: one head of 16k tokens
+# (2.4e11 FLOPs) takes 0.27 ms of GPU time with flash_hopper and 0.54 with cuDNN. In float32 one
+# head of 4k tokens (1.5e10) takes 0.17 ms with flash_triton and 1.36 with the efficient backend,
+# which is no faster for head dimensions below 64.
 LAUNCH_BOUND_FLOPS = 2e11
 LAUNCH_BOUND_FLOPS_FLOAT32 = 1e10
 
 
 def _best(q: Tensor, k: Tensor) -> str:
-    """This project's kernels on a GPU that they were measured on, and else torch's choice."""
+    """Choose our kernels on GPUs they are tuned for and for large enough inputs, else torch."""
     is_float32 = q.dtype == torch.float32
     head_dim = max(q.shape[-1], 64) if is_float32 else q.shape[-1]
     flops = 14.0 * math.prod(q.shape[:-1]) * head_dim * k.shape[-2]
@@ -100,7 +104,7 @@ def _best(q: Tensor, k: Tensor) -> str:
         return "sdpa"
     if is_hopper(q.device):
         for name in ("flash_hopper", "flash_triton"):
-            if why_not(q, q, q, False, name) is None:
+            if unsupported_reason(q, q, q, False, name) is None:
                 return name
     return "sdpa"
 
@@ -116,37 +120,22 @@ def _errors(
         errors.append(
             f"implementation: given {implementation!r}; {hint}valid are {', '.join(valid)}"
         )
-    shapes = [tuple(x.shape) for x in (q, k, v)]
-    if (
-        q.ndim < 2
-        or k.shape != v.shape
-        or q.shape[:-2] != k.shape[:-2]
-        or q.shape[-1:] != k.shape[-1:]
-        or q.shape[-1] == 0
-    ):
-        errors.append(
-            "q must be (..., n_queries, head_dim), k and v (..., n_keys, head_dim), with equal "
-            f"leading dimensions and head_dim 1 or more; given {', '.join(map(str, shapes))}"
-        )
-    dtypes = [x.dtype for x in (q, k, v)]
-    if len(set(dtypes)) > 1 or q.dtype not in DTYPES:
-        errors.append(
-            f"q, k and v must be of one dtype among {', '.join(map(str, DTYPES))}; "
-            f"given {', '.join(map(str, dtypes))}"
-        )
-    devices = [x.device for x in (q, k, v)]
-    if len(set(devices)) > 1:
-        errors.append(
-            f"q, k and v must be on one device; given {', '.join(str(d) for d in devices)}"
-        )
+    errors += qkv_errors(
+        (q.shape, k.shape, v.shape),
+        (q.dtype, k.dtype, v.dtype),
+        (q.device, k.device, v.device),
+        DTYPES,
+    )
     if not isinstance(is_causal, bool):
         errors.append(
-            f"is_causal must be True or False, there is no other mask; given {_told(is_causal)}"
+            f"is_causal must be True or False, there is no other mask; given {_describe(is_causal)}"
         )
     if scale is not None and (not isinstance(scale, Real) or not math.isfinite(scale)):
-        errors.append(f"scale must be a finite number, which has no gradient; given {_told(scale)}")
+        errors.append(
+            f"scale must be a finite number, which has no gradient; given {_describe(scale)}"
+        )
     return errors
 
 
-def _told(x: object) -> str:
+def _describe(x: object) -> str:
     return f"a tensor of {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)

@@ -1,4 +1,4 @@
-"""The kernels of this package as functions that autograd knows."""
+"""Autograd functions of the Triton and Hopper kernels."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from systems.kernels.flash_attention import dispatch
-from systems.kernels.flash_attention.configurations import DTYPES
+from systems.kernels.flash_attention.configurations import KERNEL_DTYPES
 
 
 class FlashAttentionTriton(torch.autograd.Function):
     """`FlashAttentionTriton.apply(q, k, v, is_causal=False, scale=None, precision="fp16x3")`.
 
-    Arguments are those of `launch.flash_forward`; returns out, (..., n_queries, head_dim). Between
-    the passes q, k, v, out and the log-sum-exp live, float32 (..., n_queries): memory is linear in
-    the lengths. Equal inputs give equal bits, backward too. Under autocast q, k and v are taken in
-    its dtype, as by torch's own attention.
+    Arguments are those of `launch.flash_forward`; returns out, (..., n_queries, head_dim). Saves q,
+    k, v, out and the log-sum-exp, float32 (..., n_queries), for backward: memory is linear in the
+    lengths. Equal inputs give equal bits, in backward too. Under autocast q, k and v are cast to
+    its dtype, as in torch's own attention.
 
-    Compiled, or under a mode that watches operations, it is two ops (`ops`); else it launches at
-    once, which spares the host some 20 microseconds a pass.
+    Under torch.compile or a dispatch mode it calls custom ops (`ops`); otherwise it launches
+    directly, which saves about 20 microseconds of host time per pass.
     """
 
     @staticmethod
@@ -43,12 +43,14 @@ class FlashAttentionTriton(torch.autograd.Function):
 
 
 class FlashAttentionHopper(torch.autograd.Function):
-    """`FlashAttentionHopper.apply(q, k, v, is_causal=False, scale=None)`: the same for 16-bit q, k
-    and v of 64 or 128 dimensions on an H100 or H200, by kernels whose warps have roles.
+    """`FlashAttentionHopper.apply(q, k, v, is_causal=False, scale=None)`.
 
-    dq is added up in an order that changes from run to run, in float32: equal inputs give gradients
-    that differ by its rounding. Under `torch.use_deterministic_algorithms(True)` backward is
-    `FlashAttentionTriton`'s, whose bits are equal.
+    The same with warp-specialised kernels, for 16-bit q, k and v with a head_dim of 64 or 128 on an
+    H100 or H200.
+
+    dq is accumulated in float32 in an order that changes from run to run: with equal inputs it
+    differs by rounding. Under `torch.use_deterministic_algorithms(True)` backward is that of
+    `FlashAttentionTriton`, which is deterministic.
     """
 
     @staticmethod
@@ -69,11 +71,11 @@ class FlashAttentionHopper(torch.autograd.Function):
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """In the dtype of the autocast they are under, as torch's own attention takes them."""
+    """Cast q, k and v to the dtype of the active autocast, as torch's own attention does."""
     device_type = q.device.type
-    if q.is_meta or not torch.is_autocast_enabled(device_type):  # which knows no meta
+    if q.is_meta or not torch.is_autocast_enabled(device_type):  # autocast has no meta device
         return q, k, v
-    if not {q.dtype, k.dtype, v.dtype} <= set(DTYPES):
+    if not {q.dtype, k.dtype, v.dtype} <= set(KERNEL_DTYPES):
         return q, k, v
     dtype = torch.get_autocast_dtype(device_type)
     return q.to(dtype), k.to(dtype), v.to(dtype)
@@ -91,7 +93,7 @@ def _forward(
 ) -> Tensor:
     ctx.dtypes = q.dtype, k.dtype, v.dtype
     q, k, v = autocast(q, k, v)
-    if _is_watched():
+    if _needs_custom_op():
         from systems.kernels.flash_attention.ops import flash_forward_op
 
         out, lse = flash_forward_op(q, k, v, is_causal, scale, precision, kernels)
@@ -105,14 +107,14 @@ def _forward(
 def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     needs_dq, needs_dk, needs_dv = ctx.needs_input_grad[:3]
     needs = needs_dq, needs_dk or needs_dv
-    given = (*ctx.saved_tensors, dout, *ctx.options, *needs)
+    args = (*ctx.saved_tensors, dout, *ctx.options, *needs)
     gradients: tuple[Tensor | None, ...]
-    if _is_watched():
+    if _needs_custom_op():
         from systems.kernels.flash_attention.ops import flash_backward_op
 
-        gradients = flash_backward_op(*given)
+        gradients = flash_backward_op(*args)
     else:
-        gradients = dispatch.backward(*given)
+        gradients = dispatch.backward(*args)
     return tuple(
         gradient.to(dtype) if needed and gradient is not None else None
         for gradient, dtype, needed in zip(
@@ -121,5 +123,5 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-def _is_watched() -> bool:
+def _needs_custom_op() -> bool:
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0

@@ -1,6 +1,6 @@
-"""How a pass of the Triton kernels is cut into programs: tiles, warps, stages, splits, groups.
+"""Choose how the passes are divided into programs: tiles, warps, stages, splits, groups of heads.
 
-All of it is chosen from shapes and dtypes alone, here, by pure functions.
+Pure functions of shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from typing import NamedTuple
 
 import torch
 
-MIN_BLOCK_D = 16  # the least that tl.dot takes
+MIN_BLOCK_D = 16  # the smallest that tl.dot takes
 MAX_HEAD_DIM = 128
-MAX_BLOCK = 128  # rows of a tile that is multiplied
-MOVED = 4096  # elements to a program of the kernels that only move memory
-# Offsets within a tile are 32 bits wide, and 256 * 2^23 is the first that they do not hold.
-MAX_ROW_STRIDE = (1 << 31) // max(MAX_BLOCK, MOVED // MIN_BLOCK_D)
-MAX_REGISTERS = 255  # of a thread, by any kernel
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PRECISIONS = ("fp16x3", "tf32")  # of products of float32; 16-bit products are exact
+MAX_BLOCK = 128  # rows of a matmul's tile
+MEMORY_BOUND_ELEMENTS = 4096  # elements per program of a memory-bound kernel
+# Offsets within a tile are 32-bit, and 256 * 2^23 is the first that does not fit.
+MAX_ROW_STRIDE = (1 << 31) // max(MAX_BLOCK, MEMORY_BOUND_ELEMENTS // MIN_BLOCK_D)
+MAX_REGISTERS = 255  # per thread, of any kernel
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PRECISIONS = ("fp16x3", "tf32")  # of float32 matmuls; products of 16-bit numbers are exact
 
 
 class Tile(NamedTuple):
-    """What a program of one pass works on at a time.
+    """Tile sizes and launch options of one pass.
 
     block_q, block_k: rows of queries and of keys; powers of two, 16 to 128.
-    num_warps: 4, or 8 for the two warpgroups of 64 rows each.
-    num_stages: tiles of the inner loop on their way to shared memory at once.
-    resident: programs that a multiprocessor of an H100 or H200 has room for at a time, in a causal
-        pass, by registers and shared memory; `make compile-check` compares.
-    max_registers: of a thread, on those GPUs.
+    num_warps: 4, or 8 for two warpgroups of 64 rows each.
+    num_stages: stages of the software pipeline of the inner loop.
+    resident: programs that fit on a multiprocessor of an H100 or H200 at a time (the occupancy), in
+        a causal pass, by registers and shared memory; `make compile-check` compares.
+    max_registers: limit per thread on those GPUs.
     """
 
     block_q: int
@@ -39,17 +39,17 @@ class Tile(NamedTuple):
     max_registers: int = MAX_REGISTERS
 
     def options(self, on_hopper: bool) -> dict[str, int]:
-        """Of a launch."""
+        """Return the options of a launch."""
         if on_hopper and self.max_registers < MAX_REGISTERS:
             return {"num_warps": self.num_warps, "maxnreg": self.max_registers}
         return {"num_warps": self.num_warps}
 
 
 class Configuration(NamedTuple):
-    """A tile for each pass.
+    """Tiles of all passes.
 
-    dv: where dK and dV are launches of their own, for which registers do not hold both sums: the
-        tile of dV's, its blocks of keys those of dkdv, which is then dK's.
+    dv: tile of dV's own launch, used if registers do not hold the sums of dK and dV together; dkdv
+        is then dK's, and both have the same block_k.
     """
 
     forward: Tile
@@ -58,9 +58,9 @@ class Configuration(NamedTuple):
     dv: Tile | None = None
 
 
-# By what is multiplied (16-bit tensors, or float32 ones in a precision) and block_d, the padded
-# head dimension. fp16x3, and 64 and 128 in 16 bits: the fastest tried on an H200 that do not spill.
-# The others: by what the compiler makes of them, which `make compile-check` prints.
+# By `kind` and block_d, the padded head dimension. fp16x3, and 16-bit with 64 and 128: the fastest
+# found on an H200 that do not spill. The others: by registers and shared memory, which
+# `make compile-check` prints.
 TABLE: dict[tuple[str, int], Configuration] = {
     ("16-bit", 16): Configuration(
         Tile(128, 64, 8, 3, 2), Tile(64, 64, 4, 3, 3, 168), Tile(128, 64, 8, 3, 2)
@@ -103,36 +103,34 @@ TABLE: dict[tuple[str, int], Configuration] = {
 
 
 def block_d(head_dim: int) -> int:
-    """The power of two that head_dim is padded to inside of the kernels."""
+    """Return the power of two to which the kernels pad head_dim."""
     return max(MIN_BLOCK_D, 1 << (head_dim - 1).bit_length())
 
 
 def kind(dtype: torch.dtype, precision: str) -> str:
-    """What is multiplied, as TABLE has it."""
+    """Return the kind of matmul, a key of TABLE: "16-bit", "fp16x3" or "tf32"."""
     return precision if dtype == torch.float32 else "16-bit"
 
 
 def configuration(head_dim: int, dtype: torch.dtype, precision: str = "fp16x3") -> Configuration:
-    """What the table has for head_dim in 1 to MAX_HEAD_DIM and a dtype of DTYPES."""
+    """Return the table's entry for head_dim in 1 to MAX_HEAD_DIM and a dtype of KERNEL_DTYPES."""
     return TABLE[kind(dtype, precision), block_d(head_dim)]
 
 
-# Programs for every place on a multiprocessor: the last of them leave few places idle
-WAVES = 2
-# A part shorter than this many tiles costs more in writing and adding it than it saves
-MIN_TILES = 4
+WAVES = 2  # of programs: enough that the last wave leaves few multiprocessors idle
+MIN_TILES = 4  # per split: with fewer, writing and adding partial results costs more than is saved
 MAX_SPLITS = 32
 
 
-def splits(n_programs: int, n_tiles: int, slots: int) -> int:
-    """Over how many programs each program's inner loop is to be spread.
+def default_splits(n_programs: int, n_tiles: int, slots: int) -> int:
+    """Return over how many programs to split each program's inner loop.
 
-    As many as fill all places WAVES times, or fewer so that a part keeps MIN_TILES tiles.
+    As many as fill the GPU WAVES times, or fewer so that each keeps MIN_TILES tiles.
 
     Args:
         n_programs: without a split.
-        n_tiles: that the longest of them passes over.
-        slots: programs that the GPU has room for at a time: `Tile.resident` on each of its
+        n_tiles: of the longest inner loop.
+        slots: programs that fit on the GPU at a time: `Tile.resident` on each of its
             multiprocessors, of which an H200 has 132.
     """
     if n_programs == 0:
@@ -141,39 +139,39 @@ def splits(n_programs: int, n_tiles: int, slots: int) -> int:
     return max(1, min(wanted, n_tiles // MIN_TILES, MAX_SPLITS))
 
 
-def ranges(
+def split_rows(
     length: int, block: int, n_programs: int, slots: int, n_splits: int | None = None
 ) -> tuple[int, int]:
-    """How many ranges an inner loop over `length` rows is cut into, and rows of each.
+    """Return into how many ranges to split an inner loop over `length` rows, and rows of each.
 
-    A range is whole tiles of `block` rows, so there may be fewer than n_splits, by default
-    `splits`. The last has no end but that of its rows: what a causal pass does not see adds
-    nothing.
+    A range is whole tiles of `block` rows, so there may be fewer ranges than n_splits, which is
+    `default_splits` by default. The last range ends with the rows, also in a causal pass: hidden
+    keys add nothing.
     """
     n_tiles = -(-length // block)
     if n_splits is None:
-        n_splits = splits(n_programs, n_tiles, slots)
-    n_splits, tiles_a_split = cut(n_tiles, n_splits)
-    return n_splits, tiles_a_split * block
+        n_splits = default_splits(n_programs, n_tiles, slots)
+    n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
+    return n_splits, tiles_per_split * block
 
 
-def cut(n_tiles: int, n_splits: int) -> tuple[int, int]:
-    """Into how many ranges n_tiles go, n_splits or fewer, and tiles of each but the last.
+def split_tiles(n_tiles: int, n_splits: int) -> tuple[int, int]:
+    """Return the number of ranges, at most n_splits, and the tiles of each but the last.
 
     Raises:
         ValueError: n_splits is below 1.
     """
     if n_splits < 1:
         raise ValueError(f"n_splits must be 1 or more, got {n_splits}")
-    tiles_a_split = -(-n_tiles // min(n_splits, n_tiles))
-    return -(-n_tiles // tiles_a_split), tiles_a_split
+    tiles_per_split = -(-n_tiles // min(n_splits, n_tiles))
+    return -(-n_tiles // tiles_per_split), tiles_per_split
 
 
-# Of an H200's 50 MiB of L2: the rest is for what the programs read once and write.
+# Of an H200's 50 MiB of L2; the rest is for data that is read once or written.
 L2_BYTES = 32 << 20
 
 
 def heads_in_l2(n_rows: int, head_dim: int, itemsize: int, n_programs: int) -> int:
-    """Of how many heads the L2 cache holds keys and values, or queries and dO."""
-    bytes_a_head = max(1, 2 * n_rows * head_dim * itemsize)
-    return max(1, min(n_programs, L2_BYTES // bytes_a_head))
+    """Return for how many heads keys and values, or queries and dO, fit in the L2 cache."""
+    head_bytes = max(1, 2 * n_rows * head_dim * itemsize)
+    return max(1, min(n_programs, L2_BYTES // head_bytes))

@@ -1,4 +1,4 @@
-"""Forward and backward by whose kernels: "triton" or "hopper"."""
+"""Dispatch forward and backward to the "triton" or the "hopper" kernels."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ def forward(
     scale: float | None,
     precision: str,
     kernels: str,
-    keeps_memory: bool = True,
+    reuse_counters: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """`launch.flash_forward`: (out, lse). keeps_memory: of `forward_launch.flash_forward`."""
+    """Return (out, lse) of `launch.flash_forward`. reuse_counters: only for Hopper."""
     if kernels == "hopper":
-        return forward_launch.flash_forward(q, k, v, is_causal, scale, keeps_memory=keeps_memory)
+        return forward_launch.flash_forward(
+            q, k, v, is_causal, scale, reuse_counters=reuse_counters
+        )
     return launch.flash_forward(q, k, v, is_causal, scale, precision=precision)
 
 
@@ -39,9 +41,9 @@ def backward(
     needs_dq: bool,
     needs_dkdv: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """`launch.flash_backward`: (dq, dk, dv), None for what is not needed."""
+    """Return (dq, dk, dv) of `launch.flash_backward`, None for those not needed."""
     on_hopper = kernels == "hopper" and not torch.are_deterministic_algorithms_enabled()
-    if on_hopper and backward_launch.why_not(q, needs_dq, needs_dkdv) is None:
+    if on_hopper and backward_launch.unsupported_reason(q, needs_dq, needs_dkdv) is None:
         return backward_launch.flash_backward(q, k, v, out, lse, dout, is_causal, scale)
     return launch.flash_backward(
         q, k, v, out, lse, dout, is_causal, scale, precision=precision, needs_dq=needs_dq,

@@ -1,4 +1,4 @@
-"""torch's FlexAttention, compiled: a mask in Python, of which torch makes a Triton kernel."""
+"""torch's FlexAttention, compiled: torch generates a Triton kernel from a mask in Python."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def flex(
 ) -> Tensor:
     """`flex_attention` under torch.compile, with a causal block mask or none.
 
-    It is compiled for each shape; after as many as torch._dynamo.config.recompile_limit, 8, torch
-    warns and materialises the scores.
+    It is compiled for each shape; after torch._dynamo.config.recompile_limit shapes (8) torch warns
+    and falls back to materialising the scores.
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).
@@ -42,12 +42,13 @@ def _causal_mask(n_queries: int, n_keys: int, device: torch.device) -> BlockMask
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
 
-    with torch.inference_mode(False):  # autograd must take it, whoever asked for it first
+    # The mask is cached: one made in inference mode could not be used with autograd later.
+    with torch.inference_mode(False):
         return create_block_mask(sees, None, None, n_queries, n_keys, device=str(device))
 
 
-def why_not_flex(q: Tensor) -> str | None:
-    """Why it does not take q here, or None if it does."""
+def flex_unsupported_reason(q: Tensor) -> str | None:
+    """Return why FlexAttention does not support q here, None if it does."""
     if not q.is_cuda:
         return "flex needs a CUDA GPU"
     if q.shape[-1] < 16 or q.shape[-1] & (q.shape[-1] - 1):

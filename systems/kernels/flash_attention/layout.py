@@ -1,4 +1,4 @@
-"""Where the rows of a tensor (..., rows, head_dim) lie, as the Triton kernels are told of it."""
+"""Map tensors (..., rows, head_dim) to the four dimensions and strides that the kernels take."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from systems.kernels.flash_attention.configurations import MAX_ROW_STRIDE
 
 
 class Layout(NamedTuple):
-    """(batch, heads, rows, head_dim) of a tensor of any leading dimensions, in elements.
+    """Sizes and strides of a tensor as (batch, heads, rows, head_dim), in elements.
 
-    Elements of a row lie side by side. is_copy: not those of the tensor given, which the kernels
-    could not address, but of `tensor.contiguous()`.
+    Elements of a row are contiguous. is_copy: this is the layout of `tensor.contiguous()`, because
+    the kernels cannot address the tensor itself.
     """
 
     batch: int
@@ -32,26 +32,26 @@ class Layout(NamedTuple):
 
     @property
     def n_heads(self) -> int:
-        """Of all batches together."""
+        """Heads of all batches together."""
         return self.batch * self.heads
 
     @property
     def dense_strides(self) -> tuple[int, int, int]:
-        """Of a contiguous tensor of this shape."""
-        a_head = self.rows * self.head_dim
-        return self.heads * a_head, a_head, self.head_dim
+        """Strides of a contiguous tensor of this shape."""
+        head_size = self.rows * self.head_dim
+        return self.heads * head_size, head_size, self.head_dim
 
 
 def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
-    """A view unless the rows cannot be addressed or the leading dimensions not made two.
+    """Return the layout of a tensor, that of a copy if its strides do not fit.
 
-    A copy costs far less than reading rows element by element, what a last stride that is not 1
-    would come to.
+    They fit if rows are contiguous and the leading dimensions can be viewed as two. A copy costs
+    far less than reading rows whose elements are apart.
     """
     *leading, rows, head_dim = shape
     heads = leading[-1] if leading else 1
     sizes = math.prod(leading[:-1]), heads, rows, head_dim
-    batch_stride = _one_stride(leading[:-1], strides[: len(leading) - 1]) if leading else 0
+    batch_stride = _merged_stride(leading[:-1], strides[: len(leading) - 1]) if leading else 0
     if (strides[-1] != 1 and head_dim > 1) or strides[-2] >= MAX_ROW_STRIDE or batch_stride is None:
         copied = Layout(*sizes, (0, 0, 0), is_copy=True)
         return copied._replace(strides=copied.dense_strides)
@@ -59,8 +59,8 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
     return Layout(*sizes, (batch_stride, head_stride, strides[-2]), is_copy=False)
 
 
-def _one_stride(sizes: list[int], strides: tuple[int, ...]) -> int | None:
-    """Of dimensions taken as one; None if there is none."""
+def _merged_stride(sizes: list[int], strides: tuple[int, ...]) -> int | None:
+    """Return the stride of several dimensions viewed as one; None if they cannot be."""
     found, span = 0, 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size == 1:
@@ -73,9 +73,12 @@ def _one_stride(sizes: list[int], strides: tuple[int, ...]) -> int | None:
     return found
 
 
-def strides_like(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Of an output like this input: its own if it is dense and the kernels can address it, in the
-    same order if the input is a part of something, and else those of a contiguous tensor."""
+def output_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of an output for this input.
+
+    They are the input's if it is dense and the kernels can address it, have the same order if the
+    input is a slice, and otherwise are those of a contiguous tensor.
+    """
     if len(shape) <= 4 and strides[-1] == 1:
         like = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
         if like[-1] == 1 and like[-2] < MAX_ROW_STRIDE:
@@ -83,17 +86,19 @@ def strides_like(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
     return torch.empty(shape, device="meta").stride()
 
 
-_kept_strides_like = functools.lru_cache(maxsize=4096)(strides_like)
+_cached_output_strides = functools.lru_cache(maxsize=4096)(output_strides)
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """An output like the input x."""
-    return x.new_empty_strided(x.shape, _kept_strides_like(x.shape, x.stride()))
+    """Allocate an output for the input x."""
+    return x.new_empty_strided(x.shape, _cached_output_strides(x.shape, x.stride()))
 
 
 def four_dimensional(x: Tensor) -> Tensor:
-    """(batch, heads, rows, head_dim) of (..., rows, head_dim): a view unless five or more
-    dimensions have strides of their own each."""
+    """Return x (..., rows, head_dim) as (batch, heads, rows, head_dim).
+
+    A view, unless there are more than two leading dimensions that cannot be viewed as two.
+    """
     if x.dim() == 4:
         return x
     *leading, rows, head_dim = x.shape

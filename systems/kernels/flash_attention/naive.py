@@ -1,4 +1,4 @@
-"""Attention as it is written in the paper: the score matrix materialised. The plain reference."""
+"""Attention as the paper writes it, with a materialised score matrix: the plain reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def naive(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """softmax(q k^T * scale) v, with every intermediate in the inputs' dtype.
+    """Compute softmax(q k^T * scale) v, with all intermediates in the inputs' dtype.
 
     Attention Is All You Need (Vaswani et al. 2017), section 3.2.1, equation 1.
 
@@ -30,7 +30,7 @@ def naive(
 def masked_scores(
     q: Tensor, k: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """q k^T * scale, (..., n_queries, n_keys); what a query does not see is -inf."""
+    """Return q k^T * scale, (..., n_queries, n_keys), -inf for keys that a query does not see."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = (q @ k.transpose(-2, -1)) * scale
     if is_causal:

@@ -1,8 +1,7 @@
-"""The two passes as custom operators of torch's, without autograd.
+"""Forward and backward as torch custom operators, without autograd.
 
-torch.compile keeps an operator whole where it would look into a launch, and a mode that watches
-what is called (selective activation checkpointing, a FLOP counter) sees it and may keep its
-results.
+torch.compile treats a custom operator as opaque, where it would trace into a launch. A dispatch
+mode (selective activation checkpointing, a FLOP counter) sees it and may save its results.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, library
 
 from systems.kernels.flash_attention import dispatch
-from systems.kernels.flash_attention.layout import strides_like
+from systems.kernels.flash_attention.layout import output_strides
 
 
 @library.custom_op("cluster_sweeps::flash_forward", mutates_args=())
@@ -26,8 +25,8 @@ def flash_forward_op(
     precision: str,
     kernels: str,
 ) -> tuple[Tensor, Tensor]:
-    """`dispatch.forward`: (out, lse)."""
-    return dispatch.forward(q, k, v, is_causal, scale, precision, kernels, keeps_memory=False)
+    """Return (out, lse) of `dispatch.forward`."""
+    return dispatch.forward(q, k, v, is_causal, scale, precision, kernels, reuse_counters=False)
 
 
 @flash_forward_op.register_fake
@@ -50,7 +49,7 @@ def flash_backward_op(
     needs_dq: bool,
     needs_dkdv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`dispatch.backward`: (dq, dk, dv), without elements where they are not needed."""
+    """Return (dq, dk, dv) of `dispatch.backward`, empty tensors for those not needed."""
     gradients = dispatch.backward(
         q, k, v, out, lse, dout, is_causal, scale, precision, kernels, needs_dq, needs_dkdv
     )
@@ -67,4 +66,4 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tens
 
 
 def _like(x: Tensor) -> Tensor:
-    return x.new_empty_strided(x.shape, strides_like(x.shape, x.stride()))
+    return x.new_empty_strided(x.shape, output_strides(x.shape, x.stride()))

@@ -1,6 +1,6 @@
-"""Attention and its gradients in float64, a block of queries at a time: what others are held to.
+"""Attention and its gradients in float64, which tests compare all implementations with.
 
-The score matrix of 65,536 tokens would take 34 GB in float64; a block of its rows does not.
+The score matrix of 65,536 tokens would take 34 GB in float64, so it is computed by blocks of rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BLOCK_BYTES = 1 << 29  # of one block of scores in float64; about four such blocks live at once
+BLOCK_BYTES = 1 << 29  # per block of scores in float64; about four blocks exist at once
 
 
 class AttentionReference(NamedTuple):
@@ -34,7 +34,7 @@ def attention_reference(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> AttentionReference:
-    """Forward and backward of softmax(q k^T * scale) v in float64.
+    """Compute softmax(q k^T * scale) v and its gradients in float64.
 
     The gradient is written out (FlashAttention-2, Dao 2023, section 2.2):
     dV = P^T dO, dP = dO V^T, dS = P * (dP - rowsum(dO * O)), dQ = scale dS K, dK = scale dS^T Q.
@@ -55,7 +55,7 @@ def attention_reference(
     lse = torch.empty(q.shape[:-1], dtype=torch.float64, device=q.device)
     for start in range(0, n_queries, rows):
         block = slice(start, min(start + rows, n_queries))
-        # Causal rows of this block see no key past its end: leave those columns out.
+        # In a causal pass the rows of this block see no key past its end: skip those columns.
         seen = min(n_keys, block.stop) if is_causal else n_keys
         keys, values = k[..., :seen, :], v[..., :seen, :]
         scores = q[..., block, :] @ keys.transpose(-2, -1) * scale

@@ -1,4 +1,4 @@
-"""Attention by name, so that a model, a sweep and a table mean the same by it."""
+"""Implementations of attention by name, for models, sweeps and tables."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from systems.kernels.device import runs_kernels
 from systems.kernels.flash_attention.autograd import FlashAttentionHopper, FlashAttentionTriton
-from systems.kernels.flash_attention.configurations import DTYPES, MAX_HEAD_DIM
+from systems.kernels.flash_attention.configurations import KERNEL_DTYPES, MAX_HEAD_DIM
+from systems.kernels.flash_attention.flash_pytorch import FlashAttentionPyTorch
 from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.naive import naive
-from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, why_not_sdpa
-from systems.kernels.flash_attention.tiled import FlashAttentionPyTorch
+from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, sdpa_unsupported_reason
 
 
 def flex(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """`flex.flex`, imported when it is called: it brings torch's compiler."""
+    """Call `flex.flex`, imported late because it imports torch's compiler."""
     from systems.kernels.flash_attention.flex import flex
 
     return flex(q, k, v, is_causal, scale)
@@ -29,26 +29,26 @@ def flex(
 def flash_pytorch(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """`FlashAttentionPyTorch.apply`, its arguments by name."""
+    """`FlashAttentionPyTorch.apply` with named arguments."""
     return FlashAttentionPyTorch.apply(q, k, v, is_causal, scale)
 
 
 def flash_triton(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """`FlashAttentionTriton.apply`, its arguments by name."""
+    """`FlashAttentionTriton.apply` with named arguments."""
     return FlashAttentionTriton.apply(q, k, v, is_causal, scale)
 
 
 def flash_hopper(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """`FlashAttentionHopper.apply`, its arguments by name."""
+    """`FlashAttentionHopper.apply` with named arguments."""
     return FlashAttentionHopper.apply(q, k, v, is_causal, scale)
 
 
 # (q, k, v, is_causal=..., scale=...) -> out; q, k, v (batch, heads, seq_len, head_dim).
-# `api.flash_attention` takes other leading dimensions too, and checks what it is given.
+# `api.flash_attention` also takes other leading dimensions, and checks its inputs.
 ATTENTIONS: dict[str, Callable[..., Tensor]] = {
     "naive": naive,
     "flash_pytorch": flash_pytorch,
@@ -60,25 +60,27 @@ ATTENTIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def why_not(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: str) -> str | None:
-    """Why an implementation of ATTENTIONS does not take these inputs here, or None if it does."""
+def unsupported_reason(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: str
+) -> str | None:
+    """Return why an implementation does not support these inputs here, None if it does."""
     if implementation in SDPA_BACKENDS:
-        return why_not_sdpa(q, k, v, is_causal, implementation)
+        return sdpa_unsupported_reason(q, k, v, is_causal, implementation)
     if implementation == "flex":
-        from systems.kernels.flash_attention.flex import why_not_flex
+        from systems.kernels.flash_attention.flex import flex_unsupported_reason
 
-        return why_not_flex(q)
+        return flex_unsupported_reason(q)
     if implementation == "flash_hopper":
-        return forward_launch.why_not(q)
-    return _why_not_triton(q) if implementation == "flash_triton" else None
+        return forward_launch.unsupported_reason(q)
+    return _triton_unsupported_reason(q) if implementation == "flash_triton" else None
 
 
-def _why_not_triton(q: Tensor) -> str | None:
+def _triton_unsupported_reason(q: Tensor) -> str | None:
     if not runs_kernels(q.device):
         return "flash_triton needs a CUDA GPU"
-    if q.dtype not in DTYPES or q.shape[-1] > MAX_HEAD_DIM:
+    if q.dtype not in KERNEL_DTYPES or q.shape[-1] > MAX_HEAD_DIM:
         return (
-            f"flash_triton takes {', '.join(map(str, DTYPES))} and head_dim up to {MAX_HEAD_DIM}, "
-            f"not {q.dtype} and {q.shape[-1]}"
+            f"flash_triton supports {', '.join(map(str, KERNEL_DTYPES))} and head_dim up to "
+            f"{MAX_HEAD_DIM}, not {q.dtype} and {q.shape[-1]}"
         )
     return None

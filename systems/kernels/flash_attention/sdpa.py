@@ -1,4 +1,4 @@
-"""torch's own attention, one backend at a time, so that each can be timed by name."""
+"""torch's own attention restricted to one backend, so that each can be timed by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sdpa(
     *,
     implementation: str = "sdpa_flash",
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` held to one backend.
+    """`torch.nn.functional.scaled_dot_product_attention` with one backend.
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).
@@ -33,16 +33,17 @@ def sdpa(
         implementation: a name in SDPA_BACKENDS.
 
     Raises:
-        RuntimeError: the backend does not take these inputs; `why_not_sdpa` says so beforehand.
+        RuntimeError: the backend does not support these inputs; see
+            `sdpa_unsupported_reason`.
     """
     with sdpa_kernel([SDPA_BACKENDS[implementation]]):
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
 
 
-def why_not_sdpa(
+def sdpa_unsupported_reason(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: str
 ) -> str | None:
-    """Why a backend does not take these inputs, or None if it does. Asks torch's own checks."""
+    """Return why torch's backend does not support these inputs, None if it does."""
     if implementation == "sdpa_math":
         return None
     if not q.is_cuda:
@@ -58,4 +59,4 @@ def why_not_sdpa(
     if check(params, debug=False):
         return None
     gpu = torch.cuda.get_device_name(q.device)
-    return f"{implementation} does not take {q.dtype} {tuple(q.shape)} on {gpu}"
+    return f"{implementation} does not support {q.dtype} {tuple(q.shape)} on {gpu}"

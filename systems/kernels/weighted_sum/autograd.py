@@ -1,4 +1,4 @@
-"""The kernel as a function that torch can differentiate.
+"""The kernel as an autograd function.
 
     y = weighted_sum(x, w)      # x (..., d), w (d,) -> y (...)
     y.sum().backward()
@@ -31,12 +31,11 @@ MAX_PROGRAMS = 256
 
 
 def weighted_sum(x: Tensor, w: Tensor) -> Tensor:
-    """y[...] = sum over d of x[..., d] w[d].
+    """Compute y[...] = sum over d of x[..., d] w[d].
 
-    On a GPU, and on a CPU with TRITON_INTERPRET=1, Triton computes it and its gradient; elsewhere,
-    and for float64, plain torch does. Both sum in float32 (float64 in float64) and give the same
-    bits on every run. x is read where it lies if its leading dimensions can be viewed as one, else
-    it is copied.
+    Triton computes it and its gradient on a GPU, and on a CPU with TRITON_INTERPRET=1; plain torch
+    does on other devices and for float64. Both sum in float32 (float64 for float64) and give the
+    same bits on every run. x is copied if its leading dimensions cannot be viewed as one.
 
     Args:
         x: (..., d), float32, bfloat16, float16 or float64, any strides; sizes may be 0.
@@ -46,7 +45,7 @@ def weighted_sum(x: Tensor, w: Tensor) -> Tensor:
         (...), of x's dtype.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not fit; the message names all that do not.
+        ValueError: shapes, dtypes or devices do not match; the message names everything wrong.
     """
     errors = []
     if x.ndim < 1 or w.ndim != 1 or x.shape[-1] != w.shape[0]:
@@ -114,8 +113,10 @@ class WeightedSum(torch.autograd.Function):
 
 
 def tile(d: int) -> tuple[int, int]:
-    """Rows and columns of a tile for rows of d elements: wide ones for wide rows, so that few
-    lanes are masked off where d is small."""
+    """Return rows and columns of a tile for rows of d elements.
+
+    Tiles are narrow for a small d, so that few lanes are masked off.
+    """
     columns = 16
     while columns < min(d, MAX_COLUMNS):
         columns *= 2
@@ -127,5 +128,5 @@ def _runs_kernel(x: Tensor) -> bool:
 
 
 def _as_matrix(x: Tensor) -> Tensor:
-    """(..., d) -> (n_rows, d), a view where strides allow it."""
+    """Reshape (..., d) to (n_rows, d), a view if strides allow it."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

@@ -1,5 +1,5 @@
-"""The weighted sum of each row in plain torch, and its gradient written out: what the kernel is
-held to, and what runs where there is no GPU."""
+"""The weighted sum of each row in plain torch, with its gradient written out: the reference of the
+kernel, and the fallback without a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def weighted_sum_reference(x: Tensor, w: Tensor) -> Tensor:
-    """y[...] = sum over d of x[..., d] w[d], summed at least in float32.
+    """Compute y[...] = sum over d of x[..., d] w[d], at least in float32.
 
     Args:
         x: (..., d), any float dtype.
@@ -22,14 +22,14 @@ def weighted_sum_reference(x: Tensor, w: Tensor) -> Tensor:
 
 
 def weighted_sum_gradients(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """dL/dx and dL/dw from dy = dL/dy, by the chain rule:
+    """Compute dL/dx and dL/dw from dy = dL/dy, by the chain rule:
 
         dx[..., d] = dy[...] w[d]
         dw[d] = sum over all rows of dy[...] x[..., d]
 
     Args:
         dy: (...), of x's dtype.
-        x, w: as `weighted_sum_reference` was given.
+        x, w: as given to `weighted_sum_reference`.
 
     Returns:
         (..., d) and (d,), of x's dtype, computed at least in float32.

@@ -20,6 +20,7 @@ from tests.jobs.harness import (
     records,
     run,
     start,
+    write_submission,
     write_sweep,
 )
 

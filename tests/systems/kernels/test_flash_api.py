@@ -13,12 +13,12 @@ from systems.kernels.flash_attention import (
     ATTENTIONS,
     attention_reference,
     flash_attention,
-    why_not,
+    unsupported_reason,
 )
 from tests.systems.kernels.flash_cases import on_hopper
 
 PROBE = [torch.empty(1, 1, 2, 2)] * 3
-ON_CPU = ["auto", *(name for name in ATTENTIONS if why_not(*PROBE, True, name) is None)]
+ON_CPU = ["auto", *(name for name in ATTENTIONS if unsupported_reason(*PROBE, True, name) is None)]
 LENGTHS = [(1, 1), (17, 17), (9, 33), (33, 9)]
 # Relative L2 error; naive rounds the scores themselves
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -105,7 +105,7 @@ def test_every_error_is_named_at_once():
         )
     for part in (
         "given 'flash_pytroch'; did you mean 'flash_pytorch'? valid are auto, naive, flash_",
-        "given (2, 3, 5, 8), (2, 2, 6, 8), (2, 3, 6, 8)",
+        "given q (2, 3, 5, 8), k (2, 2, 6, 8), v (2, 3, 6, 8)",
         "given torch.float64, torch.float32, torch.float64",
         "given cpu, cpu, meta",
         "is_causal must be True or False, there is no other mask; given a tensor of (5, 6)",
@@ -162,12 +162,17 @@ def test_compiled_as_a_whole():
         [(5, 8), (6, 4), (6, 4)],
         [(5, 8), (6, 8), (7, 8)],
         [(2, 5, 8), (6, 8), (6, 8)],
-        [(5, 0), (6, 0), (6, 0)],
+        [(5, 8), (8,), (8,)],
     ],
 )
 def test_shapes_that_do_not_fit(shapes):
     with pytest.raises(ValueError, match="q must be"):
         flash_attention(*(torch.ones(shape) for shape in shapes))
+
+
+def test_a_head_dim_of_zero_is_refused():
+    with pytest.raises(ValueError, match="head_dim must be 1 or more; given 0"):
+        flash_attention(torch.ones(5, 0), torch.ones(6, 0), torch.ones(6, 0))
 
 
 def test_integers_are_refused():
@@ -180,7 +185,9 @@ def test_integers_are_refused():
 @pytest.mark.parametrize("name", ["flash_triton", "sdpa_cudnn"])
 def test_what_this_machine_cannot_do_is_told_with_what_it_can(name):
     q, k, v, _ = _inputs((5, 6), dtype=torch.float32)
-    with pytest.raises(RuntimeError, match=f"{name} needs a CUDA GPU; these are taken by auto, "):
+    with pytest.raises(
+        RuntimeError, match=f"{name} needs a CUDA GPU; these inputs are supported by auto, "
+    ):
         flash_attention(q, k, v, implementation=name)
 
 
@@ -194,7 +201,7 @@ def test_what_this_machine_cannot_do_is_told_with_what_it_can(name):
 def test_gpu_every_implementation_is_the_same_function(implementation, leading, causal):
     inputs = _inputs((64, 64), leading, torch.bfloat16, "cuda")
     probe = [torch.empty(1, 1, 64, 8, dtype=torch.bfloat16, device="cuda")] * 3
-    if implementation != "auto" and why_not(*probe, causal, implementation):
+    if implementation != "auto" and unsupported_reason(*probe, causal, implementation):
         pytest.skip(f"{implementation} does not take this")
     _assert_right(implementation, *inputs, causal)
 

@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from systems.kernels.flash_attention import autotune
 from systems.kernels.flash_attention.configurations import TABLE, Tile, configuration
+from systems.kernels.flash_attention.triton.tile_cache import (
+    AUTOTUNE,
+    cache_path,
+    read_tiles,
+    tuned_tiles,
+    write_tiles,
+)
+from systems.kernels.flash_attention.triton.tile_search import candidates, search
 
 CPU = torch.device("cpu")
 
@@ -20,8 +27,8 @@ CPU = torch.device("cpu")
 def test_what_is_kept_comes_back(tmp_path):
     for number, known in enumerate(TABLE.values()):
         path = tmp_path / "new" / f"{number}.json"
-        autotune._write(path, known)
-        assert autotune._read(path) == known
+        write_tiles(path, known)
+        assert read_tiles(path) == known
     assert len(list((tmp_path / "new").iterdir())) == len(TABLE)  # nothing half written is left
 
 
@@ -36,13 +43,13 @@ def test_what_is_kept_comes_back(tmp_path):
 def test_what_cannot_be_read_is_searched_again(tmp_path, text):
     path = tmp_path / "kept.json"
     path.write_text(text)
-    assert autotune._read(path) is None
-    assert autotune._read(tmp_path / "missing.json") is None
+    assert read_tiles(path) is None
+    assert read_tiles(tmp_path / "missing.json") is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
     (tmp_path / "file").write_text("")
-    autotune._write(tmp_path / "file" / "kept.json", configuration(64, torch.bfloat16))
+    write_tiles(tmp_path / "file" / "kept.json", configuration(64, torch.bfloat16))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == ""
 
@@ -58,43 +65,43 @@ def test_the_place_depends_on_what_is_searched_and_on_the_cache_folder(tmp_path,
         "n_queries": 2000, "n_keys": 2000, "n_heads": 16,
     }  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    paths = [autotune._path(**given | {name: value}) for name, value in others.items()]
-    paths.append(autotune._path(**given | {"dtype": torch.float32, "precision": "tf32"}))
-    paths.append(autotune._path(**given))
+    paths = [cache_path(**given | {name: value}) for name, value in others.items()]
+    paths.append(cache_path(**given | {"dtype": torch.float32, "precision": "tf32"}))
+    paths.append(cache_path(**given))
     assert len(set(paths)) == 9 and {path.parent for path in paths} == {tmp_path / "cluster-sweeps"}
     # 16 bits are 16 bits, and what pads to the same tile has the same
     same = {"dtype": torch.float16, "precision": "tf32", "head_dim": 40, "n_keys": 600}
-    assert autotune._path(**given | same) == paths[-1]
+    assert cache_path(**given | same) == paths[-1]
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert autotune._path(**given).parent == Path.home() / ".cache" / "cluster-sweeps"
+    assert cache_path(**given).parent == Path.home() / ".cache" / "cluster-sweeps"
 
 
 def test_what_is_empty_or_not_wanted_is_not_searched(monkeypatch):
     """Without a GPU here a search would end in an error of torch's."""
     gpu = torch.device("cuda", 0)
-    monkeypatch.setenv(autotune.SEARCH, "1")
+    monkeypatch.setenv(AUTOTUNE, "1")
     for sizes in ((0, 5, 2), (5, 0, 2), (5, 5, 0)):
-        found = autotune.tuned(64, torch.bfloat16, "fp16x3", True, *sizes, gpu)
+        found = tuned_tiles(64, torch.bfloat16, "fp16x3", True, *sizes, gpu)
         assert found == configuration(64, torch.bfloat16)
-    monkeypatch.setenv(autotune.SEARCH, "0")
-    assert autotune.tuned(64, torch.bfloat16, "fp16x3", True, 5, 5, 1, gpu) == found
+    monkeypatch.setenv(AUTOTUNE, "0")
+    assert tuned_tiles(64, torch.bfloat16, "fp16x3", True, 5, 5, 1, gpu) == found
 
 
 def test_an_unknown_wish_is_an_error_that_says_which_there_are(monkeypatch):
-    monkeypatch.setenv(autotune.SEARCH, "off")
+    monkeypatch.setenv(AUTOTUNE, "off")
     with pytest.raises(ValueError, match="must be 0 or 1 or not be set; given 'off'"):
-        autotune.tuned(64, torch.bfloat16, "fp16x3", True, 5, 5, 1, CPU)
+        tuned_tiles(64, torch.bfloat16, "fp16x3", True, 5, 5, 1, CPU)
 
 
 def test_without_a_gpu_the_table_is_taken_whatever_is_wanted(monkeypatch):
-    monkeypatch.setenv(autotune.SEARCH, "1")
-    found = autotune.tuned(64, torch.bfloat16, "fp16x3", True, 100, 100, 1, CPU)
+    monkeypatch.setenv(AUTOTUNE, "1")
+    found = tuned_tiles(64, torch.bfloat16, "fp16x3", True, 100, 100, 1, CPU)
     assert found == configuration(64, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["forward", "dkdv", "dq"])
 def test_candidates_are_tiles_that_the_kernels_take(name):
-    tiles = autotune.candidates(name)
+    tiles = candidates(name)
     assert len(set(tiles)) == len(tiles) >= 12
     for tile in tiles:
         assert {tile.block_q, tile.block_k} <= {16, 32, 64, 128} and tile.num_warps in (4, 8)
@@ -104,9 +111,10 @@ def test_candidates_are_tiles_that_the_kernels_take(name):
 
 SEARCHES = """
 import time, torch
-from systems.kernels.flash_attention import FlashAttentionTriton, autotune
-real = autotune.search
-autotune.search = lambda *a, **k: (print("searched"), real(*a, **k))[1]
+from systems.kernels.flash_attention import FlashAttentionTriton
+from systems.kernels.flash_attention.triton import tile_search
+real = tile_search.search
+tile_search.search = lambda *a, **k: (print("searched"), real(*a, **k))[1]
 q, k, v = (torch.randn(1, 16, 16384, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
            for _ in range(3))
 torch.cuda.synchronize()
@@ -122,7 +130,7 @@ def test_gpu_the_leaderboard_case_from_cold_takes_less_than_a_minute_and_once(tm
     """Nothing compiled, nothing searched: compiling every candidate is part of it."""
     environment = {
         **os.environ,
-        autotune.SEARCH: "1",
+        AUTOTUNE: "1",
         "XDG_CACHE_HOME": str(tmp_path / "tiles"),
         "TRITON_CACHE_DIR": str(tmp_path / "triton"),
     }
@@ -144,7 +152,7 @@ def test_gpu_every_candidate_agrees_with_the_table_or_is_left_out(dtype):
     """A wrong candidate is never found; and nearly all are right, else the search is blind."""
     lines: list[str] = []
     started = time.perf_counter()
-    found = autotune.search(4, 1000, 900, 64, dtype=dtype, is_causal=True, tell=lines.append)
+    found = search(4, 1000, 900, 64, dtype=dtype, is_causal=True, report=lines.append)
     assert time.perf_counter() - started < 120
     assert all(isinstance(tile, Tile) for tile in found[:3])
     assert not [line for line in lines if "differs" in line]

@@ -16,13 +16,13 @@ from systems.kernels.flash_attention.configurations import (
     MAX_ROW_STRIDE,
     block_d,
     configuration,
+    default_splits,
     heads_in_l2,
-    ranges,
-    splits,
+    split_rows,
 )
 from systems.kernels.flash_attention.layout import layout
-from systems.kernels.flash_attention.triton.copy_launch import moved
 from systems.kernels.flash_attention.triton.launch import flash_forward
+from systems.kernels.flash_attention.triton.memory_bound_launch import memory_bound_constants
 from tests.systems.kernels.flash_cases import (
     BF16,
     F16,
@@ -33,18 +33,18 @@ from tests.systems.kernels.imports import assert_import_leaves_triton_alone
 
 
 def test_splits_worked_by_hand():
-    assert splits(528, 1000, 132) == 1  # every place filled four times over
-    assert splits(132, 1000, 132) == 2
-    assert splits(128, 1000, 264) == 4  # 528 programs for 264 places, 4.1 times as many
-    assert splits(132, 8, 264) == 2  # parts of four tiles
-    assert splits(132, 3, 264) == 1
-    assert splits(1, 10_000, 132) == 32
-    assert splits(0, 10, 132) == 1
+    assert default_splits(528, 1000, 132) == 1  # every place filled four times over
+    assert default_splits(132, 1000, 132) == 2
+    assert default_splits(128, 1000, 264) == 4  # 528 programs for 264 places, 4.1 times as many
+    assert default_splits(132, 8, 264) == 2  # parts of four tiles
+    assert default_splits(132, 3, 264) == 1
+    assert default_splits(1, 10_000, 132) == 32
+    assert default_splits(0, 10, 132) == 1
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 600))
 def test_splits_leave_no_part_too_short(n_programs, n_tiles, slots):
-    found = splits(n_programs, n_tiles, slots)
+    found = default_splits(n_programs, n_tiles, slots)
     assert 1 <= found <= 32
     assert found == 1 or n_tiles // found >= 4
     assert found == 1 or n_programs * found <= 2 * slots + n_programs / 2
@@ -54,7 +54,7 @@ def test_splits_leave_no_part_too_short(n_programs, n_tiles, slots):
 def test_ranges_hold_every_row_once_and_none_is_empty(length, n_splits, tiles):
     length = max(1, length)
     for wanted in (n_splits, None):
-        count, size = ranges(length, 16, tiles, 132, wanted)
+        count, size = split_rows(length, 16, tiles, 132, wanted)
         assert size % 16 == 0
         assert (count - 1) * size < length <= count * size
         assert wanted is None or count <= wanted
@@ -62,7 +62,7 @@ def test_ranges_hold_every_row_once_and_none_is_empty(length, n_splits, tiles):
 
 def test_no_ranges_are_refused():
     with pytest.raises(ValueError, match="n_splits must be 1 or more, got 0"):
-        ranges(100, 16, 4, 132, 0)
+        split_rows(100, 16, 4, 132, 0)
 
 
 @settings(deadline=None)  # the first imports Triton
@@ -79,7 +79,7 @@ def test_schedule_has_every_item_once_and_of_a_causal_head_the_longest_first(
 
     block, other_block = blocks
     n_blocks = -(-n_rows // block)
-    n_splits, a_split = ranges(n_others, other_block, n_blocks, 132, n_splits)
+    n_splits, a_split = split_rows(n_others, other_block, n_blocks, 132, n_splits)
     order = [
         schedule.fn(item, n_blocks, n_programs, n_splits, a_split, group, block, is_causal, by_keys)
         for item in range(n_blocks * n_programs * n_splits)
@@ -130,7 +130,7 @@ def test_the_table_has_every_head_dim_and_dtype():
 def test_offsets_within_any_tile_fit_in_32_bits():
     for head_dim in range(1, 129):
         of = layout((300, head_dim), (MAX_ROW_STRIDE - 1, 1))
-        rows = max(MAX_BLOCK, moved(of)["ROWS"])
+        rows = max(MAX_BLOCK, memory_bound_constants(of)["ROWS"])
         assert not of.is_copy and (rows - 1) * of.strides[-1] + head_dim <= 1 << 31
         assert layout((300, head_dim), (MAX_ROW_STRIDE, 1)).is_copy
 
@@ -139,15 +139,17 @@ def test_all_that_does_not_fit_is_named_at_once():
     q, k, v = torch.ones(2, 5, 129), torch.ones(3, 5, 129), torch.ones(3, 5, 129).double()
     with pytest.raises(ValueError) as error:
         flash_forward(q, k, v, precision="fp8")
-    for part in ("leading dim", "head_dim must be 1 to 128, got 129", "torch.float64", "'fp8'"):
+    for part in ("leading dim", "head_dim must be 1 to 128; given 129", "torch.float64", "'fp8'"):
         assert part in str(error.value)
-    with pytest.raises(ValueError, match=r"\(\.\.\., rows, head_dim\), got q \(4,\)"):
+    with pytest.raises(ValueError, match=r"\(\.\.\., n_queries, head_dim\).*given q \(4,\)"):
         flash_forward(*[torch.ones(4)] * 3)
 
 
 def test_without_a_gpu_the_error_says_so():
     x = torch.ones(2, 4, 16)
-    with pytest.raises(RuntimeError, match="need a GPU, got tensors on cpu; TRITON_INTERPRET=1"):
+    with pytest.raises(
+        RuntimeError, match=r"need a GPU; given tensors on cpu\. TRITON_INTERPRET=1"
+    ):
         FlashAttentionTriton.apply(x, x, x)
 
 
@@ -176,10 +178,10 @@ def test_compiled_for_hopper_nothing_spills(head_dim, name, is_causal):
 
 
 @pytest.mark.parametrize("name", ["delta", "combine", "sum"])
-def test_compiled_for_hopper_movers_spill_nothing(name):
+def test_compiled_for_hopper_memory_bound_kernels_spill_nothing(name):
     pytest.importorskip("triton")
-    from scripts.compile_check import compile_mover
+    from scripts.compile_check import compile_memory_bound
 
-    made = compile_mover(name, 64, BF16)
+    made = compile_memory_bound(name, 64, BF16)
     assert made.spilled == 0
     assert "ld.global.v4.b32" in made.ptx

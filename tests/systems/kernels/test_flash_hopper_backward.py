@@ -11,7 +11,7 @@ import torch
 from systems.kernels.flash_attention import FlashAttentionHopper
 from systems.kernels.flash_attention.hopper.backward_launch import (
     flash_backward,
-    why_not,
+    unsupported_reason,
 )
 from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
 from systems.kernels.flash_attention.hopper.splits import backward_splits
@@ -34,7 +34,7 @@ def test_compiled_for_hopper(head_dim, form, tmp_path):
     assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add" in found.ptx
     # Registers are handed from warps to warps, and products wait for each other in groups only:
     # where it cannot have that, the assembler tells nobody and makes a slow kernel.
-    (tmp_path / "kernel.cubin").write_bytes(found.made.asm["cubin"])
+    (tmp_path / "kernel.cubin").write_bytes(found.compiled.asm["cubin"])
     dump = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(tmp_path / "kernel.cubin")]
     sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
     assert "USETMAXREG" in sass
@@ -55,8 +55,8 @@ def test_few_heads_are_split_and_many_are_not():
 
 def test_what_it_does_not_take_has_a_reason():
     q = torch.zeros(1, 1, 4, 64, dtype=BF16)
-    assert "Hopper GPU" in why_not(q)
-    assert "all gradients" in why_not(q, needs_dkdv=False)
+    assert "Hopper GPU" in unsupported_reason(q)
+    assert "all gradients" in unsupported_reason(q, needs_dkdv=False)
 
 
 def inputs(batch, heads, n_queries, n_keys, head_dim, dtype):

@@ -11,7 +11,7 @@ from systems.kernels.flash_attention.hopper.forward_launch import (
     FORWARD,
     SHORT,
     flash_forward,
-    why_not,
+    unsupported_reason,
 )
 from systems.kernels.flash_attention.hopper.splits import forward_splits
 from tests.systems.kernels.attention_error import assert_within_limits
@@ -139,4 +139,4 @@ def test_gpu_empty_and_in_a_graph(outputs_hold_nan):
 
 
 def test_what_it_does_not_take_has_a_reason():
-    assert "Hopper GPU" in why_not(torch.zeros(1, 1, 4, 64, dtype=BF16))
+    assert "Hopper GPU" in unsupported_reason(torch.zeros(1, 1, 4, 64, dtype=BF16))

@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import pad
 
 from systems.kernels.device import is_hopper
+from systems.kernels.flash_attention.flash_pytorch import tiled_backward, tiled_forward
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
-from systems.kernels.flash_attention.tiled import tiled_backward, tiled_forward
 from tests.systems.kernels.attention_error import NAMES, attention_shares
 from tests.systems.kernels.flash_cases import BF16, F16, F32, by_triton, inputs
 from tests.systems.margins import assert_margin

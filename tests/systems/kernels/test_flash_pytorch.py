@@ -15,8 +15,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from systems.kernels.flash_attention import FlashAttentionPyTorch, attention_reference, sdpa
-from systems.kernels.flash_attention import tiled as tiled_module
-from systems.kernels.flash_attention.tiled import tiled_forward
+from systems.kernels.flash_attention import flash_pytorch as flash_pytorch_module
+from systems.kernels.flash_attention.flash_pytorch import tiled_forward
 from tests.systems.kernels.attention_error import assert_within_limits
 
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
@@ -32,8 +32,8 @@ GRADIENTS = ("dq", "dk", "dv")
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 4 queries and 3 keys, so that short sequences have many, and cut the diagonal."""
-    monkeypatch.setattr(tiled_module, "QUERY_TILE", 4)
-    monkeypatch.setattr(tiled_module, "KEY_TILE", 3)
+    monkeypatch.setattr(flash_pytorch_module, "QUERY_TILE", 4)
+    monkeypatch.setattr(flash_pytorch_module, "KEY_TILE", 3)
 
 
 def _inputs(
@@ -233,8 +233,8 @@ def test_whatever_the_shape_and_the_tiles(
     inputs = _inputs((n_queries, n_keys), F64, leading, head_dim, seed=seed)
     exact = attention_reference(*inputs, is_causal=causal, scale=scale)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiled_module, "QUERY_TILE", query_tile)
-        patch.setattr(tiled_module, "KEY_TILE", key_tile)
+        patch.setattr(flash_pytorch_module, "QUERY_TILE", query_tile)
+        patch.setattr(flash_pytorch_module, "KEY_TILE", key_tile)
         for name, result in _results(_flash(causal, scale), *inputs).items():
             torch.testing.assert_close(result, getattr(exact, name), rtol=1e-10, atol=1e-10)
 
@@ -260,8 +260,8 @@ class _Watch(TorchDispatchMode):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_score_above_the_diagonal_and_never_all_of_them(causal, monkeypatch):
-    monkeypatch.setattr(tiled_module, "QUERY_TILE", 64)
-    monkeypatch.setattr(tiled_module, "KEY_TILE", 64)
+    monkeypatch.setattr(flash_pytorch_module, "QUERY_TILE", 64)
+    monkeypatch.setattr(flash_pytorch_module, "KEY_TILE", 64)
     inputs = _inputs((512, 512), F32, (1,))
     tiles = 8 * 9 // 2 if causal else 64
     with _Watch() as watch:
@@ -281,9 +281,9 @@ def counted(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda f, **kw: compile_(f, backend=counter, **kw))
     monkeypatch.setattr(FlashAttentionPyTorch, "compiled", True)
     torch._dynamo.reset()
-    tiled_module._compiled_backward_tile.cache_clear()
+    flash_pytorch_module._compiled_backward_tile.cache_clear()
     yield counter
-    tiled_module._compiled_backward_tile.cache_clear()
+    flash_pytorch_module._compiled_backward_tile.cache_clear()
 
 
 def test_backward_is_compiled_once_for_all_lengths(counted, small_tiles):

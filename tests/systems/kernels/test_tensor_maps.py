@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 
 def test_an_address_has_one_map_as_long_as_it_is_kept(monkeypatch):
-    monkeypatch.setattr(tensor_maps, "MOST_KEPT", 2)
+    monkeypatch.setattr(tensor_maps, "MAX_ADDRESSES", 2)
     maps = TensorMaps(torch.bfloat16, (2, 3, 100, 64), (19200, 6400, 64, 1), (1, 1, 64, 64))
     first = maps.at(1 << 20)
     assert maps.at(1 << 20) is first and maps.at(1 << 21) is not first

@@ -1,13 +1,13 @@
-"""What both backward kernels for Hopper are made of: the work, its places in shared memory, copies.
+"""Code shared by both backward kernels for Hopper: work items, buffers in shared memory, copies.
 
-An item of work is a block of 128 keys of one head, with the queries that see it (of one split,
-where there are several). Two consumer warpgroups have 64 of the keys each: the halves of the item.
-A step is a tile of 64 queries.
+A work item is a block of 128 keys of one head, with the queries that see it (those of one split, if
+there are several). Two consumer warpgroups take 64 of the keys each: the halves of the item. A step
+is a tile of 64 queries.
 
-All warpgroups run on their own and meet in rings of slots in shared memory. Each slot has a barrier
-"full", on which those wait that read it, and "empty", on which those wait that fill it. The n-th
-use of a ring of S slots is slot n % S in phase n // S, of which a barrier knows the parity; who
-fills waits for the opposite parity, so that at first every slot is empty.
+Warpgroups synchronise through rings of slots in shared memory. Each slot has a barrier "full", on
+which its readers wait, and a barrier "empty", on which its writers wait. The n-th use of a ring of
+S slots is slot n % S in phase n // S, of which a barrier knows the parity; writers wait for the
+opposite parity, so that every slot is empty at first.
 """
 
 # Arguments of a kernel are Triton's, which has no types.
@@ -32,8 +32,8 @@ from triton.language.core import _aggregate as aggregate
 from systems.kernels.flash_attention.triton.tiles import head_base, load_tile, schedule
 
 LOG2E = tl.constexpr(1.4426950408889634)
-BLOCK_Q = gl.constexpr(64)  # queries of a step
-HALF_K = gl.constexpr(64)  # keys of a consumer
+BLOCK_Q = gl.constexpr(64)  # queries per step
+HALF_K = gl.constexpr(64)  # keys per consumer
 
 
 @triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded"])
@@ -42,7 +42,7 @@ def prepare_kernel(
     out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries, n_padded,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """What a backward kernel reads of each query, and zeros where it adds.
+    """Compute what the backward kernels read per query, and zero what they add to.
 
     Grid: (n_padded // ROWS * batch * heads,).
 
@@ -50,8 +50,8 @@ def prepare_kernel(
         out, dout: (batch, heads, n_queries, HEAD_DIM).
         lse: float32 (batch, heads, n_queries), contiguous; natural logarithms.
         log2_lse, minus_delta: float32 (batch, heads, n_padded), contiguous, written: lse in base 2
-            and -rowsum(dout * out). Past n_queries inf, which makes P zero, and 0. Each 64 are in
-            the order in which `row_of` reads them.
+            and -rowsum(dout * out). Past n_queries inf, which makes P zero, and 0. Every 64 values
+            are in the order in which `row_of` reads them.
         dq_sum: float32 (batch * heads * n_padded * HEAD_DIM,), written: zeros.
         counter: int32 (1,), written: zero.
         n_padded: n_queries rounded up to a multiple of ROWS, which is 64.
@@ -70,7 +70,7 @@ def prepare_kernel(
     row_lse = tl.load(
         lse + head.to(tl.int64) * n_queries + row, mask=row < n_queries, other=float("inf")
     )
-    # In the layout of a product thread t of four has the columns 8 j + 2 t + e: here side by side.
+    # In the layout of a matmul thread t of four has columns 8 j + 2 t + e: make them contiguous.
     place = first + column // 2 % 4 * 16 + column // 8 * 2 + column % 2
     tl.store(log2_lse + before + place, row_lse * LOG2E)
     tl.store(minus_delta + before + place, -total)
@@ -86,7 +86,7 @@ def convert_kernel(
     dq_sum, dquery, dq_batch, dq_head, dq_row, n_heads, n_queries, n_padded, scale,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dQ from its sum. Grid: (n_padded // ROWS * batch * heads,).
+    """Convert dQ's float32 sum to its dtype. Grid: (n_padded // ROWS * batch * heads,).
 
     Args:
         dq_sum: float32 (batch, heads, n_padded // ROWS, HEAD_DIM, ROWS), contiguous: dQ / scale,
@@ -107,7 +107,7 @@ def convert_kernel(
 
 @builtin
 def reduce_add(tensor_desc, coord, src, _semantic=None):
-    """Add a tile in shared memory to global memory, in the background: `tma` has no word for it."""
+    """Add a tile in shared memory to global memory asynchronously, which `tma` does not offer."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(
         ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle
@@ -115,8 +115,8 @@ def reduce_add(tensor_desc, coord, src, _semantic=None):
 
 
 @aggregate
-class Problem:
-    """Sizes of a launch; their names are those of `backward_kernel`'s arguments."""
+class ProblemShape:
+    """Sizes of a launch, named as the arguments of `backward_kernel`."""
 
     n_programs: gl.tensor
     n_heads: gl.tensor
@@ -124,14 +124,14 @@ class Problem:
     n_keys: gl.tensor
     n_padded: gl.tensor
     n_splits: gl.tensor
-    queries_a_split: gl.tensor
+    queries_per_split: gl.tensor
     group: gl.tensor
     n_items: gl.tensor
     IS_CAUSAL: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
-        self, n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group,
+        self, n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
         n_items, IS_CAUSAL,
     ):  # fmt: skip
         self.n_programs = n_programs
@@ -140,27 +140,27 @@ class Problem:
         self.n_keys = n_keys
         self.n_padded = n_padded
         self.n_splits = n_splits
-        self.queries_a_split = queries_a_split
+        self.queries_per_split = queries_per_split
         self.group = group
         self.n_items = n_items
         self.IS_CAUSAL = gl.constexpr(IS_CAUSAL)
 
     @gluon.jit
-    def place(self, item):
-        """(split, head of batch * heads, first key, first tile, tiles, masked tiles) of an item, in
-        the order of `tiles.schedule`."""
+    def locate(self, item):
+        """Return (split, head of batch * heads, first key, first tile, tiles, masked tiles) of a
+        work item, in the order of `tiles.schedule`."""
         BLOCK_K: gl.constexpr = 2 * HALF_K
         block, head, split = schedule(
             item, gl.cdiv(self.n_keys, BLOCK_K), self.n_programs, self.n_splits,
-            self.queries_a_split, self.group, BLOCK_K, self.IS_CAUSAL, True,
+            self.queries_per_split, self.group, BLOCK_K, self.IS_CAUSAL, True,
         )  # fmt: skip
         first_key = block * BLOCK_K
-        first_query = split * self.queries_a_split
-        last_query = gl.minimum(first_query + self.queries_a_split, self.n_queries)
+        first_query = split * self.queries_per_split
+        last_query = gl.minimum(first_query + self.queries_per_split, self.n_queries)
         last_tile = gl.cdiv(last_query, BLOCK_Q)
         first_tile = first_query // BLOCK_Q
         if self.IS_CAUSAL:
-            # One tile at least, even if it is one that sees none of the keys.
+            # At least one tile, even if it sees none of the keys
             seen = gl.minimum(first_key // BLOCK_Q, last_tile - 1)
             first_tile = gl.maximum(first_tile, seen)
         n_tiles = last_tile - first_tile
@@ -175,7 +175,7 @@ class Problem:
 
 @aggregate
 class Shared:
-    """Rings in shared memory and their barriers; the first dimension is the slot's."""
+    """Rings in shared memory and their barriers; the first dimension is the slot."""
 
     k: gl.shared_memory_descriptor  # (2 * slots, 64, head_dim): slots of two halves
     v: gl.shared_memory_descriptor
@@ -215,7 +215,7 @@ class Shared:
 
 @gluon.jit
 def barriers(n: gl.constexpr, count: gl.constexpr):
-    """n barriers, each of which completes a phase with `count` arrivals."""
+    """Allocate n barriers that complete a phase after `count` arrivals."""
     made = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(n):
         mbarrier.init(made.index(i), count=count)
@@ -228,7 +228,7 @@ def allocate(
     KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr, DS_SLOTS: gl.constexpr, DQ_SLOTS: gl.constexpr,
     KV_READERS: gl.constexpr, DS_READERS: gl.constexpr,
 ):  # fmt: skip
-    """The rings; KV_READERS and DS_READERS are the warpgroups that read K or V, and dS."""
+    """Allocate the rings; KV_READERS and DS_READERS count warpgroups that read K or V, and dS."""
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[3]
     dtype: gl.constexpr = k_desc.dtype
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD_DIM], dtype)
@@ -257,7 +257,7 @@ def allocate(
 
 @gluon.jit
 def _copy(desc, coord, barrier, shared):
-    """Copy a tile into `shared`, which is without the leading dimensions of 1."""
+    """Load a tile into `shared`, which lacks the leading dimensions of 1."""
     tile = shared._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
     tma.async_copy_global_to_shared(desc, coord, barrier, tile)
 
@@ -267,14 +267,17 @@ def load_item(
     shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, item, turn, n,
     KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """What the producer warp does for one item: issue its copies, each as soon as there is room.
+    """Issue the loads of one work item, each as soon as its slot is empty; for the producer warp.
 
     Args:
-        turn: items before it in this program. n: steps before it. Returns n for the next.
+        turn: number of earlier items of this program. n: number of earlier steps.
+
+    Returns:
+        n for the next item.
     """
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[3]
-    bytes_a_row: gl.constexpr = 2 * HEAD_DIM * k_desc.dtype.primitive_bitwidth // 8
-    _, item_head, first_key, first_tile, n_tiles, _ = problem.place(item)
+    row_bytes: gl.constexpr = 2 * HEAD_DIM * k_desc.dtype.primitive_bitwidth // 8
+    _, item_head, first_key, first_tile, n_tiles, _ = problem.locate(item)
     batch = item_head // problem.n_heads
     head = item_head % problem.n_heads
     kv_slot = turn % KV_SLOTS
@@ -283,7 +286,7 @@ def load_item(
         place = 2 * kv_slot + half
         key = first_key + half * HALF_K
         kv_full = shared.kv_full.index(place)
-        mbarrier.expect(kv_full, HALF_K * bytes_a_row)
+        mbarrier.expect(kv_full, HALF_K * row_bytes)
         _copy(k_desc, [batch, head, key, 0], kv_full, shared.k.index(place))
         _copy(v_desc, [batch, head, key, 0], kv_full, shared.v.index(place))
     for i in range(n_tiles):
@@ -292,7 +295,7 @@ def load_item(
         padded_row = item_head * problem.n_padded + row
         q_full = shared.q_full.index(slot)
         mbarrier.wait(shared.q_empty.index(slot), ((n + i) // Q_SLOTS) & 1 ^ 1)
-        mbarrier.expect(q_full, BLOCK_Q * (bytes_a_row + 8))  # 8: of lse and minus_delta
+        mbarrier.expect(q_full, BLOCK_Q * (row_bytes + 8))  # 8: of lse and minus_delta
         _copy(q_desc, [batch, head, row, 0], q_full, shared.q.index(slot))
         _copy(do_desc, [batch, head, row, 0], q_full, shared.do.index(slot))
         _copy(lse_desc, [padded_row], q_full, shared.lse.index(slot))
@@ -302,8 +305,8 @@ def load_item(
 
 @gluon.jit
 def send(desc, coord, value, shared):
-    """Write a tile through `shared`, which is without the leading dimensions of 1, in the
-    background. What is past the end is not written."""
+    """Store a tile asynchronously through `shared`, which lacks the leading dimensions of 1. Rows
+    past the end are not written."""
     shared.store(value.to(desc.dtype))
     fence_async_shared()
     tile = shared._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
@@ -312,7 +315,7 @@ def send(desc, coord, value, shared):
 
 @gluon.jit
 def row_of(shared, layout: gl.constexpr):
-    """A number for each column of `layout`, as `prepare_kernel` has put them down."""
+    """Load a number for each column of `layout`, in the order written by `prepare_kernel`."""
     loaded: gl.constexpr = gl.DistributedLinearLayout(
         [[1], [2], [4], [8]], [[16], [32], [0], [0], [0]], [[0], [0]], [], [BLOCK_Q]
     )
@@ -322,7 +325,7 @@ def row_of(shared, layout: gl.constexpr):
 
 @gluon.jit
 def times(a, b, layout: gl.constexpr):
-    """a b^T, begun."""
+    """Issue a b^T."""
     ROWS: gl.constexpr = a.shape[0]
     COLUMNS: gl.constexpr = b.shape[0]
     zeros = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
@@ -331,9 +334,9 @@ def times(a, b, layout: gl.constexpr):
 
 @gluon.jit
 def hide(p, first_key, first_query, n_keys, IS_CAUSAL: gl.constexpr):
-    """P^T with zeros for what is not seen.
+    """Zero P^T where a key is not visible.
 
-    For keys past the end too: there S is 0, and exp2(-lse) may be inf, which times 0 is NaN.
+    Keys past the end, too: there S is 0, exp2(-lse) may be inf, and inf * 0 is NaN.
     """
     layout: gl.constexpr = p.type.layout
     keys = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, layout))
@@ -346,7 +349,7 @@ def hide(p, first_key, first_query, n_keys, IS_CAUSAL: gl.constexpr):
 
 @gluon.jit
 def store_rows(pointer, value, first, n_rows, row_stride):
-    """Write what of (rows, head_dim) is not past n_rows."""
+    """Store (rows, head_dim) without the rows past n_rows."""
     layout: gl.constexpr = value.type.layout
     row = gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))
     column = gl.arange(0, value.shape[1], gl.SliceLayout(0, layout))

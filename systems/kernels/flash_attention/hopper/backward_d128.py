@@ -1,21 +1,20 @@
-"""The backward pass of `hopper_backward` for head_dim 128, where registers leave no warps for dQ.
+"""The backward pass of `backward_kernel` for head_dim 128, where registers leave no warps for dQ.
 
-dK and dV of 64 keys are 128 registers of each thread of a consumer. So two consumers have 240 each,
-and compute dQ too, a half of head_dim each, from both halves' dS^T. The products of a step are
+dK and dV of 64 keys take 128 registers per thread of a consumer. So two consumers have 240 each and
+also compute dQ, half of head_dim each, from the dS^T of both halves. The matmuls of a step are
 
     S^T of tile i    dQ^T of tile i - 1    dP^T, dV and dK of tile i
 
-A consumer needs the other's dS^T of a tile that both have left behind, so it rarely waits for it.
-Its exponentials run under products of the other, and some under its own dP^T. There is no room for
-the next item's K and V beside these: a program has one item (programs that stay for several gained
-nothing, as measured). So what comes after its last product counts: dK and dV leave by the copy
-engine, through the memory of K and V.
+A consumer needs the other's dS^T of the previous tile, so it rarely waits for it. Its exponentials
+overlap matmuls of the other consumer, and some its own dP^T. Shared memory has no room for the next
+item's K and V: a program has one item (a persistent kernel was no faster when measured). So the
+time after its last matmul counts: dK and dV are stored with TMA, through the memory of K and V.
 
-    ring   slots of               filled by      read by              slots
+    ring   slots of               written by     read by              slots
     kv     K, V of the item       producer       consumers            1, filled once
     q      Q, dO, lse, -delta     producer       consumers            2
     ds     dS^T of a tile         consumers      consumers            2
-    dq     a half of dQ^T         a consumer     copy engine          1 for each half
+    dq     a half of dQ^T         a consumer     TMA                  1 for each half
 """
 
 # Arguments of a kernel are Triton's, which has no types.
@@ -37,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from systems.kernels.flash_attention.hopper.backward_common import (
     BLOCK_Q,
     HALF_K,
-    Problem,
+    ProblemShape,
     allocate,
     hide,
     load_item,
@@ -53,7 +52,7 @@ CHUNK = gl.constexpr(64)  # of head_dim: the half of dQ^T that a consumer comput
 KV_SLOTS = gl.constexpr(1)
 Q_SLOTS = gl.constexpr(2)
 DS_SLOTS = gl.constexpr(2)
-# Of a thread; of 504 for one warp of each warpgroup, consumer 0 gets what the others leave: 240.
+# Per thread; of 504 for one thread of each warpgroup, consumer 0 gets what the others leave: 240.
 CONSUMER_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
 
@@ -68,7 +67,7 @@ def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_d
 
 @gluon.jit
 def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
-    """A half of dQ^T of tile i - 1; of tile -1, of which there is none, whatever comes out."""
+    """Issue a half of dQ^T of tile i - 1; there is no tile -1, and its result is not used."""
     slot = (i + DS_SLOTS - 1) % DS_SLOTS
     zeros = gl.zeros([CHUNK, BLOCK_Q], gl.float32, layout)
     other_full = shared.ds_full.index(2 * slot + 1 - HALF)
@@ -82,9 +81,9 @@ def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
 
 @gluon.jit
 def _add_dq(shared, dq_desc, dq, row, HALF: gl.constexpr, LATER: gl.constexpr = 0):
-    """LATER: tiles sent since the last dQ."""
+    """Add dq to global memory. LATER: tiles sent since the last dQ."""
     dq_tile = shared.dq.index(HALF)
-    tma.store_wait(pendings=LATER)  # the copy engine has read the one before
+    tma.store_wait(pendings=LATER)  # TMA has read the previous one
     dq_tile.store(dq)
     fence_async_shared()
     reduce_add(dq_desc, [row, 0], dq_tile)
@@ -95,7 +94,7 @@ def _step(
     shared, dq_desc, i, dk, dv, first_key, first_query, n_keys, row, scale_log2e,
     HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv with what tile i adds, and dQ of tile i - 1 on its way.
+    """Return dk and dv with tile i added, and send dQ of tile i - 1.
 
     Args:
         row: of dq_desc, where dQ^T of tile i - 1 is.
@@ -107,9 +106,9 @@ def _step(
     ds_slot = i % DS_SLOTS
     q = shared.q.index(q_slot)
     do = shared.do.index(q_slot)
-    # Zero, but the compiler cannot know. It would make the descriptors of all slices of K and V
-    # before the loop, more than there are registers for, and read them from local memory one by one
-    # ahead of the products: 10 to 14% of backward's time.
+    # Zero, but the compiler cannot know. Otherwise it would make the descriptors of all slices of K
+    # and V before the loop, more than there are registers for, and read them from local memory one
+    # by one before the matmuls: 10 to 14% of backward's time.
     zero = first_query >> 30
     k = shared.k.index(HALF + zero)
     v = shared.v.index(HALF + zero)
@@ -127,8 +126,8 @@ def _step(
     mbarrier.arrive(shared.ds_empty.index((i + DS_SLOTS - 1) % DS_SLOTS), count=1, pred=i > 0)
     if i > 0:
         _add_dq(shared, dq_desc, dq, row, HALF)
-    # dP^T - delta: a sum that starts from -delta needs no registers for delta, and none are left
-    # beside dK, dV, dP and P twice. What it costs is in docs/hopper_attention.md.
+    # dP^T - delta: accumulating from -delta needs no registers for delta, and none are left besides
+    # dK, dV, dP and P twice. What it costs is in docs/hopper_attention.md.
     minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
     dp, _ = gl.broadcast(minus_delta[None, :], p)
     dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
@@ -148,16 +147,16 @@ def _step(
 
 @gluon.jit
 def _consume(
-    shared, problem, dq_desc, dk_desc, dv_desc, dk_parts, dv_parts, scale, scale_log2e,
+    shared, problem, dq_desc, dk_desc, dv_desc, dk_partials, dv_partials, scale, scale_log2e,
     HALF: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
-    split, item_head, first_key, first_tile, n_tiles, n_masked = problem.place(gl.program_id(0))
+    split, item_head, first_key, first_tile, n_tiles, n_masked = problem.locate(gl.program_id(0))
     first_key += HALF * HALF_K
     dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
     dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-    # Of dQ^T of the tile before the first, of which there is none
+    # The row of dQ^T of tile -1, of which there is none
     row = (item_head * (problem.n_padded // BLOCK_Q) + first_tile - 1) * HEAD_DIM
     row += HALF * CHUNK
     mbarrier.wait(shared.kv_full.index(0), 0)
@@ -177,17 +176,17 @@ def _consume(
     dq = _begin_dq(shared, n_tiles, 0, s_layout, HALF)
     batch = item_head // problem.n_heads
     head = item_head % problem.n_heads
-    if not SPLIT:  # V is read by nobody any more
+    if not SPLIT:  # no more reads of V
         send(dv_desc, [batch, head, first_key, 0], dv, shared.v.index(HALF))
     dq = warpgroup_mma_wait(0, deps=[dq])
     mbarrier.arrive(shared.ds_empty.index(last_ds), count=1)
     _add_dq(shared, dq_desc, dq, row, HALF, LATER=0 if SPLIT else 1)
     if SPLIT:
         before = (split * problem.n_programs + item_head).to(gl.int64) * problem.n_keys * HEAD_DIM
-        store_rows(dk_parts + before, dk * scale, first_key, problem.n_keys, HEAD_DIM)
-        store_rows(dv_parts + before, dv, first_key, problem.n_keys, HEAD_DIM)
+        store_rows(dk_partials + before, dk * scale, first_key, problem.n_keys, HEAD_DIM)
+        store_rows(dv_partials + before, dv, first_key, problem.n_keys, HEAD_DIM)
     else:
-        # When both have their last dQ, nobody reads K.
+        # After the last dQ of both consumers there are no more reads of K.
         mbarrier.wait(shared.ds_empty.index(last_ds), ((n_tiles - 1) // DS_SLOTS) & 1)
         send(dk_desc, [batch, head, first_key, 0], dk * scale, shared.k.index(HALF))
     tma.store_wait(pendings=0)
@@ -195,37 +194,37 @@ def _consume(
 
 @gluon.jit(
     do_not_specialize=[
-        "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_a_split",
+        "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_per_split",
         "group", "n_items",
     ]
 )  # fmt: skip
 def wide_backward_kernel(
     q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, dk_desc, dv_desc,
-    counter, dk_parts, dv_parts,
-    n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group, n_items,
+    counter, dk_partials, dv_partials,
+    n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
     scale, scale_log2e, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Grid: (n_items,). num_warps=4, those of consumer 0.
 
-    Args: as for `hopper_backward.backward_kernel` with head_dim 128, dq_desc of float32
-        (batch * heads * n_padded * 2, 64); counter is not used; in place of dkey and dvalue
+    Args: as for `backward_kernel` with head_dim 128 and dq_desc of float32
+        (batch * heads * n_padded * 2, 64); counter is not used; instead of dkey and dvalue:
         dk_desc, dv_desc: of (batch, heads, n_keys, 128), blocks of 64 rows, written if not SPLIT.
-        dk_parts, dv_parts: float32 (splits, batch, heads, n_keys, 128), contiguous, written if
-            SPLIT: from the queries of each split.
+        dk_partials, dv_partials: float32 (splits, batch, heads, n_keys, 128), contiguous, written
+            if SPLIT: from the queries of each split.
     """
     if not SPLIT:
         n_splits = gl.to_tensor(1)  # a constant: divisions by it fold
-    problem = Problem(
-        n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group,
+    problem = ProblemShape(
+        n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
         n_items, IS_CAUSAL,
     )  # fmt: skip
     shared = allocate(q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, 2, 2, 2)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dk_parts, dv_parts,
+            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dk_partials, dv_partials,
                         scale, scale_log2e, gl.constexpr(0), SPLIT)),
-            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dk_parts, dv_parts,
+            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dk_partials, dv_partials,
                         scale, scale_log2e, gl.constexpr(1), SPLIT)),
             (_produce, (shared, problem,
                         q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),

@@ -1,32 +1,32 @@
-"""FlashAttention-2's backward pass for Hopper in one pass of five products, head_dim 64, in Gluon.
+"""FlashAttention-2's backward pass for Hopper in one pass of five matmuls, head_dim 64, in Gluon.
 
-Algorithm 2 of Dao 2023, by blocks of keys, dQ added up in float32 in global memory. The warps of a
-program, which runs on a multiprocessor of its own, have parts:
+Algorithm 2 of Dao 2023, by blocks of keys, with dQ accumulated in float32 in global memory. The
+kernel is persistent, with one program per multiprocessor, and warp-specialised:
 
-    producer (1 warp)          copies K and V of a block, and Q, dO, lse, -delta of each tile
-    consumer 0, 1 (4 warps)    have 64 keys each and pass over the queries that see them:
+    producer (1 warp)          loads K and V of a block, and Q, dO, lse, -delta of each tile
+    consumer 0, 1 (4 warps)    take 64 keys each and loop over the queries that see them:
                                    S^T = K Q^T             dP^T = V dO^T
                                    P^T = exp2(S^T - lse)   dV += P^T dO
                                    dS^T = P^T (dP^T - delta)   dK += dS^T Q
-                               and leave dS^T in shared memory
-    dQ (4 warps)               dQ^T = K^T dS^T of both consumers, which the copy engine adds to
-                               global memory while the next is computed
+                               and store dS^T in shared memory
+    dQ (4 warps)               dQ^T = K^T dS^T of both consumers, which TMA adds to global memory
+                               while the next is computed
 
-    ring   slots of               filled by      read by              slots
+    ring   slots of               written by     read by              slots
     kv     K, V of an item        producer       consumers, dQ        2
     q      Q, dO, lse, -delta     producer       consumers            2
     ds     dS^T of a tile         consumers      dQ                   2
-    dq     dQ^T of a tile         dQ             copy engine          2
+    dq     dQ^T of a tile         dQ             TMA                  2
     item   number of an item      producer       consumers, dQ        2
 
-S^T and dP^T are computed transposed: so P^T and dS^T have the layout in which registers are the
-left operand of the next product, and no product's result is transposed on its way into another
-(Triton before 3.8 has a defect there, triton-lang/triton #9433). Operands in registers are named in
-the wait for their product, which keeps them from being overwritten before. The consumers never wait
-for each other, so one's exponentials run under the other's products.
+S^T and dP^T are computed transposed: so P^T and dS^T have the layout that the left operand of the
+next matmul has in registers, and no matmul's result is transposed before it enters another (a bug
+in Triton before 3.8, triton-lang/triton #9433). Operands in registers are named in the wait for
+their matmul, which keeps them from being overwritten before it. The consumers never wait for each
+other, so the exponentials of one overlap the matmuls of the other.
 
-Additions to dQ come in an order that changes from run to run. `launch.flash_backward` in two passes
-is the deterministic way.
+Additions to dQ happen in an order that changes from run to run. `triton.launch.flash_backward`
+needs two passes and is deterministic.
 """
 
 # Arguments of a kernel are Triton's, which has no types.
@@ -48,7 +48,7 @@ from triton.language.core import _aggregate as aggregate
 from systems.kernels.flash_attention.hopper.backward_common import (
     BLOCK_Q,
     HALF_K,
-    Problem,
+    ProblemShape,
     allocate,
     barriers,
     hide,
@@ -64,15 +64,15 @@ KV_SLOTS = gl.constexpr(2)
 Q_SLOTS = gl.constexpr(2)
 DS_SLOTS = gl.constexpr(2)
 DQ_SLOTS = gl.constexpr(2)
-# Of a thread. A multiprocessor has 512 for one warp of each warpgroup, the producer's warp counted
-# as a whole one; dQ has what the others leave, 72.
+# Per thread. One thread of each warpgroup, the producer's warp counted as a whole one, share 512;
+# dQ gets what the others leave, 72.
 CONSUMER_REGISTERS = gl.constexpr(208)
 PRODUCER_REGISTERS = gl.constexpr(24)
 
 
 @aggregate
 class Dealer:
-    """Hands out items: a program takes the next when it is done, whatever the lengths are."""
+    """Work queue: a program takes the next item when it has finished one, whatever its length."""
 
     counter: gl.tensor
     item: gl.shared_memory_descriptor  # int32 (2, 1)
@@ -88,7 +88,7 @@ class Dealer:
 
     @gluon.jit
     def take(self, turn):
-        """For the producer: the item after that of `turn`, and tell the others."""
+        """Take the item after that of `turn` and publish it; for the producer."""
         item = gl.atomic_add(self.counter, 1, sem="relaxed") + gl.num_programs(0)
         slot = turn % 2
         mbarrier.wait(self.empty.index(slot), (turn // 2) & 1 ^ 1)
@@ -99,7 +99,7 @@ class Dealer:
 
     @gluon.jit
     def next(self, turn):
-        """For the others: what the producer took."""
+        """Return the item that the producer took; for the other warps."""
         slot = turn % 2
         mbarrier.wait(self.full.index(slot), (turn // 2) & 1)
         item = self.item.index(slot).load(gl.BlockedLayout([1], [32], [4], [0]))
@@ -129,7 +129,7 @@ def _sum_dq(shared, problem, dealer, dq_desc):
     n = 0
     item = gl.program_id(0)
     while item < problem.n_items:
-        _, head, _, first_tile, n_tiles, _ = problem.place(item)
+        _, head, _, first_tile, n_tiles, _ = problem.locate(item)
         kv_slot = turn % KV_SLOTS
         mbarrier.wait(shared.kv_full.index(2 * kv_slot), (turn // KV_SLOTS) & 1)
         mbarrier.wait(shared.kv_full.index(2 * kv_slot + 1), (turn // KV_SLOTS) & 1)
@@ -148,7 +148,7 @@ def _sum_dq(shared, problem, dealer, dq_desc):
             dq = warpgroup_mma_wait(0, deps=[dq])
             mbarrier.arrive(shared.ds_empty.index(slot), count=1)
             dq_tile = shared.dq.index(n % DQ_SLOTS)
-            tma.store_wait(pendings=DQ_SLOTS - 1)  # the copy engine has read it
+            tma.store_wait(pendings=DQ_SLOTS - 1)  # TMA has read it
             dq_tile.store(dq)
             fence_async_shared()
             reduce_add(dq_desc, [row, 0], dq_tile)
@@ -165,7 +165,7 @@ def _step(
     shared, n, k, v, dk, dv, first_key, first_query, n_keys, scale_log2e,
     HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """dk and dv with what the n-th tile of queries adds. k and v are in registers."""
+    """Return dk and dv with the n-th tile of queries added. k and v are in registers."""
     dtype: gl.constexpr = shared.q.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
@@ -210,7 +210,7 @@ def _consume(
     n = 0
     item = gl.program_id(0)
     while item < problem.n_items:
-        split, item_head, first_key, first_tile, n_tiles, n_masked = problem.place(item)
+        split, item_head, first_key, first_tile, n_tiles, n_masked = problem.locate(item)
         first_key += HALF * HALF_K
         kv_slot = turn % KV_SLOTS
         place = 2 * kv_slot + HALF
@@ -233,9 +233,9 @@ def _consume(
         mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)
         batch = (item_head // problem.n_heads).to(gl.int64)
         head = (item_head % problem.n_heads).to(gl.int64)
-        part = split.to(gl.int64)
-        dk_base = dkey + part * dk_split + batch * dk_batch + head * dk_head
-        dv_base = dvalue + part * dv_split + batch * dv_batch + head * dv_head
+        split = split.to(gl.int64)
+        dk_base = dkey + split * dk_split + batch * dk_batch + head * dk_head
+        dv_base = dvalue + split * dv_split + batch * dv_batch + head * dv_head
         store_rows(dk_base, dk * scale, first_key, problem.n_keys, dk_row)
         store_rows(dv_base, dv, first_key, problem.n_keys, dv_row)
         item = dealer.next(turn)
@@ -244,14 +244,14 @@ def _consume(
 
 @gluon.jit(
     do_not_specialize=[
-        "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_a_split",
+        "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_per_split",
         "group", "n_items",
     ]
 )  # fmt: skip
 def backward_kernel(
     q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, counter, dkey, dvalue,
     dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
-    n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group, n_items,
+    n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
     scale, scale_log2e, IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Grid: (programs,), any number up to n_items; they share the items. num_warps=4, those of dQ.
@@ -265,15 +265,15 @@ def backward_kernel(
             dQ / scale is added, the tile of 64 queries transposed.
         counter: int32 (1,), zero.
         dkey, dvalue: (splits, batch, heads, n_keys, 64), written: from the queries of each split.
-            Of the inputs' dtype, or float32 where there are several splits.
+            Of the inputs' dtype, or float32 with several splits.
         n_programs: batch * heads. n_heads: heads.
-        n_splits: ranges of queries. queries_a_split: of each but the last, a multiple of 64.
+        n_splits: ranges of queries. queries_per_split: of each but the last, a multiple of 64.
         group: heads, see `tiles.schedule`.
         n_items: splits * batch * heads * blocks of 128 keys.
-        scale: of the scores. scale_log2e: that times log2(e).
+        scale: of the scores. scale_log2e: scale times log2(e).
     """
-    problem = Problem(
-        n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_a_split, group,
+    problem = ProblemShape(
+        n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
         n_items, IS_CAUSAL,
     )  # fmt: skip
     shared = allocate(

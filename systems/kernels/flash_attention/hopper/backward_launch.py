@@ -1,12 +1,12 @@
-"""The backward pass on Hopper, launched: `flash_backward` of what `hopper_launch` takes forward.
+"""Launch FlashAttention's backward pass on Hopper.
 
-Three launches: `prepare_kernel`, a kernel of one pass for all three gradients, `convert_kernel`;
-and one that adds parts of dK and dV where the pass is split over queries, as for few heads.
+Three launches: `prepare_kernel`, one kernel for all three gradients, and `convert_kernel`; plus one
+that adds partial dK and dV if the pass is split over queries, which helps with few heads.
 
-dQ is added up in an order that changes from run to run, in float32. Equal inputs give equal bits in
-`launch.flash_backward`, which computes the scores twice.
+dQ is accumulated in float32 in an order that changes from run to run. For deterministic gradients
+use `triton.launch.flash_backward`, which computes the scores twice.
 
-As in `hopper_launch`, what a launch needs beside the tensors is kept between calls.
+As in `forward_launch`, plans are cached.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import multiprocessors, on
-from systems.kernels.flash_attention.configurations import cut
+from systems.kernels.flash_attention.configurations import split_tiles
 from systems.kernels.flash_attention.hopper import forward_launch
-from systems.kernels.flash_attention.hopper.forward_launch import readable, row_maps
+from systems.kernels.flash_attention.hopper.forward_launch import row_maps, tma_compatible
 from systems.kernels.flash_attention.hopper.splits import BLOCK_K, BLOCK_Q, backward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
-from systems.kernels.flash_attention.triton.copy_launch import summing
-from systems.kernels.flash_attention.triton.plans import LOG2E, PLANS
+from systems.kernels.flash_attention.triton.memory_bound_launch import sum_launch
+from systems.kernels.flash_attention.triton.plans import LOG2E
+from systems.kernels.flash_attention.validation import MAX_PLANS
 from systems.kernels.launcher import Launch
 from systems.kernels.tensor_maps import TensorMaps
 
-TILE = BLOCK_Q  # rows of every copy
+TILE = BLOCK_Q  # rows of every TMA copy
 
 
-def why_not(q: Tensor, needs_dq: bool = True, needs_dkdv: bool = True) -> str | None:
-    """Why the gradients of attention of q are not to be had from here, or None if they are.
+def unsupported_reason(q: Tensor, needs_dq: bool = True, needs_dkdv: bool = True) -> str | None:
+    """Return why not to compute these gradients here, None if they should be.
 
-    For all three the kernels have been ahead of `launch.flash_backward` where both were measured:
-    16 causal heads of 16k on an H200 take 2.5 ms in place of 3.6 with head_dim 64, 4.7 in place of
-    6.5 with 128. For some of them they have as much to do, and each of the two passes less.
+    For all three gradients these kernels were faster than `triton.launch.flash_backward` wherever
+    both were measured: 16 causal heads of 16k tokens on an H200 take 2.5 ms instead of 3.6 with
+    head_dim 64, and 4.7 instead of 6.5 with 128. For some of the gradients these kernels do as much
+    work as for all, while the Triton kernels do less.
     """
     if not (needs_dq and needs_dkdv):
         return "flash_hopper has one pass for all gradients; one of flash_triton's two is faster"
-    return forward_launch.why_not(q)
+    return forward_launch.unsupported_reason(q)
 
 
 def flash_backward(
@@ -55,13 +57,12 @@ def flash_backward(
     *,
     n_splits: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`launch.flash_backward` on Hopper: the same arguments, which fit, and results but for dQ's
-    last bits.
+    """`triton.launch.flash_backward` on Hopper, with the same results except for dQ's rounding.
 
     Args:
-        q, k, v, out, dout: bfloat16 or float16, head_dim 64 or 128. What the copy engine cannot
-            read, for its address or strides, is copied first.
-        n_splits: ranges of queries; by default `backward_splits`.
+        q, k, v, out, dout: bfloat16 or float16, head_dim 64 or 128. Copied first if TMA cannot read
+            them because of their address or strides.
+        n_splits: number of ranges of queries; `backward_splits` by default.
     """
     if not q.dtype == k.dtype == v.dtype == out.dtype == dout.dtype:
         dtypes = [x.dtype for x in (q, k, v, out, dout)]
@@ -71,21 +72,18 @@ def flash_backward(
         for gradient in gradients:
             gradient.zero_()
         return gradients
-    # Copies, if any, live until the launch: the memory of one must not become the next one's.
-    given = [readable(x) for x in (q, k, v, out, dout)]
-    given += [four_dimensional(x) for x in gradients]
-    plan = _backward(
-        q.device, q.dtype, (given[0].shape, given[1].shape), tuple([x.stride() for x in given]),
-        is_causal, scale, n_splits,
-    )  # fmt: skip
+    # Keep copies alive until the launch, or the allocator would reuse their memory.
+    tensors = [tma_compatible(x) for x in (q, k, v, out, dout)]
+    tensors += [four_dimensional(x) for x in gradients]
+    shapes, strides = (tensors[0].shape, tensors[1].shape), tuple([x.stride() for x in tensors])
+    plan = _backward_plan(q.device, q.dtype, shapes, strides, is_causal, scale, n_splits)
     with on(q.device):
-        plan(lse, *given)
+        plan(lse, *tensors)
     return gradients
 
 
-class Backward:
-    """The launches of `flash_backward`, of what `readable` makes of tensors of one dtype, shape and
-    stride.
+class HopperBackwardPlan:
+    """The launches of `flash_backward` for TMA-compatible tensors of one dtype, shape and stride.
 
     Args:
         strides: of q, k, v, out, dout, dq, dk, dv.
@@ -101,15 +99,7 @@ class Backward:
         scale: float | None,
         n_splits: int | None,
     ):
-        from systems.kernels.flash_attention.hopper.backward_common import (
-            convert_kernel,
-            prepare_kernel,
-        )
-        from systems.kernels.flash_attention.hopper.backward_d128 import wide_backward_kernel
-        from systems.kernels.flash_attention.hopper.backward_kernel import backward_kernel
-
         (batch, heads, n_queries, head_dim), n_keys = shapes[0], shapes[1][2]
-        of_q, of_k, of_v, of_out, of_dout, of_dq, of_dk, of_dv = strides
         scale = 1 / math.sqrt(head_dim) if scale is None else float(scale)
         n_programs = batch * heads
         n_blocks = -(-n_keys // BLOCK_K)
@@ -119,54 +109,86 @@ class Backward:
             n_splits = backward_splits(
                 n_programs, n_blocks, n_tiles, is_causal, head_dim, n_multiprocessors
             )
-        n_splits, tiles_a_split = cut(n_tiles, n_splits)
-        self.n_splits = n_splits
-        n_items = n_splits * n_programs * n_blocks
-        self.n_rows = n_rows = n_programs * n_tiles * TILE
+        self.n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
+        n_items = self.n_splits * n_programs * n_blocks
+        self.n_rows = n_programs * n_tiles * TILE
         self.head_dim = head_dim
-        ends = (heads, n_queries, n_tiles * TILE)
-        constants = {"HEAD_DIM": head_dim, "ROWS": TILE}
-        self.prepare = Launch(
-            prepare_kernel, (n_rows // TILE,), (*of_out[:3], *of_dout[:3], *ends), constants
-        )
-        self.convert = Launch(
-            convert_kernel, (n_rows // TILE,), (*of_dq[:3], *ends, scale), constants
-        )
-        # As many heads at a time as have a block for each multiprocessor: more do not fit in the
-        # L2 cache with what is added to them.
+        self.partials_shape = 2, self.n_splits, *shapes[1]
+        self._make_row_launches(strides, (heads, n_queries, n_tiles * TILE), scale)
+        # A group has as many heads as have a block for each multiprocessor: more would not fit in
+        # the L2 cache together with their dQ.
         group = -(-n_multiprocessors // n_blocks)
-        numbers: tuple[float, ...] = (
-            n_programs, heads, n_queries, n_keys, n_tiles * TILE, n_splits, tiles_a_split * TILE,
-            group, n_items, scale, scale * LOG2E,
+        numbers = (
+            n_programs, heads, n_queries, n_keys, n_tiles * TILE, self.n_splits,
+            tiles_per_split * TILE, group, n_items, scale, scale * LOG2E,
         )  # fmt: skip
-        # Of what the kernel takes by descriptor, in its order
-        tiles = (n_rows * head_dim // TILE, TILE)
-        row_map = TensorMaps(torch.float32, (n_rows,), (1,), (TILE,))
+        grid = (min(n_items, n_multiprocessors) if head_dim == 64 else n_items,)
+        self._make_main_launch(dtype, shapes, strides, is_causal, numbers, grid)
+        layouts = layout(shapes[1], strides[6]), layout(shapes[1], strides[7])
+        self.sum = sum_launch(device, dtype, self.n_splits, *layouts)
+
+    def _make_row_launches(
+        self, strides: tuple[tuple[int, ...], ...], ends: tuple[int, int, int], scale: float
+    ) -> None:
+        """Make the launches before and after the main one, which pass over the queries.
+
+        Args:
+            ends: heads, queries, and queries rounded up to whole tiles.
+        """
+        from systems.kernels.flash_attention.hopper.backward_common import (
+            convert_kernel,
+            prepare_kernel,
+        )
+
+        out, dout, dq = strides[3:6]
+        grid, constants = (self.n_rows // TILE,), {"HEAD_DIM": self.head_dim, "ROWS": TILE}
+        self.prepare = Launch(prepare_kernel, grid, (*out[:3], *dout[:3], *ends), constants)
+        self.convert = Launch(convert_kernel, grid, (*dq[:3], *ends, scale), constants)
+
+    def _make_main_launch(
+        self,
+        dtype: torch.dtype,
+        shapes: tuple[tuple[int, ...], tuple[int, ...]],
+        strides: tuple[tuple[int, ...], ...],
+        is_causal: bool,
+        numbers: tuple[float, ...],
+        grid: tuple[int],
+    ) -> None:
+        """Make the launch that computes the gradients, and its TMA descriptors.
+
+        Args:
+            numbers: the arguments that both kernels take.
+        """
+        from systems.kernels.flash_attention.hopper.backward_d128 import wide_backward_kernel
+        from systems.kernels.flash_attention.hopper.backward_kernel import backward_kernel
+
+        q, k, v, _, dout, _, dk, dv = strides
+        row_map = TensorMaps(torch.float32, (self.n_rows,), (1,), (TILE,))
+        dq_tiles = (self.n_rows * self.head_dim // TILE, TILE)
+        # In the order of the kernels' arguments
         self.maps = [
-            row_maps(dtype, shapes[0], of_q, TILE),
-            row_maps(dtype, shapes[0], of_dout, TILE),
-            row_maps(dtype, shapes[1], of_k, TILE),
-            row_maps(dtype, shapes[1], of_v, TILE),
+            row_maps(dtype, shapes[0], q, TILE),
+            row_maps(dtype, shapes[0], dout, TILE),
+            row_maps(dtype, shapes[1], k, TILE),
+            row_maps(dtype, shapes[1], v, TILE),
             row_map,
             row_map,
-            TensorMaps(torch.float32, tiles, (TILE, 1), (TILE, TILE)),
+            TensorMaps(torch.float32, dq_tiles, (TILE, 1), (TILE, TILE)),
         ]
-        self.parts_shape = 2, n_splits, *shapes[1]
-        if head_dim > 64:
-            constants = {"IS_CAUSAL": is_causal, "SPLIT": n_splits > 1}
-            self.maps += [row_maps(dtype, shapes[1], of, TILE) for of in (of_dk, of_dv)]
-            kernel, grid = wide_backward_kernel, n_items
+        constants = {"IS_CAUSAL": is_causal}
+        if self.head_dim > 64:
+            constants["SPLIT"] = self.n_splits > 1
+            self.maps += [row_maps(dtype, shapes[1], of, TILE) for of in (dk, dv)]
+            kernel = wide_backward_kernel
         else:
-            target = [0, *of_dk[:3], 0, *of_dv[:3]]
-            if n_splits > 1:
-                n, a_head = math.prod(shapes[1]), n_keys * head_dim
-                target = 2 * [n, heads * a_head, a_head, head_dim]
-            numbers = (*target, *numbers)
-            constants = {"IS_CAUSAL": is_causal}
-            kernel, grid = backward_kernel, min(n_items, n_multiprocessors)
-        self.differentiate = Launch(kernel, (grid,), numbers, constants, num_warps=4)
-        layouts = layout(shapes[1], of_dk), layout(shapes[1], of_dv)
-        self.sum = summing(device, dtype, n_splits, *layouts)
+            targets = [0, *dk[:3], 0, *dv[:3]]
+            if self.n_splits > 1:
+                heads, n_keys, head_dim = shapes[1][1:]
+                head_size = n_keys * head_dim
+                targets = 2 * [math.prod(shapes[1]), heads * head_size, head_size, head_dim]
+            numbers = (*targets, *numbers)
+            kernel = backward_kernel
+        self.differentiate = Launch(kernel, grid, numbers, constants, num_warps=4)
 
     def __call__(
         self, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, dq: Tensor,
@@ -179,15 +201,15 @@ class Backward:
         self.prepare(out, dout, lse, log2_lse, minus_delta, dq_sum, counter)
         # As many of them as this kernel takes by descriptor
         tensors = (q, dout, k, v, log2_lse, minus_delta, dq_sum, dk, dv)[: len(self.maps)]
-        given = zip(self.maps, tensors, strict=True)
-        maps = [maps.at(x.data_ptr()) for maps, x in given]
+        pairs = zip(self.maps, tensors, strict=True)
+        maps = [maps.at(x.data_ptr()) for maps, x in pairs]
         if self.n_splits == 1:
             self.differentiate(counter, dk, dv, maps=maps)
         else:
-            parts = torch.empty(self.parts_shape, dtype=torch.float32, device=device)
-            self.differentiate(counter, *parts.unbind(), maps=maps)
-            self.sum(parts, dk, dv)
+            partials = torch.empty(self.partials_shape, dtype=torch.float32, device=device)
+            self.differentiate(counter, *partials.unbind(), maps=maps)
+            self.sum(partials, dk, dv)
         self.convert(dq_sum, dq)
 
 
-_backward = functools.lru_cache(maxsize=PLANS)(Backward)
+_backward_plan = functools.lru_cache(maxsize=MAX_PLANS)(HopperBackwardPlan)

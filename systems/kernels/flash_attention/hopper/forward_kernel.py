@@ -1,42 +1,43 @@
-"""FlashAttention's forward pass for Hopper in Gluon: `forward_kernel`'s algorithm, by warps with
-roles (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2).
+"""FlashAttention's forward pass for Hopper in Gluon: `forward_kernel`'s algorithm, warp-specialised
+(FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2).
 
-A program works on CONSUMERS * 64 queries of one head at a time, and has these warps:
+A program works on CONSUMERS * 64 queries of one head at a time. Its warps are:
 
-    producer     1 warp, few registers: has the copy engine (TMA) bring tiles to shared memory
+    producer     1 warp, few registers: loads tiles into shared memory with TMA
     consumer c   4 warps, 64 queries: scores, softmax, output. Consumer 0 is the default partition
 
-There are as many programs as multiprocessors. A producer takes the next block of queries from a
-counter in global memory, in the order of `tiles.schedule`, and publishes it to its consumers: they
-are still busy with one block when the queries, keys and values of the next arrive.
+The kernel is persistent, with one program per multiprocessor. A producer takes the next block of
+queries from a counter in global memory, in the order of `tiles.schedule`, and publishes it to its
+consumers: the queries, keys and values of the next block arrive while they work on this one.
 
-Every slot in shared memory has two barriers. `full`: the copy engine (for a number, the producer)
-arrives when all is there. `empty`: who reads it arrives when done, and it may be overwritten. A
-barrier's phase is 0 until all have arrived, then 1, then 0: the i-th filling is awaited with i & 1,
-the emptying before it with the other, which a barrier that nobody has used yet lets pass. Tiles of
-keys and of values go round rings of STAGES slots, and n counts them over all of a program's work.
-Queries and the work's number go round rings of two, and turn counts those.
+Every slot in shared memory has two barriers. TMA (the producer, for the number of a block) arrives
+at `full` when all data is there. Every reader arrives at `empty` when it is done, and the slot may
+be overwritten. The phase of a barrier is 0 until all have arrived, then 1, then 0: wait for the
+i-th filling with i & 1, and for the emptying before it with the opposite parity, with which a wait
+on an unused barrier returns at once. Tiles of keys and of values use rings of STAGES slots, and n
+counts them over all of a program's work. Queries and block numbers use rings of two, and turn
+counts those.
 
-A consumer in its loop, with S_j = q k_j^T and P_j its exponentials:
+The loop of a consumer, with S_j = q k_j^T and P_j its exponentials:
 
     issue S_j = q k_j^T               on tensor cores, asynchronous
-    issue O += P_(j-1) v_(j-1)        behind it
-    await S_j                         k_j is read
-    softmax: P_j and the correction   while O += P v is under way
-    await O                           v_(j-1) is read
+    issue O += P_(j-1) v_(j-1)        after it
+    await S_j                         k_j is free
+    softmax: P_j and the correction   overlaps O += P v
+    await O                           v_(j-1) is free
     O *= correction
 
-so the exponentials run under a product of the same consumer and under those of the others. (That
-the consumers take turns at issuing, as in the paper, was 2% to 5% slower on an H200.)
+So the exponentials overlap a matmul of the same consumer and those of the others. (Letting the
+consumers take turns to issue, as in the paper, was 2% to 5% slower on an H200.)
 
-What the compiler must not get wrong:
-- Registers that a product reads stay as they are until it is awaited: P is named in that wait.
-- ptxas moves a wait up over arithmetic, which would undo the overlap. The wait for v_j stands
-  between the softmax and the wait for O: it is a branch, and arithmetic stays before it.
-- P goes round the loop packed, two values a register. As 16-bit values it cost a permutation each
-  in one consumer or, carried in float32, spilled.
-- Each warp awaits a product for itself. Between that and the arrival at `empty` there has to be a
-  barrier of the four warps: Gluon's `arrive` has one, of its partition.
+Constraints on the compiler:
+- Registers that a matmul reads must not change until it is awaited: P is named in that wait.
+- ptxas moves a wait above arithmetic, which would undo the overlap. The wait for v_j is between the
+  softmax and the wait for O: it is a branch, and arithmetic stays before it.
+- P is carried through the loop packed, two values per register. As 16-bit values it cost one
+  permutation each in one consumer; in float32 it spilled.
+- Each warp awaits a matmul for itself. Between that and the arrival at `empty` the four warps need
+  a barrier: Gluon's `arrive` has one, of its partition.
 """
 
 # Arguments of a kernel are Triton's, which has no types.
@@ -66,12 +67,12 @@ from systems.kernels.flash_attention.triton.tiles import schedule
 
 LN2 = gl.constexpr(0.6931471805599453)
 FLOOR = gl.constexpr(-3.0e38)  # as in `forward_kernel`
-ROWS = gl.constexpr(64)  # of a consumer: the height of a warpgroup's product
+ROWS = gl.constexpr(64)  # per consumer: the height of a warpgroup's matmul
 
 
 @gluon.jit
 def _next_work(next_work, full, empty, turn):
-    """What the producer has published for this turn."""
+    """Return the work item that the producer published for this turn."""
     slot = turn % 2
     mbarrier.wait(full.index(slot), turn // 2 & 1)
     one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -90,24 +91,24 @@ def _publish(work, next_work, full, empty, turn):
 
 
 @gluon.jit
-def _place_of(
-    work, n_programs, n_queries, n_keys, n_splits, keys_a_split, group,
+def _locate(
+    work, n_programs, n_queries, n_keys, n_splits, keys_per_split, group,
     BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Of a piece of work: head, split, first query, first key, end of the keys and number of their
-    tiles, 1 or more; in the order of `tiles.schedule`."""
+    """Return head, split, first query, first key, end of the keys and number of their tiles, 1 or
+    more, of a work item, in the order of `tiles.schedule`."""
     if not SPLIT:
         n_splits = 1
     block, head, split = schedule(
-        work, gl.cdiv(n_queries, BLOCK_Q), n_programs, n_splits, keys_a_split, group,
+        work, gl.cdiv(n_queries, BLOCK_Q), n_programs, n_splits, keys_per_split, group,
         BLOCK_Q, IS_CAUSAL, False,
     )  # fmt: skip
     first_query = block * BLOCK_Q
     first_key = 0
     last_key = n_keys
     if SPLIT:
-        first_key = split * keys_a_split
-        last_key = gl.minimum(last_key, first_key + keys_a_split)
+        first_key = split * keys_per_split
+        last_key = gl.minimum(last_key, first_key + keys_per_split)
     if IS_CAUSAL:
         last_key = gl.minimum(last_key, gl.minimum(first_query + BLOCK_Q, n_queries))
     n_tiles = gl.maximum(1, gl.cdiv(last_key - first_key, BLOCK_K))
@@ -120,9 +121,9 @@ def _producer(
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr,
     STAGES: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Has the queries of a block brought, then keys and values from the last tile to the first."""
+    """Load the queries of a block, then keys and values from the last tile to the first."""
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters = tensors
-    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group = scalars
+    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group = scalars
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
     turn = 0
@@ -130,8 +131,8 @@ def _producer(
     work = gl.program_id(0)
     while work < n_work:
         _publish(work, next_work, work_full, work_empty, turn)
-        head, _, first_query, first_key, _, n_tiles = _place_of(
-            work, n_programs, n_queries, n_keys, n_splits, keys_a_split, group,
+        head, _, first_query, first_key, _, n_tiles = _locate(
+            work, n_programs, n_queries, n_keys, n_splits, keys_per_split, group,
             BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
         )  # fmt: skip
         batch = head // n_heads
@@ -163,7 +164,7 @@ def _producer(
         turn += 1
         work = gl.num_programs(0) + gl.atomic_add(counters, 1, sem="relaxed")
     _publish(work, next_work, work_full, work_empty, turn)
-    # The last program to come here leaves the counters as it found them.
+    # The last program resets the counters for the next launch.
     if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
         gl.store(counters, 0)
         gl.store(counters + 1, 0)
@@ -175,9 +176,9 @@ def _consumer(
     WHICH: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
     IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Output and log-sum-exp of the queries WHICH * 64 to WHICH * 64 + 63 of each block."""
-    out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem, next_work = tensors
-    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group = scalars
+    """Compute output and log-sum-exp of queries WHICH * 64 to WHICH * 64 + 63 of each block."""
+    out_desc, partials, lse, q_smem, k_smem, v_smem, o_smem, next_work = tensors
+    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group = scalars
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
     dtype: gl.constexpr = q_smem.dtype
@@ -191,12 +192,12 @@ def _consumer(
     n = 0
     work = _next_work(next_work, work_full, work_empty, turn)
     while work < n_work:
-        head, split, first_query, first_key, last_key, n_tiles = _place_of(
-            work, n_programs, n_queries, n_keys, n_splits, keys_a_split, group,
+        head, split, first_query, first_key, last_key, n_tiles = _locate(
+            work, n_programs, n_queries, n_keys, n_splits, keys_per_split, group,
             BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
         )  # fmt: skip
         first_query += WHICH * ROWS
-        # The last tiles may lie past the diagonal of these queries, or these past the last query.
+        # Skip tiles past the diagonal of these queries, and all but one if all are padding.
         n_mine = n_tiles
         if IS_CAUSAL:
             end = gl.minimum(last_key, first_query + ROWS)
@@ -211,7 +212,7 @@ def _consumer(
             mbarrier.arrive(v_empty.index(slot), count=1)
             n += 1
 
-        # The first tile has the diagonal and the ragged end, if there are any; the others have not.
+        # Only the first tile may contain the diagonal and the ragged end.
         q_slot = turn % 2 * CONSUMERS + WHICH
         mbarrier.wait(q_full.index(q_slot), turn // 2 & 1)
         q = q_smem.index(q_slot).reshape([ROWS, HEAD_DIM])
@@ -229,7 +230,7 @@ def _consumer(
             if IS_CAUSAL:
                 queries = first_query + gl.arange(0, ROWS, row_layout)
                 visible = visible & (keys[None, :] <= queries[:, None])
-            # Scaled first: where the scale is zero, -inf * 0 would be NaN.
+            # Scale before masking: with a scale of zero, -inf * 0 would be NaN.
             s = gl.where(visible, s * scale_log2e, float("-inf"))
             m = gl.maximum(row_maximum(s, row_layout), FLOOR)
             p = gl.exp2(s - m[:, None])
@@ -254,7 +255,7 @@ def _consumer(
             o_token = warpgroup_mma(p_operand, v, o, is_async=True)
             s = warpgroup_mma_wait(1, deps=[s_token])
             mbarrier.arrive(k_empty.index(slot), count=1)
-            # The scale is not negative: out of the maximum with it, and into the subtraction.
+            # The scale is not negative, so it moves out of the maximum into the subtraction.
             new_m = gl.maximum(m, row_maximum(s, row_layout) * scale_log2e)
             p = gl.exp2(s * scale_log2e - new_m[:, None])
             correction = gl.exp2(m - new_m)
@@ -274,7 +275,7 @@ def _consumer(
         mbarrier.arrive(v_empty.index(slot), count=1)
         n += 1
 
-        # A row that has seen no key has the total 0: it gives 0 and -inf.
+        # A row without a visible key has a total of 0: its output is 0, its log-sum-exp -inf.
         row_total = gl.convert_layout(gl.sum(total, 1), row_layout, assert_trivial=True)
         seen = row_total != 0.0
         row_total = gl.where(seen, row_total, 1.0)
@@ -285,11 +286,11 @@ def _consumer(
             column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
             rows_before = (split.to(gl.int64) * n_programs + head) * n_queries + first_query
             gl.store(
-                parts + rows_before * HEAD_DIM + (row[:, None] * HEAD_DIM + column[None, :]),
+                partials + rows_before * HEAD_DIM + (row[:, None] * HEAD_DIM + column[None, :]),
                 o, mask=(row < n_queries - first_query)[:, None],
             )  # fmt: skip
         else:
-            tma.store_wait(0)  # the block before has left
+            tma.store_wait(0)  # the previous block's output has been stored
             gl.thread_barrier()
             o_stage.reshape([ROWS, HEAD_DIM]).store(o.to(dtype))
             fence_async_shared()
@@ -308,13 +309,13 @@ def _consumer(
 
 @gluon.jit(
     do_not_specialize=[
-        "n_work", "n_programs", "n_heads", "n_queries", "n_keys", "n_splits", "keys_a_split",
+        "n_work", "n_programs", "n_heads", "n_queries", "n_keys", "n_splits", "keys_per_split",
         "group",
     ]
 )  # fmt: skip
 def hopper_forward_kernel(
-    q_desc, k_desc, v_desc, out_desc, parts, lse, counters,
-    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group, scale_log2e,
+    q_desc, k_desc, v_desc, out_desc, partials, lse, counters,
+    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group, scale_log2e,
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
     IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
@@ -324,13 +325,13 @@ def hopper_forward_kernel(
     Args:
         q_desc, out_desc: descriptors of (batch, heads, n_queries, HEAD_DIM), blocks of 64 rows.
         k_desc, v_desc: of (batch, heads, n_keys, HEAD_DIM), blocks of BLOCK_K rows.
-        parts: float32 (splits, batch, heads, n_queries, HEAD_DIM), contiguous, written in place of
-            out where SPLIT: softmax over the keys of each split.
+        partials: float32 (splits, batch, heads, n_queries, HEAD_DIM), contiguous, written
+            instead of out if SPLIT: attention over the keys of each split.
         lse: float32 (splits, batch, heads, n_queries), contiguous, written; -inf without a key.
         counters: int32 (2,), zero, and zero again when all programs have ended.
         n_work: blocks of CONSUMERS * 64 queries * batch * heads * splits.
         n_programs: batch * heads. n_heads: heads.
-        n_splits: ranges of keys. keys_a_split: of each but the last, a multiple of BLOCK_K.
+        n_splits: ranges of keys. keys_per_split: of each but the last, a multiple of BLOCK_K.
         group: see `tiles.schedule`.
         scale_log2e: what the scores are multiplied by, times log2(e); not negative.
         HEAD_DIM: 64 or 128.
@@ -366,11 +367,11 @@ def hopper_forward_kernel(
         mbarrier.init(v_empty.index(i), count=CONSUMERS)
     fence_async_shared()
 
-    scalars = (n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group)
+    scalars = (n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group)
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty)
-    brought = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters)
-    used = (out_desc, parts, lse, q_smem, k_smem, v_smem, o_smem, next_work)
-    # Constants stand in the calls themselves: in a tuple with a name they would become tensors.
+    loaded = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters)
+    used = (out_desc, partials, lse, q_smem, k_smem, v_smem, o_smem, next_work)
+    # Pass constants directly: in a named tuple they would become tensors.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
@@ -381,7 +382,7 @@ def hopper_forward_kernel(
                     used, scalars, barriers, scale_log2e, gl.constexpr(1), CONSUMERS, BLOCK_K,
                     HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
                 (_producer, (
-                    brought, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
+                    loaded, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
             ],
             [4, 1], [REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
@@ -398,7 +399,7 @@ def hopper_forward_kernel(
                     used, scalars, barriers, scale_log2e, gl.constexpr(2), CONSUMERS, BLOCK_K,
                     HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
                 (_producer, (
-                    brought, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
+                    loaded, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip

@@ -1,8 +1,7 @@
-"""FlashAttention on Hopper, launched: `flash_forward` of what `why_not` has nothing against.
+"""Launch FlashAttention's forward pass on Hopper.
 
-At short lengths the host decides how long a call takes. So what a launch needs beside the tensors
-is found out once for all that have the same shapes and strides, and a descriptor for the copy
-engine made once for an address.
+Host overhead decides the latency of short sequences. So the plan of a launch is cached for all
+tensors with the same shapes and strides, and TMA descriptors are cached by address.
 """
 
 from __future__ import annotations
@@ -15,26 +14,31 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import is_hopper, multiprocessors, on
-from systems.kernels.flash_attention.configurations import MAX_ROW_STRIDE, cut, heads_in_l2
+from systems.kernels.flash_attention.configurations import (
+    MAX_ROW_STRIDE,
+    heads_in_l2,
+    split_tiles,
+)
 from systems.kernels.flash_attention.hopper.splits import forward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
-from systems.kernels.flash_attention.triton.copy_launch import combining
-from systems.kernels.flash_attention.triton.plans import LOG2E, PLANS, check, described
+from systems.kernels.flash_attention.triton.memory_bound_launch import combine_launch
+from systems.kernels.flash_attention.triton.plans import LOG2E
+from systems.kernels.flash_attention.validation import MAX_PLANS, check_kernel_inputs, signature
 from systems.kernels.launcher import Launch
 from systems.kernels.tensor_maps import TensorMaps
 
-DTYPES = (torch.bfloat16, torch.float16)
-ROWS = 64  # queries of a consumer
-ALIGNMENT = 16  # bytes, of what the copy engine reads: addresses and strides
+HOPPER_DTYPES = (torch.bfloat16, torch.float16)
+ROWS = 64  # queries per consumer
+TMA_ALIGNMENT = 16  # bytes, of addresses and strides
 
 
 class HopperTile(NamedTuple):
-    """How the forward kernel is cut.
+    """Tile sizes of the forward kernel.
 
     consumers: 2 or 3 warpgroups of 64 queries each. block_k: keys of a tile, 64 or 128.
     stages: tiles of keys, and of values, in shared memory.
-    registers, producer_registers: of a thread. A multiprocessor has 512 for one warp of each group,
-        the producer's counted as a whole group; consumer 0 gets what the others leave.
+    registers, producer_registers: per thread. One thread of each warpgroup, the producer counted as
+        a whole one, share 512; consumer 0 gets what the others leave.
     """
 
     consumers: int
@@ -44,32 +48,32 @@ class HopperTile(NamedTuple):
     producer_registers: int
 
 
-# By head_dim. Registers are full at 64, shared memory at 128.
+# By head_dim. Registers are the limit at 64, shared memory at 128.
 FORWARD = {64: HopperTile(3, 128, 3, 160, 32), 128: HopperTile(2, 128, 2, 240, 24)}
-# Blocks of 192 queries waste much of a short triangle: 3% on an H200 at 1024, while at 2048 they
-# are ahead by 9%.
+# Blocks of 192 queries waste much of a short causal mask: on an H200 they are 3% slower at 1,024
+# tokens, and 9% faster at 2,048.
 SHORT = HopperTile(2, 128, 3, 240, 24)
 SHORT_LENGTH = 1024
 
 
 def forward_tile(head_dim: int, n_queries: int, is_causal: bool) -> HopperTile:
-    """What is fastest, of head_dim 64 or 128."""
+    """Return the fastest tile for head_dim 64 or 128."""
     is_short = is_causal and n_queries <= SHORT_LENGTH and head_dim == 64
     return SHORT if is_short else FORWARD[head_dim]
 
 
-def why_not(q: Tensor) -> str | None:
-    """Why the Hopper kernel does not take attention of q, or None if it does."""
-    return _why_not(q.device, q.dtype, q.shape[-1])
+def unsupported_reason(q: Tensor) -> str | None:
+    """Return why the Hopper kernels do not support q, None if they do."""
+    return _unsupported_reason(q.device, q.dtype, q.shape[-1])
 
 
-@functools.lru_cache(maxsize=PLANS)
-def _why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+@functools.lru_cache(maxsize=MAX_PLANS)
+def _unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     if not is_hopper(device):
         return "flash_hopper needs a Hopper GPU (compute capability 9.0)"
-    if dtype not in DTYPES or head_dim not in FORWARD:
+    if dtype not in HOPPER_DTYPES or head_dim not in FORWARD:
         return (
-            f"flash_hopper takes {', '.join(map(str, DTYPES))} and head_dim "
+            f"flash_hopper supports {', '.join(map(str, HOPPER_DTYPES))} and head_dim "
             f"{', '.join(map(str, FORWARD))}, not {dtype} and {head_dim}"
         )
     return None
@@ -84,24 +88,25 @@ def flash_forward(
     *,
     tile: HopperTile | None = None,
     n_splits: int | None = None,
-    keeps_memory: bool = True,
+    reuse_counters: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """`launch.flash_forward` on Hopper: the same arguments, which fit, and results.
+    """`triton.launch.flash_forward` on Hopper, with the same results.
 
     Args:
-        q, k, v: bfloat16 or float16, head_dim 64 or 128. What the copy engine cannot read, for its
-            address or strides, is copied first.
-        tile: by default `forward_tile`.
-        n_splits: ranges of keys; by default `forward_splits`.
-        keeps_memory: 8 bytes a stream, for the next call. Not in an op: torch.compile runs one with
-            the memory pool of a CUDA graph, in which it lets nothing live that it does not know.
+        q, k, v: bfloat16 or float16, head_dim 64 or 128. Copied first if TMA cannot read them
+            because of their address or strides.
+        tile: `forward_tile` by default.
+        n_splits: number of ranges of keys; `forward_splits` by default.
+        reuse_counters: keep 8 bytes per stream for the next call. Must be False in a custom op:
+            torch.compile runs it with the memory pool of a CUDA graph, from which nothing may be
+            kept.
 
     Raises:
-        ValueError: names all that does not fit.
-        RuntimeError: `why_not`.
+        ValueError: names everything that is wrong.
+        RuntimeError: `unsupported_reason`.
     """
-    check(*described(q, k, v))
-    reason = why_not(q)
+    check_kernel_inputs(*signature(q, k, v))
+    reason = unsupported_reason(q)
     if reason:
         raise RuntimeError(reason)
     out = empty_like(q)
@@ -111,21 +116,20 @@ def flash_forward(
     if k.shape[-2] == 0:
         return out.zero_(), lse.fill_(-math.inf)
     if scale is not None and scale < 0:
-        q, scale = -q, -scale  # out of a maximum with it, so it is not negative
-    # Copies, if any, live until the launch: the memory of one must not become the next one's.
-    q, k, v, rows = readable(q), readable(k), readable(v), four_dimensional(out)
-    plan = _forward(
+        q, scale = -q, -scale  # the kernel moves the scale out of a maximum
+    # Keep copies alive until the launch, or the allocator would reuse their memory.
+    q, k, v, rows = tma_compatible(q), tma_compatible(k), tma_compatible(v), four_dimensional(out)
+    plan = _forward_plan(
         q.device, q.dtype, (q.shape, k.shape), (q.stride(), k.stride(), v.stride(), rows.stride()),
         is_causal, scale, tile, n_splits,
     )  # fmt: skip
     with on(q.device):
-        plan(q, k, v, rows, lse, keeps_memory)
+        plan(q, k, v, rows, lse, reuse_counters)
     return out, lse
 
 
-class Forward:
-    """The launches of `flash_forward`, of what `readable` makes of tensors of one dtype, shape and
-    stride."""
+class HopperForwardPlan:
+    """The launches of `flash_forward` for TMA-compatible tensors of one dtype, shape and stride."""
 
     def __init__(
         self,
@@ -148,15 +152,15 @@ class Forward:
         n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
         n_multiprocessors = multiprocessors(device.index)
         if n_splits is None:
-            part_bytes = n_programs * n_queries * head_dim * 4
+            partial_bytes = n_programs * n_queries * head_dim * 4
             n_splits = forward_splits(
-                n_programs, n_blocks, n_tiles, is_causal, part_bytes, n_multiprocessors
+                n_programs, n_blocks, n_tiles, is_causal, partial_bytes, n_multiprocessors
             )
-        n_splits, tiles_a_split = cut(n_tiles, n_splits)
+        n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
         self.n_splits = n_splits
         n_work = n_programs * n_blocks * n_splits
         numbers = (
-            n_work, n_programs, heads, n_queries, n_keys, n_splits, tiles_a_split * tile.block_k,
+            n_work, n_programs, heads, n_queries, n_keys, n_splits, tiles_per_split * tile.block_k,
             heads_in_l2(n_keys, head_dim, 2, n_programs), scale * LOG2E,
         )  # fmt: skip
         constants = {
@@ -174,67 +178,71 @@ class Forward:
                 (ROWS, tile.block_k, tile.block_k, ROWS), strict=True,
             )
         ]  # fmt: skip
-        self.parts_shape = n_splits, *shapes[0]
-        self.combine = combining(device, dtype, n_splits, layout(shapes[0], strides[3]))
+        self.partials_shape = n_splits, *shapes[0]
+        self.combine = combine_launch(device, dtype, n_splits, layout(shapes[0], strides[3]))
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, keeps_memory: bool
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, reuse_counters: bool
     ) -> None:
-        counters = _counters(q.device, keeps_memory)
-        given = zip(self.maps, (q, k, v, out), strict=True)
-        maps = [maps.at(x.data_ptr()) for maps, x in given]
+        counters = _counters(q.device, reuse_counters)
+        pairs = zip(self.maps, (q, k, v, out), strict=True)
+        maps = [maps.at(x.data_ptr()) for maps, x in pairs]
         if self.n_splits == 1:
             self.attend(lse, lse, counters, maps=maps)  # the first is not used
             return
-        parts = torch.empty(self.parts_shape, dtype=torch.float32, device=q.device)
-        part_lse = torch.empty(self.parts_shape[:-1], dtype=torch.float32, device=q.device)
-        self.attend(parts, part_lse, counters, maps=maps)
-        self.combine(parts, part_lse, out, lse)
+        partials = torch.empty(self.partials_shape, dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty(self.partials_shape[:-1], dtype=torch.float32, device=q.device)
+        self.attend(partials, partial_lse, counters, maps=maps)
+        self.combine(partials, partial_lse, out, lse)
 
 
-_forward = functools.lru_cache(maxsize=PLANS)(Forward)
+_forward_plan = functools.lru_cache(maxsize=MAX_PLANS)(HopperForwardPlan)
 
 
-_counters_of: dict[tuple[int, int], Tensor] = {}
+def _counters(device: torch.device, reuse_counters: bool) -> Tensor:
+    """Return int32 (2,), zeros.
 
-
-def _counters(device: torch.device, keeps_memory: bool) -> Tensor:
-    """int32 (2,), zero between launches: every launch leaves it so, and those on one stream follow
-    one another. A graph may be replayed on any stream: it has its own, which it zeroes."""
-    if not keeps_memory or torch.cuda.is_current_stream_capturing():
+    Every launch resets its counters at the end, and launches on one stream run one after another,
+    so those of a stream can be reused. A CUDA graph may be replayed on any stream: it gets counters
+    of its own, which it zeroes.
+    """
+    if not reuse_counters or torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int32, device=device)
-    place = device.index, torch._C._cuda_getCurrentRawStream(device.index)
-    made = _counters_of.get(place)
-    if made is None:
-        made = _counters_of[place] = torch.zeros(2, dtype=torch.int32, device=device)
-    return made
+    return _stream_counters(device, torch._C._cuda_getCurrentRawStream(device.index))
 
 
-def readable(x: Tensor) -> Tensor:
-    """x as the copy engine can read it, of four dimensions; a copy if need be."""
+@functools.lru_cache(maxsize=256)
+def _stream_counters(device: torch.device, stream: int) -> Tensor:
+    return torch.zeros(2, dtype=torch.int32, device=device)
+
+
+def tma_compatible(x: Tensor) -> Tensor:
+    """Return x with four dimensions, copied if TMA cannot read it."""
     x = four_dimensional(x)
-    if x.data_ptr() % ALIGNMENT == 0 and _has_readable_strides(x.shape, x.stride(), x.itemsize):
+    if x.data_ptr() % TMA_ALIGNMENT == 0 and _has_tma_strides(x.shape, x.stride(), x.itemsize):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
-@functools.lru_cache(maxsize=PLANS)
-def _has_readable_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    # `prepare_kernel` reads the rows of out and dout by addresses of its own.
+@functools.lru_cache(maxsize=MAX_PLANS)
+def _has_tma_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    # MAX_ROW_STRIDE: `prepare_kernel` loads the rows of out and dout without TMA.
     return (
         strides[-1] == 1
         and strides[-2] < MAX_ROW_STRIDE
         and all(
-            n == 1 or (stride > 0 and stride * itemsize % ALIGNMENT == 0)
+            n == 1 or (stride > 0 and stride * itemsize % TMA_ALIGNMENT == 0)
             for n, stride in zip(shape[:-1], strides[:-1], strict=True)
         )
     )
 
 
-@functools.lru_cache(maxsize=PLANS)
+@functools.lru_cache(maxsize=MAX_PLANS)
 def row_maps(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int
 ) -> TensorMaps:
-    """Of tiles of `rows` of (batch, heads, n, head_dim). What of one is past n is zeros when read
-    and is not written, though another head's rows may follow in memory."""
+    """Return TMA descriptors for tiles of `rows` rows of (batch, heads, n, head_dim).
+
+    Rows past n read as zeros and are not written, even if another head follows in memory.
+    """
     return TensorMaps(dtype, shape, strides, (1, 1, rows, shape[-1]))

@@ -1,6 +1,6 @@
-"""What a warpgroup does with a product in its registers, in forms that ptxas makes fast code of.
+"""Operations of a warpgroup on a matmul's result in registers, in forms that ptxas compiles well.
 
-A product is (64, n) float32. A thread has two of its rows, and of those two of every eight values.
+The result is (64, n) float32. A thread has two of its rows, and two of every eight values of those.
 """
 
 # Arguments of a kernel are Triton's, which has no types.
@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def row_maximum(s, layout: gl.constexpr):
-    """Maximum of each row. In steps, or a thread's would be one chain of dependent instructions."""
+    """Return the maximum of each row, in steps that avoid one chain of dependent instructions."""
     rows: gl.constexpr = s.shape[0]
     s = gl.max(s.reshape([rows, s.shape[1] // 32, 32]), 1)
     s = gl.max(s.reshape([rows, 4, 8]), 1)
@@ -24,20 +24,20 @@ def row_maximum(s, layout: gl.constexpr):
 
 @gluon.jit
 def column_sums(p):
-    """(rows, 8): each thread's own sums, so that the threads of a row need to meet but once."""
+    """Return (rows, 8), the sums within each thread: threads of a row then reduce only once."""
     return gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 8]), 1)
 
 
 @gluon.jit
 def scale_rows(x, factor):
-    """x[i, j] * factor[i]; the layout of factor has each row where x has it."""
+    """Return x[i, j] * factor[i]; the layout of factor must have each row where x has it."""
     layout: gl.constexpr = gl.SliceLayout(1, x.type.layout)
     return x * gl.convert_layout(factor, layout, assert_trivial=True)[:, None]
 
 
 @gluon.jit
 def pack(p, dtype: gl.constexpr):
-    """(rows, n) float32 -> (rows, n / 2) of two values each, rounded to dtype, as int32."""
+    """Round (rows, n) float32 to dtype and pack pairs: (rows, n / 2) int32."""
     low, high = gl.split(p.reshape([p.shape[0], p.shape[1] // 2, 2]))
     pair: gl.constexpr = "cvt.rn.bf16x2.f32" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32"
     return gl.inline_asm_elementwise(
@@ -47,7 +47,7 @@ def pack(p, dtype: gl.constexpr):
 
 @gluon.jit
 def unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
-    """Inverse of `pack`, in registers: no instruction."""
+    """Invert `pack`; takes no instruction."""
     low = packed.to(gl.int16).to(dtype, bitcast=True)
     high = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
     p = gl.join(low, high).reshape([packed.shape[0], packed.shape[1] * 2])

@@ -1,23 +1,23 @@
 """FlashAttention-2's backward pass in Triton (Dao 2023, algorithm 2), in three launches.
 
     delta_kernel   D = rowsum(dO * O)
-    dkdv_kernel    a program a block of keys, over the queries that see it:
+    dkdv_kernel    one program per block of keys, over the queries that see it:
                        P^T = exp(scale k q^T - L)      dV += P^T dO
                        dS^T = P^T * (v dO^T - D)       dK += dS^T q
-                   or a launch for each of the two sums, where registers do not hold both
-    dq_kernel      a program a block of queries, over the keys that it sees:
+                   or one launch for each of the two sums, if registers do not hold both
+    dq_kernel      one program per block of queries, over the keys that it sees:
                        P = exp(scale q k^T - L)    dS = P * (dO v^T - D)    dQ += dS k
 
-Algorithm 2 adds to dQ from every block of keys, which takes atomics and an order that changes from
-run to run. Two passes compute the scores twice (7 products in place of 5) and no gradient leaves
-its program, so equal inputs give equal bits.
+Algorithm 2 adds to dQ from every block of keys, which takes atomics in an order that changes from
+run to run. Two passes compute the scores twice (7 matmuls instead of 5) but no gradient is shared
+between programs, so equal inputs give equal bits.
 
-dkdv_kernel computes S^T and dP^T, not S and dP: what is a product's result is never transposed on
-its way into the next, which stays in registers and keeps clear of a defect of Triton before 3.8 on
-Hopper (triton-lang/triton #9433).
+dkdv_kernel computes S^T and dP^T, not S and dP: no matmul's result is transposed before it enters
+the next one. That keeps it in registers and avoids a bug of Triton before 3.8 on Hopper
+(triton-lang/triton #9433).
 
-With few heads the passes can be split over the other axis, a program a range, into float32 parts
-that `sum_kernel` adds.
+With few heads the passes can be split over the other axis, one program per range, into float32
+partial gradients that `sum_kernel` adds.
 """
 
 # Arguments of a kernel are Triton's, which has no types.
@@ -34,18 +34,18 @@ from systems.kernels.flash_attention.triton.tiles import (
     TOP_INVERSE,
     TOP_POWER,
     add_product,
+    as_operand,
     head_base,
-    in_parts,
-    load_parts,
+    load_operand,
     load_rows,
     load_tile,
-    of_scaled,
     product,
     scaled,
     schedule,
     store_tile,
     transposed,
     unit,
+    unscaled,
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -76,11 +76,10 @@ def delta_kernel(
 
 
 @triton.jit
-def _units(peaks, head, n_programs, PARTS: tl.constexpr):
-    """What S, dP, dQ, dK and dV are to be multiplied by. In two parts P comes TOP_POWER times as
-    large into dV."""
+def _units(peaks, head, n_programs, FP16X3: tl.constexpr):
+    """Return the factors of S, dP, dQ, dK and dV. With FP16X3, P enters dV scaled by TOP_POWER."""
     s, dp, dq, dk, dv = 1.0, 1.0, 1.0, 1.0, 1.0
-    if PARTS == 2:
+    if FP16X3:
         q, k = unit(peaks, 0, head, n_programs), unit(peaks, 1, head, n_programs)
         v, do = unit(peaks, 2, head, n_programs), unit(peaks, 3, head, n_programs)
         s, dp, dq, dk, dv = q * k, v * do, k, q, do * TOP_INVERSE
@@ -89,36 +88,45 @@ def _units(peaks, head, n_programs, PARTS: tl.constexpr):
 
 @triton.jit
 def _add_scaled(
-    total, peak, ds, other, DTYPE: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr
+    total, peak, ds, other, DTYPE: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """total + dS other, and the peaks of dS's rows: dS has no bound that parts could rely on."""
-    if PARTS == 2:
+    """Return total + dS other and the peaks of dS's rows: dS has no bound that could scale it."""
+    if FP16X3:
         ds, peak, correction = scaled(ds, peak)
         total = total * correction[:, None]
-    return add_product(total, in_parts(ds, DTYPE, PARTS), other, PARTS, PRECISION), peak
+    return add_product(total, as_operand(ds, DTYPE, FP16X3), other, FP16X3, PRECISION), peak
 
 
 @triton.jit
 def _add_queries(
-    dk, dv, peak, k, v, query, dout, lse, delta, first_key, first_query, n_queries, part_stride,
+    dk, dv, peak, k, v, query, dout, lse, delta, first_key, first_query, n_queries, half_stride,
     q_row, dout_row, scale_log2e, dp_unit,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Lines 11 to 16 of algorithm 2 but for dQ, with S and dP transposed.
+    """Lines 11 to 16 of algorithm 2 except dQ, with S and dP transposed.
 
-    Queries past the end have zero rows in q and dO and zeros in lse and delta, so P^T dO and
-    dS^T q get nothing from them. Keys past the end make rows that are not stored.
+    Queries past the end have zeros in q, dO, lse and delta, so they add nothing to P^T dO and
+    dS^T q. Rows of keys past the end are not stored.
     """
-    q = load_parts(
-        query, part_stride, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, MASKED, PARTS
+    q = load_operand(
+        query,
+        half_stride,
+        first_query,
+        n_queries,
+        q_row,
+        HEAD_DIM,
+        BLOCK_Q,
+        BLOCK_D,
+        MASKED,
+        FP16X3,
     )
     row_lse = load_rows(lse, first_query, n_queries, BLOCK_Q, MASKED) * LOG2E
-    scores = product(k, transposed(q, PARTS), PARTS, PRECISION)
-    do = load_parts(
-        dout, part_stride, first_query, n_queries, dout_row, HEAD_DIM, BLOCK_Q, BLOCK_D, MASKED,
-        PARTS,
+    scores = product(k, transposed(q, FP16X3), FP16X3, PRECISION)
+    do = load_operand(
+        dout, half_stride, first_query, n_queries, dout_row, HEAD_DIM, BLOCK_Q, BLOCK_D, MASKED,
+        FP16X3,
     )  # fmt: skip
     p = tl.exp2(scores * scale_log2e - row_lse[None, :])
     if MASKED and IS_CAUSAL:
@@ -127,16 +135,18 @@ def _add_queries(
         p = tl.where(keys[:, None] <= queries[None, :], p, 0.0)
     if DV:
         large_p = p
-        if PARTS == 2:
+        if FP16X3:
             large_p *= TOP_POWER
-        dv = add_product(dv, in_parts(large_p, dout.dtype.element_ty, PARTS), do, PARTS, PRECISION)
+        dv = add_product(
+            dv, as_operand(large_p, dout.dtype.element_ty, FP16X3), do, FP16X3, PRECISION
+        )
     if DK:
         row_delta = load_rows(delta, first_query, n_queries, BLOCK_Q, MASKED)
-        dp = product(v, transposed(do, PARTS), PARTS, PRECISION)
-        if PARTS == 2:
+        dp = product(v, transposed(do, FP16X3), FP16X3, PRECISION)
+        if FP16X3:
             dp *= dp_unit
         ds = p * (dp - row_delta[None, :])
-        dk, peak = _add_scaled(dk, peak, ds, q, query.dtype.element_ty, PARTS, PRECISION)
+        dk, peak = _add_scaled(dk, peak, ds, q, query.dtype.element_ty, FP16X3, PRECISION)
     return dk, dv, peak
 
 
@@ -148,45 +158,45 @@ def dkdv_kernel(
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     dout_batch, dout_head, dout_row,
     dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
-    n_programs, n_heads, n_queries, n_keys, n_splits, queries_a_split, group, scale,
+    n_programs, n_heads, n_queries, n_keys, n_splits, queries_per_split, group, scale,
     scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values. Grid: (blocks of keys * batch * heads * splits,).
 
     Args:
-        query, dout: (PARTS, batch, heads, n_queries, HEAD_DIM).
-        key, value: (PARTS, batch, heads, n_keys, HEAD_DIM).
-        peaks: of query, key, value and dout in two parts, see `tiles.unit`; else not read.
+        query, dout: (batch, heads, n_queries, HEAD_DIM); key, value: (batch, heads, n_keys,
+            HEAD_DIM). With FP16X3 all are (2, batch, ...): float16 halves, contiguous.
+        peaks: with FP16X3, of query, key, value and dout, see `tiles.unit`; else not read.
         lse, delta: float32 (batch, heads, n_queries), contiguous; natural logarithms.
         dkey, dvalue: (splits, batch, heads, n_keys, HEAD_DIM), written: from the queries of each
-            split. Of the inputs' dtype, or float32 where there are several splits.
-        n_splits: ranges of queries. queries_a_split: of each but the last, a multiple of BLOCK_Q.
-        scale: of the scores. scale_log2e: that times log2(e).
-        DK, DV: which of the two is computed.
+            split. Of the inputs' dtype, or float32 with several splits.
+        n_splits: ranges of queries. queries_per_split: of each but the last, a multiple of BLOCK_Q.
+        scale: of the scores. scale_log2e: scale times log2(e).
+        DK, DV: compute dK, compute dV.
         The rest as for `forward_kernel`.
     """
     block, head, split = schedule(
-        tl.program_id(0), tl.cdiv(n_keys, BLOCK_K), n_programs, n_splits, queries_a_split, group,
+        tl.program_id(0), tl.cdiv(n_keys, BLOCK_K), n_programs, n_splits, queries_per_split, group,
         BLOCK_K, IS_CAUSAL, True,
     )  # fmt: skip
     first_key = block * BLOCK_K
-    first_query = split * queries_a_split
-    last_query = tl.minimum(n_queries, first_query + queries_a_split)
+    first_query = split * queries_per_split
+    last_query = tl.minimum(n_queries, first_query + queries_per_split)
     full_end = last_query // BLOCK_Q * BLOCK_Q
     full_start = first_query
     if IS_CAUSAL:
-        # The tile of the first query that sees the first key, and of the first that sees all.
+        # Tiles of the first query that sees the first key, and of the first that sees all keys
         first_query = tl.maximum(first_query, first_key // BLOCK_Q * BLOCK_Q)
         full_start = tl.cdiv(first_key + BLOCK_K - 1, BLOCK_Q) * BLOCK_Q
         full_start = tl.maximum(tl.minimum(full_start, full_end), first_query)
-    # Masked tiles: on the diagonal, and the ragged one at the end unless the diagonal is past it.
+    # Masked tiles: on the diagonal, and the ragged one at the end unless the diagonal is past it
     n_diagonal = (full_start - first_query) // BLOCK_Q
     n_masked = n_diagonal + tl.where((full_end < last_query) & (first_query <= full_end), 1, 0)
 
-    s_unit, dp_unit, _, dk_unit, dv_unit = _units(peaks, head, n_programs, PARTS)
+    s_unit, dp_unit, _, dk_unit, dv_unit = _units(peaks, head, n_programs, FP16X3)
     scale_log2e *= s_unit
     query = head_base(query, head, n_heads, q_batch, q_head)
     dout = head_base(dout, head, n_heads, dout_batch, dout_head)
@@ -194,14 +204,14 @@ def dkdv_kernel(
     value = head_base(value, head, n_heads, v_batch, v_head)
     lse += head.to(tl.int64) * n_queries
     delta += head.to(tl.int64) * n_queries
-    part_stride = tl.cast(n_programs, tl.int64) * n_keys * HEAD_DIM
-    k = load_parts(
-        key, part_stride, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, True, PARTS
+    half_stride = tl.cast(n_programs, tl.int64) * n_keys * HEAD_DIM
+    k = load_operand(
+        key, half_stride, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, True, FP16X3
     )
-    v = load_parts(
-        value, part_stride, first_key, n_keys, v_row, HEAD_DIM, BLOCK_K, BLOCK_D, True, PARTS
+    v = load_operand(
+        value, half_stride, first_key, n_keys, v_row, HEAD_DIM, BLOCK_K, BLOCK_D, True, FP16X3
     )
-    part_stride = tl.cast(n_programs, tl.int64) * n_queries * HEAD_DIM
+    half_stride = tl.cast(n_programs, tl.int64) * n_queries * HEAD_DIM
     dk = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
     peak = tl.full((BLOCK_K,), SMALLEST, tl.float32)
@@ -209,60 +219,60 @@ def dkdv_kernel(
     for masked in tl.range(0, n_masked, num_stages=STAGES):
         start = tl.where(masked < n_diagonal, first_query + masked * BLOCK_Q, full_end)
         dk, dv, peak = _add_queries(
-            dk, dv, peak, k, v, query, dout, lse, delta, first_key, start, n_queries, part_stride,
+            dk, dv, peak, k, v, query, dout, lse, delta, first_key, start, n_queries, half_stride,
             q_row, dout_row, scale_log2e, dp_unit, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL,
-            True, PARTS, PRECISION, DK, DV,
+            True, FP16X3, PRECISION, DK, DV,
         )  # fmt: skip
     for start in tl.range(full_start, full_end, BLOCK_Q, num_stages=STAGES):
         dk, dv, peak = _add_queries(
-            dk, dv, peak, k, v, query, dout, lse, delta, first_key, start, n_queries, part_stride,
+            dk, dv, peak, k, v, query, dout, lse, delta, first_key, start, n_queries, half_stride,
             q_row, dout_row, scale_log2e, dp_unit, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL,
-            False, PARTS, PRECISION, DK, DV,
+            False, FP16X3, PRECISION, DK, DV,
         )  # fmt: skip
 
     split = split.to(tl.int64)
     dkey = head_base(dkey + split * dk_split, head, n_heads, dk_batch, dk_head)
     dvalue = head_base(dvalue + split * dv_split, head, n_heads, dv_batch, dv_head)
     if DK:
-        if PARTS == 2:
-            dk = of_scaled(dk, peak)
+        if FP16X3:
+            dk = unscaled(dk, peak)
         dk *= dk_unit * scale
         store_tile(dkey, first_key, n_keys, dk_row, dk, HEAD_DIM, BLOCK_K, BLOCK_D)
     if DV:
-        if PARTS == 2:
+        if FP16X3:
             dv *= dv_unit
         store_tile(dvalue, first_key, n_keys, dv_row, dv, HEAD_DIM, BLOCK_K, BLOCK_D)
 
 
 @triton.jit
 def _add_keys(
-    dq, peak, q, do, key, value, row_lse, row_delta, first_query, first_key, n_keys, part_stride,
+    dq, peak, q, do, key, value, row_lse, row_delta, first_query, first_key, n_keys, half_stride,
     k_row, v_row, scale_log2e, dp_unit,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Lines 11 to 15 of algorithm 2, for dQ alone. row_lse is in base 2."""
-    k = load_parts(
-        key, part_stride, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED, PARTS
+    """Lines 11 to 15 of algorithm 2, for dQ only. row_lse is in base 2."""
+    k = load_operand(
+        key, half_stride, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED, FP16X3
     )
-    v = load_parts(
-        value, part_stride, first_key, n_keys, v_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED, PARTS
+    v = load_operand(
+        value, half_stride, first_key, n_keys, v_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED, FP16X3
     )
-    scores = product(q, transposed(k, PARTS), PARTS, PRECISION)
+    scores = product(q, transposed(k, FP16X3), FP16X3, PRECISION)
     p = tl.exp2(scores * scale_log2e - row_lse[:, None])
     if MASKED:
-        # Past the end too: there scores are 0, and exp2(-lse) may be inf, which times 0 is NaN.
+        # Keys past the end, too: their scores are 0, exp2(-lse) may be inf, and inf * 0 is NaN.
         keys = first_key + tl.arange(0, BLOCK_K)
         visible = (keys < n_keys)[None, :]
         if IS_CAUSAL:
             queries = first_query + tl.arange(0, BLOCK_Q)
             visible = visible & (keys[None, :] <= queries[:, None])
         p = tl.where(visible, p, 0.0)
-    dp = product(do, transposed(v, PARTS), PARTS, PRECISION)
-    if PARTS == 2:
+    dp = product(do, transposed(v, FP16X3), FP16X3, PRECISION)
+    if FP16X3:
         dp *= dp_unit
     ds = p * (dp - row_delta[:, None])
-    return _add_scaled(dq, peak, ds, k, key.dtype.element_ty, PARTS, PRECISION)
+    return _add_scaled(dq, peak, ds, k, key.dtype.element_ty, FP16X3, PRECISION)
 
 
 @triton.jit(
@@ -272,25 +282,25 @@ def dq_kernel(
     query, key, value, dout, peaks, lse, delta, dquery,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     dout_batch, dout_head, dout_row, dq_split, dq_batch, dq_head, dq_row,
-    n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group, scale, scale_log2e,
+    n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group, scale, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradient of queries. Grid: (blocks of queries * batch * heads * splits,).
 
     Args:
         dquery: (splits, batch, heads, n_queries, HEAD_DIM), written: from the keys of each split.
-            Of the inputs' dtype, or float32 where there are several splits.
-        n_splits: ranges of keys. keys_a_split: of each but the last, a multiple of BLOCK_K.
+            Of the inputs' dtype, or float32 with several splits.
+        n_splits: ranges of keys. keys_per_split: of each but the last, a multiple of BLOCK_K.
         The rest as for `dkdv_kernel`.
     """
     block, head, split = schedule(
-        tl.program_id(0), tl.cdiv(n_queries, BLOCK_Q), n_programs, n_splits, keys_a_split, group,
+        tl.program_id(0), tl.cdiv(n_queries, BLOCK_Q), n_programs, n_splits, keys_per_split, group,
         BLOCK_Q, IS_CAUSAL, False,
     )  # fmt: skip
     first_query = block * BLOCK_Q
-    first_key = split * keys_a_split
-    last_key = tl.minimum(n_keys, first_key + keys_a_split)
+    first_key = split * keys_per_split
+    last_key = tl.minimum(n_keys, first_key + keys_per_split)
     full_keys = n_keys  # those that every query of the block sees
     if IS_CAUSAL:
         last_key = tl.minimum(last_key, first_query + BLOCK_Q)
@@ -298,7 +308,7 @@ def dq_kernel(
     full_end = tl.minimum(last_key, full_keys // BLOCK_K * BLOCK_K)
     full_end = tl.maximum(full_end, first_key)
 
-    s_unit, dp_unit, dq_unit, _, _ = _units(peaks, head, n_programs, PARTS)
+    s_unit, dp_unit, dq_unit, _, _ = _units(peaks, head, n_programs, FP16X3)
     scale_log2e *= s_unit
     query = head_base(query, head, n_heads, q_batch, q_head)
     dout = head_base(dout, head, n_heads, dout_batch, dout_head)
@@ -306,14 +316,23 @@ def dq_kernel(
     value = head_base(value, head, n_heads, v_batch, v_head)
     lse += head.to(tl.int64) * n_queries
     delta += head.to(tl.int64) * n_queries
-    part_stride = tl.cast(n_programs, tl.int64) * n_queries * HEAD_DIM
-    q = load_parts(
-        query, part_stride, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True, PARTS
+    half_stride = tl.cast(n_programs, tl.int64) * n_queries * HEAD_DIM
+    q = load_operand(
+        query, half_stride, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True, FP16X3
     )
-    do = load_parts(
-        dout, part_stride, first_query, n_queries, dout_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True, PARTS
+    do = load_operand(
+        dout,
+        half_stride,
+        first_query,
+        n_queries,
+        dout_row,
+        HEAD_DIM,
+        BLOCK_Q,
+        BLOCK_D,
+        True,
+        FP16X3,
     )
-    part_stride = tl.cast(n_programs, tl.int64) * n_keys * HEAD_DIM
+    half_stride = tl.cast(n_programs, tl.int64) * n_keys * HEAD_DIM
     row_lse = load_rows(lse, first_query, n_queries, BLOCK_Q, True) * LOG2E
     row_delta = load_rows(delta, first_query, n_queries, BLOCK_Q, True)
     dq = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
@@ -322,18 +341,18 @@ def dq_kernel(
     for start in tl.range(first_key, full_end, BLOCK_K, num_stages=STAGES):
         dq, peak = _add_keys(
             dq, peak, q, do, key, value, row_lse, row_delta, first_query, start, n_keys,
-            part_stride, k_row, v_row, scale_log2e, dp_unit, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D,
-            IS_CAUSAL, False, PARTS, PRECISION,
+            half_stride, k_row, v_row, scale_log2e, dp_unit, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D,
+            IS_CAUSAL, False, FP16X3, PRECISION,
         )  # fmt: skip
     for start in tl.range(full_end, last_key, BLOCK_K, num_stages=STAGES):
         dq, peak = _add_keys(
             dq, peak, q, do, key, value, row_lse, row_delta, first_query, start, n_keys,
-            part_stride, k_row, v_row, scale_log2e, dp_unit, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D,
-            IS_CAUSAL, True, PARTS, PRECISION,
+            half_stride, k_row, v_row, scale_log2e, dp_unit, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D,
+            IS_CAUSAL, True, FP16X3, PRECISION,
         )  # fmt: skip
 
     dquery = head_base(dquery + split.to(tl.int64) * dq_split, head, n_heads, dq_batch, dq_head)
-    if PARTS == 2:
-        dq = of_scaled(dq, peak)
+    if FP16X3:
+        dq = unscaled(dq, peak)
     dq *= dq_unit * scale
     store_tile(dquery, first_query, n_queries, dq_row, dq, HEAD_DIM, BLOCK_Q, BLOCK_D)

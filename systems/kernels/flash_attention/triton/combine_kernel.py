@@ -1,7 +1,7 @@
-"""What several programs have made of parts of a sum, put together in one order: bit-equal always.
+"""Combine the partial results of a split, always in the same order: equal inputs give equal bits.
 
-combine_kernel   outputs over ranges of keys, weighed by their log-sum-exps (Flash-Decoding)
-sum_kernel       partial gradients
+combine_kernel   outputs over ranges of keys, weighted by their log-sum-exps (Flash-Decoding)
+sum_kernel       gradients over ranges of queries or keys
 """
 
 # Arguments of a kernel are Triton's, which has no types.
@@ -19,7 +19,7 @@ from systems.kernels.flash_attention.triton.tiles import head_base, load_rows, l
 
 @triton.jit(do_not_specialize=["n_programs", "n_heads", "n_rows", "splits"])
 def combine_kernel(
-    parts, part_lse, out, lse, out_batch, out_head, out_row,
+    partials, partial_lse, out, lse, out_batch, out_head, out_row,
     n_programs, n_heads, n_rows, splits,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -28,8 +28,8 @@ def combine_kernel(
     Grid: (blocks of ROWS rows * batch * heads,).
 
     Args:
-        parts: float32 (splits, batch, heads, n_rows, HEAD_DIM), contiguous.
-        part_lse: float32 (splits, batch, heads, n_rows), contiguous; -inf: a part without a key.
+        partials: float32 (splits, batch, heads, n_rows, HEAD_DIM), contiguous.
+        partial_lse: float32 (splits, batch, heads, n_rows), contiguous; -inf: no visible key.
         out: (batch, heads, n_rows, HEAD_DIM), written.
         lse: float32 (batch, heads, n_rows), contiguous, written.
     """
@@ -38,23 +38,23 @@ def combine_kernel(
     first = tl.program_id(0) % n_blocks * ROWS
     row = first + tl.arange(0, ROWS)
     there = row < n_rows
-    step = tl.cast(n_programs, tl.int64) * n_rows  # rows from one split to the next
+    step = tl.cast(n_programs, tl.int64) * n_rows  # rows of a split
     rows_before = head.to(tl.int64) * n_rows
 
     maximum = tl.full((ROWS,), FLOOR, tl.float32)
     for split in tl.range(0, splits):
-        part = load_rows(part_lse + split * step + rows_before, first, n_rows, ROWS, True)
-        maximum = tl.maximum(maximum, part)
+        partial = load_rows(partial_lse + split * step + rows_before, first, n_rows, ROWS, True)
+        maximum = tl.maximum(maximum, partial)
     total = tl.zeros((ROWS,), tl.float32)
     accumulator = tl.zeros((ROWS, COLUMNS), tl.float32)
     for split in tl.range(0, splits):
         before = split * step + rows_before
-        weight = tl.exp(load_rows(part_lse + before, first, n_rows, ROWS, True) - maximum)
-        part = load_tile(
-            parts + before * HEAD_DIM, first, n_rows, HEAD_DIM, HEAD_DIM, ROWS, COLUMNS, True
+        weight = tl.exp(load_rows(partial_lse + before, first, n_rows, ROWS, True) - maximum)
+        partial = load_tile(
+            partials + before * HEAD_DIM, first, n_rows, HEAD_DIM, HEAD_DIM, ROWS, COLUMNS, True
         )
         total += weight
-        accumulator += weight[:, None] * part
+        accumulator += weight[:, None] * partial
 
     seen = total != 0.0
     total = tl.where(seen, total, 1.0)
@@ -67,27 +67,27 @@ def combine_kernel(
 
 @triton.jit(do_not_specialize=["n_programs", "n_heads", "n_rows", "splits"])
 def sum_kernel(
-    parts, out, other, out_batch, out_head, out_row, other_batch, other_head, other_row,
+    partials, out, other, out_batch, out_head, out_row, other_batch, other_head, other_row,
     n_programs, n_heads, n_rows, splits,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out = sum_s parts_s, added in float32 from the first to the last; another in the same way.
+    """out = sum_s partials_s, added in float32 from first to last, and the same for `other`.
 
     Grid: (blocks of ROWS rows * batch * heads, 1 or 2 for `other` too).
 
     Args:
-        parts: float32 (1 or 2, splits, batch, heads, n_rows, HEAD_DIM), contiguous.
+        partials: float32 (1 or 2, splits, batch, heads, n_rows, HEAD_DIM), contiguous.
         out, other: (batch, heads, n_rows, HEAD_DIM), written.
     """
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks
     first = tl.program_id(0) % n_blocks * ROWS
     step = tl.cast(n_programs, tl.int64) * n_rows * HEAD_DIM
-    parts += head.to(tl.int64) * n_rows * HEAD_DIM + tl.program_id(1) * splits * step
+    partials += head.to(tl.int64) * n_rows * HEAD_DIM + tl.program_id(1) * splits * step
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for split in tl.range(0, splits):
         total += load_tile(
-            parts + split * step, first, n_rows, HEAD_DIM, HEAD_DIM, ROWS, COLUMNS, True
+            partials + split * step, first, n_rows, HEAD_DIM, HEAD_DIM, ROWS, COLUMNS, True
         )
     if tl.program_id(1) == 0:
         out = head_base(out, head, n_heads, out_batch, out_head)

@@ -1,21 +1,21 @@
-"""FlashAttention-2's forward pass in Triton (Dao 2023, algorithm 1), whole or split over keys.
+"""FlashAttention-2's forward pass in Triton (Dao 2023, algorithm 1), optionally split over keys.
 
-A program takes BLOCK_Q queries of one head and passes over the keys BLOCK_K at a time, with the
-running maximum m and sum l of each row in base 2 (exp2 is one instruction, and the scale is folded
-into it together with log2 e):
+A program takes BLOCK_Q queries of one head and loops over tiles of BLOCK_K keys, with the running
+maximum m and sum l of each row in base 2 (exp2 is one instruction, and the scale is folded into it
+together with log2 e):
 
     S = q k^T    m' = max(m, scale log2(e) max_j S)    P = exp2(scale log2(e) S - m')
     l' = l exp2(m - m') + sum_j P                      O' = O exp2(m - m') + P v
 
 and at the end O / l and the natural-log log-sum-exp (m + log2 l) ln 2.
 
-Tiles that every query of the block sees whole have no mask; those on the diagonal and the ragged
-one at the end come after them in a loop of their own. Keys that no query of the block sees are not
-read.
+Tiles that are visible to every query of the block need no mask; tiles on the diagonal and the
+ragged one at the end follow in a second loop, with a mask. Keys that no query of the block sees are
+not loaded.
 
 With few heads and long sequences a GPU has more multiprocessors than there are blocks of queries.
-Then the keys are cut into ranges, a program a range, and `combine_kernel` weighs the parts by their
-log-sum-exps (Flash-Decoding, Dao et al. 2023).
+Then the keys are split into ranges, one program each, and `combine_kernel` weights the partial
+outputs by their log-sum-exps (Flash-Decoding, Dao et al. 2023).
 """
 
 # Arguments of a kernel are Triton's, which has no types.
@@ -31,9 +31,9 @@ from systems.kernels.flash_attention.triton.tiles import (
     TOP_INVERSE,
     TOP_POWER,
     add_product,
+    as_operand,
     head_base,
-    in_parts,
-    load_parts,
+    load_operand,
     product,
     schedule,
     store_tile,
@@ -42,52 +42,52 @@ from systems.kernels.flash_attention.triton.tiles import (
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
-# Where a row's maximum starts: finite, so that a tile without a visible key gives exp2(-inf) = 0
-# and not exp2(-inf + inf) = NaN.
+# Initial maximum of a row: finite, so that a tile without a visible key gives exp2(-inf) = 0 and
+# not exp2(-inf + inf) = NaN.
 FLOOR = tl.constexpr(-3.0e38)
 
 
 @triton.jit
 def _add_tile(
-    accumulator, maximum, total, q, key, value, first_query, first_key, n_keys, part_stride,
+    accumulator, maximum, total, q, key, value, first_query, first_key, n_keys, half_stride,
     key_row_stride, value_row_stride, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Lines 7 to 10 of algorithm 1: the running sums with one more tile of keys.
+    """Lines 7 to 10 of algorithm 1: update the running sums with one tile of keys.
 
-    In two parts the accumulator is TOP_POWER times as large.
+    With FP16X3 the accumulator is scaled by TOP_POWER.
     """
-    k = load_parts(
-        key, part_stride, first_key, n_keys, key_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED,
-        PARTS,
+    k = load_operand(
+        key, half_stride, first_key, n_keys, key_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED,
+        FP16X3,
     )  # fmt: skip
-    scores = product(q, transposed(k, PARTS), PARTS, PRECISION)
+    scores = product(q, transposed(k, FP16X3), FP16X3, PRECISION)
     if MASKED:
         keys = first_key + tl.arange(0, BLOCK_K)
         visible = (keys < n_keys)[None, :]
         if IS_CAUSAL:
             queries = first_query + tl.arange(0, BLOCK_Q)
             visible = visible & (keys[None, :] <= queries[:, None])
-        # Scaled first: where the scale is zero, -inf * 0 would be NaN.
+        # Scale before masking: with a scale of zero, -inf * 0 would be NaN.
         scores = tl.where(visible, scores * scale_log2e, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         p = tl.exp2(scores - new_maximum[:, None])
     else:
-        # The scale is not negative: out of the maximum with it, and into the subtraction.
+        # The scale is not negative, so it moves out of the maximum and into the subtraction.
         new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale_log2e)
         p = tl.exp2(scores * scale_log2e - new_maximum[:, None])
     correction = tl.exp2(maximum - new_maximum)
     total = total * correction + tl.sum(p, 1)
     accumulator = accumulator * correction[:, None]
-    v = load_parts(
-        value, part_stride, first_key, n_keys, value_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED,
-        PARTS,
+    v = load_operand(
+        value, half_stride, first_key, n_keys, value_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED,
+        FP16X3,
     )  # fmt: skip
-    if PARTS == 2:
+    if FP16X3:
         p *= TOP_POWER
-    p = in_parts(p, value.dtype.element_ty, PARTS)
-    accumulator = add_product(accumulator, p, v, PARTS, PRECISION)
+    p = as_operand(p, value.dtype.element_ty, FP16X3)
+    accumulator = add_product(accumulator, p, v, FP16X3, PRECISION)
     return accumulator, new_maximum, total
 
 
@@ -98,75 +98,75 @@ def forward_kernel(
     query, key, value, peaks, out, lse,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     out_split, out_batch, out_head, out_row,
-    n_programs, n_heads, n_queries, n_keys, n_splits, keys_a_split, group, scale_log2e,
+    n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group, scale_log2e,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid: (blocks of queries * batch * heads * splits,).
 
     Args:
-        query: (PARTS, batch, heads, n_queries, HEAD_DIM); key, value: (PARTS, batch, heads, n_keys,
-            HEAD_DIM); contiguous where there are several parts.
-        peaks: of query, key and value in two parts, see `tiles.unit`; else not read.
-        out: (splits, batch, heads, n_queries, HEAD_DIM), written: softmax over the keys of each
-            split. Of the inputs' dtype, or float32 where there are several splits.
+        query: (batch, heads, n_queries, HEAD_DIM); key, value: (batch, heads, n_keys, HEAD_DIM).
+            With FP16X3 all are (2, batch, ...): float16 halves, contiguous.
+        peaks: with FP16X3, of query, key and value, see `tiles.unit`; else not read.
+        out: (splits, batch, heads, n_queries, HEAD_DIM), written: attention over the keys of each
+            split. Of the inputs' dtype, or float32 with several splits.
         lse: float32 (splits, batch, heads, n_queries), contiguous, written; -inf without a key.
         *_split, *_batch, *_head, *_row: strides in elements.
         n_programs: batch * heads. n_heads: heads.
-        n_splits: ranges of keys. keys_a_split: of each but the last, a multiple of BLOCK_K.
+        n_splits: ranges of keys. keys_per_split: of each but the last, a multiple of BLOCK_K.
         group: heads that share the L2 cache, see `schedule`.
-        scale_log2e: what the scores are multiplied by, times log2(e); not negative.
-        HEAD_DIM: any; BLOCK_D is the next power of two from 16 on.
-        PARTS: 2 of float16 for float32, else 1. PRECISION: "tf32", of products of float32 tiles.
-        STAGES: tiles of keys and values on their way at once.
+        scale_log2e: scale of the scores times log2(e); not negative.
+        HEAD_DIM: any; BLOCK_D is the next power of two, at least 16.
+        FP16X3: float32 operands come as float16 halves. PRECISION: of matmuls of float32 tiles.
+        STAGES: stages of the software pipeline that loads keys and values.
     """
     n_blocks = tl.cdiv(n_queries, BLOCK_Q)
     block, head, split = schedule(
-        tl.program_id(0), n_blocks, n_programs, n_splits, keys_a_split, group, BLOCK_Q, IS_CAUSAL,
+        tl.program_id(0), n_blocks, n_programs, n_splits, keys_per_split, group, BLOCK_Q, IS_CAUSAL,
         False,
     )  # fmt: skip
     first_query = block * BLOCK_Q
-    first_key = split * keys_a_split
-    last_key = tl.minimum(n_keys, first_key + keys_a_split)
+    first_key = split * keys_per_split
+    last_key = tl.minimum(n_keys, first_key + keys_per_split)
     full_keys = n_keys  # those that every query of the block sees
     if IS_CAUSAL:
         last_key = tl.minimum(last_key, first_query + BLOCK_Q)
         full_keys = tl.minimum(full_keys, first_query + 1)
-    # Splits begin and end at whole tiles but for the last, so a count of whole tiles does for all.
+    # All splits but the last begin and end at whole tiles, so counting whole tiles is enough.
     full_end = tl.minimum(last_key, full_keys // BLOCK_K * BLOCK_K)
     full_end = tl.maximum(full_end, first_key)
 
     out_unit = 1.0
-    if PARTS == 2:
+    if FP16X3:
         q_unit, k_unit = unit(peaks, 0, head, n_programs), unit(peaks, 1, head, n_programs)
         scale_log2e *= q_unit * k_unit
         out_unit = unit(peaks, 2, head, n_programs) * TOP_INVERSE
     query = head_base(query, head, n_heads, q_batch, q_head)
     key = head_base(key, head, n_heads, k_batch, k_head)
     value = head_base(value, head, n_heads, v_batch, v_head)
-    part_stride = tl.cast(n_programs, tl.int64) * n_queries * HEAD_DIM
-    q = load_parts(
-        query, part_stride, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True, PARTS
+    half_stride = tl.cast(n_programs, tl.int64) * n_queries * HEAD_DIM
+    q = load_operand(
+        query, half_stride, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True, FP16X3
     )
-    part_stride = tl.cast(n_programs, tl.int64) * n_keys * HEAD_DIM
+    half_stride = tl.cast(n_programs, tl.int64) * n_keys * HEAD_DIM
     accumulator = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
     maximum = tl.full((BLOCK_Q,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_Q,), tl.float32)
 
     for start in tl.range(first_key, full_end, BLOCK_K, num_stages=STAGES):
         accumulator, maximum, total = _add_tile(
-            accumulator, maximum, total, q, key, value, first_query, start, n_keys, part_stride,
-            k_row, v_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False, PARTS,
-            PRECISION,
+            accumulator, maximum, total, q, key, value, first_query, start, n_keys, half_stride,
+            k_row, v_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False,
+            FP16X3, PRECISION,
         )  # fmt: skip
     for start in tl.range(full_end, last_key, BLOCK_K, num_stages=STAGES):
         accumulator, maximum, total = _add_tile(
-            accumulator, maximum, total, q, key, value, first_query, start, n_keys, part_stride,
-            k_row, v_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True, PARTS,
-            PRECISION,
+            accumulator, maximum, total, q, key, value, first_query, start, n_keys, half_stride,
+            k_row, v_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True,
+            FP16X3, PRECISION,
         )  # fmt: skip
 
-    # A row that has seen no key has the total 0: it gives 0 and -inf.
+    # A row without a visible key has a total of 0: its output is 0 and its log-sum-exp -inf.
     seen = total != 0.0
     total = tl.where(seen, total, 1.0)
     result = accumulator / total[:, None] * out_unit

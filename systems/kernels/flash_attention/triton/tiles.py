@@ -1,15 +1,15 @@
-"""Tiles of rows by columns, and the order in which programs take them: parts of all passes.
+"""Device functions that all passes share: loading, multiplying and storing tiles, and `schedule`.
 
 A tensor of any leading dimensions comes as (batch, heads, rows, head_dim) with the strides of its
-first three; elements of a row lie side by side. Offsets of a tile are 64 bits wide, those within
-one 32: the launcher sees to it that a row's stride is below `configurations.MAX_ROW_STRIDE`.
+first three; elements of a row are contiguous. Offsets of a tile are 64-bit, those within a tile
+32-bit: `layout` keeps the stride of a row below `configurations.MAX_ROW_STRIDE`.
 
-float32 comes as two float16 tensors of the same shape, PARTS = 2, that add up to it but for a
-power of two of each head, its unit: tensor cores multiply 16-bit numbers exactly, and two float16
-hold 22 bits and a sign between them, so three of the four products of the parts err by no more than
-float32 does (Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores while
-surpassing the FP32 theoretical peak performance"). A tile is a tuple of its parts, of one where
-PARTS = 1.
+With FP16X3, a float32 tensor comes as two float16 halves of the same shape, whose sum is the tensor
+divided by a power of two of each head, its unit. Tensor cores multiply 16-bit numbers exactly, and
+two float16 hold 22 bits and a sign between them, so three of the four matmuls of the halves are as
+accurate as float32 (Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores
+while surpassing the FP32 theoretical peak performance"). A matmul operand is a tuple: of both
+halves with FP16X3, else of the tile alone.
 """
 
 # Arguments of a kernel are Triton's, which has no types, and its tuples have any length.
@@ -22,16 +22,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-TOP_POWER = tl.constexpr(2.0**14)  # what is cut is at most twice as large: float16 ends at 65504
+TOP_POWER = tl.constexpr(2.0**14)  # scaled values are at most twice as large; float16 ends at 65504
 TOP_INVERSE = tl.constexpr(2.0**-14)
-SMALLEST = tl.constexpr(2.0**-100)  # magnitudes below it are taken for it
+SMALLEST = tl.constexpr(2.0**-100)  # smaller magnitudes count as this
 SMALLEST_BITS = tl.constexpr((127 - 100) << 23)
 INFINITE_BITS = tl.constexpr(0x7F800000)
 
 
 @triton.jit
 def head_base(pointer, head, n_heads, batch_stride, head_stride):
-    """Where the rows of head `head` of batch * n_heads begin."""
+    """Return the address of the first row of head `head` of batch * n_heads."""
     batch = (head // n_heads).to(tl.int64)
     return pointer + batch * batch_stride + (head % n_heads).to(tl.int64) * head_stride
 
@@ -41,9 +41,9 @@ def load_tile(
     base, first, n_rows, row_stride,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """(ROWS, COLUMNS) from row `first` on; zero past HEAD_DIM and, where RAGGED, past n_rows.
+    """Load (ROWS, COLUMNS) from row `first` on; zero past HEAD_DIM and, if RAGGED, past n_rows.
 
-    A tile that is not RAGGED lies within the rows; it has no mask and no comparisons.
+    A tile that is not RAGGED must lie within the rows: it needs no mask.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tile = base + tl.cast(first, tl.int64) * row_stride
@@ -61,74 +61,73 @@ def load_tile(
 
 
 @triton.jit
-def load_parts(
-    base, part_stride, first, n_rows, row_stride,
+def load_operand(
+    base, half_stride, first, n_rows, row_stride,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RAGGED: tl.constexpr,
-    PARTS: tl.constexpr,
+    FP16X3: tl.constexpr,
 ):  # fmt: skip
-    """`load_tile` of every part; part_stride elements from one to the next."""
+    """Load a tile as a matmul operand; half_stride elements separate the two halves."""
     high = load_tile(base, first, n_rows, row_stride, HEAD_DIM, ROWS, COLUMNS, RAGGED)
-    if PARTS == 1:
-        parts = (high,)
+    if not FP16X3:
+        operand = (high,)
     else:
-        base += part_stride
+        base += half_stride
         low = load_tile(base, first, n_rows, row_stride, HEAD_DIM, ROWS, COLUMNS, RAGGED)
-        parts = (high, low)
-    return parts
+        operand = (high, low)
+    return operand
 
 
 @triton.jit
-def in_parts(x, DTYPE: tl.constexpr, PARTS: tl.constexpr):
-    """A float32 tile as its parts in float16, or rounded to DTYPE where PARTS = 1.
+def as_operand(x, DTYPE: tl.constexpr, FP16X3: tl.constexpr):
+    """Convert a float32 tile to a matmul operand, rounded to DTYPE without FP16X3.
 
-    Below 2^-14 a part has fewer bits: what is cut comes as large as TOP_POWER has it.
+    Below 2^-14 a half has fewer bits, so the tile must be scaled to magnitudes around TOP_POWER.
     """
-    if PARTS == 1:
-        parts = (x.to(DTYPE),)
+    if not FP16X3:
+        operand = (x.to(DTYPE),)
     else:
         high = x.to(tl.float16)
-        parts = (high, (x - high.to(tl.float32)).to(tl.float16))
-    return parts
+        operand = (high, (x - high.to(tl.float32)).to(tl.float16))
+    return operand
 
 
 @triton.jit
 def power_of_two(x):
-    """The largest one that is no larger than x, which is positive and finite; 0 below 2^-126."""
+    """Return the largest power of two up to x, which is positive and finite; 0 below 2^-126."""
     bits = x.to(tl.int32, bitcast=True) & 0x7F800000
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def peak_of(peaks, tensor, head, n_programs):
-    """Where the peak of a head is.
+    """Return the address of the peak of a head.
 
     Args:
         peaks: int32 (tensors, n_programs padded to a multiple of 4), bits of the largest magnitude
-            in float32. tensor: which of them.
+            in float32.
+        tensor: index of the tensor.
     """
     return peaks + tensor * ((n_programs + 3) // 4 * 4) + head
 
 
 @triton.jit
 def unit(peaks, tensor, head, n_programs):
-    """What a head of a tensor in two parts is to be multiplied by: a power of two. Arguments are
-    those of `peak_of`."""
+    """Return the power of two that scales a head's halves back. Arguments as for `peak_of`."""
     bits = tl.load(peak_of(peaks, tensor, head, n_programs))
     peak = tl.maximum(bits, SMALLEST_BITS).to(tl.float32, bitcast=True)
-    # A number that is not finite leaves no scale for the others: all of its head are NaN.
+    # With a value that is not finite there is no scale: all of the head becomes NaN.
     return tl.where(bits < INFINITE_BITS, power_of_two(peak) * TOP_INVERSE, float("nan"))
 
 
 @triton.jit
 def scaled(x, peak):
-    """Rows of x as `in_parts` takes them, by powers of two that follow from their largest so far.
+    """Scale the rows of x for `as_operand` by powers of two, from their running maximum.
 
     Args:
-        peak: of each row, what the last call returned; `SMALLEST` at first.
+        peak: of each row, as returned by the last call; `SMALLEST` at first.
 
     Returns:
-        x times its rows' powers, the new peaks, and what a sum of earlier rows is to be multiplied
-        by to have the same powers as these.
+        the scaled x, the new peaks, and the factor that brings an earlier sum to the same scale.
     """
     new_peak = tl.maximum(peak, tl.max(tl.abs(x), 1))
     row_unit = power_of_two(new_peak) * TOP_INVERSE
@@ -137,24 +136,24 @@ def scaled(x, peak):
 
 
 @triton.jit
-def of_scaled(total, peak):
-    """A sum of what `scaled` gave, without the powers of two."""
+def unscaled(total, peak):
+    """Undo `scaled` in a sum."""
     return total * (power_of_two(peak) * TOP_INVERSE)[:, None]
 
 
 @triton.jit
-def transposed(x, PARTS: tl.constexpr):
-    if PARTS == 1:
-        parts = (tl.trans(x[0]),)
+def transposed(x, FP16X3: tl.constexpr):
+    if not FP16X3:
+        operand = (tl.trans(x[0]),)
     else:
-        parts = (tl.trans(x[0]), tl.trans(x[1]))
-    return parts
+        operand = (tl.trans(x[0]), tl.trans(x[1]))
+    return operand
 
 
 @triton.jit
-def product(a, b, PARTS: tl.constexpr, PRECISION: tl.constexpr):
-    """a b in float32, the smallest products first; PRECISION is that of float32 tiles."""
-    if PARTS == 2:
+def product(a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
+    """Return a b in float32, the smallest products first; PRECISION applies to float32 tiles."""
+    if FP16X3:
         total = tl.dot(a[1], b[0])
         total = tl.dot(a[0], b[1], total)
         total = tl.dot(a[0], b[0], total)
@@ -164,14 +163,14 @@ def product(a, b, PARTS: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def add_product(total, a, b, PARTS: tl.constexpr, PRECISION: tl.constexpr):
-    """total + a b in float32.
+def add_product(total, a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
+    """Return total + a b in float32.
 
-    A tensor core cuts off what does not fit each time that it adds, always towards zero: in a long
-    sum such errors do not cancel. So products of parts are added up outside of it, rounded.
+    Tensor cores truncate when they accumulate, always towards zero, and in a long sum such errors
+    do not cancel. So with FP16X3 the sum over tiles is added outside of them, with rounding.
     """
-    if PARTS == 2:
-        total += product(a, b, PARTS, PRECISION)
+    if FP16X3:
+        total += product(a, b, FP16X3, PRECISION)
     else:
         total = tl.dot(a[0], b[0], total, input_precision=PRECISION)
     return total
@@ -182,7 +181,7 @@ def store_tile(
     base, first, n_rows, row_stride, values,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write what of (ROWS, COLUMNS) lies within n_rows and HEAD_DIM, in the dtype of `base`."""
+    """Store (ROWS, COLUMNS), without what is past n_rows or HEAD_DIM, in the dtype of `base`."""
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tile = base + tl.cast(first, tl.int64) * row_stride
     there = row[:, None] < n_rows - first
@@ -194,7 +193,7 @@ def store_tile(
 
 @triton.jit
 def load_rows(base, first, n_rows, ROWS: tl.constexpr, RAGGED: tl.constexpr):
-    """(ROWS,) of one number a row, side by side; zero past n_rows where RAGGED."""
+    """Load (ROWS,), one contiguous number per row; zero past n_rows if RAGGED."""
     row = tl.arange(0, ROWS)
     pointers = base + first + row
     if RAGGED:
@@ -206,37 +205,37 @@ def load_rows(base, first, n_rows, ROWS: tl.constexpr, RAGGED: tl.constexpr):
 
 @triton.jit
 def schedule(
-    item, n_blocks, n_programs, n_splits, rows_a_split, group,
+    item, n_blocks, n_programs, n_splits, rows_per_split, group,
     BLOCK: tl.constexpr, IS_CAUSAL: tl.constexpr, BY_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """(block, head, split) of one of n_blocks * n_programs * n_splits items of work.
+    """Return (block, head, split) of one of n_blocks * n_programs * n_splits work items.
 
-    Heads come in groups that share the L2 cache. Within a group the longest items of a causal pass
-    come first and the short ones fill the gaps that they leave (longest processing time first).
-    Without splits these are the last blocks of queries, or the first of keys. A block's distance
-    from where its split's rows are all seen decides how long it is: so blocks are counted from
-    there, and those of which a split has nothing come around to the front. Splits take turns, also
-    where nothing is causal.
+    Heads are scheduled in groups that share the L2 cache. Within a group the longest items of a
+    causal pass come first and short ones fill the gaps (longest processing time first). Without
+    splits these are the last blocks of queries, or the first of keys. With splits, the length of an
+    item depends on the distance of its block from the block where all rows of its split are
+    visible: blocks are counted from there, and those for which a split has no work wrap around.
+    Splits alternate, in passes without a causal mask too.
 
     Args:
         n_programs: batch * heads.
-        n_splits: ranges that the other axis is cut into, of rows_a_split rows each.
-        group: heads of a group.
-        BLOCK: rows of a block.
+        n_splits: number of ranges of the other axis, of rows_per_split rows each.
+        group: heads in a group.
+        BLOCK: rows in a block.
         BY_KEYS: blocks are of keys and splits of queries, not the other way round.
     """
-    a_head = n_blocks * n_splits
-    first = item // (group * a_head) * group
-    within = item % (group * a_head)
+    items_per_head = n_blocks * n_splits
+    first = item // (group * items_per_head) * group
+    within = item % (group * items_per_head)
     size = min(group, n_programs - first)  # the last group may be smaller
     head = first + within % size
     split = within // size % n_splits
     block = within // size // n_splits
     if IS_CAUSAL:
         if BY_KEYS:
-            n_seen = ((split + 1) * rows_a_split + BLOCK - 1) // BLOCK
+            n_seen = ((split + 1) * rows_per_split + BLOCK - 1) // BLOCK
             block += min(n_blocks, n_seen)
         else:
-            block = n_blocks - 1 - block + split * rows_a_split // BLOCK
+            block = n_blocks - 1 - block + split * rows_per_split // BLOCK
         block = block % n_blocks
     return block, head, split

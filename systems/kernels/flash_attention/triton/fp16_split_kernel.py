@@ -1,9 +1,8 @@
-"""float32 as two float16 numbers that add up to it, each 11 of its 24 bits; the sign of the second
-is one more, and a bit is lost.
+"""Split float32 tensors into two float16 halves whose sum they are: 22 of 24 bits and a sign.
 
-What tensor cores multiply exactly; `tiles.product` says of which products float32 is made. float16
-has a range of its own, so each head is divided by a power of two that follows from its largest
-magnitude, which a kernel before finds.
+Tensor cores multiply the halves exactly; `tiles.product` says which products make up a float32
+matmul. The range of float16 is small, so each head is divided by a power of two that follows from
+its largest magnitude, which `peak_kernel` finds first.
 """
 
 # Arguments of a kernel are Triton's, which has no types.
@@ -16,8 +15,8 @@ import triton
 import triton.language as tl
 
 from systems.kernels.flash_attention.triton.tiles import (
+    as_operand,
     head_base,
-    in_parts,
     load_tile,
     peak_of,
     store_tile,
@@ -31,7 +30,7 @@ def _tile(
     whole_batch, whole_head, whole_row, n_heads, n_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """This program's tile, zero past n_seen, its head and its first row."""
+    """Return this program's tile, zero past n_seen, its head and its first row."""
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks
     first = tl.program_id(0) % n_blocks * ROWS
@@ -53,12 +52,12 @@ def peak_kernel(
     whole_batch, whole_head, whole_row, n_programs, n_heads, n_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: as for `parts_kernel`.
+    """Find the largest magnitude of each head. Grid: as for `parts_kernel`.
 
     Args:
         *_whole: as for `parts_kernel`.
-        peaks: as for `tiles.peak_of`, zeros, written: bits of magnitudes are in the order of
-            magnitudes, NaN's the largest.
+        peaks: as for `tiles.peak_of`, zeros, written. The bits of magnitudes, read as integers,
+            have the order of the magnitudes; NaN is the largest.
     """
     x, head, _ = _tile(
         first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,
@@ -75,21 +74,21 @@ def parts_kernel(
     whole_batch, whole_head, whole_row, n_programs, n_heads, n_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of ROWS rows * batch * heads, how many of the four are cut).
+    """Write the halves. Grid: (blocks of ROWS rows * batch * heads, how many of the four to split).
 
     Args:
         *_whole: float32 (batch, heads, n_rows, HEAD_DIM), all with the same strides.
-        n_seen: rows that count; those after them are taken for zeros, whatever they hold.
+        n_seen: rows that are read; the rows after them count as zeros.
         peaks: as `peak_kernel` wrote them.
         out: float16 (1 to 4, 2, batch, heads, n_rows, HEAD_DIM), contiguous, written, the larger
-            part first.
+            half first.
     """
     x, head, first = _tile(
         first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,
         n_heads, n_rows, n_seen, HEAD_DIM, ROWS, COLUMNS,
     )  # fmt: skip
     index = tl.program_id(1)
-    high, low = in_parts(x * (1.0 / unit(peaks, index, head, n_programs)), tl.float16, 2)
+    high, low = as_operand(x * (1.0 / unit(peaks, index, head, n_programs)), tl.float16, 2)
     step = tl.cast(n_programs, tl.int64) * n_rows * HEAD_DIM
     out += index * 2 * step + head.to(tl.int64) * n_rows * HEAD_DIM
     store_tile(out, first, n_rows, HEAD_DIM, high, HEAD_DIM, ROWS, COLUMNS)

@@ -1,10 +1,9 @@
-"""FlashAttention-2 in plain torch: what the fused kernels do, a tile at a time, to be read beside
-them and to hold them to.
+"""FlashAttention-2 in plain torch, tile by tile: a readable counterpart of the fused kernels.
 
     out = FlashAttentionPyTorch.apply(q, k, v, is_causal)
 
-The n_queries x n_keys matrix of scores is never whole in memory. Forward keeps its row-wise
-log-sum-exp L alone; backward computes the scores again from q, k and L (Dao 2023, FlashAttention-2,
+The n_queries x n_keys matrix of scores is never in memory as a whole. Forward saves only its
+row-wise log-sum-exp L; backward recomputes the scores from q, k and L (Dao 2023, FlashAttention-2,
 https://arxiv.org/abs/2307.08691, algorithms 1 and 2).
 """
 
@@ -20,8 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-# Queries and keys of a tile. A matrix of scores takes 1 MiB a head in float32, and backward has
-# three of them at once: enough work a launch that a GPU need not wait for Python.
+# Queries and keys of a tile. A tile of scores takes 1 MiB per head in float32, and backward has
+# three of them at a time: enough work per launch that a GPU need not wait for Python.
 QUERY_TILE = 512
 KEY_TILE = 512
 
@@ -29,11 +28,11 @@ KEY_TILE = 512
 class FlashAttentionPyTorch(torch.autograd.Function):
     """softmax(q k^T * scale) v in O(n_queries + n_keys) memory, forward and backward.
 
-        FlashAttentionPyTorch.apply(q, k, v, is_causal=False, scale=None)  # by place, not by name
+        FlashAttentionPyTorch.apply(q, k, v, is_causal=False, scale=None)  # positional arguments
 
-    Everything is computed in float32 and rounded once at the end (float64 inputs: in float64), also
-    under autocast. On a GPU float32 products follow torch.backends.cuda.matmul.allow_tf32.
-    Deterministic. Differentiable once.
+    Computes in float32 (float64 for float64 inputs) and rounds once at the end, under autocast too.
+    On a GPU float32 matmuls follow torch.backends.cuda.matmul.allow_tf32. Deterministic.
+    Differentiable once.
 
     Args:
         q: (..., n_queries, head_dim), any float dtype, any strides.
@@ -49,9 +48,9 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     (..., n_queries) in float32 (float64); -inf where there are no keys.
     """
 
-    # Whether backward's tiles go through torch.compile: None, on a GPU only. On a CPU compiling
-    # takes seconds and a C++ compiler, and gains little. Set True or False to have it everywhere or
-    # nowhere; TORCH_COMPILE_DISABLE=1 in the environment does the latter too.
+    # Use torch.compile for the tiles of backward: True, False, or None for GPUs only. On a CPU
+    # compiling takes seconds and a C++ compiler, and gains little. TORCH_COMPILE_DISABLE=1 in the
+    # environment disables it, too.
     compiled: ClassVar[bool | None] = None
 
     @staticmethod
@@ -63,7 +62,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Tensor:
-        """As the class says."""
+        """Return out, see the class."""
         out, lse = tiled_forward(q, k, v, is_causal, scale)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.is_causal, ctx.scale = is_causal, scale
@@ -82,11 +81,11 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 def tiled_forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2, algorithm 1: out and lse, as FlashAttentionPyTorch returns and saves them.
+    """Return out and lse by FlashAttention-2, algorithm 1.
 
-    The softmax of a row is not known before its last key is seen. So for each query there are a
-    running maximum m, the sum of exp(score - m) and the sum of exp(score - m) v (m, l and O in the
-    paper); when a tile of keys raises m, what was summed before shrinks by exp(m_before - m_now).
+    The softmax of a row is not known before its last key. So each query has a running maximum m, a
+    sum of exp(score - m) and a sum of exp(score - m) v (m, l and O in the paper); when a tile of
+    keys raises m, the earlier sums shrink by exp(m_before - m_now).
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     t = _Tiles.of(q, k, is_causal)
@@ -101,7 +100,7 @@ def tiled_forward(
                 scores = q_tile @ ks[j].mT
                 if not t.is_visible(i, j):
                     scores.masked_fill_(t.hidden(i, j), -math.inf)
-                # Finite: every query sees key 0, which is in the first tile. So there is no
+                # Finite, as every query sees key 0, which is in the first tile. So there is no
                 # exp(-inf - -inf) below, and a row that is hidden in a later tile adds exp(-inf).
                 m_now = torch.maximum(m, scores.amax(-1))
                 p = scores.sub_(m_now[..., None]).exp_()
@@ -127,14 +126,14 @@ def tiled_backward(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """FlashAttention-2, algorithm 2: dq, dk, dv, of the shapes and dtypes of q, k, v.
+    """Return dq, dk and dv by FlashAttention-2, algorithm 2.
 
-    A query that sees one key has no gradient of its scores. Here that is dP - D, two sums of the
-    same terms in another order, so roundings of float32 are left of it, where a softmax whose
-    probabilities are kept gives 0.
+    The gradient of the scores of a query that sees one key is 0. Here it is dP - D, two sums of the
+    same terms in different order, which leaves float32 rounding errors; a softmax that saves its
+    probabilities gives exactly 0.
 
     Args:
-        out, lse: as `tiled_forward` gave them.
+        out, lse: as `tiled_forward` returned them.
         dout: of out's shape, any strides.
     """
     wide = lse.dtype
@@ -145,7 +144,7 @@ def tiled_backward(
         delta = (out.to(wide) * dout.to(wide)).sum(-1)
         qs = _tiled(q, t.rows, wide).mul_(_scale(q, scale))
         douts = _tiled(dout, t.rows, wide)
-        # A row that only fills a tile up has lse = inf, so that its P is exp(-inf) = 0.
+        # A padding row has lse = inf, so its P is exp(-inf) = 0.
         lses, deltas = (
             _tiled(x[..., None], t.rows, wide, fill)[..., 0]
             for x, fill in ((lse, math.inf), (delta, 0.0))
@@ -179,21 +178,21 @@ def _backward_tile(
     dk: Tensor,
     dv: Tensor,
 ) -> None:
-    """Add one tile's part to dq, dk and dv.
+    """Add the contribution of one tile to dq, dk and dv.
 
         S = Q K^T, P = exp(S - L)
         dV += P^T dO
         dP = dO V^T, dS = P * (dP - D)
         dQ += dS K, dK += dS^T Q
 
-    with the scale already in Q. What varies from tile to tile is in tensors of constant shape and
-    strides: an int or float would be compiled in, and every tile compiled anew.
+    with the scale already in Q. All arguments are tensors of constant shape and strides: torch
+    would recompile for each value of an int or float.
 
     Args:
         q, dq: (batch, rows, head_dim). dout: (batch, rows, value_dim).
         k, dk: (batch, columns, head_dim). v, dv: (batch, columns, value_dim).
         lse, delta: L and D, (batch, rows). limit: (rows,), the first key that a query does not see.
-        key: (columns,), the places of the keys.
+        key: (columns,), the positions of the keys.
     """
     p = torch.exp(q @ k.mT - lse[..., None]).masked_fill(key >= limit[:, None], 0.0)
     ds = p * (dout @ v.mT - delta[..., None])
@@ -217,9 +216,9 @@ def _backward_step(device: torch.device) -> Callable[..., None]:
 
 
 class _Tiles(NamedTuple):
-    """How queries and keys are cut, and who sees whom.
+    """Tiles of queries and keys, and which keys a query sees.
 
-    All tiles are of one shape, the last filled up, so that the compiled step is compiled once.
+    All tiles have one shape, the last being padded, so that the step is compiled once.
     """
 
     n_queries: int
@@ -228,7 +227,7 @@ class _Tiles(NamedTuple):
     columns: int  # keys of a tile
     is_causal: bool
     limits: Tensor  # int64 (query tiles, rows): the first key that a query does not see
-    keys: Tensor  # int64 (key tiles, columns): the place of a key
+    keys: Tensor  # int64 (key tiles, columns): the position of a key
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, is_causal: bool) -> _Tiles:
@@ -243,22 +242,22 @@ class _Tiles(NamedTuple):
         return cls(n_queries, n_keys, rows, columns, is_causal, limits, keys)
 
     def key_tiles(self, i: int) -> Iterator[int]:
-        """The tiles of keys of which some query of tile i sees some: none above the diagonal."""
+        """Iterate over the tiles of keys that tile i of queries sees: none above the diagonal."""
         end = min(self.n_keys, (i + 1) * self.rows) if self.is_causal else self.n_keys
         return iter(range(-(-end // self.columns)))
 
     def is_visible(self, i: int, j: int) -> bool:
-        """Whether every query of tile i sees every key of tile j."""
+        """Return True if every query of tile i sees every key of tile j."""
         end = (j + 1) * self.columns
         return end <= self.n_keys and (not self.is_causal or end <= i * self.rows + 1)
 
     def hidden(self, i: int, j: int) -> Tensor:
-        """bool (rows, columns): the keys of tile j that the queries of tile i do not see."""
+        """Return bool (rows, columns): keys of tile j that queries of tile i do not see."""
         return self.keys[j] >= self.limits[i][:, None]
 
 
 def _tiled(x: Tensor, size: int, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
-    """(..., n, d) -> a copy (tiles, batch, size, d), contiguous, the last tile filled up."""
+    """Copy (..., n, d) to (tiles, batch, size, d), contiguous, the last tile padded."""
     n, d = x.shape[-2:]
     tiles = -(-n // size)
     flat = pad(x.to(dtype), (0, 0, 0, tiles * size - n), value=fill)

@@ -1,0 +1,150 @@
+"""Search for the fastest tiles of the Triton kernels on the current GPU."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from systems.kernels.flash_attention.configurations import Configuration, Tile, configuration, kind
+from systems.kernels.flash_attention.triton.plans import BackwardPlan, ForwardPlan
+from systems.kernels.flash_attention.validation import signature
+
+COMPILE_THREADS = 16
+# Largest relative difference of a candidate's result from that of the first candidate that runs;
+# more than rounding explains means a wrong kernel.
+AGREEMENT = {"16-bit": 1e-2, "fp16x3": 1e-4, "tf32": 1e-2}
+# (block_q, block_k, num_warps)
+SHAPES_Q = (
+    (128, 128, 8), (128, 64, 8), (128, 64, 4), (128, 32, 8), (64, 128, 4), (64, 64, 4), (64, 32, 4)
+)  # fmt: skip
+SHAPES_KV = ((64, 128, 8), (32, 128, 8), (16, 128, 8), (64, 64, 4), (32, 64, 4), (128, 64, 4))
+STAGES = (2, 3, 4)
+
+
+def candidates(name: str) -> list[Tile]:
+    """Return the tiles to try for the pass "forward", "dkdv" or "dq"."""
+    shapes = SHAPES_KV if name == "dkdv" else SHAPES_Q
+    return [Tile(*shape, stages) for shape in shapes for stages in STAGES]
+
+
+def search(
+    n_heads: int,
+    n_queries: int,
+    n_keys: int,
+    head_dim: int,
+    *,
+    dtype: torch.dtype,
+    precision: str = "fp16x3",
+    is_causal: bool = True,
+    report: Callable[[str], object] = lambda line: None,
+) -> Configuration:
+    """Return the fastest candidate of each pass, by the median over 20 ms of calls.
+
+    Args:
+        report: called with one line per candidate.
+    """
+    from systems.kernels.launcher import compiling_only
+
+    # A generator of its own: the caller's random numbers must not depend on whether a search ran.
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v, dout = (
+        torch.randn((n_heads, n, head_dim), generator=generator, device="cuda").to(dtype)
+        for n in (n_queries, n_keys, n_keys, n_queries)
+    )
+    # out and lse: written by the forward pass, which is searched first, read by backward
+    outputs = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device="cuda")
+    found = configuration(head_dim, dtype, precision)
+    # Separate launches for dK and dV keep the tiles of the table.
+    names = ["forward", "dkdv", "dq"] if found.dv is None else ["forward", "dq"]
+    prepare = functools.partial(_Candidate, (q, k, v, *outputs, dout), found, is_causal, precision)
+    tries = {
+        name: [prepare(name, tile) for tile in (getattr(found, name), *candidates(name))]
+        for name in names
+    }
+    with compiling_only(COMPILE_THREADS):
+        for candidate in (candidate for of_pass in tries.values() for candidate in of_pass):
+            candidate()
+    for name, of_pass in tries.items():
+        best = _fastest(of_pass, AGREEMENT[kind(dtype, precision)], report)
+        if best is None:
+            raise RuntimeError(
+                f"none of {len(of_pass)} tiles of the {name} pass runs on "
+                f"{torch.cuda.get_device_name()} with {dtype} and head_dim {head_dim}"
+            )
+        candidate, reference = best
+        tile = candidate.tile._replace(resident=candidate.launch.resident())
+        found = found._replace(**{name: tile})
+        if name == "forward":
+            for output, value in zip(outputs, reference, strict=True):
+                output.copy_(value)
+    return found
+
+
+class _Candidate:
+    """One pass with one tile; a call runs it."""
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        base: Configuration,
+        is_causal: bool,
+        precision: str,
+        name: str,
+        tile: Tile,
+    ):
+        q, k, v, out, lse, dout = tensors
+        self.name, self.tile = name, tile
+        self.run: Callable[[], Sequence[Tensor | None]]
+        tiles = base._replace(**{name: tile})
+        inputs = (*signature(q, k, v), is_causal, None, precision, tiles)
+        if name == "forward":
+            forward = ForwardPlan(*inputs, n_splits=None)
+            self.launch, self.run = forward.attend, lambda: forward(q, k, v)
+        else:
+            backward = BackwardPlan(
+                *inputs, out_strides=out.stride(), dout_strides=dout.stride(), n_splits_dkdv=None,
+                n_splits_dq=None, needs_dq=name == "dq", needs_dkdv=name == "dkdv",
+            )  # fmt: skip
+            self.launch = backward.dq if name == "dq" else backward.dkdv[0]
+            self.run = lambda: backward(q, k, v, out, lse, dout)
+
+    def __call__(self) -> list[Tensor]:
+        return [x for x in self.run() if x is not None]
+
+
+def _fastest(
+    tries: Sequence[_Candidate], agreement: float, report: Callable[[str], object]
+) -> tuple[_Candidate, list[Tensor]] | None:
+    """Return the fastest candidate and the results of the first that runs, None if none does."""
+    from triton.testing import do_bench
+
+    reference: list[Tensor] | None = None
+    best, fastest = tries[0], math.inf
+    for candidate in tries:
+        label = f"{candidate.name} {candidate.tile}"
+        try:
+            results = candidate()
+            difference = 0.0 if reference is None else max(map(_difference, results, reference))
+            if not difference <= agreement:
+                report(f"{label}: differs by {difference:.1e}")
+                continue
+            milliseconds = do_bench(candidate, warmup=5, rep=20, return_mode="median")
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # does not compile, or needs more shared memory than there is
+            report(f"{label}: {str(error).splitlines()[0]}")
+            continue
+        reference = reference or results
+        report(f"{label}: {milliseconds:.4f} ms")
+        if milliseconds < fastest:
+            best, fastest = candidate, milliseconds
+    return None if reference is None else (best, reference)
+
+
+def _difference(x: Tensor, reference: Tensor) -> float:
+    """Return the relative L2 difference."""
+    return float((x.float() - reference.float()).norm() / reference.float().norm())

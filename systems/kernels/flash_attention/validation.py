@@ -1,0 +1,89 @@
+"""Check q, k and v: what `flash_attention` and the kernels have in common."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems.kernels.device import runs_kernels
+from systems.kernels.flash_attention.configurations import (
+    KERNEL_DTYPES,
+    MAX_HEAD_DIM,
+    PRECISIONS,
+)
+
+MAX_PLANS = 4096  # cached per pass, and checks of as many signatures
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def qkv_errors(
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[torch.dtype],
+    devices: Sequence[torch.device],
+    valid_dtypes: Sequence[torch.dtype],
+    max_head_dim: int | None = None,
+) -> list[str]:
+    """Return an error message for everything that is wrong with q, k and v.
+
+    Args:
+        shapes, dtypes, devices: of q, k and v.
+        max_head_dim: no limit if None.
+    """
+    errors = []
+    q, k, v = shapes
+    if min(len(q), len(k), len(v)) < 2 or k != v or q[:-2] != k[:-2] or q[-1] != k[-1]:
+        errors.append(
+            "q must be (..., n_queries, head_dim), k and v (..., n_keys, head_dim), with equal "
+            f"leading dimensions; given q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
+        )
+    if len(q) and (q[-1] < 1 or (max_head_dim is not None and q[-1] > max_head_dim)):
+        valid = "1 or more" if max_head_dim is None else f"1 to {max_head_dim}"
+        errors.append(f"head_dim must be {valid}; given {q[-1]}")
+    if dtypes[0] not in valid_dtypes or not dtypes[0] == dtypes[1] == dtypes[2]:
+        errors.append(
+            f"q, k and v must be of one dtype among {', '.join(map(str, valid_dtypes))}; "
+            f"given {', '.join(map(str, dtypes))}"
+        )
+    if not devices[0] == devices[1] == devices[2]:
+        errors.append(f"q, k and v must be on one device; given {', '.join(map(str, devices))}")
+    return errors
+
+
+def signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any, Any]:
+    """Return shapes, strides, dtypes and devices, the cache key of checks and plans."""
+    return (
+        (q.shape, k.shape, v.shape),
+        (q.stride(), k.stride(), v.stride()),
+        (q.dtype, k.dtype, v.dtype),
+        (q.device, k.device, v.device),
+    )
+
+
+@functools.lru_cache(maxsize=MAX_PLANS)
+def check_kernel_inputs(
+    shapes: Shapes,
+    strides: Shapes,
+    dtypes: tuple[torch.dtype, ...],
+    devices: tuple[torch.device, ...],
+    precision: str = "fp16x3",
+) -> None:
+    """Check tensors with this `signature` for the Triton and Hopper kernels.
+
+    Raises:
+        ValueError: names everything that is wrong.
+        RuntimeError: Triton kernels do not run on this device.
+    """
+    errors = qkv_errors(shapes, dtypes, devices, KERNEL_DTYPES, MAX_HEAD_DIM)
+    if precision not in PRECISIONS:
+        errors.append(f"precision must be one of {', '.join(PRECISIONS)}; given {precision!r}")
+    if errors:
+        raise ValueError("; ".join(errors))
+    if not runs_kernels(devices[0]):
+        raise RuntimeError(
+            f"the Triton kernels need a GPU; given tensors on {devices[0]}. TRITON_INTERPRET=1 in "
+            "the environment interprets them on a CPU"
+        )
