@@ -4,7 +4,6 @@ finds its records by them."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import pytest
 from jobs.results.manifest import read_manifests
 from jobs.results.record import Record
 from jobs.results.record_files import read_records
-from jobs.run import Run
+from jobs.run import Run, run_id
 from jobs.sweep.benchmarks import load_benchmark
-from jobs.sweep.expand import run_id
 from tests.jobs.harness import ROOT
 
 FOLDERS = sorted(path for path in (ROOT / "logs" / "h200").iterdir() if path.is_dir())
@@ -29,7 +27,7 @@ load = cache(load_benchmark)
 
 def id_of(run: Record | Run) -> str:
     """The id of what was measured, hashed anew under the version that measured it."""
-    return run_id(replace(load(run.benchmark), version=run.version), run.params)
+    return run_id(run.benchmark, run.version, run.params, load(run.benchmark).json_defaults)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

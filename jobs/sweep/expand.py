@@ -1,15 +1,8 @@
-"""A `Sweep` -> its runs: the union of its blocks' products, each run with a stable id.
-
-A run's id hashes the benchmark, its version, and those validated parameters that differ from their
-defaults. So it does not depend on the order of keys, the executor, the partition or the file, and
-a new parameter with a default leaves old ids as they are.
-"""
+"""A `Sweep` -> its runs: the union of its blocks' products, each run with a stable id."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 import random
 import re
@@ -21,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from jobs.errors import InputError, Position, Problem
-from jobs.run import Run, Shape
+from jobs.run import Run, Shape, run_id
 from jobs.sweep.benchmarks import Benchmark, Benchmarks
 from jobs.sweep.check_parameters import comparison, exclusions
 from jobs.sweep.check_views import view_problems
@@ -42,16 +35,6 @@ class Expansion:
     filtered: int
     duplicates: int
     warnings: list[Problem] = field(default_factory=list, compare=False)
-
-
-def run_id(benchmark: Benchmark, params: dict[str, Any]) -> str:
-    """Sixteen hex digits that stand for (benchmark, version, parameters unlike their defaults)."""
-    missing = object()
-    defaults = benchmark.json_defaults
-    # By repr, because to Python 1, 1.0 and True are equal.
-    unlike = {k: v for k, v in params.items() if repr(defaults.get(k, missing)) != repr(v)}
-    text = json.dumps([benchmark.name, benchmark.version, unlike], sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def expand(loaded: LoadedSweep) -> Expansion:
@@ -115,7 +98,7 @@ class _Expander:
             return
         if self.left_out(benchmark, params):
             return
-        identity = run_id(benchmark, params)
+        identity = run_id(benchmark.name, benchmark.version, params, benchmark.json_defaults)
         shape = self.shape(case, params, path)
         if identity in self.runs:
             self.duplicates += 1

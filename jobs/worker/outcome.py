@@ -1,11 +1,12 @@
-"""How a run ended, from what its processes wrote and how they exited.
+"""How a run ended: from exceptions, exit codes, and what its processes wrote.
 
-Pure: no process, no clock.
+Pure: no process, no clock, no output.
 """
 
 from __future__ import annotations
 
 import signal
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,7 +16,10 @@ from pydantic import BaseModel, ConfigDict
 from jobs.json_files import write_json
 from jobs.results.record import Failure
 from jobs.status import Status
+from systems.benchmark import Unsupported, WrongOutput
 
+TEXT = 16000  # characters of a traceback that a record keeps
+_LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
 _LOST = {
     "ServerDied": "the process that it was forked from is gone",
     "NodeLost": "the worker of another node of the job is gone",
@@ -96,6 +100,61 @@ def failed(
     """An outcome without measurements; `more` are fields of `Failure`."""
     failure = Failure(type=kind, message=message, traceback=traceback or None, **more)
     return Outcome(status=status, failure=failure)
+
+
+def outcome_of(error: BaseException, oom: dict[str, int] | None = None) -> Outcome:
+    """The outcome that an exception stands for."""
+    if isinstance(error, MemoryError):  # what its frames hold is needed to tell of it
+        traceback.clear_frames(error.__traceback__)
+    text = "".join(traceback.format_exception(error))
+    failure = Failure(
+        type=type(error).__name__,
+        message=_message(error)[:4000],
+        traceback=_plain_text(text)[-TEXT:],
+    )
+    memory = _memory_that_ran_out(error)
+    if memory is not None:
+        failure = failure.model_copy(update={"memory": memory, **(oom or {})})
+        status = Status.oom
+    elif isinstance(error, Unsupported):
+        status = Status.unsupported
+    else:
+        status = Status.wrong if isinstance(error, WrongOutput) else Status.error
+    return Outcome(status=status, failure=failure, by_another_rank=_by_another_rank(error))
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return _plain_text(str(error))
+    except Exception as second:  # a __str__ that is broken itself
+        return f"(its text cannot be had: {type(second).__name__})"
+
+
+def _plain_text(text: str) -> str:
+    """Text without half characters (undecodable bytes in a path, say), which JSON cannot hold."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _by_another_rank(error: BaseException) -> bool:
+    """Whether a collective failed, as it does when another rank has left. That rank may tell of it
+    later than this one: it lets its connections go before it has told."""
+    names = {cls.__name__ for cls in type(error).__mro__ if cls.__module__ == "torch.distributed"}
+    return "DistError" in names or any(part in _message(error) for part in _LOST_PEER)
+
+
+def _memory_that_ran_out(error: BaseException) -> str | None:
+    """gpu, host, or None. It is said in many ways, only two of them with a type of their own."""
+    if isinstance(error, MemoryError):
+        return "host"
+    text = _message(error)
+    if type(error).__name__ == "OutOfMemoryError":
+        return "gpu"
+    if isinstance(error, RuntimeError):
+        if "DefaultCPUAllocator" in text:
+            return "host"
+        if "ALLOC_FAILED" in text or ("CUDA" in text.upper() and "out of memory" in text):
+            return "gpu"  # cuBLAS; the driver, Triton and NCCL in words of their own
+    return None
 
 
 def timed_out(timeout_s: float, stacks: str) -> Outcome:

@@ -20,15 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from jobs.json_files import write_json
-from jobs.results.record import Failure
 from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
 from jobs.worker.fork_server import DUMP_STACKS, die_with_parent, flush
-from jobs.worker.outcome import Outcome
-from systems.benchmark import ARTIFACTS, Unsupported, WrongOutput
-
-TEXT = 16000  # characters of a traceback that a record keeps
-_LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
+from jobs.worker.outcome import Outcome, outcome_of
+from systems.benchmark import ARTIFACTS
 
 
 @dataclass(frozen=True)
@@ -138,67 +134,17 @@ def execute(request: Request) -> Outcome:
         if called is not None:
             measuring = time.monotonic() - called
         outcome = outcome_of(error, oom)
+        _print_traceback(error)
     known = {"starting": starting, "measuring": measuring, "versions": _loaded_versions()}
     return outcome.model_copy(update=known | {"ended_at": time.time()})
 
 
-def outcome_of(error: BaseException, oom: dict[str, int] | None = None) -> Outcome:
-    """The outcome that an exception stands for."""
-    if isinstance(error, MemoryError):  # what its frames hold is needed to tell of it
-        traceback.clear_frames(error.__traceback__)
-    text = "".join(traceback.format_exception(error))
+def _print_traceback(error: BaseException) -> None:
     try:
-        print(text, file=sys.stderr, flush=True)
+        traceback.print_exception(error)
+        sys.stderr.flush()
     except (AttributeError, OSError, ValueError):  # the benchmark closed it, or the disk is full
         pass
-    failure = Failure(
-        type=type(error).__name__,
-        message=_message(error)[:4000],
-        traceback=_plain_text(text)[-TEXT:],
-    )
-    memory = _memory_that_ran_out(error)
-    if memory is not None:
-        failure = failure.model_copy(update={"memory": memory, **(oom or {})})
-        status = Status.oom
-    elif isinstance(error, Unsupported):
-        status = Status.unsupported
-    else:
-        status = Status.wrong if isinstance(error, WrongOutput) else Status.error
-    return Outcome(status=status, failure=failure, by_another_rank=_by_another_rank(error))
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return _plain_text(str(error))
-    except Exception as second:  # a __str__ that is broken itself
-        return f"(its text cannot be had: {type(second).__name__})"
-
-
-def _plain_text(text: str) -> str:
-    """Text without half characters (undecodable bytes in a path, say), which JSON cannot hold."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _by_another_rank(error: BaseException) -> bool:
-    """Whether a collective failed, as it does when another rank has left. That rank may tell of it
-    later than this one: it lets its connections go before it has told."""
-    names = {cls.__name__ for cls in type(error).__mro__ if cls.__module__ == "torch.distributed"}
-    return "DistError" in names or any(part in _message(error) for part in _LOST_PEER)
-
-
-def _memory_that_ran_out(error: BaseException) -> str | None:
-    """gpu, host, or None. It is said in many ways, only two of them with a type of their own."""
-    if isinstance(error, MemoryError):
-        return "host"
-    text = _message(error)
-    if type(error).__name__ == "OutOfMemoryError":
-        return "gpu"
-    if isinstance(error, RuntimeError):
-        if "DefaultCPUAllocator" in text:
-            return "host"
-        if "ALLOC_FAILED" in text or ("CUDA" in text.upper() and "out of memory" in text):
-            return "gpu"  # cuBLAS; the driver, Triton and NCCL in words of their own
-    return None
 
 
 def _check_plain(fact: Any, name: str) -> None:

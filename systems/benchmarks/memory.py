@@ -25,7 +25,7 @@ from systems.training.params import TransformerParams
 if TYPE_CHECKING:
     import torch
 
-    from systems.training.step_timing import Phases
+    from systems.training.phases import Phases
     from systems.training.training import Training
 
 VERSION = 1
@@ -105,7 +105,7 @@ def run(params: Params) -> dict[str, Any]:
 
     from systems.measure.memory_timeline import recording
     from systems.training.gradient_check import check_training
-    from systems.training.step_timing import phases_of
+    from systems.training.phases import phases_of
     from systems.training.training import make_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

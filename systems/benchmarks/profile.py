@@ -82,7 +82,7 @@ def run(params: Params) -> dict[str, Any]:
 
     from systems.measure import nsys
     from systems.training.gradient_check import check_training
-    from systems.training.step_timing import by_phase, phases_of, steps_ms, timed_steps
+    from systems.training.phases import by_phase, phases_of, steps_ms, timed_steps
     from systems.training.training import make_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -127,8 +127,8 @@ def _torch_facts(training: Training, params: Params) -> dict[str, Any]:
 
 
 def _profile(training: Training, trace: Path) -> None:
+    from systems.training.phases import phases_of
     from systems.training.profiling import annotate_attention, annotated_step, step_profiler
-    from systems.training.step_timing import phases_of
 
     annotate_attention(training)  # only now: unprofiled steps run without annotations
     phases = phases_of(training)
@@ -154,8 +154,8 @@ def _steps_under_nsys(params: Params) -> dict[str, Any]:
     """Run the annotated steps that nsys records; milliseconds of each range by Python's clock."""
     import torch
 
+    from systems.training.phases import phases_of
     from systems.training.profiling import annotate_attention, annotated_step
-    from systems.training.step_timing import phases_of
     from systems.training.training import make_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

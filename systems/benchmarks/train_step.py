@@ -19,7 +19,7 @@ from systems import accounting
 from systems.training.params import TransformerParams
 
 if TYPE_CHECKING:
-    from systems.training.step_timing import Phases
+    from systems.training.phases import Phases
     from systems.training.training import Training
 
 VERSION = 1
@@ -99,7 +99,7 @@ def _measure(params: Params) -> dict[str, Any]:
     import torch
 
     from systems.training.gradient_check import check_training
-    from systems.training.step_timing import by_phase, phases_of, steps_ms, timed_steps
+    from systems.training.phases import by_phase, phases_of, steps_ms, timed_steps
     from systems.training.training import make_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -14,7 +14,7 @@ from systems.measure.kernel_table import ATTENTION_RANGES
 from systems.measure.timing import clock_ms
 from systems.model import TransformerBlock
 from systems.training.params import TransformerParams
-from systems.training.step_timing import Phases
+from systems.training.phases import Phases
 from systems.training.training import Training
 
 _SCORES, _SOFTMAX, _OUTPUT = ATTENTION_RANGES

@@ -11,7 +11,7 @@ F16 = torch.float16
 
 
 def test_preparation_is_of_whole_tiles():
-    from systems.kernels.flash_attention.hopper.backward_common import prepare_kernel
+    from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
 
     torch.manual_seed(0)
     batch, heads, n, padded, d = 2, 3, 100, 128, 64
@@ -37,7 +37,7 @@ def test_preparation_is_of_whole_tiles():
 
 
 def test_conversion_turns_the_tiles():
-    from systems.kernels.flash_attention.hopper.backward_common import convert_kernel
+    from systems.kernels.flash_attention.hopper.round_dq_kernel import convert_kernel
 
     batch, heads, n, padded, d = 2, 3, 100, 128, 64
     right = torch.randn(batch, heads, padded, d)

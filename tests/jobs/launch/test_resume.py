@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.provenance import git_state
-from jobs.worker.run_process import outcome_of
+from jobs.worker.outcome import outcome_of
 from tests.jobs.harness import call, records, run, write_sweep
 
 

@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
+from jobs.run import run_id
 from jobs.sweep import benchmarks
 from jobs.sweep.benchmarks import Benchmark, load_benchmark
-from jobs.sweep.expand import expand, run_id
+from jobs.sweep.expand import expand
 from jobs.sweep.load import LoadedSweep, load_sweep
 from jobs.sweep.schema import Sweep
 from jobs.sweep.strict_yaml import Document
@@ -240,7 +241,7 @@ def test_ids_are_those_of_the_first_release() -> None:
     params = attention.params.model_validate(
         {"implementation": "naive", "seq_len": 128, "head_dim": 16}
     )
-    assert run_id(attention, params.model_dump(mode="json")) == "1b489d212f4032ae"
+    assert id_of(attention, params.model_dump(mode="json")) == "1b489d212f4032ae"
 
 
 def test_what_equals_the_default_is_left_out_of_the_id(tmp_path: Path) -> None:
@@ -296,10 +297,15 @@ def test_two_ids_are_the_same_only_for_the_same_params(
     benchmark = Benchmark("any", 1, AnyParams, {"a": 1, "b": None, "c": "", "d": 0.0})
     first, second = (benchmark.json_defaults | params for params in (one, two))
     same = json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
-    assert (run_id(benchmark, first) == run_id(benchmark, second)) == same
+    assert (id_of(benchmark, first) == id_of(benchmark, second)) == same
 
 
 # ---- without torch, in time ----------------------------------------------------------------------
+
+
+def id_of(benchmark: Benchmark, params: dict[str, Any]) -> str:
+    return run_id(benchmark.name, benchmark.version, params, benchmark.json_defaults)
+
 
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)

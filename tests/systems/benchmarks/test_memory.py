@@ -24,7 +24,7 @@ from systems.measure import memory_timeline, peak_memory
 from systems.measure.memory_timeline import Owner, kinds, read_timeline
 from systems.measure.saved_tensors import block_report, saved_tensors
 from systems.measure.state_memory import storage_bytes
-from systems.training.step_timing import phases_of
+from systems.training.phases import phases_of
 from systems.training.training import make_training
 from tests.systems.training.tiny_training import no_gpu
 

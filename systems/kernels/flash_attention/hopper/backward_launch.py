@@ -135,10 +135,8 @@ class HopperBackwardPlan:
         Args:
             ends: heads, queries, and queries rounded up to whole tiles.
         """
-        from systems.kernels.flash_attention.hopper.backward_common import (
-            convert_kernel,
-            prepare_kernel,
-        )
+        from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
+        from systems.kernels.flash_attention.hopper.round_dq_kernel import convert_kernel
 
         out, dout, dq = strides[3:6]
         grid, constants = (self.n_rows // TILE,), {"HEAD_DIM": self.head_dim, "ROWS": TILE}

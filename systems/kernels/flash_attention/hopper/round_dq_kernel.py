@@ -1,0 +1,36 @@
+"""After the backward kernels for Hopper: dQ's float32 sums are rounded to its dtype."""
+
+# Arguments of a kernel are Triton's, which has no types.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from systems.kernels.flash_attention.triton.tiles import head_base
+
+
+@triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded"])
+def convert_kernel(
+    dq_sum, dquery, dq_batch, dq_head, dq_row, n_heads, n_queries, n_padded, scale,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Convert dQ's float32 sum to its dtype. Grid: (n_padded // ROWS * batch * heads,).
+
+    Args:
+        dq_sum: float32 (batch, heads, n_padded // ROWS, HEAD_DIM, ROWS), contiguous: dQ / scale,
+            every tile transposed.
+        dquery: (batch, heads, n_queries, HEAD_DIM), written.
+    """
+    n_blocks = n_padded // ROWS
+    head = tl.program_id(0) // n_blocks
+    column = tl.arange(0, ROWS)
+    row = tl.program_id(0) % n_blocks * ROWS + column
+    element = tl.arange(0, HEAD_DIM)
+    tile = dq_sum + tl.program_id(0).to(tl.int64) * (ROWS * HEAD_DIM)
+    value = tl.trans(tl.load(tile + element[:, None] * ROWS + column[None, :]) * scale)
+    dquery = head_base(dquery, head, n_heads, dq_batch, dq_head)
+    pointers = dquery + row[:, None].to(tl.int64) * dq_row + element[None, :]
+    tl.store(pointers, value.to(dquery.dtype.element_ty), mask=row[:, None] < n_queries)
