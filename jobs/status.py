@@ -1,7 +1,8 @@
-"""The status of a run, and what follows from it."""
+"""The status of a run and what follows from it; the state of a job."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -52,3 +53,14 @@ _LIVE = {Status.queued, Status.running}
 _RESULTS = {Status.ok, Status.oom, Status.unsupported}
 _INTERRUPTED = {Status.killed, Status.preempted, Status.cancelled}
 _RETRIED = {Status.oom, Status.timeout, Status.error, Status.wrong}
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job as its executor has it: queued, running, or how it ended; and what says so."""
+
+    status: Status
+    detail: str
+
+
+JobStates = dict[str, dict[int, JobState]]  # by submission and job

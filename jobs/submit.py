@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from jobs.errors import InputError
-from jobs.launch.plan import worst_case_gpu_hours
+from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
 from jobs.results.manifest import BrokenManifest
 from jobs.results.record import Record
-from jobs.results.record_files import iter_records
+from jobs.results.record_reader import iter_records
 from jobs.run import Run, varying
 from jobs.sweep.load import load_sweep
 
@@ -211,7 +211,7 @@ def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
         ("jobs", f"{len(manifest.jobs)}, {manifest.sweep.runs_per_job} runs a job at most"),
     ]
     if executor == "slurm" or sbatch:
-        from jobs.launch.slurm import arrays, max_array_size
+        from jobs.launch.slurm_executor import arrays, max_array_size
 
         rows.append(("arrays", str(len(arrays(manifest, max_array_size())))))
     rows += [
@@ -232,7 +232,7 @@ def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
     if len(expansion.runs) > SHOWN_RUNS:
         console.print(f"  … and {len(expansion.runs) - SHOWN_RUNS} more")
     if sbatch:
-        from jobs.launch.slurm import sbatch_texts
+        from jobs.launch.slurm_executor import sbatch_texts
 
         for text in sbatch_texts(manifest):
             print(text)

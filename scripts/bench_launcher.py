@@ -68,7 +68,7 @@ def packed_run(folder: Path) -> None:
     )  # fmt: skip
     out = folder / "packed"
     submit(str(path), "--local", "--out", str(out))
-    from jobs.results.record_files import read_records
+    from jobs.results.record_reader import read_records
 
     records = read_records(out)[0]
     records.sort(key=lambda record: record.started_at)
@@ -101,10 +101,10 @@ def submission(folder: Path) -> None:
 
 def aggregation(folder: Path, count: int) -> None:
     """Tables of `count` records, each of three phases of 100 samples, one file a job of 1,000."""
-    from jobs.launch.plan import pack, tasks_of
+    from jobs.launch.packing import pack
+    from jobs.launch.resume import tasks_of
     from jobs.results.manifest import Manifest, new_id, write_manifest
-    from jobs.results.record import Measurements, Record
-    from jobs.results.record_files import RECORDS
+    from jobs.results.record import RECORDS, Measurements, Record
     from jobs.sweep.expand import expand
     from jobs.sweep.load import load_sweep
 

@@ -32,7 +32,7 @@ from jobs import provenance
 from jobs.processes import ProcessHandle
 from jobs.results.manifest import Job, Manifest, write_handles
 from jobs.results.record import Record
-from jobs.results.record_files import RecordTail
+from jobs.results.record_reader import RecordTail
 from jobs.sweep.schema import Sweep
 from jobs.worker.environment import job_environment
 

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from jobs import ROOT, provenance
 from jobs.launch.folder_lock import sole_queue
-from jobs.launch.plan import Task, pack, split_done, tasks_of
+from jobs.launch.packing import pack
+from jobs.launch.resume import Task, split_done, tasks_of
 from jobs.results.manifest import Manifest, new_id, submitter, write_handles, write_manifest
 from jobs.results.record import Record
-from jobs.results.record_files import read_records
+from jobs.results.record_reader import read_records
 from jobs.results.run_states import observe
 from jobs.run import Run
 from jobs.sweep.benchmarks import load_benchmarks
@@ -139,11 +140,11 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
     """
     manifest = prepared.manifest
     if options.executor == "slurm":
-        from jobs.launch import slurm
+        from jobs.launch import slurm_executor
 
-        slurm.require_slurm()
+        slurm_executor.require_slurm()
         _write(manifest)
-        slurm.submit(manifest)
+        slurm_executor.submit(manifest)
         return []
     with sole_queue(manifest.folder, options.force):
         _write(manifest)

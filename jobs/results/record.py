@@ -1,6 +1,6 @@
 """The Record: what one attempt of one run left behind, one JSON object a line.
 
-`record_files` writes and reads them.
+`record_writer` writes them, `record_reader` reads them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pydantic import (
 from jobs.status import Status
 
 SCHEMA_VERSION = 1
+RECORDS = "records"  # folder of records inside a results folder
 
 
 # JSON has no NaN: what is not finite would come back as null, and the record with it be lost.

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.results.job_states import JobState, JobStates, job_states, with_last_words
+from jobs.results.job_states import job_states
 from jobs.results.manifest import Job, Manifest, read_manifests
 from jobs.results.record import Record
-from jobs.results.record_files import BadLine, read_records
+from jobs.results.record_reader import BadLine, read_records
+from jobs.results.slurm_job_states import with_last_words
 from jobs.results.worker_state import read_worker_state
 from jobs.run import Run
-from jobs.status import Status
+from jobs.status import JobState, JobStates, Status
 
 TaskKey = tuple[str, int]  # run id, repeat
 

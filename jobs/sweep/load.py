@@ -20,7 +20,7 @@ from jobs.sweep.check_schema import validate_schema
 from jobs.sweep.check_views import check_views
 from jobs.sweep.overrides import apply_override, forget, remove_parameter
 from jobs.sweep.schema import AXES, Sweep
-from jobs.sweep.stock import sweep_file
+from jobs.sweep.stock_sweeps import sweep_file
 from jobs.sweep.strict_yaml import DataPath, Document, decode, parse
 
 CLUSTER_KEYS = ["slurm", "resources"]

@@ -11,8 +11,8 @@ from typing import Any
 
 from jobs import provenance
 from jobs.results.manifest import Job, Manifest
-from jobs.results.record import Failure, Measurements, Record, Seconds
-from jobs.results.record_files import RECORDS, RecordWriter
+from jobs.results.record import RECORDS, Failure, Measurements, Record, Seconds
+from jobs.results.record_writer import RecordWriter
 from jobs.results.worker_state import RunningAttempt
 from jobs.run import Run
 from jobs.status import Status

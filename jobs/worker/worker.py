@@ -21,7 +21,7 @@ from types import FrameType
 from jobs import provenance
 from jobs.results.manifest import Manifest
 from jobs.results.record import Record
-from jobs.results.record_files import RecordTail
+from jobs.results.record_reader import RecordTail
 from jobs.results.worker_state import WorkerState, read_worker_state, write_worker_state
 from jobs.run import Run
 from jobs.status import Status

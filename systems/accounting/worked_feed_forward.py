@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from systems.accounting import feed_forward, xxl
+from systems.accounting import feed_forward, xxl_model
 from systems.accounting.feed_forward import FeedForward, Limit, Machine, machine
 from systems.accounting.hardware import link_bandwidth, memory_bytes
 from systems.accounting.text import (
@@ -127,9 +127,9 @@ def _limits(layer: FeedForward, tokens: int, h100: Machine) -> None:
 
 
 def show_xxl(tokens: int) -> None:
-    layer, blocks = xxl.LAYER, xxl.BLOCKS
+    layer, blocks = xxl_model.LAYER, xxl_model.BLOCKS
     d, f = layer.d_model, layer.d_ff
-    state = xxl.state_bytes()
+    state = xxl_model.state_bytes()
     total = sum(state.values())
     title(f"XXL: {blocks} blocks of two matrices, D = {d}, F = {f}")
     say(
@@ -137,7 +137,9 @@ def show_xxl(tokens: int) -> None:
         "(the input of each matrix, nothing recomputed) and communication. b: tokens. Not counted: "
         "bf16 copies of weights, gathered weights."
     )
-    derive("Parameters", "P = 2 D F x blocks", f"2 x {d} x {f} x {blocks}", f"{xxl.PARAMETERS:,}")
+    derive(
+        "Parameters", "P = 2 D F x blocks", f"2 x {d} x {f} x {blocks}", f"{xxl_model.PARAMETERS:,}"
+    )
     derive(
         "(a) State on one device: weights 4, gradients 4, moments 4 + 4 bytes a parameter",
         "S = 16 P",
@@ -148,15 +150,15 @@ def show_xxl(tokens: int) -> None:
         "(a) Saved for backward, by tokens b: inputs of D and of F elements in every block",
         "A = 2 (D + F) x blocks x b",
         f"2 x ({d} + {f}) x {blocks} x b",
-        f"{xxl.saved_bytes(1):,} bytes x b",
+        f"{xxl_model.saved_bytes(1):,} bytes x b",
     )
     h100, v5p = known(memory_bytes(DEVICES["H100"])), known(memory_bytes(DEVICES["v5p"]))
     rows = [["b, tokens on one device", "A", "S + A", f"H100s of {size_text(h100)}"]]
     for b in sorted({0, 1024, 4096, 16384, tokens}):
-        saved, count = xxl.saved_bytes(b), xxl.devices_worth(b, h100)
+        saved, count = xxl_model.saved_bytes(b), xxl_model.devices_worth(b, h100)
         rows.append([f"{b:,}", size_text(saved), size_text(total + saved), str(count)])
     table(rows)
-    half = f"{size_text(xxl.saved_bytes(1) / 2)} x b"
+    half = f"{size_text(xxl_model.saved_bytes(1) / 2)} x b"
     derive(
         f"(b) FSDP with half of the activations sharded, on v5p, M = {size_text(v5p)}",
         "(S + A/2) / N + A/2 < M;  N > (S + A/2) / (M - A/2)",
@@ -164,17 +166,17 @@ def show_xxl(tokens: int) -> None:
     )
     rows = [["b, tokens a device", "A", "least N", "bytes a device"]]
     for b in sorted({0, 1024, 4096, 8192, tokens}):
-        least = xxl.fsdp_devices(b, int(v5p))
+        least = xxl_model.fsdp_devices(b, int(v5p))
         at = "A/2 alone is too much"
         if least is not None:
-            at = f"{xxl.fsdp_device_bytes(b, least) / 1e9:.3f} GB"
-        rows.append([f"{b:,}", size_text(xxl.saved_bytes(b)), str(least or "none"), at])
+            at = f"{xxl_model.fsdp_device_bytes(b, least) / 1e9:.3f} GB"
+        rows.append([f"{b:,}", size_text(xxl_model.saved_bytes(b)), str(least or "none"), at])
     table(rows)
     _xxl_batch()
 
 
 def _xxl_batch() -> None:
-    layer, (x, y), (m_x, m_y) = xxl.LAYER, (16, 4), (2, 1)
+    layer, (x, y), (m_x, m_y) = xxl_model.LAYER, (16, 4), (2, 1)
     overlapping = known(machine(DEVICES["v5p"], batch_axes=m_x, tensor_axes=m_y))
     in_turns = replace(overlapping, shared_links=True)
     link = known(link_bandwidth(DEVICES["v5p"]))

@@ -40,7 +40,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from systems.parallel.agreement import check_agreement
 from systems.parallel.buckets import MB, fill_buckets
 from systems.parallel.collectives import (
     Average,
@@ -48,6 +47,7 @@ from systems.parallel.collectives import (
     group_or_world,
     start_average,
 )
+from systems.parallel.rank_consistency import check_agreement
 
 
 class GradientAverage:

@@ -35,7 +35,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from systems.parallel.agreement import check_agreement
 from systems.parallel.buckets import fill_buckets
 from systems.parallel.collectives import (
     broadcast_from_first,
@@ -44,6 +43,7 @@ from systems.parallel.collectives import (
     start_gather,
 )
 from systems.parallel.ddp import GradientAverage
+from systems.parallel.rank_consistency import check_agreement
 from systems.parallel.sharded_weights import (
     FSDPParameter,
     Layer,

@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from systems.parallel.agreement import check_agreement
 from systems.parallel.collectives import group_or_world
+from systems.parallel.rank_consistency import check_agreement
 
 # Stepped and sent at once: large enough for the network's full bandwidth, which an all-reduce on
 # two H200s nears from 100 MB on, small enough that little is left to send after the last step.

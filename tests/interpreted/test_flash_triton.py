@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from systems.kernels.flash_attention.triton import launch, plans
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
-from systems.kernels.launcher import Launch, compiling_only
+from systems.kernels.kernel_launch import Launch, compiling_only
 from tests.systems.kernels.attention_error import (
     NAMES,
     assert_within_limits,

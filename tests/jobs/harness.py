@@ -22,7 +22,7 @@ from jobs import submit
 from jobs.launch.submission import Options, prepare
 from jobs.results.manifest import Manifest, write_manifest
 from jobs.results.record import Record
-from jobs.results.record_files import read_records
+from jobs.results.record_reader import read_records
 from jobs.sweep.load import load_sweep
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from jobs.report.report_table import ReportTable, make_report_table
 from jobs.report.results import list_results
 from jobs.results.manifest import Manifest, write_manifest
 from jobs.results.record import Failure, Measurements, Record
-from jobs.results.record_files import RecordWriter
+from jobs.results.record_writer import RecordWriter
 from jobs.results.run_states import observe
 from jobs.run import Run, Shape
 from jobs.sweep.expand import expand

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.results.record import Record
-from jobs.results.record_files import read_records
+from jobs.results.record_reader import read_records
 from tests.jobs.harness import ROOT, call
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 

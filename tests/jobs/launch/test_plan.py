@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.launch.plan import STARTUP_MIN, Task, pack, split_done, tasks_of, worst_case_gpu_hours
+from jobs.launch.packing import STARTUP_MIN, pack, worst_case_gpu_hours
+from jobs.launch.resume import Task, split_done, tasks_of
 from jobs.launch.submission import Options, prepare
 from jobs.results.manifest import Job
 from jobs.results.record import Record

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs.results.record import Record
-from jobs.results.record_files import read_records
+from jobs.results.record_reader import read_records
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from systems.accounting import xxl
+from systems.accounting import xxl_model
 from systems.accounting.feed_forward import (
     BATCHES,
     PASSES,
@@ -216,45 +216,45 @@ def test_the_books_example():
 
 def test_xxl_state_by_hand():
     # 126 * 2 * 16384 * 53248 = 252 * 872,415,232
-    assert xxl.PARAMETERS == 219_848_638_464
-    assert xxl.state_bytes() == {
+    assert xxl_model.PARAMETERS == 219_848_638_464
+    assert xxl_model.state_bytes() == {
         "weights": 879_394_553_856,
         "gradients": 879_394_553_856,
         "optimizer_state": 1_758_789_107_712,
     }
     # 2 * 126 * (16384 + 53248) = 252 * 69,632
-    assert xxl.saved_bytes(1) == 17_547_264
+    assert xxl_model.saved_bytes(1) == 17_547_264
     # 3517.58 GB / 80 GB = 43.97; 1000 tokens add 17.5 GB: 3535.13 / 80 = 44.2
-    assert xxl.devices_worth(0, 80e9) == 44
-    assert xxl.devices_worth(1000, 80e9) == 45
+    assert xxl_model.devices_worth(0, 80e9) == 44
+    assert xxl_model.devices_worth(1000, 80e9) == 45
 
 
 def test_xxl_under_fsdp_by_hand():
     # 3517.58 / 95 = 37.03
-    assert xxl.fsdp_devices(0, 95 * 10**9) == 38
+    assert xxl_model.fsdp_devices(0, 95 * 10**9) == 38
     # A = 71.874 GB: (3517.578 + 35.937) / (95 - 35.937) = 60.17
-    assert xxl.fsdp_devices(4096, 95 * 10**9) == 61
+    assert xxl_model.fsdp_devices(4096, 95 * 10**9) == 61
     by_hand = (3517.578e9 + 35.937e9) / 61 + 35.937e9
-    assert xxl.fsdp_device_bytes(4096, 61) == pytest.approx(by_hand, rel=1e-5)
+    assert xxl_model.fsdp_device_bytes(4096, 61) == pytest.approx(by_hand, rel=1e-5)
     # half of 10,828 tokens' 190.002 GB is more than 95 GB
-    assert xxl.fsdp_devices(10_827, 95 * 10**9) is not None
-    assert xxl.fsdp_devices(10_828, 95 * 10**9) is None
+    assert xxl_model.fsdp_devices(10_827, 95 * 10**9) is not None
+    assert xxl_model.fsdp_devices(10_828, 95 * 10**9) is None
 
 
 @given(st.integers(0, 10_000), st.integers(10**9, 10**12))
 def test_xxl_fits_from_the_fewest_devices_on(tokens, memory):
-    least = xxl.fsdp_devices(tokens, memory)
+    least = xxl_model.fsdp_devices(tokens, memory)
     if least is None:
-        assert xxl.fsdp_device_bytes(tokens, 10**15) >= memory * (1 - 1e-9)
+        assert xxl_model.fsdp_device_bytes(tokens, 10**15) >= memory * (1 - 1e-9)
         return
-    assert xxl.fsdp_device_bytes(tokens, least) < memory * (1 + 1e-12)
+    assert xxl_model.fsdp_device_bytes(tokens, least) < memory * (1 + 1e-12)
     if least > 1:
-        assert xxl.fsdp_device_bytes(tokens, least - 1) >= memory * (1 - 1e-12)
+        assert xxl_model.fsdp_device_bytes(tokens, least - 1) >= memory * (1 - 1e-12)
 
 
 def test_xxl_saves_what_autograd_saves(monkeypatch):
-    monkeypatch.setattr(xxl, "LAYER", FeedForward(8, 24, matrices=2))
-    monkeypatch.setattr(xxl, "BLOCKS", 3)
+    monkeypatch.setattr(xxl_model, "LAYER", FeedForward(8, 24, matrices=2))
+    monkeypatch.setattr(xxl_model, "BLOCKS", 3)
     blocks = [
         torch.nn.Linear(*shape, bias=False, dtype=torch.bfloat16)
         for _ in range(3)
@@ -270,13 +270,13 @@ def test_xxl_saves_what_autograd_saves(monkeypatch):
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         torch.nn.Sequential(*blocks)(torch.ones(5, 8, dtype=torch.bfloat16))
-    assert sum(tensor.nbytes for tensor in saved.values()) == xxl.saved_bytes(5)
+    assert sum(tensor.nbytes for tensor in saved.values()) == xxl_model.saved_bytes(5)
 
 
 def test_xxl_batch_by_hand():
     # alpha = 4.59e14 / 1.8e11 = 2550; axes of their own: B = alpha X / M_X = 2550 * 16 / 2 = 20,400
     v5p = machine("TPU v5p", batch_axes=2, tensor_axes=1)
-    arguments = ("forward", xxl.LAYER)
+    arguments = ("forward", xxl_model.LAYER)
     tokens = compute_bound_tokens(*arguments, v5p, 16, 4, long_rings=True)
     assert tokens == pytest.approx(20_400)
     # with (n-1)/n: 2550 * 15 / 2

@@ -39,7 +39,7 @@ def free(address: int, size: int, *frames: dict[str, Any]) -> list[dict[str, Any
 
 
 def mark(address: int = 9) -> list[dict[str, Any]]:
-    here = frame(1, "/project/systems/benchmarks/memory_timeline.py", MARK)
+    here = frame(1, "/project/systems/measure/memory_timeline.py", MARK)
     return [alloc(address, 1, here), *free(address, 1, here)]
 
 

@@ -26,7 +26,7 @@ from systems.kernels.flash_attention.layout import empty_like, four_dimensional,
 from systems.kernels.flash_attention.triton.memory_bound_launch import sum_launch
 from systems.kernels.flash_attention.triton.plans import LOG2E
 from systems.kernels.flash_attention.validation import MAX_PLANS
-from systems.kernels.launcher import Launch
+from systems.kernels.kernel_launch import Launch
 from systems.kernels.tensor_maps import TensorMaps
 
 TILE = BLOCK_Q  # rows of every TMA copy

@@ -30,7 +30,7 @@ from systems.kernels.flash_attention.triton.memory_bound_launch import (
     sum_launch,
 )
 from systems.kernels.flash_attention.validation import Shapes
-from systems.kernels.launcher import Launch
+from systems.kernels.kernel_launch import Launch
 
 LOG2E = math.log2(math.e)
 

@@ -47,7 +47,7 @@ def search(
     Args:
         report: called with one line per candidate.
     """
-    from systems.kernels.launcher import compiling_only
+    from systems.kernels.kernel_launch import compiling_only
 
     # A generator of its own: the caller's random numbers must not depend on whether a search ran.
     generator = torch.Generator("cuda").manual_seed(0)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from jobs.results.record import SCHEMA_VERSION, Failure, Measurements, Record
-from jobs.results.record_files import BadLine, RecordTail, RecordWriter, parse_lines, read_records
+from jobs.results.record_reader import BadLine, RecordTail, parse_lines, read_records
+from jobs.results.record_writer import RecordWriter
 from tests.jobs.results_folder import failed, ok, record, run
 
 WHERE = Path("records/x.jsonl")

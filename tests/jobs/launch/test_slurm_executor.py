@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.launch.slurm import Array, arrays, sbatch_texts
+from jobs.launch.slurm_executor import Array, arrays, sbatch_texts
 from jobs.results.manifest import Job, Manifest
 from jobs.run import Shape
 from jobs.sweep.schema import Sweep

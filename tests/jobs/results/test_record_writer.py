@@ -17,7 +17,8 @@ import pytest
 
 from jobs.json_files import write_json
 from jobs.results.record import Record
-from jobs.results.record_files import RecordWriter, read_records
+from jobs.results.record_reader import read_records
+from jobs.results.record_writer import RecordWriter
 from tests.jobs.results_folder import ok, record, run
 
 
