@@ -39,19 +39,19 @@ class Status(StrEnum):
         return self not in _RESULTS and not self.is_live
 
     @property
-    def resumes(self) -> bool:
+    def runs_again_on_submit(self) -> bool:
         """The next submission runs it again."""
         return self in _INTERRUPTED
 
     @property
-    def retries(self) -> bool:
+    def runs_again_on_retry(self) -> bool:
         """The next submission runs it again where `--retry-failed` asks for it."""
         return self in _RETRIED
 
 
 _LIVE = {Status.queued, Status.running}
 _RESULTS = {Status.ok, Status.oom, Status.unsupported}
-_INTERRUPTED = {Status.killed, Status.preempted, Status.cancelled}
+_INTERRUPTED = {Status.killed, Status.preempted, Status.cancelled, Status.missing}
 _RETRIED = {Status.oom, Status.timeout, Status.error, Status.wrong}
 
 

@@ -20,13 +20,6 @@ import torch
 from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the systems of this checkout
-from systems.kernels.flash_attention.configurations import (
-    MEMORY_BOUND_ELEMENTS,
-    Configuration,
-    Tile,
-    block_d,
-    configuration,
-)
 from systems.kernels.flash_attention.hopper.forward_launch import FORWARD, HopperTile
 from systems.kernels.flash_attention.triton.backward_kernel import (
     delta_kernel,
@@ -36,6 +29,13 @@ from systems.kernels.flash_attention.triton.backward_kernel import (
 from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel, sum_kernel
 from systems.kernels.flash_attention.triton.forward_kernel import forward_kernel
 from systems.kernels.flash_attention.triton.fp16_split_kernel import parts_kernel, peak_kernel
+from systems.kernels.flash_attention.triton.tile_table import (
+    MEMORY_BOUND_ELEMENTS,
+    Configuration,
+    Tile,
+    block_d,
+    configuration,
+)
 from tests.systems.kernels.hopper import compile_for_hopper, compile_gluon_for_hopper, resources
 
 SHARED_LIMIT = 227 << 10  # bytes a program may have on sm_90

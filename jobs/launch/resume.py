@@ -40,7 +40,7 @@ def split_done(
         attempts = [r for r in history.get((run.id, repeat), []) if same_device(r, run)]
         attempts.sort(key=lambda record: record.finished_at)
         last = attempts[-1].status if attempts else Status.missing
-        again = not attempts or last.resumes or (retry_failed and last.retries)
+        again = last.runs_again_on_submit or (retry_failed and last.runs_again_on_retry)
         finished = not again or any(r.status is Status.ok for r in attempts)
         (done if finished else todo).append((run, repeat))
     return todo, done

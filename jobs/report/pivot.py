@@ -50,17 +50,17 @@ class Cell:
     def all_samples(self) -> np.ndarray:
         return self.samples[0] if len(self.samples) == 1 else np.concatenate(self.samples)
 
-    def number(self, name: str) -> float | None:
+    def number(self, statistic_name: str) -> float | None:
         """Compute this statistic of all samples; None where there are none."""
-        return statistic(self.all_samples, name) if self.samples else None
+        return statistic(self.all_samples, statistic_name) if self.samples else None
 
-    def text(self, name: str) -> str:
+    def text(self, statistic_name: str) -> str:
         """Format the number, or why there is none; where some repeats failed, how many did."""
-        number = self.number(name)
+        number = self.number(statistic_name)
         if number is None:
             return ", ".join(dict.fromkeys([*self.texts, *self.failures]))
         text = format_number(number)
-        if name == "mean_std":
+        if statistic_name == "mean_std":
             text += f" ± {format_number(statistic(self.all_samples, 'std'))}"
         if self.failures:
             ok, total = len(self.samples), len(self.samples) + len(self.failures)

@@ -22,6 +22,7 @@ from jobs.run import Run
 from jobs.status import JobState, JobStates, Status
 
 TaskKey = tuple[str, int]  # run id, repeat
+_RUNS_AGAIN_IN_ITS_JOB = (Status.preempted, Status.cancelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,14 @@ def observe(folder: Path) -> Observation:
     tasks: dict[TaskKey, TaskState] = {}
     for manifest in manifests:  # the newest one that has a say about a run comes last and wins
         for job in manifest.jobs:
-            own = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
-            for key, task in _job_tasks(manifest, job, states[manifest.id][job.index], own, best):
+            latest_here = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
+            for key, task in _job_tasks(
+                manifest, job, states[manifest.id][job.index], latest_here, best
+            ):
                 earlier = tasks.get(key)
                 # An earlier submission may still measure it.
-                measures = earlier is not None and earlier.status.is_live
-                if not measures or task.status.is_live or task.status is Status.ok:
+                earlier_is_live = earlier is not None and earlier.status.is_live
+                if not earlier_is_live or task.status.is_live or task.status is Status.ok:
                     tasks[key] = task
         for key in manifest.done:
             known = best.get(key)
@@ -93,16 +96,16 @@ def _job_tasks(
     manifest: Manifest,
     job: Job,
     state: JobState,
-    own: dict[TaskKey, Record | None],
+    latest_here: dict[TaskKey, Record | None],
     best: dict[TaskKey, Record],
 ) -> Iterator[tuple[TaskKey, TaskState]]:
     """How each task of a job stands.
 
     Args:
-        own: of each task, its latest record in this submission.
+        latest_here: of each task, its latest record in this submission.
         best: of each task, its latest ok record in any submission, else its latest.
     """
-    if not state.status.is_live and None in own.values():
+    if not state.status.is_live and None in latest_here.values():
         state = with_last_words(manifest, job, state)
     executing = None
     if state.status in (Status.running, Status.oom):
@@ -110,23 +113,17 @@ def _job_tasks(
         executing = running and (running.run, running.repeat)
     # Slurm blames memory: that is the run that was executing, not those after it.
     others = {Status.running: Status.queued, Status.oom: Status.killed}
-    for key, record in own.items():
+    for key, latest in latest_here.items():
         status = state.status if key == executing else others.get(state.status, state.status)
-        task_state = JobState(status, state.detail)
-        yield key, _task(manifest.runs[key[0]], key[1], task_state, record, best.get(key))
-
-
-def _task(
-    run: Run, repeat: int, job: JobState, own: Record | None, best: Record | None
-) -> TaskState:
-    """A task of a job; `own` is its latest record in that job, `best` in any."""
-    stopped = (Status.preempted, Status.cancelled)  # the job will run it again
-    if job.status.is_live and (own is None or own.status in stopped):
-        return TaskState(run, repeat, job.status, best, job.detail)
-    if own is not None or (best is not None and best.status is Status.ok):
-        assert best is not None
-        return TaskState(run, repeat, best.status, best)
-    return TaskState(run, repeat, job.status, None, job.detail)
+        known = best.get(key)
+        run, repeat = manifest.runs[key[0]], key[1]
+        # A live job runs again what was preempted or cancelled.
+        if status.is_live and (latest is None or latest.status in _RUNS_AGAIN_IN_ITS_JOB):
+            yield key, TaskState(run, repeat, status, known, state.detail)
+        elif known is not None and (latest is not None or known.status is Status.ok):
+            yield key, TaskState(run, repeat, known.status, known)
+        else:
+            yield key, TaskState(run, repeat, status, None, state.detail)
 
 
 def _superseded(manifests: list[Manifest], notes: list[str]) -> set[str]:

@@ -14,7 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from jobs.errors import InputError, Position, Problem
-from jobs.run import Run, Shape, run_id
+from jobs.run import Run, Shape
+from jobs.run_id import run_id
 from jobs.sweep.benchmarks import Benchmark, Benchmarks
 from jobs.sweep.check_parameters import comparison, exclusions
 from jobs.sweep.check_views import view_problems
@@ -53,10 +54,10 @@ class _Expander:
     def __init__(self, loaded: LoadedSweep):
         self.sweep, self.benchmarks = loaded.sweep, loaded.benchmarks
         self.document = loaded.document
-        self.drop = exclusions(self.sweep, self.benchmarks)
-        self.has_excluded = [False] * len(self.drop)  # whether each of them left out any run
+        self.exclusions = exclusions(self.sweep, self.benchmarks)
+        self.has_excluded = [False] * len(self.exclusions)  # whether each of them left out any run
         text = self.sweep.filter
-        self.keep = comparison(text, self.benchmarks) if text else None
+        self.filters = comparison(text, self.benchmarks) if text else None
         self.runs: dict[str, Run] = {}
         self.origin: dict[str, DataPath] = {}  # of each run: the block it comes from
         self.excluded = self.filtered = self.duplicates = 0
@@ -83,7 +84,7 @@ class _Expander:
         ordered = list(self.runs.values())
         if isinstance(self.sweep.order, Shuffle):
             random.Random(self.sweep.order.shuffle).shuffle(ordered)
-        warnings = [*self.without_effect(), *self.replaced()]
+        warnings = [*self.without_effect(), *self.lists_all_cases_replace()]
         return Expansion(ordered, self.excluded, self.filtered, self.duplicates, warnings)
 
     def add(self, path: DataPath, case: Case | None, point: dict[str, Any]) -> None:
@@ -93,10 +94,12 @@ class _Expander:
         except ValidationError as error:
             # A combination that the benchmark refuses is no error where the sweep leaves it out.
             complete = benchmark.json_defaults | point
-            if len(complete) < len(benchmark.fields) or not self.left_out(benchmark, complete):
-                self.refused(error, point, path)
+            if len(complete) < len(benchmark.fields) or not self.count_if_left_out(
+                benchmark, complete
+            ):
+                self.note_refusal(error, point, path)
             return
-        if self.left_out(benchmark, params):
+        if self.count_if_left_out(benchmark, params):
             return
         identity = run_id(benchmark.name, benchmark.version, params, benchmark.json_defaults)
         shape = self.shape(case, params, path)
@@ -118,9 +121,9 @@ class _Expander:
         named = " ".join(f"{name}={value}" for name, value in (varied or point).items())
         self.problems.setdefault(Problem(where, what), []).append(named)
 
-    def left_out(self, benchmark: Benchmark, params: dict[str, Any]) -> bool:
+    def count_if_left_out(self, benchmark: Benchmark, params: dict[str, Any]) -> bool:
         excluded = False
-        for i, conditions in enumerate(self.drop):
+        for i, conditions in enumerate(self.exclusions):
             condition = conditions.get(benchmark.name)
             if condition is None:
                 continue
@@ -133,9 +136,9 @@ class _Expander:
         if excluded:
             self.excluded += 1
             return True
-        if self.keep is None:
+        if self.filters is None:
             return False
-        keep = self.keep.get(benchmark.name)
+        keep = self.filters.get(benchmark.name)
         if keep is None or not self.holds(keep, params, ("filter",)):
             self.filtered += 1
             return True
@@ -169,11 +172,11 @@ class _Expander:
             if len(path) == 2 and path[0] in AXES and not position.line
         }
         for i, held in enumerate(self.has_excluded):
-            named = {name for condition in self.drop[i].values() for name in condition.named}
+            named = {name for condition in self.exclusions[i].values() for name in condition.named}
             if not held and not named & overridden:
                 yield Problem(self.document.at(("exclude", i)), "exclude: no run is like this")
 
-    def replaced(self) -> Iterator[Problem]:
+    def lists_all_cases_replace(self) -> Iterator[Problem]:
         """The lists that every case replaces which could have them: nothing of them is run."""
         for axis in ("grid", "zip"):
             for name in getattr(self.sweep, axis):
@@ -186,7 +189,7 @@ class _Expander:
                     where = self.document.at_key((axis, name))
                     yield Problem(where, f"{axis}: every case replaces {name!r}")
 
-    def refused(self, error: ValidationError, point: dict[str, Any], block: DataPath) -> None:
+    def note_refusal(self, error: ValidationError, point: dict[str, Any], block: DataPath) -> None:
         for item in error.errors():
             name = item["loc"][0] if item["loc"] else None
             message = item["msg"].removeprefix("Value error, ")
@@ -195,14 +198,14 @@ class _Expander:
                 self.problems[Problem(self.document.at(block), what)] = []
             elif name is not None:
                 value = point.get(str(name))
-                where = self.document.at(self.place(block, str(name), value))
+                where = self.document.at(self.where_given(block, str(name), value))
                 self.problems[Problem(where, f"{name}: given {value!r}, {message}")] = []
             else:
                 grid = (*block, "grid")
                 where = self.document.at(grid if grid in self.document.positions else block)
                 self.add_problem(where, message, point)
 
-    def place(self, block: DataPath, name: str, value: Any) -> DataPath:
+    def where_given(self, block: DataPath, name: str, value: Any) -> DataPath:
         """Where a block, or else the sweep, gives a parameter this value."""
         for prefix in (block, ()):
             data = self.document.data["cases"][prefix[1]] if prefix else self.document.data

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,7 +19,7 @@ from systems.benchmark import Unsupported, WrongOutput
 
 TEXT = 16000  # characters of a traceback that a record keeps
 _LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
-_LOST = {
+LOST = {
     "ServerDied": "the process that it was forked from is gone",
     "NodeLost": "the worker of another node of the job is gone",
 }
@@ -51,7 +50,7 @@ class Outcome(_Message):
     ended_at: float = 0.0  # since the epoch
     versions: dict[str, Any] = {}  # of the libraries that were loaded
     rank: int = 0
-    by_another_rank: bool = False  # it failed because another rank is gone
+    lost_peer: bool = False  # it failed because another rank is gone
 
     @property
     def is_ok(self) -> bool:
@@ -120,7 +119,7 @@ def outcome_of(error: BaseException, oom: dict[str, int] | None = None) -> Outco
         status = Status.unsupported
     else:
         status = Status.wrong if isinstance(error, WrongOutput) else Status.error
-    return Outcome(status=status, failure=failure, by_another_rank=_by_another_rank(error))
+    return Outcome(status=status, failure=failure, lost_peer=_has_lost_peer(error))
 
 
 def _message(error: BaseException) -> str:
@@ -135,7 +134,7 @@ def _plain_text(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _by_another_rank(error: BaseException) -> bool:
+def _has_lost_peer(error: BaseException) -> bool:
     """Whether a collective failed, as it does when another rank has left. That rank may tell of it
     later than this one: it lets its connections go before it has told."""
     names = {cls.__name__ for cls in type(error).__mro__ if cls.__module__ == "torch.distributed"}
@@ -170,7 +169,7 @@ def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
         out_of_memory: its memory cgroup counts a kill more than before it ran.
     """
     if exit_code is None:
-        return failed(Status.killed, "ServerDied", _LOST["ServerDied"], traces)
+        return failed(Status.killed, "ServerDied", LOST["ServerDied"], traces)
     if exit_code >= 0:
         message = f"left with exit code {exit_code} before it returned"
         return failed(Status.error, f"exit code {exit_code}", message, traces)
@@ -182,82 +181,3 @@ def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
         message = "the kernel killed it: its memory cgroup is full"
         return failed(Status.oom, name, message, traces, memory="host")
     return failed(Status.killed, name, f"ended by {name}", traces)
-
-
-def of_ranks(nodes: list[NodeReport], expired: bool, timeout_s: float, world_size: int) -> Outcome:
-    """The one outcome of a run of several ranks: the failure that came first, with its rank.
-
-    Args:
-        nodes: what each node left, node 0 first.
-        expired: it was ended at its timeout.
-    """
-    outcomes = [outcome for node in nodes for outcome in node.outcomes]
-    if len(outcomes) == world_size and all(outcome.is_ok for outcome in outcomes):
-        return merge_ranks(outcomes)
-    for node in nodes:
-        if node.lost:
-            return failed(Status.killed, node.lost, _LOST[node.lost])
-    stacks = "\n\n".join(node.stacks for node in nodes if node.stacks)
-    candidates = [*_raised(outcomes), *_silent(nodes, world_size)]
-    first = min(candidates, key=lambda candidate: candidate[:3], default=None)
-    if expired and (first is None or first[0] >= _CONSEQUENCE):
-        return timed_out(timeout_s, stacks)
-    if first is not None:
-        _, _, rank, outcome = first
-        assert outcome.failure is not None
-        failure = outcome.failure.model_copy(update={"rank": rank})
-        return outcome.model_copy(update={"failure": failure})
-    for node in nodes:
-        if node.exit_code != 0:  # torchrun's agent itself
-            return died(node.exit_code, node.log_end, node.out_of_memory)
-    errors = [node.agent.error for node in nodes if node.agent and node.agent.error]
-    message = errors[0] if errors else f"{len(outcomes)} of {world_size} ranks left an outcome"
-    return failed(Status.error, "TorchrunError", message, nodes[0].log_end)
-
-
-# A rank that failed: how likely others failed first (0: not), when it was seen, rank, outcome.
-_Candidate = tuple[int, float, int, Outcome]
-_CONSEQUENCE = 3  # from this order on it follows from another rank's end, as at a timeout
-
-
-def _raised(outcomes: list[Outcome]) -> Iterator[_Candidate]:
-    """What ranks raised. A rank may report the end of another sooner than that one reports its
-    own."""
-    for outcome in outcomes:
-        if not outcome.is_ok:
-            order = _CONSEQUENCE if outcome.by_another_rank else 1
-            yield order, outcome.ended_at, outcome.rank, outcome
-
-
-def _silent(nodes: list[NodeReport], world_size: int) -> Iterator[_Candidate]:
-    """Ranks that ended without an outcome."""
-    known = {outcome.rank for node in nodes for outcome in node.outcomes}
-    for node in nodes:
-        for failure in node.agent.failures if node.agent else ():
-            rank, code = failure.rank, failure.exit_code
-            if rank in known:
-                continue
-            known.add(rank)
-            outcome = died(code, node.stacks or node.log_end, node.out_of_memory)
-            # torchrun ends the others by SIGTERM; libraries abort, as a lone rank may too.
-            order = 2 if code >= 0 else 4 if -code in (signal.SIGTERM, signal.SIGABRT) else 0
-            yield order, failure.at, rank, outcome
-    if all(node.agent and not node.agent.error for node in nodes):
-        for rank in set(range(world_size)) - known:  # torchrun takes exit code 0 for success
-            yield 2, 0.0, rank, died(0, nodes[0].log_end, False)
-
-
-def merge_ranks(outcomes: list[Outcome]) -> Outcome:
-    """One outcome of all ranks: times and memory as lists by rank, the rest as rank 0 has it."""
-    outcomes = sorted(outcomes, key=lambda outcome: outcome.rank)
-    measurements = [outcome.measurements or {} for outcome in outcomes]
-    merged = dict(measurements[0])
-    for name in ("samples_ms", "peak_memory_bytes"):
-        by_rank = [measured.get(name, {}) for measured in measurements]
-        for rank, phases in enumerate(by_rank):
-            if not isinstance(phases, dict) or phases.keys() != by_rank[0].keys():
-                message = f"{name} of rank 0: {by_rank[0]!r:.200}; of rank {rank}: {phases!r:.200}"
-                return failed(Status.error, "RanksDisagree", message, rank=rank)
-        merged[name] = {phase: [phases[phase] for phases in by_rank] for phase in by_rank[0]}
-    slowest = max(outcome.measuring or 0.0 for outcome in outcomes)
-    return outcomes[0].model_copy(update={"measurements": merged, "measuring": slowest})

@@ -26,24 +26,21 @@ from jobs.results.worker_state import WorkerState, read_worker_state, write_work
 from jobs.run import Run
 from jobs.status import Status
 from jobs.worker.environment import scoped_environment
-from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import (
     Child,
     ForkServer,
     ServerDied,
     blocked_signals,
-    oom_kills,
-    read_stacks,
 )
 from jobs.worker.nodes import Followers, follow, lead, node_address
-from jobs.worker.outcome import Outcome, died, failed, of_ranks, timed_out
+from jobs.worker.outcome import Outcome, failed
+from jobs.worker.rank_failures import outcome_of_ranks
 from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts
-from jobs.worker.run_process import Request, execute, run_alone
-from jobs.worker.torchrun import log_end
+from jobs.worker.run_process import Request, execute
+from jobs.worker.run_with_timeout import run_with_timeout
 
-DEATHS = 2  # workers that one run may take down before it is left alone
+MAX_DEATHS = 2  # workers that one run may take down before it is left alone
 LIMIT_MARGIN_S = 120.0  # a stop this close to the time limit is the time limit's doing
-TERM_S = 0.5  # for a SIGTERM that a run got to reach its worker
 
 
 class Stopped(SystemExit):
@@ -72,7 +69,7 @@ class Worker:
         self.in_process = in_process
         self.node_rank = node_rank
         self.folder = manifest.job_folder(index)
-        self.clock = time.monotonic()
+        self.started = time.monotonic()
         under_slurm = manifest.executor == "slurm"
         self.visible = provenance.visible_gpus()
         if under_slurm and "CUDA_VISIBLE_DEVICES" in os.environ:  # what Slurm gave the job
@@ -81,7 +78,7 @@ class Worker:
         self.slurm = slurm_facts() if under_slurm else {}
         self.recorder = Recorder(manifest, self.job, self.gpus, self.slurm)
         self.tail = RecordTail(manifest.folder, {run for run, _ in self.job.tasks})
-        self.seen: list[Record] = []
+        self.records: list[Record] = []
         self.executed = 0
         self.failures: list[Record] = []
         self._deaths: Counter[str] = Counter()
@@ -106,7 +103,7 @@ class Worker:
             elif self.node_rank == 0:
                 if nodes > 1:
                     self._followers = Followers(nodes - 1, self._rendezvous_file())
-                self._run_all(reason)
+                self._run_tasks(reason)
         finally:
             if self._followers is not None:
                 self._followers.close()
@@ -118,7 +115,7 @@ class Worker:
         restarts = self.slurm.get("restart_count", "0")
         return self.folder / f"rendezvous-{self.slurm.get('job_id', '0')}-{restarts}.json"
 
-    def _run_all(self, reason: str | None) -> None:
+    def _run_tasks(self, reason: str | None) -> None:
         """
         Args:
             reason: why no run can be done here, if none can.
@@ -130,11 +127,11 @@ class Worker:
             attempt = self._begin(self.manifest.runs[run_id], repeat)
             if reason is not None:
                 self._record(attempt, failed(Status.unsupported, "Unsupported", reason))
-            elif self._deaths[f"{run_id}/{repeat}"] >= DEATHS:
-                message = f"its worker died {DEATHS} times while this ran"
+            elif self._deaths[f"{run_id}/{repeat}"] >= MAX_DEATHS:
+                message = f"its worker died {MAX_DEATHS} times while this ran"
                 self._record(attempt, failed(Status.killed, "WorkerDied", message))
             else:
-                self._execute(attempt)
+                self._attempt_run(attempt)
             if self.in_process and self.failures:
                 return
         self._write_state(None)
@@ -153,14 +150,14 @@ class Worker:
 
     def _is_done(self, run_id: str, repeat: int) -> bool:
         """Whether this submission, or (unless forced) any other, has measured it meanwhile."""
-        self.seen += self.tail.new()
-        for record in self.seen:
+        self.records += self.tail.new()
+        for record in self.records:
             if (record.run, record.repeat) != (run_id, repeat):
                 continue
             # In its own submission a run that was killed is not tried again.
             status = record.status
             own = record.submission == self.manifest.id
-            if own and (not status.resumes or status is Status.killed):
+            if own and (not status.runs_again_on_submit or status is Status.killed):
                 return True
             if (
                 status is Status.ok
@@ -175,9 +172,9 @@ class Worker:
         state = read_worker_state(self.folder)
         deaths, running = Counter(state.deaths), state.running
         if running is not None:
-            self.seen += self.tail.new()
+            self.records += self.tail.new()
             mine = (self.manifest.id, running.run, running.repeat, running.attempt)
-            recorded = any((r.submission, r.run, r.repeat, r.attempt) == mine for r in self.seen)
+            recorded = any((r.submission, r.run, r.repeat, r.attempt) == mine for r in self.records)
             deaths[f"{running.run}/{running.repeat}"] += not recorded
         return deaths
 
@@ -199,13 +196,13 @@ class Worker:
     # ---- one run ---------------------------------------------------------------------------------
 
     def _begin(self, run: Run, repeat: int) -> Attempt:
-        before = [r.attempt for r in self.seen if (r.run, r.repeat) == (run.id, repeat)]
+        before = [r.attempt for r in self.records if (r.run, r.repeat) == (run.id, repeat)]
         number = 1 + max(before, default=0)
         while self.manifest.artifacts(run.id, repeat, number).exists():
             number += 1  # its worker died and left no record; what it left there is not this one's
         return self.recorder.begin(run, repeat, number)
 
-    def _execute(self, attempt: Attempt) -> None:
+    def _attempt_run(self, attempt: Attempt) -> None:
         scratch = Path(tempfile.mkdtemp(prefix="run-"))
         self._current = (attempt, scratch)
         self._write_state(attempt)
@@ -225,7 +222,7 @@ class Worker:
             host=node_address() if run.shape.nodes > 1 else "127.0.0.1",
         )
         try:
-            outcome = self._outcome(request, run.timeout_s)
+            outcome = self._run_and_wait(request, run.timeout_s)
             with blocked_signals():  # a stop comes before the record or after it
                 self._child = None
                 self._record(attempt, outcome)
@@ -239,37 +236,18 @@ class Worker:
         if outcome.failure is not None and outcome.failure.type == "NodeLost":
             raise NodeLost("the worker of another node is gone")
 
-    def _outcome(self, request: Request, timeout_s: float) -> Outcome:
+    def _run_and_wait(self, request: Request, timeout_s: float) -> Outcome:
         if request.nproc_per_node is not None:
             server = self._fork_server()
             nodes, expired = lead(server, request, self._followers, timeout_s, self._remember)
-            return of_ranks(nodes, expired, timeout_s, request.world_size)
+            return outcome_of_ranks(nodes, expired, timeout_s, request.world_size)
         if not self.in_process:
-            return self._run_alone(request, timeout_s)
+            return run_with_timeout(self._fork_server(), request, timeout_s, self._remember)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         outcome = execute(request)
         if outcome.failure is not None and outcome.failure.type == "KeyboardInterrupt":
             raise KeyboardInterrupt
         return outcome
-
-    def _run_alone(self, request: Request, timeout_s: float) -> Outcome:
-        server = self._fork_server()
-        kills = oom_kills()
-        child = self._remember(server.start(run_alone, request, scratch=request.scratch))
-        scratch = Path(request.scratch)
-        path = scratch / "outcome0.json"
-        expired = not child.wait(timeout_s)
-        if expired and path.exists():
-            expired = not child.wait(EXIT_S)  # it has measured; only its end takes long
-        stacks = child.stacks(scratch) if expired else read_stacks(scratch)
-        child.kill()
-        if path.exists():
-            return Outcome.read(path)
-        if expired:
-            return timed_out(timeout_s, stacks)
-        if child.exit_code == -signal.SIGTERM:
-            time.sleep(TERM_S)  # Slurm signals process by process: this one's turn may come
-        return died(child.exit_code, stacks or log_end(request.log), oom_kills() > kills)
 
     def _remember(self, child: Child) -> Child:
         self._child = child
@@ -332,7 +310,7 @@ class Worker:
 
     def near_limit(self) -> bool:
         """Whether the job's time is about up."""
-        return time.monotonic() - self.clock > self.job.timeout_min * 60 - LIMIT_MARGIN_S
+        return time.monotonic() - self.started > self.job.timeout_min * 60 - LIMIT_MARGIN_S
 
     def handle_term(self) -> None:
         """On SIGTERM (which the local queue sends on Ctrl-C) and SIGINT: record, leave."""

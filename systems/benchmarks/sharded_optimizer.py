@@ -106,9 +106,9 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
 
     from systems.parallel import BucketedDDP, ShardedOptimizer
     from systems.training.parallel_training import ParallelTraining
-    from systems.training.training import optimizer_of
+    from systems.training.training import optimizer_class_and_options
 
-    optimizer_class, options = optimizer_of(params)
+    optimizer_class, options = optimizer_class_and_options(params)
 
     def make_optimizer(parameters: Iterable[torch.nn.Parameter]) -> Any:
         if params.strategy == "sharded":

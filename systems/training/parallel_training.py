@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from systems.model import cross_entropy
 from systems.training.parallel_params import ParallelParams
-from systems.training.training import Training, batch, optimizer_of
+from systems.training.training import Training, batch, optimizer_class_and_options
 
 Wrap = Callable[[nn.Module], nn.Module]
 MakeOptimizer = Callable[..., Any]  # (parameters) -> Optimizer
@@ -55,7 +55,7 @@ class ParallelTraining(Training):
         self.wrapper: nn.Module = self.model
         if wrap is not None:
             self.wrapper = wrap(self.model)
-            optimizer_class, options = optimizer_of(params)
+            optimizer_class, options = optimizer_class_and_options(params)
             make = make_optimizer or partial(optimizer_class, **options)
             self.optimizer = make(self.wrapper.parameters())
         self.cross_entropy = cross_entropy

@@ -64,13 +64,13 @@ class Training:
         _check_device(params, device)
         self.params, self.device = params, device
         attention = attention or ATTENTIONS[params.attention]
-        self.model, master = _model(params, device, attention)
+        self.model, master = _prepared_model(params, device, attention)
         self.tokens, self.targets = batch(params, device)
         self.optimizer = _optimizer(params, self.model, master)
         self.scaler = torch.amp.GradScaler(device.type, enabled=params.precision == "fp16")
         self.loss = torch.zeros((), device=device)
         self.preparing_seconds = 0.0  # compiling and capturing, before the first step
-        self._loss_fn = _compiled(params, self.model)
+        self._loss_fn = _loss_function(params, self.model)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return the autocast context of forward; a null context if the precision needs none."""
@@ -226,7 +226,7 @@ def new_model(
     )
 
 
-def _model(
+def _prepared_model(
     params: TransformerParams, device: torch.device, attention: Callable[..., Tensor]
 ) -> tuple[TransformerLM, dict[nn.Parameter, Tensor]]:
     """Return the model, and float32 master weights of the parameters that are bf16 copies."""
@@ -250,7 +250,7 @@ def _model(
     return model, master
 
 
-def optimizer_of(params: TransformerParams) -> tuple[Any, dict[str, Any]]:
+def optimizer_class_and_options(params: TransformerParams) -> tuple[Any, dict[str, Any]]:
     """Return the class of the optimizer that params names, and its keyword arguments."""
     options: dict[str, Any] = {"lr": params.lr, "betas": BETAS, "weight_decay": 0.01}
     if params.optimizer == "torch":
@@ -264,14 +264,14 @@ def optimizer_of(params: TransformerParams) -> tuple[Any, dict[str, Any]]:
 def _optimizer(
     params: TransformerParams, model: nn.Module, master: dict[nn.Parameter, Tensor]
 ) -> Any:
-    optimizer_class, options = optimizer_of(params)
+    optimizer_class, options = optimizer_class_and_options(params)
     optimizer = optimizer_class(model.parameters(), **options)
     if master:
         optimizer.load_master(master)
     return optimizer
 
 
-def _compiled(
+def _loss_function(
     params: TransformerParams, model: TransformerLM
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function (tokens, targets) -> loss, compiled as the mode says."""

@@ -11,21 +11,27 @@ from jobs.status import Status
     ("status", "follows"),
     [
         ("ok", {"can_be_recorded"}),
-        ("oom", {"can_be_recorded", "retries"}),
-        ("timeout", {"can_be_recorded", "is_failure", "retries"}),
-        ("error", {"can_be_recorded", "is_failure", "retries"}),
-        ("wrong", {"can_be_recorded", "is_failure", "retries"}),
+        ("oom", {"can_be_recorded", "runs_again_on_retry"}),
+        ("timeout", {"can_be_recorded", "is_failure", "runs_again_on_retry"}),
+        ("error", {"can_be_recorded", "is_failure", "runs_again_on_retry"}),
+        ("wrong", {"can_be_recorded", "is_failure", "runs_again_on_retry"}),
         ("unsupported", {"can_be_recorded"}),
-        ("killed", {"can_be_recorded", "is_failure", "resumes"}),
-        ("preempted", {"can_be_recorded", "is_failure", "resumes"}),
-        ("cancelled", {"can_be_recorded", "is_failure", "resumes"}),
+        ("killed", {"can_be_recorded", "is_failure", "runs_again_on_submit"}),
+        ("preempted", {"can_be_recorded", "is_failure", "runs_again_on_submit"}),
+        ("cancelled", {"can_be_recorded", "is_failure", "runs_again_on_submit"}),
         ("queued", {"is_live"}),
         ("running", {"is_live"}),
-        ("missing", {"is_failure"}),
+        ("missing", {"is_failure", "runs_again_on_submit"}),
     ],
 )
 def test_what_follows_from_a_status(status: str, follows: set[str]) -> None:
-    properties = ("can_be_recorded", "is_failure", "is_live", "resumes", "retries")
+    properties = (
+        "can_be_recorded",
+        "is_failure",
+        "is_live",
+        "runs_again_on_submit",
+        "runs_again_on_retry",
+    )
     assert {name for name in properties if getattr(Status(status), name)} == follows
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from systems.kernels.flash_attention.auto import best_implementation
 from systems.kernels.flash_attention.autograd import autocast
-from systems.kernels.flash_attention.configurations import KERNEL_DTYPES
 from systems.kernels.flash_attention.layout import four_dimensional
 from systems.kernels.flash_attention.registry import ATTENTIONS, unsupported_reason
+from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES
 from systems.kernels.flash_attention.validation import qkv_errors
 
 DTYPES = (*KERNEL_DTYPES, torch.float64)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from systems.kernels.flash_attention import dispatch
-from systems.kernels.flash_attention.configurations import KERNEL_DTYPES
+from systems.kernels.flash_attention import kernel_choice
+from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES
 
 
 class FlashAttentionTriton(torch.autograd.Function):
@@ -98,7 +98,7 @@ def _forward(
 
         out, lse = flash_forward_op(q, k, v, is_causal, scale, precision, kernels)
     else:
-        out, lse = dispatch.forward(q, k, v, is_causal, scale, precision, kernels)
+        out, lse = kernel_choice.forward(q, k, v, is_causal, scale, precision, kernels)
     ctx.save_for_backward(q, k, v, out, lse)
     ctx.options = is_causal, scale, precision, kernels
     return out
@@ -114,7 +114,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
 
         gradients = flash_backward_op(*args)
     else:
-        gradients = dispatch.backward(*args)
+        gradients = kernel_choice.backward(*args)
     return tuple(
         gradient.to(dtype) if needed and gradient is not None else None
         for gradient, dtype, needed in zip(

@@ -3,7 +3,7 @@
     python -m systems.kernels.flash_attention.autotune --heads 16 --seq-len 16384 --head-dim 64
 
 Candidates are compiled in parallel and each result is compared with that of the first candidate
-that runs: the table's own tile, where it fits this GPU. `triton.tile_cache` says which calls use
+that runs: the table's own tile, where it fits this GPU. `triton.choose_tiles` says which calls use
 what is found, and which search by themselves.
 """
 
@@ -15,9 +15,9 @@ import time
 
 import torch
 
-from systems.kernels.flash_attention.configurations import MAX_HEAD_DIM
-from systems.kernels.flash_attention.triton.tile_cache import cache_path, write_tiles
+from systems.kernels.flash_attention.triton.choose_tiles import cache_path, write_tiles
 from systems.kernels.flash_attention.triton.tile_search import search
+from systems.kernels.flash_attention.triton.tile_table import MAX_HEAD_DIM
 
 
 def main() -> None:

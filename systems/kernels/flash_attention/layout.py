@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention.configurations import MAX_ROW_STRIDE
+from systems.kernels.flash_attention.triton.tile_table import MAX_ROW_STRIDE
 
 
 class Layout(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from systems.kernels.flash_attention import dispatch
+from systems.kernels.flash_attention import kernel_choice
 from systems.kernels.flash_attention.layout import output_strides
 
 
@@ -25,8 +25,10 @@ def flash_forward_op(
     precision: str,
     kernels: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) of `dispatch.forward`."""
-    return dispatch.forward(q, k, v, is_causal, scale, precision, kernels, reuse_counters=False)
+    """Return (out, lse) of `kernel_choice.forward`."""
+    return kernel_choice.forward(
+        q, k, v, is_causal, scale, precision, kernels, reuse_counters=False
+    )
 
 
 @flash_forward_op.register_fake
@@ -49,8 +51,8 @@ def flash_backward_op(
     needs_dq: bool,
     needs_dkdv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv) of `dispatch.backward`, empty tensors for those not needed."""
-    gradients = dispatch.backward(
+    """Return (dq, dk, dv) of `kernel_choice.backward`, empty tensors for those not needed."""
+    gradients = kernel_choice.backward(
         q, k, v, out, lse, dout, is_causal, scale, precision, kernels, needs_dq, needs_dkdv
     )
     dq, dk, dv = (q.new_empty(0) if gradient is None else gradient for gradient in gradients)

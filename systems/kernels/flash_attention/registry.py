@@ -10,11 +10,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from systems.kernels.device import runs_kernels
 from systems.kernels.flash_attention.autograd import FlashAttentionHopper, FlashAttentionTriton
-from systems.kernels.flash_attention.configurations import KERNEL_DTYPES, MAX_HEAD_DIM
 from systems.kernels.flash_attention.flash_pytorch import FlashAttentionPyTorch
 from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.naive import naive
 from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, sdpa_unsupported_reason
+from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES, MAX_HEAD_DIM
 
 
 def flex(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import runs_kernels
-from systems.kernels.flash_attention.configurations import (
+from systems.kernels.flash_attention.triton.tile_table import (
     KERNEL_DTYPES,
     MAX_HEAD_DIM,
     PRECISIONS,

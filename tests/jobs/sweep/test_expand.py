@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from jobs.run import run_id
+from jobs.run_id import run_id
 from jobs.sweep import benchmarks
 from jobs.sweep.benchmarks import Benchmark, load_benchmark
 from jobs.sweep.expand import expand

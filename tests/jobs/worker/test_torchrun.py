@@ -17,7 +17,8 @@ from jobs.status import Status
 from jobs.worker.environment import job_environment
 from jobs.worker.isolation import ForkServer
 from jobs.worker.nodes import lead
-from jobs.worker.outcome import AgentReport, NodeReport, Outcome, RankFailure, of_ranks
+from jobs.worker.outcome import AgentReport, NodeReport, Outcome, RankFailure
+from jobs.worker.rank_failures import outcome_of_ranks
 from jobs.worker.run_process import Request
 from tests.jobs.harness import (
     LEAKS,
@@ -282,7 +283,7 @@ def left(rank: int, ended_at: float, by_another: bool = False) -> Outcome:
         failure=Failure(type="ValueError", message=f"of rank {rank}"),
         rank=rank,
         ended_at=ended_at,
-        by_another_rank=by_another,
+        lost_peer=by_another,
     )
 
 
@@ -318,7 +319,7 @@ OK = Outcome(status=Status.ok, measuring=1.0, measurements={"samples_ms": {"a": 
     ],
 )
 def test_which_rank_failed_first(reports: list[NodeReport], status: str, rank: int | None) -> None:
-    outcome = of_ranks(reports, expired=False, timeout_s=1.0, world_size=2)
+    outcome = outcome_of_ranks(reports, expired=False, timeout_s=1.0, world_size=2)
     assert outcome.status == status
     assert (outcome.failure.rank if outcome.failure else None) == rank
 
@@ -335,5 +336,5 @@ def test_what_an_end_at_the_timeout_brings_about_is_no_failure(
     other: NodeReport, status: str
 ) -> None:
     ended = node([], [], agent=None)
-    outcome = of_ranks([ended, other], expired=True, timeout_s=1.0, world_size=2)
+    outcome = outcome_of_ranks([ended, other], expired=True, timeout_s=1.0, world_size=2)
     assert outcome.status == status

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import is_hopper
-from systems.kernels.flash_attention.configurations import Configuration, Tile
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
+from systems.kernels.flash_attention.triton.tile_table import Configuration, Tile
 from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16

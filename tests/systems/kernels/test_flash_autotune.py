@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from systems.kernels.flash_attention.configurations import TABLE, Tile, configuration
-from systems.kernels.flash_attention.triton.tile_cache import (
+from systems.kernels.flash_attention.triton.choose_tiles import (
     AUTOTUNE,
     cache_path,
     read_tiles,
@@ -20,6 +19,7 @@ from systems.kernels.flash_attention.triton.tile_cache import (
     write_tiles,
 )
 from systems.kernels.flash_attention.triton.tile_search import candidates, search
+from systems.kernels.flash_attention.triton.tile_table import TABLE, Tile, configuration
 
 CPU = torch.device("cpu")
 

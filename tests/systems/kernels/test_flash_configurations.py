@@ -11,18 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
-from systems.kernels.flash_attention.configurations import (
+from systems.kernels.flash_attention.layout import layout
+from systems.kernels.flash_attention.triton.launch import flash_forward
+from systems.kernels.flash_attention.triton.memory_bound_launch import memory_bound_constants
+from systems.kernels.flash_attention.triton.tile_table import (
     MAX_BLOCK,
     MAX_ROW_STRIDE,
     block_d,
     configuration,
+)
+from systems.kernels.flash_attention.triton.work_splits import (
     default_splits,
     heads_in_l2,
     split_rows,
 )
-from systems.kernels.flash_attention.layout import layout
-from systems.kernels.flash_attention.triton.launch import flash_forward
-from systems.kernels.flash_attention.triton.memory_bound_launch import memory_bound_constants
 from tests.systems.kernels.flash_cases import (
     BF16,
     F16,
@@ -75,7 +77,7 @@ def test_schedule_has_every_item_once_and_of_a_causal_head_the_longest_first(
     n_rows, n_others, n_programs, group, n_splits, blocks, is_causal, by_keys
 ):
     pytest.importorskip("triton")
-    from systems.kernels.flash_attention.triton.tiles import schedule
+    from systems.kernels.flash_attention.triton.tile_ops import schedule
 
     block, other_block = blocks
     n_blocks = -(-n_rows // block)

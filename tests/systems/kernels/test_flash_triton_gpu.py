@@ -7,7 +7,7 @@ import torch
 
 from systems.kernels.flash_attention import attention_reference
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
-from systems.kernels.flash_attention.configurations import (
+from systems.kernels.flash_attention.triton.tile_table import (
     TABLE,
 )
 from tests.systems.kernels.attention_error import NAMES, assert_within_limits

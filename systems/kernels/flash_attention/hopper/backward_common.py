@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
-from systems.kernels.flash_attention.triton.tiles import schedule
+from systems.kernels.flash_attention.triton.tile_ops import schedule
 
 LOG2E = tl.constexpr(1.4426950408889634)
 BLOCK_Q = gl.constexpr(64)  # queries per step

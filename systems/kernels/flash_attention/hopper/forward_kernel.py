@@ -63,7 +63,7 @@ from systems.kernels.flash_attention.hopper.registers import (
     scale_rows,
     unpack,
 )
-from systems.kernels.flash_attention.triton.tiles import schedule
+from systems.kernels.flash_attention.triton.tile_ops import schedule
 
 LN2 = gl.constexpr(0.6931471805599453)
 FLOOR = gl.constexpr(-3.0e38)  # as in `forward_kernel`

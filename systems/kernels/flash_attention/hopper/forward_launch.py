@@ -14,15 +14,12 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import is_hopper, multiprocessors, on
-from systems.kernels.flash_attention.configurations import (
-    MAX_ROW_STRIDE,
-    heads_in_l2,
-    split_tiles,
-)
 from systems.kernels.flash_attention.hopper.splits import forward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
 from systems.kernels.flash_attention.triton.memory_bound_launch import combine_launch
 from systems.kernels.flash_attention.triton.plans import LOG2E
+from systems.kernels.flash_attention.triton.tile_table import MAX_ROW_STRIDE
+from systems.kernels.flash_attention.triton.work_splits import heads_in_l2, split_tiles
 from systems.kernels.flash_attention.validation import MAX_PLANS, check_kernel_inputs, signature
 from systems.kernels.kernel_launch import Launch
 from systems.kernels.tensor_maps import TensorMaps

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from systems.kernels.flash_attention.triton.tiles import head_base, load_tile
+from systems.kernels.flash_attention.triton.tile_ops import head_base, load_tile
 
 LOG2E = tl.constexpr(1.4426950408889634)
 

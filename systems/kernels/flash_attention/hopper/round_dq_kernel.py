@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from systems.kernels.flash_attention.triton.tiles import head_base
+from systems.kernels.flash_attention.triton.tile_ops import head_base
 
 
 @triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded"])

@@ -10,7 +10,7 @@ import functools
 import heapq
 from collections.abc import Callable
 
-from systems.kernels.flash_attention.configurations import split_tiles
+from systems.kernels.flash_attention.triton.work_splits import split_tiles
 
 SPLITS = (1, 2, 3, 4, 6, 8)
 # Measured on an H200: the time of a tile of keys; the throughput of writing and reading partial
@@ -110,7 +110,7 @@ def _fastest(
     Args:
         length: returns the length of an item in tiles, from its block, split and tiles per split.
     """
-    from systems.kernels.flash_attention.triton.tiles import schedule
+    from systems.kernels.flash_attention.triton.tile_ops import schedule
 
     def seconds(n_splits: int) -> float:
         n_splits, per_split = split_tiles(n_tiles, n_splits)

@@ -29,7 +29,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from systems.kernels.flash_attention.triton.tiles import (
+from systems.kernels.flash_attention.triton.tile_ops import (
     SMALLEST,
     TOP_INVERSE,
     TOP_POWER,

@@ -14,7 +14,12 @@ import triton
 import triton.language as tl
 
 from systems.kernels.flash_attention.triton.forward_kernel import FLOOR
-from systems.kernels.flash_attention.triton.tiles import head_base, load_rows, load_tile, store_tile
+from systems.kernels.flash_attention.triton.tile_ops import (
+    head_base,
+    load_rows,
+    load_tile,
+    store_tile,
+)
 
 
 @triton.jit(do_not_specialize=["n_programs", "n_heads", "n_rows", "splits"])

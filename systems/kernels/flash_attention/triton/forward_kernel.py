@@ -27,7 +27,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from systems.kernels.flash_attention.triton.tiles import (
+from systems.kernels.flash_attention.triton.tile_ops import (
     TOP_INVERSE,
     TOP_POWER,
     add_product,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from systems.kernels.flash_attention.triton.tiles import (
+from systems.kernels.flash_attention.triton.tile_ops import (
     as_operand,
     head_base,
     load_tile,

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention.configurations import Configuration
 from systems.kernels.flash_attention.layout import empty_like
+from systems.kernels.flash_attention.triton.choose_tiles import tuned_tiles
 from systems.kernels.flash_attention.triton.plans import BackwardPlan, ForwardPlan
-from systems.kernels.flash_attention.triton.tile_cache import tuned_tiles
+from systems.kernels.flash_attention.triton.tile_table import Configuration
 from systems.kernels.flash_attention.validation import (
     MAX_PLANS,
     Shapes,
@@ -54,8 +54,8 @@ def flash_forward(
             Magnitudes below 2^-16 of the largest in their head lose a bit with each power of two,
             and a value that is not finite makes all of its head NaN. "tf32" has 11 bits and errors
             near 1e-3.
-        tiles: by default those of `tile_cache.tuned_tiles`.
-        n_splits: number of ranges of keys, one program each; `configurations.default_splits` by
+        tiles: by default those of `choose_tiles.tuned_tiles`.
+        n_splits: number of ranges of keys, one program each; `work_splits.default_splits` by
             default.
 
     Returns:
@@ -100,7 +100,7 @@ def flash_backward(
         dout: of out's shape and dtype, any strides; a copy is made if the last is not 1, as in the
             expanded gradient of a sum.
         n_splits_dkdv, n_splits_dq: numbers of ranges of queries and of keys, one program each;
-            `configurations.default_splits` by default.
+            `work_splits.default_splits` by default.
         needs_dq, needs_dkdv: skip the gradients for which this is False.
 
     Returns:

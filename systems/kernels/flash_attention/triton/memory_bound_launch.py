@@ -10,8 +10,8 @@ import functools
 
 import torch
 
-from systems.kernels.flash_attention.configurations import MEMORY_BOUND_ELEMENTS, block_d
 from systems.kernels.flash_attention.layout import Layout
+from systems.kernels.flash_attention.triton.tile_table import MEMORY_BOUND_ELEMENTS, block_d
 from systems.kernels.kernel_launch import Launch
 
 MAX_LAUNCHES = 4096  # cached, of each kernel

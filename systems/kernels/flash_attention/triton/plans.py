@@ -13,13 +13,6 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import is_hopper, multiprocessors, on
-from systems.kernels.flash_attention.configurations import (
-    Configuration,
-    Tile,
-    block_d,
-    heads_in_l2,
-    split_rows,
-)
 from systems.kernels.flash_attention.layout import Layout, layout, output_strides
 from systems.kernels.flash_attention.triton.memory_bound_launch import (
     combine_launch,
@@ -29,6 +22,8 @@ from systems.kernels.flash_attention.triton.memory_bound_launch import (
     peak_launch,
     sum_launch,
 )
+from systems.kernels.flash_attention.triton.tile_table import Configuration, Tile, block_d
+from systems.kernels.flash_attention.triton.work_splits import heads_in_l2, split_rows
 from systems.kernels.flash_attention.validation import Shapes
 from systems.kernels.kernel_launch import Launch
 

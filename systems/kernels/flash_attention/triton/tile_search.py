@@ -9,8 +9,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention.configurations import Configuration, Tile, configuration, kind
 from systems.kernels.flash_attention.triton.plans import BackwardPlan, ForwardPlan
+from systems.kernels.flash_attention.triton.tile_table import (
+    Configuration,
+    Tile,
+    configuration,
+    kind,
+)
 from systems.kernels.flash_attention.validation import signature
 
 COMPILE_THREADS = 16

@@ -2,7 +2,7 @@
 
 A tensor of any leading dimensions comes as (batch, heads, rows, head_dim) with the strides of its
 first three; elements of a row are contiguous. Offsets of a tile are 64-bit, those within a tile
-32-bit: `layout` keeps the stride of a row below `configurations.MAX_ROW_STRIDE`.
+32-bit: `layout` keeps the stride of a row below `tile_table.MAX_ROW_STRIDE`.
 
 With FP16X3, a float32 tensor comes as two float16 halves of the same shape, whose sum is the tensor
 divided by a power of two of each head, its unit. Tensor cores multiply 16-bit numbers exactly, and

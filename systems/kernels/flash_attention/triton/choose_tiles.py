@@ -1,6 +1,6 @@
 """Choose the tiles for a shape: those of the table, or those that a search found on this GPU.
 
-On an H100 or H200 `configurations.TABLE` is used and nothing is searched. On another GPU, or
+On an H100 or H200 `tile_table.TABLE` is used and nothing is searched. On another GPU, or
 everywhere with FLASH_ATTENTION_AUTOTUNE=1, the first call with a shape searches and writes what it
 finds to a file in $XDG_CACHE_HOME/cluster-sweeps (~/.cache by default), which later processes read.
 FLASH_ATTENTION_AUTOTUNE=0 never searches.
@@ -21,14 +21,14 @@ from pathlib import Path
 import torch
 
 from systems.kernels.device import is_hopper
-from systems.kernels.flash_attention.configurations import (
+from systems.kernels.flash_attention.triton import tile_search
+from systems.kernels.flash_attention.triton.tile_table import (
     Configuration,
     Tile,
     block_d,
     configuration,
     kind,
 )
-from systems.kernels.flash_attention.triton import tile_search
 
 AUTOTUNE = "FLASH_ATTENTION_AUTOTUNE"  # environment variable: 0, 1 or not set
 MAX_FOUND = 1024
@@ -117,8 +117,11 @@ def _user_cache() -> Path:
 def _source_hash() -> str:
     """Hash the source code that decides which tiles are fastest."""
     here = Path(__file__).parent
-    names = "tile_cache", "tile_search", "tiles", "forward_kernel", "backward_kernel", "plans"
-    files = [here.with_name("configurations.py"), *(here / f"{name}.py" for name in names)]
+    names = (
+        "choose_tiles", "tile_search", "tile_ops", "tile_table", "work_splits", "forward_kernel",
+        "backward_kernel", "plans",
+    )  # fmt: skip
+    files = [here / f"{name}.py" for name in names]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

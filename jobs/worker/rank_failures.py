@@ -1,0 +1,114 @@
+"""One outcome of a run of several ranks: the measurements of all, or the failure behind it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from jobs.status import Status
+from jobs.worker.outcome import LOST, NodeReport, Outcome, died, failed, timed_out
+
+
+class Cause(IntEnum):
+    """How a rank failed, most telling first: the failure of one rank ends the others."""
+
+    crashed = 0  # by a signal of its own
+    raised = 1
+    left = 2  # it exited before it had measured
+    lost_peer = 3  # it raised because another rank is gone
+    ended_by_torchrun = 4
+
+    @property
+    def is_consequence(self) -> bool:
+        """It follows from the end of another rank, as at a timeout."""
+        return self >= Cause.lost_peer
+
+
+class Failed(NamedTuple):
+    """A rank that failed. The first of several is the least: by cause, then time."""
+
+    cause: Cause
+    at: float  # since the epoch
+    rank: int
+    outcome: Outcome
+
+
+def outcome_of_ranks(
+    nodes: list[NodeReport], expired: bool, timeout_s: float, world_size: int
+) -> Outcome:
+    """Merge the outcomes of all ranks, or pick the failure that explains the others.
+
+    Args:
+        nodes: what each node left, node 0 first.
+        expired: it was ended at its timeout.
+    """
+    outcomes = [outcome for node in nodes for outcome in node.outcomes]
+    if len(outcomes) == world_size and all(outcome.is_ok for outcome in outcomes):
+        return merge_ranks(outcomes)
+    for node in nodes:
+        if node.lost:
+            return failed(Status.killed, node.lost, LOST[node.lost])
+    stacks = "\n\n".join(node.stacks for node in nodes if node.stacks)
+    failures = [*_raised(outcomes), *_silent(nodes, world_size)]
+    first = min(failures, key=lambda f: (f.cause, f.at, f.rank), default=None)
+    if expired and (first is None or first.cause.is_consequence):
+        return timed_out(timeout_s, stacks)
+    if first is not None:
+        assert first.outcome.failure is not None
+        failure = first.outcome.failure.model_copy(update={"rank": first.rank})
+        return first.outcome.model_copy(update={"failure": failure})
+    for node in nodes:
+        if node.exit_code != 0:  # torchrun's agent itself
+            return died(node.exit_code, node.log_end, node.out_of_memory)
+    errors = [node.agent.error for node in nodes if node.agent and node.agent.error]
+    message = errors[0] if errors else f"{len(outcomes)} of {world_size} ranks left an outcome"
+    return failed(Status.error, "TorchrunError", message, nodes[0].log_end)
+
+
+def _raised(outcomes: list[Outcome]) -> Iterator[Failed]:
+    """Yield the ranks that raised. One may report another's end before that reports its own."""
+    for outcome in outcomes:
+        if not outcome.is_ok:
+            cause = Cause.lost_peer if outcome.lost_peer else Cause.raised
+            yield Failed(cause, outcome.ended_at, outcome.rank, outcome)
+
+
+def _silent(nodes: list[NodeReport], world_size: int) -> Iterator[Failed]:
+    """Yield the ranks that ended without an outcome."""
+    known = {outcome.rank for node in nodes for outcome in node.outcomes}
+    for node in nodes:
+        for failure in node.agent.failures if node.agent else ():
+            if failure.rank not in known:
+                known.add(failure.rank)
+                text = node.stacks or node.log_end
+                outcome = died(failure.exit_code, text, node.out_of_memory)
+                yield Failed(_cause_of(failure.exit_code), failure.at, failure.rank, outcome)
+    if all(node.agent and not node.agent.error for node in nodes):
+        for rank in set(range(world_size)) - known:  # torchrun takes exit code 0 for success
+            yield Failed(Cause.left, 0.0, rank, died(0, nodes[0].log_end, False))
+
+
+def _cause_of(exit_code: int) -> Cause:
+    if exit_code >= 0:
+        return Cause.left
+    # torchrun ends the others by SIGTERM; libraries abort, as a lone rank may too.
+    ended = -exit_code in (signal.SIGTERM, signal.SIGABRT)
+    return Cause.ended_by_torchrun if ended else Cause.crashed
+
+
+def merge_ranks(outcomes: list[Outcome]) -> Outcome:
+    """One outcome of all ranks: times and memory as lists by rank, the rest as rank 0 has it."""
+    outcomes = sorted(outcomes, key=lambda outcome: outcome.rank)
+    measurements = [outcome.measurements or {} for outcome in outcomes]
+    merged = dict(measurements[0])
+    for name in ("samples_ms", "peak_memory_bytes"):
+        by_rank = [measured.get(name, {}) for measured in measurements]
+        for rank, phases in enumerate(by_rank):
+            if not isinstance(phases, dict) or phases.keys() != by_rank[0].keys():
+                message = f"{name} of rank 0: {by_rank[0]!r:.200}; of rank {rank}: {phases!r:.200}"
+                return failed(Status.error, "RanksDisagree", message, rank=rank)
+        merged[name] = {phase: [phases[phase] for phases in by_rank] for phase in by_rank[0]}
+    slowest = max(outcome.measuring or 0.0 for outcome in outcomes)
+    return outcomes[0].model_copy(update={"measurements": merged, "measuring": slowest})

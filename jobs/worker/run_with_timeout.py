@@ -1,0 +1,46 @@
+"""A run of one process: started, waited for, and ended at its timeout."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs.worker.fork_server import EXIT_S
+from jobs.worker.isolation import Child, ForkServer, oom_kills, read_stacks
+from jobs.worker.outcome import Outcome, died, timed_out
+from jobs.worker.run_process import Request, run_alone
+from jobs.worker.torchrun import log_end
+
+TERM_S = 0.5  # for a SIGTERM that a run got to reach its worker
+
+
+def run_with_timeout(
+    server: ForkServer,
+    request: Request,
+    timeout_s: float,
+    on_start: Callable[[Child], object],
+) -> Outcome:
+    """Run a benchmark in a process of its own, and end that after timeout_s seconds.
+
+    Args:
+        on_start: is called with the process.
+    """
+    kills = oom_kills()
+    child = server.start(run_alone, request, scratch=request.scratch)
+    on_start(child)
+    scratch = Path(request.scratch)
+    path = scratch / "outcome0.json"
+    expired = not child.wait(timeout_s)
+    if expired and path.exists():
+        expired = not child.wait(EXIT_S)  # it has measured; only its end takes long
+    stacks = child.stacks(scratch) if expired else read_stacks(scratch)
+    child.kill()
+    if path.exists():
+        return Outcome.read(path)
+    if expired:
+        return timed_out(timeout_s, stacks)
+    if child.exit_code == -signal.SIGTERM:
+        time.sleep(TERM_S)  # Slurm signals process by process: this one's turn may come
+    return died(child.exit_code, stacks or log_end(request.log), oom_kills() > kills)
