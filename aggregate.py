@@ -34,6 +34,8 @@ class TablesByDefault(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args[:1] == ["--help"] or (args and args[0] in self.commands)
+        if args == ["tables"] and Path("tables").is_dir():  # a results folder of this name
+            named = False
         return super().parse_args(ctx, args if named else ["tables", *args])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shlex
@@ -257,5 +256,4 @@ def _find(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
 
 
 if __name__ == "__main__":
-    gc.disable()  # of a hundred thousand records none is in a cycle; looking costs a quarter
     app()

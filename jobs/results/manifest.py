@@ -14,7 +14,7 @@ import getpass
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,10 @@ def _read_json(path: Path) -> Any:
 
 
 def _handle(data: dict[str, Any]) -> SlurmHandle | ProcessHandle:
-    return SlurmHandle(str(data["slurm"])) if "slurm" in data else ProcessHandle(**data)
+    if "slurm" in data:
+        return SlurmHandle(str(data["slurm"]))
+    known = {field.name for field in fields(ProcessHandle)}
+    return ProcessHandle(**{name: value for name, value in data.items() if name in known})
 
 
 def _manifest(path: Path, data: dict[str, Any], handles: dict[str, Any]) -> Manifest:

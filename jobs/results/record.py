@@ -58,7 +58,8 @@ def _shared(value: Any, info: ValidationInfo) -> Any:
 
 def _recorded(status: Status) -> Status:
     if not status.can_be_recorded:
-        raise ValueError(f"no attempt ends as {status}")
+        valid = ", ".join(status for status in Status if status.can_be_recorded)
+        raise ValueError(f"no attempt ends as {status} (valid: {valid})")
     return status
 
 

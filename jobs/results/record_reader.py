@@ -5,8 +5,10 @@ A torn line, or one of a later version, is reported and skipped.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +36,14 @@ class BadLine:
         return f"{self.path}:{self.line}: skipped: {self.reason}"
 
 
-def parse_lines(data: bytes, path: Path) -> Iterator[Record | BadLine]:
-    """The records in the bytes of a file."""
-    shared: dict[str, Any] = {}
+def parse_lines(
+    data: bytes, path: Path, shared: dict[str, Any] | None = None
+) -> Iterator[Record | BadLine]:
+    """The records in the bytes of a file.
+
+    Args:
+        shared: holds one copy of what the records have in common; the same for many calls.
+    """
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -72,24 +79,38 @@ def _later_version(line: bytes) -> str | None:
 
 def iter_records(folder: Path) -> Iterator[Record | BadLine]:
     """Every record of a results folder, file by file, and every line that is none."""
+    shared: dict[str, Any] = {}
     for path in sorted((folder / RECORDS).glob("*.jsonl")):
         try:
             data = path.read_bytes()
         except OSError as error:
             yield BadLine(path, 0, str(error.strerror))
             continue
-        yield from parse_lines(data, path)
+        yield from parse_lines(data, path, shared)
+
+
+@contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """Of a hundred thousand records none is in a cycle; to look for cycles costs a third."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
     """Every record of a results folder, oldest first, and the lines that were skipped."""
     records: list[Record] = []
     bad: list[BadLine] = []
-    for item in iter_records(folder):
-        if isinstance(item, Record):
-            records.append(item)
-        else:
-            bad.append(item)
+    with _garbage_collection_paused():
+        for item in iter_records(folder):
+            if isinstance(item, Record):
+                records.append(item)
+            else:
+                bad.append(item)
     records.sort(key=lambda record: record.finished_at)
     return records, bad
 
@@ -106,6 +127,7 @@ class RecordTail:
         self._folder = folder / RECORDS
         self._runs = runs
         self._read: dict[Path, int] = {}
+        self._shared: dict[str, Any] = {}
 
     def new(self) -> list[Record]:
         records = []
@@ -122,7 +144,8 @@ class RecordTail:
             whole = data[: data.rfind(b"\n") + 1]  # the rest is still being written
             self._read[path] = start + len(whole)
             wanted = whole if self._runs is None else b"\n".join(self._mine(whole))
-            records += [item for item in parse_lines(wanted, path) if isinstance(item, Record)]
+            lines = parse_lines(wanted, path, self._shared)
+            records += [item for item in lines if isinstance(item, Record)]
         return records
 
     def _mine(self, data: bytes) -> Iterator[bytes]:

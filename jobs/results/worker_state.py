@@ -21,7 +21,7 @@ class RunningAttempt(BaseModel):
     run: str
     repeat: int
     attempt: int
-    started_at: float  # since the epoch
+    started_at: float | None = None  # since the epoch
 
 
 class WorkerState(BaseModel):

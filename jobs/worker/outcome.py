@@ -5,6 +5,7 @@ Pure: no process, no clock, no output.
 
 from __future__ import annotations
 
+import json
 import signal
 import traceback
 from pathlib import Path
@@ -25,17 +26,25 @@ LOST = {
 }
 
 
+def _without_models(value: Any) -> Any:
+    """A field for json.dump. pydantic's own JSON knows no lone surrogate and less nesting, and
+    facts may have either."""
+    if isinstance(value, list):
+        return [_without_models(item) for item in value]
+    return value.model_dump() if isinstance(value, BaseModel) else value
+
+
 class _Message(BaseModel):
     """What processes of a run leave for the worker, as JSON in a file or through a socket."""
 
     model_config = ConfigDict(frozen=True)
 
     def write(self, path: Path) -> None:
-        write_json(path, self.model_dump(mode="json"))
+        write_json(path, {name: _without_models(value) for name, value in self})
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        return cls.model_validate_json(path.read_bytes())
+        return cls.model_validate(json.loads(path.read_bytes()))
 
 
 class Outcome(_Message):

@@ -19,6 +19,7 @@ from jobs.report.results import list_results
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot
 from tests.benchmarks import toy
+from tests.jobs.harness import call
 from tests.jobs.results_folder import CPU, GRID, TOY, ResultsFolder, load, ok, write
 
 ROOT = Path(__file__).parents[3]
@@ -340,3 +341,13 @@ def test_help_shows_every_command() -> None:
     assert {"tables", "compare"} <= set(out.split())
     assert "Examples: python aggregate.py logs/flash" in out
     assert cli()[0] == 2
+
+
+def test_a_results_folder_may_be_named_as_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ResultsFolder(tmp_path / "tables")
+    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: ok(1.0))
+    monkeypatch.chdir(tmp_path)
+    shown = call("aggregate", "tables").stdout
+    assert "1.000" in shown and shown == call("aggregate", "tables", "tables").stdout

@@ -1,0 +1,51 @@
+"""Looking at a results folder changes nothing, and what later versions add is passed over."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.results.manifest import read_manifest, write_handles
+from jobs.results.run_states import observe
+from jobs.status import Status
+from jobs.worker.outcome import Outcome
+from tests.jobs.results_folder import TOY, ResultsFolder, load, ok
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_as_before(
+    tmp_path: Path, folder: ResultsFolder, enabled: bool
+) -> None:
+    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: ok(1.0))
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        assert observe(folder.path).tasks[0].status is Status.ok
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_keys_of_a_later_version_in_a_handle_are_passed_over(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    manifest = folder.submit(
+        load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: None
+    )
+    handle = {"pid": 1, "started": 2, "host": "elsewhere", "interrupted": True, "later": 3}
+    write_handles(manifest)
+    (manifest.path / "handles.json").write_text(json.dumps({"0": handle}))
+    process = read_manifest(manifest.path).process
+    assert process is not None and (process.pid, process.interrupted) == (1, True)
+
+
+def test_an_outcome_keeps_facts_that_are_no_utf_8_and_nested_deeply(tmp_path: Path) -> None:
+    deep: list[object] = []
+    for _ in range(300):
+        deep = [deep]
+    facts = {"facts": {"a\udc80": 1, "deep": deep}}
+    Outcome(status=Status.ok, measurements=facts).write(tmp_path / "outcome0.json")
+    assert Outcome.read(tmp_path / "outcome0.json").measurements == facts
