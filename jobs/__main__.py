@@ -18,7 +18,14 @@ from rich.table import Table as Grid
 
 from jobs.errors import InputError
 from jobs.launch.submission import Options, prepare, reload
-from jobs.results.manifest import ARTIFACTS, SUBMISSIONS, BrokenManifest, Manifest, read_manifests
+from jobs.results.manifest import (
+    ARTIFACTS,
+    SUBMISSIONS,
+    BrokenManifest,
+    Executor,
+    Manifest,
+    read_manifests,
+)
 from jobs.results.run_states import Observation, TaskState, observe, summary
 from jobs.run import varying
 from jobs.status import Status
@@ -145,7 +152,7 @@ def cancel(folder: Folder = None) -> None:
         if not jobs:
             continue
         cancelled += len(jobs)
-        if manifest.executor == "slurm":
+        if manifest.executor is Executor.slurm:
             ids = [manifest.slurm_ids[job.index] for job in jobs]
             for start in range(0, len(ids), 500):  # a command line has an end
                 done = subprocess.run(

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 from collections import Counter
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -17,7 +16,7 @@ from rich.table import Table as Grid
 from jobs.errors import InputError
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
-from jobs.results.manifest import BrokenManifest
+from jobs.results.manifest import BrokenManifest, Executor
 from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
 from jobs.run import Run, varying
@@ -28,12 +27,6 @@ SHOWN_RUNS = 10
 console = Console(markup=False)
 errors = Console(stderr=True, markup=False)
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-class Cluster(StrEnum):
-    slurm = "slurm"
-    local = "local"
-    debug = "debug"
 
 
 EPILOG = """
@@ -59,7 +52,7 @@ def submit(
             "path (slurm.partition=h100).",
         ),
     ] = None,
-    cluster: Annotated[Cluster, typer.Option(help="Where to run.")] = Cluster.slurm,
+    cluster: Annotated[Executor, typer.Option(help="Where to run.")] = Executor.slurm,
     local: Annotated[bool, typer.Option("--local", help="Short for --cluster local.")] = False,
     debug: Annotated[
         bool,
@@ -103,9 +96,9 @@ def submit(
     ] = None,
 ) -> None:
     """Expand a sweep file into jobs and run them on Slurm, on this machine, or in this process."""
-    if (local and debug) or ((local or debug) and cluster is not Cluster.slurm):
+    if (local and debug) or ((local or debug) and cluster is not Executor.slurm):
         fail("give one of --local, --debug and --cluster")
-    executor = "local" if local else "debug" if debug else cluster.value
+    executor = Executor.local if local else Executor.debug if debug else cluster
     if sbatch and not dry_run:
         fail("--sbatch goes with --dry-run")
     try:
@@ -154,7 +147,7 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
         fail(f"{error.filename or where}: {error.strerror}")
     except RuntimeError as error:  # SubmissionError: what Slurm, or its absence, says
         fail(str(error))
-    if options.executor == "slurm":
+    if options.executor is Executor.slurm:
         tasks = sum(len(job.tasks) for job in manifest.jobs)
         jobs = len(manifest.jobs)
         console.print(
@@ -169,7 +162,7 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
         console.print(f"{summary}; results are in {where}", soft_wrap=True)
     follow_up(_tables_command(), where)
     lost = sum(len(job.tasks) for job in manifest.jobs) - len({(r.run, r.repeat) for r in records})
-    if lost > 0 and options.executor == "local":
+    if lost > 0 and options.executor is Executor.local:
         errors.print(f"{lost} runs left no record:")
         follow_up("python -m jobs status", where)
         return 1
@@ -187,7 +180,7 @@ def _tables_command() -> str:
     return "python aggregate.py" if Path("aggregate.py").exists() else "python -m aggregate"
 
 
-def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
+def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
     """What would run: runs, jobs, arrays, minutes, GPU-hours."""
     manifest, expansion = prepared.manifest, prepared.expansion
     tasks = sum(len(job.tasks) for job in manifest.jobs)
@@ -210,7 +203,7 @@ def show_plan(prepared: Prepared, executor: str, sbatch: bool) -> None:
         ("to run", f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} in flight)"),
         ("jobs", f"{len(manifest.jobs)}, {manifest.sweep.runs_per_job} runs a job at most"),
     ]
-    if executor == "slurm" or sbatch:
+    if executor is Executor.slurm or sbatch:
         from jobs.launch.slurm_executor import arrays, max_array_size
 
         rows.append(("arrays", str(len(arrays(manifest, max_array_size())))))

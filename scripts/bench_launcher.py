@@ -103,7 +103,7 @@ def aggregation(folder: Path, count: int) -> None:
     """Tables of `count` records, each of three phases of 100 samples, one file a job of 1,000."""
     from jobs.launch.packing import pack
     from jobs.launch.resume import tasks_of
-    from jobs.results.manifest import Manifest, new_id, write_manifest
+    from jobs.results.manifest import Executor, Manifest, new_id, write_manifest
     from jobs.results.record import RECORDS, Measurements, Record
     from jobs.sweep.expand import expand
     from jobs.sweep.load import load_sweep
@@ -122,7 +122,7 @@ def aggregation(folder: Path, count: int) -> None:
     out = folder / "aggregation"
     runs = {run.id: run for run in expanded.runs}
     manifest = Manifest(
-        out, new_id(), time.time(), "local", loaded.sweep, "", "", runs, jobs, [], {}
+        out, new_id(), time.time(), Executor.local, loaded.sweep, "", "", runs, jobs, [], {}
     )
     write_manifest(manifest)
     draw = random.Random(0)

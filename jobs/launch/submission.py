@@ -15,7 +15,14 @@ from jobs import ROOT, provenance
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import pack
 from jobs.launch.resume import Task, split_done, tasks_of
-from jobs.results.manifest import Manifest, new_id, submitter, write_handles, write_manifest
+from jobs.results.manifest import (
+    Executor,
+    Manifest,
+    new_id,
+    submitter,
+    write_handles,
+    write_manifest,
+)
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.results.run_states import observe
@@ -30,7 +37,7 @@ from jobs.sweep.strict_yaml import Document
 class Options:
     """How to submit."""
 
-    executor: str  # slurm, local or debug
+    executor: Executor
     out: Path
     retry_failed: bool = False
     force: bool = False
@@ -90,7 +97,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
 
 
 def _same_device(
-    executor: str, loaded: LoadedSweep, records: list[Record], earlier: dict[str, Manifest]
+    executor: Executor, loaded: LoadedSweep, records: list[Record], earlier: dict[str, Manifest]
 ) -> Callable[[Record, Run], bool]:
     """Whether a record comes from the kind of device that a run would now be measured on.
 
@@ -98,7 +105,7 @@ def _same_device(
     constraint as before are taken to give the same kind, if they gave only one; the worker looks
     again before each run, when it knows.
     """
-    if executor != "slurm":
+    if executor is not Executor.slurm:
         tokens = provenance.visible_gpus()
         cpu, gpu = provenance.cpu_device(), provenance.device_kind(tokens)
 
@@ -110,7 +117,7 @@ def _same_device(
 
     def alike(record: Record) -> bool:
         manifest = earlier.get(record.submission)
-        if manifest is None or manifest.executor != "slurm":
+        if manifest is None or manifest.executor is not Executor.slurm:
             return False
         theirs = manifest.sweep.slurm
         return (theirs.partition, theirs.constraint) == (slurm.partition, slurm.constraint)
@@ -139,7 +146,7 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
         The records of this submission; empty for Slurm, where they come later.
     """
     manifest = prepared.manifest
-    if options.executor == "slurm":
+    if options.executor is Executor.slurm:
         from jobs.launch import slurm_executor
 
         slurm_executor.require_slurm()
@@ -148,7 +155,7 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
         return []
     with sole_queue(manifest.folder, options.force):
         _write(manifest)
-        if options.executor == "debug":
+        if options.executor is Executor.debug:
             return _debug(manifest, console)
         from jobs.launch.local_queue import LocalQueue
 

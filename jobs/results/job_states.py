@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.results.manifest import Manifest
+from jobs.results.manifest import Executor, Manifest
 from jobs.results.slurm_job_states import slurm_job_states
 from jobs.status import JobState, JobStates, Status
 
@@ -13,8 +13,8 @@ def job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
     Args:
         notes: gets what a user should know, such as that Slurm does not answer.
     """
-    slurm = [manifest for manifest in manifests if manifest.executor == "slurm"]
-    states = {m.id: _local_states(m) for m in manifests if m.executor != "slurm"}
+    slurm = [manifest for manifest in manifests if manifest.executor is Executor.slurm]
+    states = {m.id: _local_states(m) for m in manifests if m.executor is not Executor.slurm}
     if slurm:
         states |= slurm_job_states(slurm, notes)
     return states

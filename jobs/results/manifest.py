@@ -15,6 +15,7 @@ import json
 import os
 import time
 from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ from jobs.sweep.schema import Sweep
 
 SUBMISSIONS = "submissions"
 ARTIFACTS = "artifacts"
+
+
+class Executor(StrEnum):
+    """What runs the jobs of a submission."""
+
+    slurm = "slurm"
+    local = "local"  # a queue on this machine
+    debug = "debug"  # the process that submits, up to the first failure
 
 
 class BrokenManifest(RuntimeError):
@@ -57,7 +66,7 @@ class Manifest:
     folder: Path  # the results folder, DIR
     id: str
     created_at: float
-    executor: str  # slurm, local or debug
+    executor: Executor
     sweep: Sweep
     sweep_path: str
     command: str
@@ -216,7 +225,7 @@ def _manifest(path: Path, data: dict[str, Any], handles: dict[str, Any]) -> Mani
         folder=path.parent.parent,
         id=data["id"],
         created_at=data["created_at"],
-        executor=data["executor"],
+        executor=Executor(data["executor"]),
         sweep=Sweep.model_validate(data["sweep"]),
         sweep_path=data["sweep_path"],
         command=data["command"],

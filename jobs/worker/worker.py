@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from jobs import provenance
-from jobs.results.manifest import Manifest
+from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
 from jobs.results.worker_state import WorkerState, read_worker_state, write_worker_state
@@ -70,7 +70,7 @@ class Worker:
         self.node_rank = node_rank
         self.folder = manifest.job_folder(index)
         self.started = time.monotonic()
-        under_slurm = manifest.executor == "slurm"
+        under_slurm = manifest.executor is Executor.slurm
         self.visible = provenance.visible_gpus()
         if under_slurm and "CUDA_VISIBLE_DEVICES" in os.environ:  # what Slurm gave the job
             self.visible = [t for t in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if t]
@@ -91,7 +91,7 @@ class Worker:
 
     def run(self) -> None:
         """Every run of the job that is not done, one after another."""
-        with scoped_environment(slurm=self.manifest.executor != "slurm"):
+        with scoped_environment(slurm=self.manifest.executor is not Executor.slurm):
             self._run_job()
 
     def _run_job(self) -> None:

@@ -20,7 +20,7 @@ import aggregate
 import jobs.__main__ as commands
 from jobs import submit
 from jobs.launch.submission import Options, prepare
-from jobs.results.manifest import Manifest, write_manifest
+from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.sweep.load import load_sweep
@@ -144,7 +144,7 @@ def artifacts_of(out: Path, record: Record) -> dict[str, str]:
     return {path.name: path.read_text() for path in (out / record.artifacts).iterdir()}
 
 
-def write_submission(sweep: Path, out: Path, executor: str = "local") -> Manifest:
+def write_submission(sweep: Path, out: Path, executor: Executor = Executor.local) -> Manifest:
     """Write the manifest of a submission and start nothing."""
     prepared = prepare(load_sweep(sweep, [], None, None), Options(executor, out), str(sweep))
     write_manifest(prepared.manifest)

@@ -14,7 +14,7 @@ from jobs.errors import InputError
 from jobs.launch.submission import Options, prepare
 from jobs.report.report_table import ReportTable, make_report_table
 from jobs.report.results import list_results
-from jobs.results.manifest import Manifest, write_manifest
+from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import Failure, Measurements, Record
 from jobs.results.record_writer import RecordWriter
 from jobs.results.run_states import observe
@@ -77,7 +77,9 @@ class ResultsFolder:
     ) -> Manifest:
         """Write a manifest, and for each of its tasks the record that `outcome_of` makes of
         (parameters, repeat). Jobs count as never started, so a run without a record is missing."""
-        manifest = prepare(loaded, Options("local", self.path, force=force), "sweep.yaml").manifest
+        manifest = prepare(
+            loaded, Options(Executor.local, self.path, force=force), "sweep.yaml"
+        ).manifest
         write_manifest(manifest)
         writer = RecordWriter(manifest.folder / "records", manifest.id)
         for job in manifest.jobs:

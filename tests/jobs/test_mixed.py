@@ -10,7 +10,7 @@ import pytest
 
 from jobs.launch.submission import Options, prepare, reload
 from jobs.provenance import cpu_device
-from jobs.results.manifest import read_manifest, write_manifest
+from jobs.results.manifest import Executor, read_manifest, write_manifest
 from jobs.sweep.expand import expand
 from tests.jobs.harness import call, only_record, records, run
 from tests.jobs.results_folder import ResultsFolder, errors, failed, load, ok, write
@@ -214,7 +214,7 @@ def test_a_value_at_the_top_need_not_fit_a_case_that_replaces_it(tmp_path: Path)
 
 def test_a_manifest_gives_back_the_same_runs(tmp_path: Path) -> None:
     loaded = load(tmp_path, MIXED, filter="size == 1")
-    prepared = prepare(loaded, Options("local", tmp_path / "out"), "sweep.yaml")
+    prepared = prepare(loaded, Options(Executor.local, tmp_path / "out"), "sweep.yaml")
     write_manifest(prepared.manifest)
     assert expand(reload(read_manifest(prepared.manifest.path))) == expand(loaded)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jobs.results.manifest import Executor
 from jobs.worker.worker import Worker
 from tests.jobs.harness import (
     PATIENCE_S,
@@ -61,7 +62,9 @@ def test_the_environment_of_who_debugs_stays_as_it_was(
     for name, value in surrounding.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("RUN_ARTIFACTS", raising=False)
-    manifest = write_submission(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out", "debug")
+    manifest = write_submission(
+        write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out", Executor.debug
+    )
     before = dict(os.environ)
     Worker(manifest, 0, in_process=True).run()
     (record,) = records(tmp_path / "out")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jobs.launch.packing import STARTUP_MIN, pack, worst_case_gpu_hours
 from jobs.launch.resume import Task, split_done, tasks_of
 from jobs.launch.submission import Options, prepare
-from jobs.results.manifest import Job
+from jobs.results.manifest import Executor, Job
 from jobs.results.record import Record
 from jobs.run import Run, Shape
 from jobs.sweep.expand import Expansion, expand
@@ -96,7 +96,7 @@ def test_resume_in_a_folder(tmp_path: Path) -> None:
     folder.submit(loaded, outcome, device=here)
 
     def todo(**flags: bool) -> list[tuple[int, int]]:
-        prepared = prepare(loaded, Options("local", tmp_path / "out", **flags), "sweep.yaml")
+        prepared = prepare(loaded, Options(Executor.local, tmp_path / "out", **flags), "sweep.yaml")
         jobs = prepared.manifest.jobs
         planned = [(run, repeat) for job in jobs for run, repeat in job.tasks]
         left_out = {(run.id, repeat) for run, repeat in prepared.done}
@@ -112,7 +112,7 @@ def test_resume_in_a_folder(tmp_path: Path) -> None:
 def test_another_kind_of_device_measures_all_again(tmp_path: Path) -> None:
     loaded = load(tmp_path, TOY + "grid: {size: [1, 2]}\n")
     ResultsFolder(tmp_path / "out").submit(loaded, lambda params, repeat: ok(1.0), "cpu: another")
-    prepared = prepare(loaded, Options("local", tmp_path / "out"), "sweep.yaml")
+    prepared = prepare(loaded, Options(Executor.local, tmp_path / "out"), "sweep.yaml")
     assert len(prepared.manifest.jobs) == 2
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.launch.slurm_executor import Array, arrays, sbatch_texts
-from jobs.results.manifest import Job, Manifest
+from jobs.results.manifest import Executor, Job, Manifest
 from jobs.run import Shape
 from jobs.sweep.schema import Sweep
 from tests.jobs.harness import ROOT, call
@@ -16,7 +16,7 @@ from tests.jobs.harness import ROOT, call
 
 def manifest(folder: Path, jobs: list[Job], **slurm: object) -> Manifest:
     sweep = Sweep.model_validate({"name": "many", "benchmark": "attention", "slurm": slurm})
-    return Manifest(folder, "id", 0.0, "slurm", sweep, "", "", {}, jobs, [], {})
+    return Manifest(folder, "id", 0.0, Executor.slurm, sweep, "", "", {}, jobs, [], {})
 
 
 def some(count: int, shape: Shape = Shape(), timeout_min: int = 5, first: int = 0) -> list[Job]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from jobs.results.manifest import Executor
 from jobs.results.record import Failure, Record
 from jobs.status import Status
 from jobs.worker.environment import job_environment
@@ -107,7 +108,9 @@ class Ranks:
             "resources": {"nodes": 2, "gpus_per_node": 0},
             "timeout_s": LONG_S,
         }
-        manifest = write_submission(write_sweep(self.nodes, cases, **shape), self.nodes, "slurm")
+        manifest = write_submission(
+            write_sweep(self.nodes, cases, **shape), self.nodes, Executor.slurm
+        )
         leader, follower = start_nodes(manifest.path)
         pids = fifo.pids()
         os.kill(follower.pid, signal.SIGKILL)
