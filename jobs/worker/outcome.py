@@ -103,10 +103,10 @@ class NodeReport(_Message):
 
 
 def failed(
-    status: Status, kind: str, message: str, traceback: str | None = None, **more: Any
+    status: Status, kind: str, message: str, trace: str | None = None, **more: Any
 ) -> Outcome:
     """An outcome without measurements; `more` are fields of `Failure`."""
-    failure = Failure(type=kind, message=message, traceback=traceback or None, **more)
+    failure = Failure(type=kind, message=message, traceback=trace or None, **more)
     return Outcome(status=status, failure=failure)
 
 

@@ -2,7 +2,7 @@
 
 All functions are pure; what is unknown (a GPU that is not listed) is None. `python -m
 systems.accounting` derives communication and memory of parallel training; it also uses
-`feed_forward` and `xxl`, which are not exported here.
+`feed_forward` and `xxl_model`, which are not exported here.
 """
 
 from systems.accounting.attention import (

@@ -78,7 +78,7 @@ class ProblemShape:
     @gluon.jit
     def locate(self, item):
         """Return (split, head of batch * heads, first key, first tile, tiles, masked tiles) of a
-        work item, in the order of `tiles.schedule`."""
+        work item, in the order of `tile_ops.schedule`."""
         BLOCK_K: gl.constexpr = 2 * HALF_K
         block, head, split = schedule(
             item, gl.cdiv(self.n_keys, BLOCK_K), self.n_programs, self.n_splits,

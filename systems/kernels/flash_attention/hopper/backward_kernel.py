@@ -268,7 +268,7 @@ def backward_kernel(
             Of the inputs' dtype, or float32 with several splits.
         n_programs: batch * heads. n_heads: heads.
         n_splits: ranges of queries. queries_per_split: of each but the last, a multiple of 64.
-        group: heads, see `tiles.schedule`.
+        group: heads, see `tile_ops.schedule`.
         n_items: splits * batch * heads * blocks of 128 keys.
         scale: of the scores. scale_log2e: scale times log2(e).
     """

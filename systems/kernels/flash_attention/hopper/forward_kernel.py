@@ -7,8 +7,8 @@ A program works on CONSUMERS * 64 queries of one head at a time. Its warps are:
     consumer c   4 warps, 64 queries: scores, softmax, output. Consumer 0 is the default partition
 
 The kernel is persistent, with one program per multiprocessor. A producer takes the next block of
-queries from a counter in global memory, in the order of `tiles.schedule`, and publishes it to its
-consumers: the queries, keys and values of the next block arrive while they work on this one.
+queries from a counter in global memory, in the order of `tile_ops.schedule`, and publishes it to
+its consumers: the queries, keys and values of the next block arrive while they work on this one.
 
 Every slot in shared memory has two barriers. TMA (the producer, for the number of a block) arrives
 at `full` when all data is there. Every reader arrives at `empty` when it is done, and the slot may
@@ -96,7 +96,7 @@ def _locate(
     BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Return head, split, first query, first key, end of the keys and number of their tiles, 1 or
-    more, of a work item, in the order of `tiles.schedule`."""
+    more, of a work item, in the order of `tile_ops.schedule`."""
     if not SPLIT:
         n_splits = 1
     block, head, split = schedule(
@@ -332,7 +332,7 @@ def hopper_forward_kernel(
         n_work: blocks of CONSUMERS * 64 queries * batch * heads * splits.
         n_programs: batch * heads. n_heads: heads.
         n_splits: ranges of keys. keys_per_split: of each but the last, a multiple of BLOCK_K.
-        group: see `tiles.schedule`.
+        group: see `tile_ops.schedule`.
         scale_log2e: what the scores are multiplied by, times log2(e); not negative.
         HEAD_DIM: 64 or 128.
         MASKED: whether the last tile of keys has any that some query does not see.

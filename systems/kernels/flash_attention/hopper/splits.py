@@ -1,7 +1,7 @@
 """Choose how many programs share a block of rows on Hopper, so that few heads fill the GPU.
 
 The fastest of SPLITS by an estimate that simulates the kernels' scheduling: work items in the order
-of `tiles.schedule`, each on the multiprocessor that is free first.
+of `tile_ops.schedule`, each on the multiprocessor that is free first.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def dkdv_kernel(
     Args:
         query, dout: (batch, heads, n_queries, HEAD_DIM); key, value: (batch, heads, n_keys,
             HEAD_DIM). With FP16X3 all are (2, batch, ...): float16 halves, contiguous.
-        peaks: with FP16X3, of query, key, value and dout, see `tiles.unit`; else not read.
+        peaks: with FP16X3, of query, key, value and dout, see `tile_ops.unit`; else not read.
         lse, delta: float32 (batch, heads, n_queries), contiguous; natural logarithms.
         dkey, dvalue: (splits, batch, heads, n_keys, HEAD_DIM), written: from the queries of each
             split. Of the inputs' dtype, or float32 with several splits.

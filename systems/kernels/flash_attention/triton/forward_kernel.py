@@ -107,7 +107,7 @@ def forward_kernel(
     Args:
         query: (batch, heads, n_queries, HEAD_DIM); key, value: (batch, heads, n_keys, HEAD_DIM).
             With FP16X3 all are (2, batch, ...): float16 halves, contiguous.
-        peaks: with FP16X3, of query, key and value, see `tiles.unit`; else not read.
+        peaks: with FP16X3, of query, key and value, see `tile_ops.unit`; else not read.
         out: (splits, batch, heads, n_queries, HEAD_DIM), written: attention over the keys of each
             split. Of the inputs' dtype, or float32 with several splits.
         lse: float32 (splits, batch, heads, n_queries), contiguous, written; -inf without a key.

@@ -1,6 +1,6 @@
 """Split float32 tensors into two float16 halves whose sum they are: 22 of 24 bits and a sign.
 
-Tensor cores multiply the halves exactly; `tiles.product` says which products make up a float32
+Tensor cores multiply the halves exactly; `tile_ops.product` says which products make up a float32
 matmul. The range of float16 is small, so each head is divided by a power of two that follows from
 its largest magnitude, which `peak_kernel` finds first.
 """
@@ -56,7 +56,7 @@ def peak_kernel(
 
     Args:
         *_whole: as for `parts_kernel`.
-        peaks: as for `tiles.peak_of`, zeros, written. The bits of magnitudes, read as integers,
+        peaks: as for `tile_ops.peak_of`, zeros, written. The bits of magnitudes, read as integers,
             have the order of the magnitudes; NaN is the largest.
     """
     x, head, _ = _tile(
