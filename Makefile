@@ -102,9 +102,11 @@ bench: $(VENV)/installed-test
 # make report       tables, texts and plots of the reference results, docs/results from logs/h200
 report: $(VENV)/installed
 	@mkdir -p docs/results
-	@for folder in logs/h200/*/; do name=$$(basename $$folder); rm -f docs/results/$$name/*.png; \
+	@for folder in logs/h200/*/; do \
+	  name=$$(basename $$folder); text=jobs/report/texts/$$name.md.j2; \
+	  rm -f docs/results/$$name/*.png; \
 	  $(BIN)/python aggregate.py $$folder --views sweeps/$$name.yaml --plot docs/results/$$name \
-	    >docs/results/$$name.md || exit 1; \
+	    $$([ -f $$text ] && echo --text $$text) >docs/results/$$name.md || exit 1; \
 	done
 
 clean:

@@ -1,4 +1,4 @@
-"""Print tables of a results folder and draw its plots, or compare two folders.
+"""Print the tables of a results folder and draw its plots, or compare two folders.
 
 python aggregate.py logs/flash [--format md|csv|latex|html] [--plot DIR]
 python aggregate.py compare logs/before logs/after
@@ -21,6 +21,7 @@ from jobs.report.images import Image, copy_run_images, draw_plots
 from jobs.report.render import Format, markdown_image, markdown_table, render
 from jobs.report.report_table import make_report_table
 from jobs.report.results import Result, list_results
+from jobs.report.text_templates import StudyTexts
 from jobs.report.views import plots_of, tables_of
 from jobs.results.manifest import BrokenManifest
 from jobs.results.run_states import Observation, observe
@@ -30,7 +31,7 @@ from jobs.sweep.schema import Sweep
 
 
 class TablesByDefault(TyperGroup):
-    """Commands of which `tables` need not be named: `aggregate.py logs/flash`."""
+    """A group whose default command is `tables`: `aggregate.py logs/flash` prints tables."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args[:1] == ["--help"] or (args and args[0] in self.commands)
@@ -44,7 +45,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     subcommand_metavar="[tables] FOLDER | compare BEFORE AFTER",
-    help="Print a folder's tables, or compare two folders.",
+    help="Print the tables of a results folder, or compare two results folders.",
     epilog="Examples: python aggregate.py logs/flash --format latex --plot plots; "
     "python aggregate.py compare logs/before logs/after",
 )
@@ -52,29 +53,42 @@ app = typer.Typer(
 
 @app.command(epilog="Example: python aggregate.py logs/flash --format latex --plot plots")
 def tables(
-    folder: Annotated[Path, typer.Argument(help="Results folder, as logs/flash.")],
-    output_format: Annotated[Format, typer.Option("--format", help="Of the tables.")] = Format.md,
+    folder: Annotated[Path, typer.Argument(help="Results folder, such as logs/flash.")],
+    output_format: Annotated[
+        Format, typer.Option("--format", help="Output format of the tables.")
+    ] = Format.md,
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the sweep's plots and the images that its runs left; Markdown links "
-            "to them from beside it."
+            help="Draw the sweep's plots into this folder and copy the images that runs left "
+            "there. Markdown output links to them."
         ),
     ] = None,
-    table: Annotated[str | None, typer.Option(help="Only the table of this name.")] = None,
+    table: Annotated[str | None, typer.Option(help="Print only the table with this name.")] = None,
     sweep_file: Annotated[
         Path | None,
         typer.Option(
             "--views",
-            help="A sweep file: its tables, texts and plots, instead of those that were submitted.",
+            metavar="SWEEP",
+            help="Use the tables and plots of this sweep file, instead of those that the folder "
+            "was submitted with.",
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TEMPLATE",
+            help="Print texts below the tables: a Jinja2 template with a block for each table, "
+            "such as jobs/report/texts/flash.md.j2.",
         ),
     ] = None,
 ) -> None:
-    """Print a folder's tables: every run of its sweeps has a cell."""
+    """Print the tables of a results folder. A run that failed or is missing shows its status."""
     observation = _observe(folder)
     sweep = observation.manifests[-1].sweep if sweep_file is None else _load(sweep_file)
     results = list_results(observation)
-    _print_tables(observation, sweep, results, table, output_format)
+    texts = None if text is None else _read_texts(text, sweep)
+    _print_tables(observation, sweep, results, table, output_format, texts)
     for line in (*map(str, observation.bad_lines), *observation.notes):
         print(f"note: {line}", file=sys.stderr)
     if plot is not None:
@@ -89,22 +103,26 @@ def _print_tables(
     results: list[Result],
     only: str | None,
     output_format: Format,
+    texts: StudyTexts | None,
 ) -> None:
     views = tables_of(sweep)
     if only is not None:
         views = [view for view in views if view.name == only]
         if not views:
             known = ", ".join(view.name for view in sweep.tables) or "none"
-            _fail(f"no table {only!r}; {sweep.name} has {known}")
+            _fail(f"--table: sweep {sweep.name} has no table {only!r} (valid: {known})")
     for view in views:
         try:
             table = make_report_table(observation, view, results)
+            if table is not None and texts is not None:
+                warn = table.warnings.append
+                table.text = texts.render(observation, view, results, warn)
         except TableError as error:
             _fail(f"sweep {sweep.name}, table {view.name}: {error}")
         if table is None:
             here = short_name(str(view.benchmark)) in {r.run.benchmark for r in results}
-            which = f"(where: {view.where})" if here else f"of benchmark {view.benchmark!r}"
-            print(f"table {view.name}: no runs {which}", file=sys.stderr)
+            which = f"meets {view.where!r}" if here else f"has benchmark {view.benchmark!r}"
+            print(f"note: table {view.name} is empty: no run {which}", file=sys.stderr)
             continue
         for warning in table.warnings:
             print(f"note: table {view.name}: {warning}", file=sys.stderr)
@@ -114,7 +132,7 @@ def _print_tables(
 def _collect_images(
     observation: Observation, sweep: Sweep, results: list[Result], folder: Path
 ) -> list[Image]:
-    """Draw the sweep's plots, copy the images that runs left, and list them on stderr."""
+    """Draw the sweep's plots, copy the images that runs left, and list all of them on stderr."""
     try:
         drawn = draw_plots(observation, plots_of(sweep), folder, results)
         declared = [f"{plot.name}.png" for plot in sweep.plots]
@@ -125,11 +143,12 @@ def _collect_images(
         _fail(f"--plot {folder}: {error.strerror}: {error.filename}")
     for name in declared:
         if name not in [image.path.name for image in drawn]:
-            print(f"plot {name.removesuffix('.png')}: nothing measured", file=sys.stderr)
+            plot = name.removesuffix(".png")
+            print(f"note: plot {plot} is not drawn: no run has its value", file=sys.stderr)
     for image in images:
         print(image.path, file=sys.stderr)
     if not images and not declared:
-        print(f"note: sweep {sweep.name} has no plots, its runs no images", file=sys.stderr)
+        print(f"note: sweep {sweep.name} has no plots, and no run left images", file=sys.stderr)
     return images
 
 
@@ -138,20 +157,27 @@ def _collect_images(
     epilog="Example: python aggregate.py compare logs/before logs/after --tolerance 0.01",
 )
 def compare_folders(
-    before: Annotated[Path, typer.Argument(help="Results folder of the old state.")],
-    after: Annotated[Path, typer.Argument(help="Results folder of the new state.")],
+    before: Annotated[Path, typer.Argument(help="Results folder of the baseline.")],
+    after: Annotated[Path, typer.Argument(help="Results folder to compare with it.")],
     tolerance: Annotated[
-        float, typer.Option(min=0.0, help="A relative difference that does not matter.")
+        float,
+        typer.Option(min=0.0, help="Relative difference below which two times count as the same."),
     ] = 0.02,
-    every: Annotated[bool, typer.Option("--all", help="Runs that stayed the same too.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Print the runs that did not change, too.")
+    ] = False,
 ) -> None:
-    """Compare two folders run by run; exit 1 on a regression.
+    """Compare two results folders run by run. Exit with code 1 if any run is slower or broken.
 
-    Prints old, new, their ratio and a verdict for every run.
+    Each run has a verdict, from the 95% confidence interval of the ratio of its medians:
 
-    faster and slower: the whole 95% interval of the ratio of medians lies beyond the tolerance;
-    same: all of it lies within; unsure: neither, so repeats are needed. broken: it was measured
-    before and now is not, which is a regression too.
+    faster, slower: the whole interval is outside of the tolerance.
+
+    same: the whole interval is within the tolerance.
+
+    unsure: the interval crosses the tolerance; more repeats are needed.
+
+    broken: the run was measured in BEFORE, but not in AFTER.
     """
     comparisons = compare(_observe(before), _observe(after), tolerance)
     hidden = () if every else ("same", "not measured")
@@ -160,7 +186,7 @@ def compare_folders(
         print(markdown_table(comparison_columns(chosen, comparisons), "left"), end="\n\n")
     counts = Counter(comparison.verdict for comparison in comparisons)
     print(
-        ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "nothing to compare"
+        ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "no runs to compare"
     )
     if any(counts[name] for name in REGRESSIONS):
         raise SystemExit(1)
@@ -182,12 +208,19 @@ def _load(path: Path) -> Sweep:
         _fail(str(error))
 
 
+def _read_texts(path: Path, sweep: Sweep) -> StudyTexts:
+    try:
+        return StudyTexts(path, [view.name for view in tables_of(sweep)])
+    except TableError as error:
+        _fail(f"--text: {error}")
+
+
 def _fail(message: str) -> NoReturn:
     print(message, file=sys.stderr)
     raise SystemExit(2)
 
 
 if __name__ == "__main__":
-    # A hundred thousand records, none in a cycle: looking for cycles costs a third.
+    # Records hold no reference cycles, and searching 100,000 of them takes a third of the time.
     gc.disable()
     app(prog_name="aggregate.py")

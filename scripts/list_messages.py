@@ -2,7 +2,7 @@
 
 python scripts/list_messages.py [PATH ...]
 
-A message is a string of several words that is not a docstring. Expressions in it are shown as {...}.
+A message is a string of several words that is not a docstring. Expressions are shown as {...}.
 """
 
 import ast

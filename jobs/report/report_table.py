@@ -16,7 +16,6 @@ from jobs.report.list_table import make_list_table
 from jobs.report.pivot import Pivot, make_pivot
 from jobs.report.results import Key, Result
 from jobs.report.speedup import speedup_column
-from jobs.report.text_templates import render_text
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Table
 
@@ -31,7 +30,7 @@ class ReportTable:
     notes: list[str]
     warnings: list[str]  # for who makes the report
     columns: dict[str, list[str]] = field(default_factory=dict)  # the cells, by header
-    text: str = ""  # the sweep's, with its numbers
+    text: str = ""  # prose below the notes, see jobs.report.text_templates
 
     def add_column(self, header: str, cells: list[str]) -> None:
         """Add a column; trailing blanks keep equal headers apart."""
@@ -67,8 +66,6 @@ def make_report_table(
     for header, cells in columns:
         table.add_column(header, cells)
     _add_published(table, view)
-    if view.text is not None:
-        table.text = render_text(observation, view, results, table.warnings.append)
     return table
 
 

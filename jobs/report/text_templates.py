@@ -1,25 +1,30 @@
-"""Renders the template of the text under a table, with numbers from the records.
+"""Renders the texts of a study: prose under its tables, with numbers taken from the records.
 
-A number that is not there, because its run failed or is missing, is `not measured`: a report can be
-made whatever became of its runs. An unknown name is an error.
+A study's texts are one Jinja2 template, such as `jobs/report/texts/flash.md.j2`, with a block for
+each table that has a text:
+
+    {% block forward_bf16 %}
+    cuDNN takes {{ value("time", "forward", implementation="sdpa_cudnn", seq_len=128) | n }} ms.
+    {% endblock %}
+
+`jobs.report.text_language` defines the functions and filters. A number whose run failed or is
+missing is rendered as `not measured`, so a report can be made from incomplete results. An unknown
+name is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 
 from jobs.errors import TableError, nearest
 from jobs.report.metrics import measured_phases, metric_named, phases_with
 from jobs.report.pivot import Cell
 from jobs.report.results import Result
-from jobs.report.views import select_results
-from jobs.results.run_states import Observation
-from jobs.status import Status
-from jobs.sweep.schema import Table
-from jobs.sweep.text_language import (
+from jobs.report.text_language import (
     BESIDE_PARAMETERS,
     Compared,
     NotMeasured,
@@ -29,49 +34,114 @@ from jobs.sweep.text_language import (
     format_params,
     value_problem,
 )
+from jobs.report.views import select_results
+from jobs.results.run_states import Observation
+from jobs.status import Status
+from jobs.sweep.schema import Table
 
+# Exceptions that the expressions of a template can raise.
 _RAISED = (
     TemplateError, TableError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError,
-)  # by what a text says  # fmt: skip
+)  # fmt: skip
 
 
-def render_text(
-    observation: Observation, view: Table, results: list[Result], warn: Callable[[str], None]
-) -> str:
-    """Render a table's text.
+class StudyTexts:
+    """The texts of a study, read from a template.
 
     Args:
-        results: all those of the folder; the table's own `where` does not hold for its text.
-        warn: is called with what whoever makes the report should know, such as a run that no sweep
-            of the folder has.
+        path: the template.
+        tables: names of the study's tables. Each block of the template must have one of these.
 
     Raises:
-        TableError: an unknown name, or several runs where one is wanted.
+        TableError: if the template cannot be read or parsed, has a block for an unknown table, or
+            has text outside of its blocks.
     """
-    own = select_results(observation, view.model_copy(update={"where": None}), results)
-    try:
-        template = environment().from_string(view.text or "")
-        return template.render(_Numbers(own, warn).by_name).strip()
-    except Compared:
-        return "Not all of what this text compares is measured."
-    except TemplateSyntaxError as error:
-        raise TableError(f"text: line {error.lineno}: {error.message}") from error
-    except _RAISED as error:
-        raise TableError(f"text: {_line_of(error)}{error}") from error
+
+    def __init__(self, path: Path, tables: list[str]):
+        self.path = path
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TableError(f"{path} cannot be read: {error}") from None
+        self._template = self._compile(source)
+        for name in self._template.blocks:
+            if name not in tables:
+                raise TableError(
+                    f"{path}: block {name!r}: the sweep has no such table{nearest(name, tables)}"
+                )
+
+    def _compile(self, source: str) -> Template:
+        jinja = environment()
+        try:
+            for node in jinja.parse(source).body:
+                if not isinstance(node, nodes.Block) and not _is_blank(node):
+                    raise TableError(
+                        f"{self.path}:{node.lineno}: text must be in a block that names its table: "
+                        "{% block TABLE %}...{% endblock %}"
+                    )
+            return jinja.from_string(source)
+        except TemplateSyntaxError as error:
+            raise TableError(f"{self.path}:{error.lineno}: {error.message}") from error
+        except (RecursionError, SyntaxError):  # Python's compiler raises either
+            raise TableError(f"{self.path}: an expression is nested too deeply") from None
+        except ValueError as error:  # a constant such as 10 ** (10 ** 5)
+            raise TableError(f"{self.path}: {error}") from None
+
+    def render(
+        self,
+        observation: Observation,
+        view: Table,
+        results: list[Result],
+        warn: Callable[[str], None],
+    ) -> str:
+        """Render the text of a table; empty if it has none.
+
+        Args:
+            results: all results of the folder. The table's `where` does not apply to its text.
+            warn: called with each problem that does not prevent rendering, such as a lookup of a
+                run that is in no sweep of the folder.
+
+        Raises:
+            TableError: if the template uses an unknown name, or a lookup fits several runs.
+        """
+        block = self._template.blocks.get(view.name)
+        if block is None:
+            return ""
+        own = select_results(observation, view.model_copy(update={"where": None}), results)
+        numbers = _Numbers(own, lambda what: warn(f"{self.path.name}: {what}"))
+        try:
+            return self._render_block(block, numbers).strip()
+        except Compared:
+            return "Not measured: a number that this text depends on is missing."
+        except _RAISED as error:
+            raise TableError(f"{self.path}:{_line_of(error)} {error}") from error
+
+    def _render_block(self, block: Callable[..., Any], numbers: _Numbers) -> str:
+        jinja = self._template.environment
+        try:
+            return jinja.concat(block(self._template.new_context(numbers.by_name)))
+        except Exception:
+            jinja.handle_exception()  # raises it again, with the lines of the template
+
+
+def _is_blank(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Output) and all(
+        isinstance(part, nodes.TemplateData) and not part.data.strip() for part in node.nodes
+    )
 
 
 def _line_of(error: Exception) -> str:
-    """The line of the text that raised an error."""
+    """Return the line of the template that raised an error, as `12:`."""
     trace, line = error.__traceback__, 0
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == "<template>":  # as Jinja names a text
+        if trace.tb_frame.f_code.co_filename == "<template>":  # Jinja's name for the source
             line = trace.tb_lineno
         trace = trace.tb_next
-    return f"line {line}: " if line else ""
+    return f"{line}:" if line else ""
 
 
 class _Numbers(TextFunctions):
-    """Answers a text's functions from results."""
+    """Implements the lookups of a template from results."""
 
     def __init__(self, results: list[Result], warn: Callable[[str], None]):
         self.results = results
@@ -102,22 +172,24 @@ class _Numbers(TextFunctions):
         return "ok" if "ok" in states else (states or [Status.missing])[0]
 
     def _phase(self, name: str, result: Result, given: str | None) -> str:
-        """The phase that is given, or else the only one for which a run has this value."""
+        """Return the given phase, or else the only one for which the run has this value."""
         measured = result.measurements
         if measured is None or not metric_named(name).has_phases:
             return given or ""
         if given:
             has = measured_phases(measured)
             if given not in has:
-                self.warn(f"text: value({name!r}): no phase {given!r}{nearest(given, has)}")
+                self.warn(f"value({name!r}): no phase {given!r}{nearest(given, has)}")
             return given
         found = phases_with(measured, name)
         if len(found) > 1:
-            raise TableError(f"value({name!r}): which phase? there are {', '.join(found)}")
+            raise TableError(
+                f"value({name!r}): the run has several phases; give one of {', '.join(found)}"
+            )
         return found[0] if found else ""
 
     def _find(self, call: str, params: dict[str, Any]) -> list[Result]:
-        """The repeats of the one run that has these parameters; none where no run has."""
+        """Return the repeats of the one run with these parameters; an empty list if none has."""
         known = [
             *dict.fromkeys(key for result in self.results for key in result.run.params),
             *BESIDE_PARAMETERS,
@@ -131,7 +203,7 @@ class _Numbers(TextFunctions):
             if all(result.coordinate(name) == given for name, given in params.items())
         ]
         if not found:
-            self.warn(f"text: {call}: no run has {format_params(params)}")
+            self.warn(f"{call}: no run has {format_params(params)}")
         runs = list({result.run.id: result.run for result in found}.values())
         problem = ambiguity(runs, params, [result.device for result in found])
         if problem:

@@ -226,7 +226,7 @@ def _manifest(path: Path, data: dict[str, Any], handles: dict[str, Any]) -> Mani
         id=data["id"],
         created_at=data["created_at"],
         executor=Executor(data["executor"]),
-        sweep=Sweep.model_validate(data["sweep"]),
+        sweep=Sweep.model_validate(_without_texts(data["sweep"])),
         sweep_path=data["sweep_path"],
         command=data["command"],
         runs=runs,
@@ -236,6 +236,15 @@ def _manifest(path: Path, data: dict[str, Any], handles: dict[str, Any]) -> Mani
         force=data["force"],
         handles={int(index): _handle(handle) for index, handle in handles.items()},
     )
+
+
+def _without_texts(sweep: dict[str, Any]) -> dict[str, Any]:
+    """Drop the key `text` of tables, which manifests of older versions have."""
+    tables = [
+        {key: value for key, value in table.items() if key != "text"}
+        for table in sweep.get("tables", [])
+    ]
+    return sweep | {"tables": tables}
 
 
 def read_manifests(folder: Path) -> list[Manifest]:

@@ -28,8 +28,7 @@ from jobs.sweep.strict_yaml import DataPath, Document
 def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
     """Check a view against the runs of its benchmark; yields each problem with its place in it.
 
-    Its `where` can be evaluated for every run; a published figure, and a lookup of a text, fits one
-    run only.
+    Its `where` can be evaluated for every run, and a published figure fits one row only.
     """
     if not runs:  # the filter left none: the parameters are unknown, and the view is empty
         return
@@ -42,7 +41,6 @@ def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[Dat
             yield ("where",), str(error)
     if isinstance(view, Table):
         yield from _ambiguous_figures(view, chosen)
-        yield from _ambiguous_text(view, runs)
 
 
 def _ambiguous_figures(table: Table, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
@@ -53,13 +51,6 @@ def _ambiguous_figures(table: Table, runs: Sequence[Run]) -> Iterator[tuple[Data
             published_columns(source, dims, list(keys))
         except TableError as error:
             yield ("published", i), str(error)
-
-
-def _ambiguous_text(table: Table, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
-    if table.text is not None:
-        from jobs.sweep.check_texts import ambiguities  # imports Jinja2: only where needed
-
-        yield from ((("text",), what) for what in ambiguities(table.text, list(runs)))
 
 
 def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
@@ -123,11 +114,6 @@ class _ViewCheck:
                     self.at_key((*path, "published", i, "on", name), what)
             for place, what in published_problems(source):
                 self.at((*path, "published", i, *place), what)
-        if table.text is not None:
-            from jobs.sweep.check_texts import text_problems
-
-            for what in text_problems(table.text, self.fields, self.check):
-                self.at((*path, "text"), what)
         if table.list_fact is not None:
             for key in NOT_OF_LISTS & table.model_fields_set:
                 self.at_key((*path, key), f"{key}: not allowed together with list")

@@ -161,7 +161,6 @@ class Table(_View):
     )
     limit: Positive | None = None  # of rows a run
     published: list[Published] = []
-    text: str | None = None  # a template (jobs/report/text_templates.py), under the table
 
 
 class Plot(_View):

@@ -132,40 +132,54 @@ def test_latex_is_balanced_and_escaped(special: ResultsFolder) -> None:
         assert all(out[i - 1] == "\\" for i in at), special_character
 
 
-TEXT = """\
+ONE_RUN = """\
 name: toy
 benchmark: tests.benchmarks.toy
 fixed: {size: 1}
 tables:
   - name: t
-    text: |
-      It took {{ value("time", size=1) | n }} ms, 50% of <that> ~ 2^{a\\b}.
+"""
+TEXT = """\
+{% block t %}
+It took {{ value("time", size=1) | n }} ms, 50% of <that> ~ 2^{a\\b}.
 
-      And {{ QUESTION }}.
+And {{ QUESTION }}.
+{% endblock %}
 """
 
 
 def test_a_tables_text_stands_under_it_but_not_in_csv(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
-    folder.submit(load(tmp_path, TEXT.replace("QUESTION", "state()")), lambda *_: ok(2.0, 2.0))
-    _, md, _ = cli(folder.path)
+    folder.submit(load(tmp_path, ONE_RUN), lambda *_: ok(2.0, 2.0))
+    template = tmp_path / "toy.md.j2"
+    template.write_text(TEXT.replace("QUESTION", "state()"))
+    assert "took" not in cli(folder.path)[1]
+    _, md, _ = cli(folder.path, "--text", template)
     assert md.rstrip().endswith("It took 2.000 ms, 50% of <that> ~ 2^{a\\b}.\n\nAnd ok.")
     assert "samples" in md.split("It took")[0].split("|")[-1]
-    _, html, _ = cli(folder.path, "--format", "html")
+    _, html, _ = cli(folder.path, "--format", "html", "--text", template)
     assert "<p>It took 2.000 ms, 50% of &lt;that&gt; ~ 2^{a\\b}.</p>\n<p>And ok.</p>" in html
-    _, latex, _ = cli(folder.path, "--format", "latex")
+    _, latex, _ = cli(folder.path, "--format", "latex", "--text", template)
     below = r"50\% of <that> \textasciitilde{} 2\^{}\{a\textbackslash{}b\}."
     assert latex.index(r"\end{table}") < latex.index(below)
-    assert "took" not in cli(folder.path, "--format", "csv")[1]
+    assert "took" not in cli(folder.path, "--format", "csv", "--text", template)[1]
 
 
 def test_a_text_that_fails_names_sweep_table_and_reason(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
-    folder.submit(load(tmp_path, TEXT.replace("QUESTION", "1 / 0")), lambda *_: ok(2.0))
-    code, _, err = cli(folder.path)
-    assert (code, err) == (2, "sweep toy, table t: text: line 3: division by zero\n")
+    folder.submit(load(tmp_path, ONE_RUN), lambda *_: ok(2.0))
+    template = tmp_path / "toy.md.j2"
+    template.write_text(TEXT.replace("QUESTION", "1 / 0"))
+    code, _, err = cli(folder.path, "--text", template)
+    assert (code, err) == (2, f"sweep toy, table t: {template}:4: division by zero\n")
+    template.write_text(TEXT.replace("block t", "block u"))
+    code, _, err = cli(folder.path, "--text", template)
+    assert (code, err) == (
+        2,
+        f"--text: {template}: block 'u': the sweep has no such table (valid: t)\n",
+    )
 
 
 def test_plots_are_drawn(special: ResultsFolder, tmp_path: Path) -> None:
@@ -200,7 +214,7 @@ def test_the_script_itself(special: ResultsFolder, tmp_path: Path) -> None:
     assert done.stdout.startswith("### second: time (ms)")
     for arguments, words in (
         ((tmp_path / "nowhere",), "holds no submission"),
-        ((special.path, "--table", "third"), "no table 'third'; toy has first, second"),
+        ((special.path, "--table", "third"), "no table 'third' (valid: first, second)"),
     ):
         code, _, err = cli(*arguments)
         assert code == 2
@@ -216,7 +230,7 @@ def test_a_table_without_runs_says_so(tmp_path: Path, folder: ResultsFolder) -> 
     folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
     code, out, err = cli(folder.path)
     assert (code, out) == (0, "")
-    assert "table t: no runs (where: size > 5)" in err
+    assert "table t is empty: no run meets 'size > 5'" in err
 
 
 def test_a_sweep_without_tables_shows_all_it_swept(tmp_path: Path, folder: ResultsFolder) -> None:
@@ -257,7 +271,8 @@ def test_views_of_another_benchmark_show_none_of_the_folders_runs(
     path = write(tmp_path, views, "other.yaml")
     code, out, err = cli(folder.path, "--views", path, "--plot", tmp_path / "plots")
     assert (code, out) == (0, "")
-    assert "table t: no runs of benchmark 'attention'\nplot p: nothing measured\n" in err
+    assert "note: table t is empty: no run has benchmark 'attention'\n" in err
+    assert "note: plot p is not drawn: no run has its value\n" in err
 
 
 def test_views_may_name_parameters_that_are_younger_than_all_runs(

@@ -1,4 +1,4 @@
-"""Texts under tables: their numbers are those of the records, or they say that there are none."""
+"""Texts under tables take their numbers from the records, or say that a number is not measured."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 
 from jobs.errors import TableError
-from jobs.report.report_table import ReportTable
-from jobs.sweep.expand import expand
+from jobs.report.results import list_results
+from jobs.report.text_templates import StudyTexts
+from jobs.results.run_states import observe
+from jobs.sweep.schema import Table
 from tests.jobs.results_folder import (
     GIB,
     TOY,
     Outcome,
     ResultsFolder,
-    errors,
     failed,
     load,
     ok,
-    report_table,
-    write,
 )
 
 GRID = "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n"
@@ -48,8 +47,17 @@ def folder(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
     return folder
 
 
-def table(folder: ResultsFolder, text: str, **view: Any) -> ReportTable:
-    return report_table(folder, rows=["size"], text=text, **view)
+def render(folder: ResultsFolder, text: str, warnings: list[str] | None = None, **view: Any) -> str:
+    """Render a text as that of a table."""
+    path = folder.path / "toy.md.j2"
+    path.write_text(f"{{% block t %}}{text}{{% endblock %}}")
+    observation = observe(folder.path)
+    found: list[str] = []
+    text = StudyTexts(path, ["t"]).render(
+        observation, Table(name="t", **view), list_results(observation), found.append
+    )
+    assert found == (warnings or [])
+    return text
 
 
 FORWARD = 'value("time", phase="forward", size=2, mode={})'
@@ -86,7 +94,7 @@ MISSING = 'value("time", phase="forward", size=4, mode="fast")'
     ],
 )
 def test_numbers_are_those_of_the_records(folder: ResultsFolder, text: str, expected: str) -> None:
-    assert table(folder, text).text == expected
+    assert render(folder, text) == expected
 
 
 USES = [
@@ -110,19 +118,19 @@ def test_what_is_not_there_is_not_measured_whatever_is_done_with_it(
     folder: ResultsFolder, missing: str
 ) -> None:
     text = "\n".join(f"{use}: {{{{ {use.replace('X', missing)} }}}}" for use in USES)
-    assert table(folder, text).text.splitlines() == [f"{use}: not measured" for use in USES]
+    assert render(folder, text).splitlines() == [f"{use}: not measured" for use in USES]
 
 
 def test_a_text_that_compares_what_is_not_measured_takes_no_side(folder: ResultsFolder) -> None:
     text = "exact is {{ 'slower' if %s > %s else 'faster' }}"
-    assert table(folder, text % (EXACT, FAST)).text == "exact is slower"
+    assert render(folder, text % (EXACT, FAST)) == "exact is slower"
     equal = f"{{{{ 'same' if {FAILED} == 2 else 'other' }}}}"
-    assert "compares" in table(folder, equal).text
+    assert "depends on" in render(folder, equal)
     for pair in ((EXACT, FAILED), (FAILED, EXACT)):
-        assert "compares" in table(folder, text % pair).text
-        assert "faster" not in table(folder, text % pair).text
+        assert "depends on" in render(folder, text % pair)
+        assert "faster" not in render(folder, text % pair)
     there = f"{{% if {FAILED} %}}measured{{% else %}}nothing{{% endif %}}"
-    assert table(folder, there).text == "nothing"
+    assert render(folder, there) == "nothing"
 
 
 def test_repeats_are_one_run(tmp_path: Path) -> None:
@@ -131,27 +139,27 @@ def test_repeats_are_one_run(tmp_path: Path) -> None:
         load(tmp_path, TOY + "fixed: {size: 1}\nrepeats: 3\n"),
         lambda params, repeat: failed("timeout") if repeat == 0 else ok(float(repeat)),
     )
-    assert table(folder, '{{ value("time") }} {{ state() }}').text == "1.500 ok"
-    assert table(folder, '{{ value("time", repeat=2) }}').text == "2.000"
-    assert table(folder, "{{ state(repeat=0) }}").text == "timeout"
+    assert render(folder, '{{ value("time") }} {{ state() }}') == "1.500 ok"
+    assert render(folder, '{{ value("time", repeat=2) }}') == "2.000"
+    assert render(folder, "{{ state(repeat=0) }}") == "timeout"
 
 
 def test_the_tables_where_does_not_hold_for_its_text(folder: ResultsFolder) -> None:
-    assert table(folder, f"{{{{ {FAST} }}}}", where="size == 1").text == "4.000"
+    assert render(folder, f"{{{{ {FAST} }}}}", where="size == 1") == "4.000"
 
 
 def test_a_run_that_no_sweep_has_is_told_to_who_makes_the_report(folder: ResultsFolder) -> None:
-    made = table(folder, '{{ value("time", size=9, mode="fast") }}')
-    assert made.text == "not measured"
-    assert made.warnings == ["text: value('time'): no run has size=9, mode=fast"]
+    warnings = ["toy.md.j2: value('time'): no run has size=9, mode=fast"]
+    text = '{{ value("time", size=9, mode="fast") }}'
+    assert render(folder, text, warnings) == "not measured"
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('\n{{ value("time", "forward", size=1) }}', "line 2: value('time'): 2 runs have size=1; "
-         "they differ in mode: fast, exact"),
-        ('{{ value("time", size=1, mode="fast") }}', "which phase? there are forward, backward"),
+        ('\n{{ value("time", "forward", size=1) }}', "toy.md.j2:2: value('time'): 2 runs have "
+         "size=1; give also what they differ in (mode: fast, exact)"),
+        ('{{ value("time", size=1, mode="fast") }}', "give one of forward, backward"),
         ('{{ value("tme", size=1, mode="fast") }}', "did you mean 'time'"),
         ('{{ value("time", sise=1) }}', "no parameter 'sise'; did you mean 'size'"),
         ('{{ value("time", "forward", "avg", size=1) }}', "no statistic 'avg'"),
@@ -160,102 +168,61 @@ def test_a_run_that_no_sweep_has_is_told_to_who_makes_the_report(folder: Results
         ("{{ ''.__class__ }}", "unsafe"),
         ('{{ published("flsh.csv", "forward_ms") }}', "did you mean 'flash.csv'"),
         ('{{ published("flash.csv", "forward_ms", seq_len=128) }}', "which differ in head_dim"),
-        ('{{ published("flash.csv", "forward_ms", seq_len=7) }}', "no forward_ms of seq_len=7"),
+        ('{{ published("flash.csv", "forward_ms", seq_len=7) }}', "no forward_ms for seq_len=7"),
         ('{{ published("../../README.md", "a") }}', "no published figures '../../README.md'"),
         ('{{ published("README.md", "a") }}', "no published figures 'README.md' (valid: "),
         ('{% set u = "GiB" %}{{ value("time", unit=u) }}', "'time' cannot be shown in 'GiB'"),
-        ('{{ "{x}".format(1) }}', "line 1: 'x'"),
+        ('{{ "{x}".format(1) }}', "toy.md.j2:1: 'x'"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth"),
         ("{{ 10 ** (10 ** 5) }}", "Exceeds the limit"),
     ],
 )  # fmt: skip
 def test_a_wrong_text_is_an_error(folder: ResultsFolder, text: str, words: str) -> None:
     with pytest.raises(TableError) as caught:
-        table(folder, text)
+        render(folder, text)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("source", "words"),
     [
-        ("a {{ value('time' }}", "text: line 1: "),
-        ("{% if %}", "text: line 1: "),
-        ("{{ 1 | int }}", "text: line 1: No filter named 'int'"),
-        ("{{ valeu('time') }}", "text: no function 'valeu'; did you mean 'value'"),
-        ("{{ value('tme') }}", "value 'tme' is not known; did you mean 'time'"),
-        ("{{ value('time', statistic='mean_std') }}", "no statistic 'mean_std'"),
-        ("{{ state(sise=1) }}", "no parameter 'sise'; did you mean 'size'"),
-        ("{{ state(mode='fsat') }}", "did you mean 'fast'"),
+        (b"{% block t %}{{ 1 }", ":1: "),
+        (b"\n{% block t %}{% if %}{% endblock %}", ":2: "),
+        (b"{% block t %}{{ 1 | int }}{% endblock %}", ":1: No filter named 'int'"),
+        (b"{% block t %}" + b"{{ " + 300 * b"(" + b"1" + 300 * b")" + b" }}{% endblock %}", "deep"),
+        (b"{% block T %}{% endblock %}", "block 'T': the sweep has no such table (valid: t, u)"),
+        (b"{% block t %}{% endblock %}\nlost", ":1: text must be in a block"),
+        (b"{% set a = 1 %}{% block t %}{{ a }}{% endblock %}", ":1: text must be in a block"),
+        (b"{% include 'a' %}", ":1: text must be in a block"),
+        (b"\xff", "cannot be read"),
     ],
 )
-def test_what_can_be_told_without_records_is_told_before_anything_runs(
-    tmp_path: Path, text: str, words: str
+def test_a_template_that_is_not_valid_is_an_error(
+    tmp_path: Path, source: bytes, words: str
 ) -> None:
-    sweep = TOY + f'fixed: {{size: 1}}\ntables:\n  - name: t\n    text: "{text}"\n'
-    (problem,) = errors(write(tmp_path, sweep))
-    assert problem.startswith("sweep.yaml:6:11: ")
-    assert words in problem
+    (tmp_path / "toy.md.j2").write_bytes(source)
+    with pytest.raises(TableError) as caught:
+        StudyTexts(tmp_path / "toy.md.j2", ["t", "u"])
+    assert str(caught.value).startswith(str(tmp_path / "toy.md.j2"))
+    assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{{ value() }}", "line 1: value(): missing a required argument: 'name'"),
-        ("{{ state('fast') }}", "line 1: state(): too many positional arguments"),
-        ("{{ value('time', 'forward', 'avg') }}", "line 1: no statistic 'avg'"),
-        ("{{ value('time', unit='GiB') }}", "'time' cannot be shown in 'GiB' (valid: us, ms, s)"),
-        ("{{ value(none) }}", "value 'None' is not known"),
-        ("{{ value('mfu', unit='s') }}", "'mfu' cannot be shown in 's' (valid: none but its own)"),
-        ("{{ state(size=-1) }}", "size: given -1, expected greater than or equal to 1"),
-        ("{{ published('flsh.csv', 'gpu') }}", "did you mean 'flash.csv'"),
-        ("{{ published('flash.csv', 'ms', seq_len=1) }}", "flash.csv has no column 'ms'"),
-        ("{{ published('flash.csv', 'gpu', seq_len=1) }}", "flash.csv has no gpu of seq_len=1"),
-        ("{% include 'a' %}", "line 1: a text cannot include another"),
-        ("{{ " + 300 * "(" + "1" + 300 * ")" + " }}", "text: nested too deeply"),
-        ("{{ 10 ** (10 ** 5) }}", "text: Exceeds the limit"),
-    ],
-)
-def test_a_call_that_cannot_be_right_is_told_before_anything_runs(
-    tmp_path: Path, text: str, words: str
-) -> None:
-    (problem,) = errors(
-        write(tmp_path, TOY + f'fixed: {{size: 1}}\ntables: [{{name: t, text: "{text}"}}]\n')
-    )
-    assert problem.startswith("sweep.yaml:4:26: text: ")
-    assert words in problem
+def test_a_template_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="No such file"):
+        StudyTexts(tmp_path / "toy.md.j2", ["t"])
 
 
-def test_what_a_call_takes_from_elsewhere_is_not_judged_before_it_is_there(tmp_path: Path) -> None:
-    text = (
-        "{% set u = 's' %}{{ value('time', 'forward', unit=u, **{'size': 1}) }}"
-        "{{ value(*['time']) }}{{ published('flash.csv', u, seq_len=1) }}"
-    )
-    sweep = TOY + f'fixed: {{size: 1}}\ntables: [{{name: t, text: "{text}"}}]\n'
-    assert expand(load(tmp_path, sweep)).runs
+def test_a_table_without_a_block_has_no_text(folder: ResultsFolder) -> None:
+    (folder.path / "toy.md.j2").write_text("{% block u %}{{ 1 / 0 }}{% endblock %}")
+    texts = StudyTexts(folder.path / "toy.md.j2", ["t", "u"])
+    observation = observe(folder.path)
+    results = list_results(observation)
+    assert texts.render(observation, Table(name="t"), results, pytest.fail) == ""
 
 
 def test_a_phase_that_nothing_measured_is_told_to_who_makes_the_report(
     folder: ResultsFolder,
 ) -> None:
-    made = table(folder, '{{ value("time", "forwrd", size=1, mode="fast") }}')
-    assert made.text == "not measured"
-    (warning,) = made.warnings
-    assert warning.startswith("text: value('time'): no phase 'forwrd'; did you mean 'forward'?")
-
-
-def test_a_text_that_fits_several_runs_is_told_before_anything_runs(tmp_path: Path) -> None:
-    text = "{{ value('time', 'forward', size=1) }}\\n\\n{{ state(size=1, mode='fast') }}"
-    sweep = TOY + GRID + f'tables:\n  - name: t\n    text: "{text}"\n'
-    (problem,) = errors(write(tmp_path, sweep))
-    assert problem == (
-        "sweep.yaml:6:11: text: line 1: value(): 2 runs have size=1; "
-        "they differ in mode: fast, exact"
-    )
-    expand(load(tmp_path, sweep, filter="mode == fast"))
-    expand(load(tmp_path, sweep.replace("size=1)", "size=1, mode='exact')")))
-
-
-def test_a_right_text_is_no_error(tmp_path: Path) -> None:
-    text = "{% set s = 2 %}{{ (value('time', 'forward', size=s) / 2) | n }} {{ state(device='a') }}"
-    loaded = load(tmp_path, TOY + f'fixed: {{size: 1}}\ntables: [{{name: t, text: "{text}"}}]\n')
-    assert loaded.sweep.tables[0].text == text
+    what = "no phase 'forwrd'; did you mean 'forward'? (valid: backward, forward)"
+    text = '{{ value("time", "forwrd", size=1, mode="fast") }}'
+    assert render(folder, text, [f"toy.md.j2: value('time'): {what}"]) == "not measured"

@@ -1,8 +1,8 @@
-"""Defines the language of the text under a table: Jinja2 with its own functions and filters.
+"""Defines the language of texts under tables: Jinja2 with its own functions and filters.
 
-    {{ value("time", phase="forward", size="xl") | n }} ms, of which {{ state(size="2.7b") }} ...
+    {{ value("time", phase="forward", size="xl") | n }} ms; 2.7b: {{ state(size="2.7b") }}
 
-A number that was not measured stays `not measured` through all arithmetic.
+A number that was not measured is rendered as `not measured`, whatever arithmetic is applied to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobs.published.figures import published_figure
 from jobs.run import Run, varying
 from jobs.sweep.schema import STATISTICS, units_of, unknown_value
 
-# Only those that keep what is not measured: `int` would make it 0.
+# Jinja's filters that keep NotMeasured; `int`, for example, would turn it into 0.
 _FILTERS = ("abs", "capitalize", "join", "lower", "replace", "round", "sum", "trim", "upper")
 LOOKUPS = ("value", "state", "published")
 FUNCTIONS = (*LOOKUPS, "max", "min")
@@ -28,7 +28,7 @@ BESIDE_PARAMETERS = ("device", "repeat")  # beside a run's parameters
 
 
 class NotMeasured:
-    """Stands for a number that was not measured, through all arithmetic and every filter."""
+    """A number that was not measured. Arithmetic and filters leave it as it is."""
 
     def __str__(self) -> str:
         return "not measured"
@@ -50,11 +50,11 @@ class NotMeasured:
 
 
 class Compared(Exception):
-    """A text compared a number that was not measured: it can say nothing."""
+    """Raised when a text compares a number that was not measured."""
 
 
 def _of_measured(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:
-    """max or min of numbers, or of one list of them; not measured where one of them is not."""
+    """Make max or min take NotMeasured: the result is NotMeasured if any argument is."""
 
     def chosen(*numbers: Any) -> Any:
         if len(numbers) == 1 and isinstance(numbers[0], list):
@@ -80,7 +80,10 @@ def _pct(number: Any, digits: int = 3) -> str:
 
 
 def environment() -> SandboxedEnvironment:
-    """A Jinja environment with the filters and functions of texts, apart from the lookups."""
+    """Return a sandboxed Jinja environment with the filters and functions of texts.
+
+    The lookups (`TextFunctions`) are passed when a template is rendered.
+    """
     jinja = SandboxedEnvironment(
         undefined=StrictUndefined,
         finalize=lambda value: format_number(value) if isinstance(value, float) else value,
@@ -93,9 +96,10 @@ def environment() -> SandboxedEnvironment:
 
 
 class TextFunctions:
-    """The lookups that a text calls, by name. Those of records need a subclass that has some.
+    """The lookups that a text can call.
 
-    `params` are the parameters of the run, or the columns of the row, that is wanted.
+    `params` select a run by its parameters, or a row of published figures by its columns. `value`
+    and `state` need records, so a subclass implements them.
     """
 
     def value(
@@ -106,18 +110,18 @@ class TextFunctions:
         unit: str | None = None,
         **params: Any,
     ) -> Any:
-        """The number that a table with this value shows, of the one run with these parameters."""
+        """Return a value of the one run with these parameters, as a table would show it."""
         raise NotImplementedError
 
     def state(self, **params: Any) -> str:
-        """The status of the one run with these parameters: ok where any repeat is."""
+        """Return the status of the one run with these parameters; ok if any repeat is ok."""
         raise NotImplementedError
 
     def published(self, file: str, column: str, **params: Any) -> Any:
-        """The one published figure of the row with these columns, as a number where it is one."""
+        """Return a published figure from the one row with these columns; a number if possible."""
         found = published_figure(str(file), str(column), **params)
         if found is None:
-            raise TableError(f"{file} has no {column} of {format_params(params)}")
+            raise TableError(f"{file} has no {column} for {format_params(params)}")
         try:
             return float(found)
         except ValueError:
@@ -129,7 +133,7 @@ class TextFunctions:
 
 
 def value_problem(name: Any, statistic: Any = "median", unit: Any = None) -> str | None:
-    """The error in a value's name, statistic or unit; None where there is none."""
+    """Return the error in a value's name, statistic or unit, or None."""
     unknown = unknown_value(str(name))
     if unknown:
         return f"value {unknown}"
@@ -142,20 +146,18 @@ def value_problem(name: Any, statistic: Any = "median", unit: Any = None) -> str
 
 
 def ambiguity(runs: list[Run], params: dict[str, Any], devices: Iterable[str] = ()) -> str | None:
-    """The error where parameters fit several runs, which names those in which the runs differ; None
-    where they fit one."""
+    """Return the error for parameters that fit several runs, or None if they fit at most one.
+
+    The error names the parameters in which the runs differ.
+    """
     differ = {name: [format_scalar(run.params[name]) for run in runs] for name in varying(runs)}
     if len(set(devices)) > 1:
         differ["device"] = list(devices)
     if not differ:
         return None
     names = "; ".join(f"{name}: {', '.join(dict.fromkeys(has))}" for name, has in differ.items())
-    which = (
-        f"{len(runs)} runs have {format_params(params)}"
-        if params
-        else f"it may be any of {len(runs)} runs"
-    )
-    return f"{which}; they differ in {names}"
+    which = f"{len(runs)} runs have {format_params(params)}" if params else f"{len(runs)} runs fit"
+    return f"{which}; give also what they differ in ({names})"
 
 
 def format_params(params: dict[str, Any]) -> str:
