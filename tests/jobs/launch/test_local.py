@@ -164,7 +164,7 @@ def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> 
         what = "needs 2 nodes" if record.params["tag"] == 99 else "needs 1 GPUs"
         assert what in record.failure.message
     again = call("jobs.submit", path, "--local", "--out", out, environment=nothing)
-    assert "21 runs were measured before" in again.stdout and len(records(out)) == 21
+    assert "21 runs already have a result" in again.stdout and len(records(out)) == 21
 
 
 @pytest.mark.skipif(bool(visible_gpus()), reason="needs a machine without a GPU")

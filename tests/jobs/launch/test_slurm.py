@@ -128,7 +128,7 @@ def test_submitting_in_flight_submits_nothing_twice(scenarios: Scenarios) -> Non
     done = scenario.submit()
     assert done.returncode == 0
     assert "submitted 0 runs as 0 jobs" in done.stdout
-    assert "3 runs are queued or running already" in done.stdout
+    assert "3 runs are already queued or running" in done.stdout
     assert len(scenario.queue()) == 3
 
 
@@ -246,7 +246,7 @@ def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
     done = scenario.submit()
     assert done.returncode == 2
     assert "sbatch refused 1 jobs (5 nodes): sbatch: error" in done.stdout
-    assert "submitted before that, and still there" in done.stdout
+    assert "job arrays submitted before the refusal stay submitted" in done.stdout
     scenario.finish()
     status = scenario.status()
     assert states(status) == ["ok", "missing"]
@@ -270,7 +270,7 @@ def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
 
     again = scenario.submit()
     assert again.returncode == 0
-    assert "1 runs were measured before" in again.stdout
+    assert "1 runs already have a result" in again.stdout
     assert "submitted 0 runs" in again.stdout
 
 

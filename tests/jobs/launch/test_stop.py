@@ -94,7 +94,7 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
         assert statuses(out) == {"ok0": "ok", "wait0": "running", "ok1": "queued"}
         queue.send_signal(number)
         output, _ = queue.communicate(timeout=PATIENCE_S)
-        assert queue.returncode == 130 and "goes on from there" in output
+        assert queue.returncode == 130 and "repeat the command to continue" in output
         assert not any(map(alive, pids))
         assert [r.status for r in records(out)][-1] == "cancelled"
 
@@ -107,7 +107,11 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
     queue, worker, pids = waiting_queue()
     os.kill(worker, signal.SIGKILL)
     output, _ = queue.communicate(timeout=PATIENCE_S)
-    assert queue.returncode == 1 and "ended with -9" in output and "2 runs left no record" in output
+    assert (
+        queue.returncode == 1
+        and "ended with exit code -9" in output
+        and "2 runs left no record" in output
+    )
     await_true(lambda: not any(map(alive, pids)), "what the worker had started ended")
     assert len(records(out)) == 5  # a dead worker writes nothing
     await_true(lambda: not list(temporary.iterdir()), "its scratch folder was removed")
@@ -146,7 +150,7 @@ def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) ->
     assert record.artifacts is None
     logs = call("jobs", "logs", record.run, "--in", manifest.folder).stdout
     for attempt in (1, 2):
-        assert f"# it left files in {manifest.artifacts(record.run, 0, attempt)}\n" in logs
+        assert f"# artifacts in {manifest.artifacts(record.run, 0, attempt)}\n" in logs
 
 
 # ---- the terminal is closed ----------------------------------------------------------------------
