@@ -114,7 +114,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
 def _same_device(
     executor: Executor, loaded: LoadedSweep, records: list[Record], earlier: dict[str, Manifest]
 ) -> Callable[[Record, Run], bool]:
-    """Return a predicate: does a record come from the kind of device a run would now execute on?
+    """Return a function that tells whether a record is from the device kind of a new run.
 
     On this machine, the kind of device is known. On a Slurm cluster it is unknown until the job
     starts. There, the same partition and constraint are assumed to give the same kind of device as
