@@ -1,5 +1,8 @@
-"""Launching: a sweep file becomes jobs, jobs become records. Importing it never imports torch."""
+"""Turn a sweep file into jobs, run the jobs, and read their records.
+
+No module of this package imports torch when it is imported.
+"""
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent  # holds jobs, systems and the stock sweeps
+ROOT = Path(__file__).resolve().parent.parent  # contains jobs/, systems/ and sweeps/

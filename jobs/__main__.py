@@ -1,4 +1,4 @@
-"""`python -m jobs status | logs RUN | cancel | retry | replay RUN`: after a submission."""
+"""Commands for submitted sweeps: `python -m jobs status|logs|cancel|retry|replay`."""
 
 from __future__ import annotations
 
@@ -37,22 +37,48 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    epilog="Example: python -m jobs status logs/flash",
+    epilog="These commands inspect and control what was submitted with python -m jobs.submit. "
+    "Example: python -m jobs status logs/flash",
 )
 Folder = Annotated[
     Path | None,
-    typer.Argument(help="Results folder [default: the one last submitted to, in logs/]."),
+    typer.Argument(
+        help="Results folder. [default: the folder in ./logs with the newest submission]"
+    ),
 ]
-In = Annotated[Path | None, typer.Option("--in", help="Results folder [default: any in logs/].")]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its beginning.")]
+In = Annotated[
+    Path | None,
+    typer.Option(
+        "--in", help="Results folder that contains the run. [default: search all folders in ./logs]"
+    ),
+]
+RunId = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Id of a run, or its first characters, for example 3fa2. "
+        "'python -m jobs status --json' lists the ids of all runs.",
+    ),
+]
 
 
 @app.command(epilog="Example: python -m jobs status logs/flash --json")
 def status(
     folder: Folder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the submissions and the state of every run as JSON."),
+    ] = False,
 ) -> None:
-    """Show how many runs are queued, running, ok, failed by kind, missing; exit 1 on failures."""
+    """Show the state of the runs of a results folder.
+
+    Prints the number of runs in each state: queued, running, missing, or the status with which a
+    run ended (ok, oom, timeout, error, wrong, unsupported, killed, preempted, cancelled). Then it
+    lists the runs that are neither ok nor queued, with the reason.
+
+    Exit code: 0 if no run failed, 1 if a run failed or is missing. The states ok, oom, unsupported,
+    queued and running are not failures.
+    """
     seen = _observe(folder)
     if as_json:
         print(json.dumps(summary(seen)))
@@ -65,7 +91,7 @@ def _show(seen: Observation) -> None:
     newest = seen.manifests[-1]
     console.print(
         f"{seen.folder}: sweep {newest.sweep.name}, {len(seen.tasks)} runs, "
-        f"{len(seen.manifests)} submissions, the last on {newest.executor}"
+        f"{len(seen.manifests)} submissions, last executor: {newest.executor}"
     )
     grid = Grid.grid(padding=(0, 2))
     for state, count in sorted(seen.counts().items(), key=lambda item: -item[1]):
@@ -86,13 +112,13 @@ def _show(seen: Observation) -> None:
         text = f"  {task.status:11} {task.run.id}  {task.run.label(names)}{repeat}  {why}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
     if len(others) > 30:
-        console.print(f"  … and {len(others) - 30} more (--json has all)")
+        console.print(f"  … and {len(others) - 30} more; --json lists all")
     for line in (*map(str, seen.bad_lines), *seen.notes):
         console.print(f"  note: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _waits_for(seen: Observation) -> str:
-    """Why jobs are not running yet, as Slurm says it."""
+    """Return the reasons that Slurm gives for pending jobs, for example "Priority, Resources"."""
     details = (task.detail for task in seen.tasks if task.status is Status.queued)
     reasons = (detail.partition("PENDING (")[2].removesuffix(")") for detail in details)
     return ", ".join(dict.fromkeys(filter(None, reasons)))
@@ -100,7 +126,11 @@ def _waits_for(seen: Observation) -> str:
 
 @app.command(epilog="Example: python -m jobs logs 3fa2")
 def logs(run: RunId, folder: In = None) -> None:
-    """Print the output of a run's latest attempt, and why it failed."""
+    """Print the output of a run and the reason of its failure.
+
+    Shows the latest attempt. If the run has several repeats or is in several folders, a failed one
+    is preferred, then the latest. If the run has no log file, the output of its job is printed.
+    """
     seen, task = _find(run, folder)
     record = task.record
     print(f"# {task.run.label()} -> {task.status} {task.detail}".rstrip())
@@ -108,7 +138,7 @@ def logs(run: RunId, folder: In = None) -> None:
     if failure is not None:
         print(f"# {failure.type}: {failure.message}")
     for left in sorted((seen.folder / ARTIFACTS).glob(f"{task.run.id}-{task.repeat}-*")):
-        print(f"# it left files in {left}")
+        print(f"# artifacts in {left}")
     paths = sorted(
         seen.folder.glob(f"{SUBMISSIONS}/*/jobs/*/{task.run.id}-{task.repeat}-*.log"),
         key=lambda path: path.stat().st_mtime,
@@ -121,15 +151,15 @@ def logs(run: RunId, folder: In = None) -> None:
         text = shown.read_text(errors="replace")
         sys.stdout.write(text)
         if failure is not None and failure.traceback and failure.traceback not in text:
-            print(f"# where it was:\n{failure.traceback}")  # a hang has no say in its log
+            print(f"# traceback:\n{failure.traceback}")  # the log of a run that hung lacks it
     else:
         for path in _job_logs(seen, task):
-            print(f"# the run left no output; its job wrote {path}:")
+            print(f"# the run has no output of its own; output of its job, {path}:")
             sys.stdout.write(path.read_text(errors="replace"))
 
 
 def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
-    """The output of the job that a run was part of, newest submission first."""
+    """Return the non-empty output files of the job in which a run was last submitted."""
     for manifest in reversed(seen.manifests):
         for job in manifest.jobs:
             if (task.run.id, task.repeat) in job.tasks:
@@ -142,7 +172,11 @@ def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
 
 @app.command(epilog="Example: python -m jobs cancel logs/flash")
 def cancel(folder: Folder = None) -> None:
-    """Cancel every job of a folder that is queued or running. What is measured stays."""
+    """Cancel all queued and running jobs of a results folder.
+
+    Includes all its submissions. Records of finished runs are kept. Submit the sweep again to
+    continue it.
+    """
     seen = _observe(folder)
     live = {(task.run.id, task.repeat) for task in seen.tasks if task.status.is_live}
     cancelled = 0
@@ -154,12 +188,12 @@ def cancel(folder: Folder = None) -> None:
         cancelled += len(jobs)
         if manifest.executor is Executor.slurm:
             ids = [manifest.slurm_ids[job.index] for job in jobs]
-            for start in range(0, len(ids), 500):  # a command line has an end
+            for start in range(0, len(ids), 500):  # command lines have a maximum length
                 done = subprocess.run(
                     ["scancel", *ids[start : start + 500]], capture_output=True, text=True
                 )
                 if done.returncode:
-                    fail(f"scancel: {done.stderr.strip()}")
+                    fail(f"scancel failed: {done.stderr.strip()}")
         else:
             _stop_process(manifest)
     console.print(f"cancelled {cancelled} jobs of {seen.folder}")
@@ -170,32 +204,43 @@ def _stop_process(manifest: Manifest) -> None:
     if process is None:
         return
     if not process.is_on_this_host:
-        fail(f"submission {manifest.id} runs on {process.host}; cancel it there")
+        fail(f"submission {manifest.id} runs on host {process.host}; run this command on that host")
     if process.is_running:
         os.kill(process.pid, signal.SIGTERM)
 
 
 @app.command(epilog="Example: python -m jobs retry logs/flash")
 def retry(folder: Folder = None) -> None:
-    """Submit again, to the same executor, what failed or is missing in a folder: of the newest
-    submission that has such runs, all of them."""
+    """Submit the failed and missing runs of a results folder again.
+
+    Takes the newest submission that contains runs that failed or are missing, and submits these
+    runs, and those that ran out of memory (oom), to the same executor (Slurm, local or debug).
+    Runs that are ok, unsupported, queued or running are not submitted.
+
+    Exit code: as for python -m jobs.submit.
+    """
     seen = _observe(folder)
     bad = {task.run.id for task in seen.tasks if task.status.is_failure}
     last = next((m for m in reversed(seen.manifests) if bad & m.runs.keys()), seen.manifests[-1])
     options = Options(last.executor, seen.folder, retry_failed=True)
     try:
         prepared = prepare(reload(last), options, last.sweep_path)
-    except (InputError, NoBenchmark) as error:  # the benchmark is not what it was
+    except (InputError, NoBenchmark) as error:  # the benchmark changed since the submission
         fail(str(error))
     if not prepared.manifest.jobs:
-        console.print("nothing to retry: every run is measured, queued or running")
+        console.print("nothing to retry: no run failed or is missing")
         return
     raise SystemExit(start_and_report(prepared, options))
 
 
 @app.command(epilog="Example: python -m jobs replay 3fa2")
 def replay(run: RunId, folder: In = None) -> None:
-    """Print the command that repeats a run here, and run it. Its record goes to logs/replay."""
+    """Repeat one run on this machine in the foreground.
+
+    Writes a sweep file with only this run to ./logs/replay, prints the command that executes it
+    (python -m jobs.submit ... --debug), and executes the command. The record of the run goes to
+    ./logs/replay, too.
+    """
     _, task = _find(run, folder)
     shape = task.run.shape
     try:
@@ -211,7 +256,7 @@ def replay(run: RunId, folder: In = None) -> None:
     }
     if shape.nproc_per_node is not None:
         sweep["launch"] = {"nproc_per_node": shape.nproc_per_node}
-    path = Path("logs/replay") / f"{task.run.id}.yaml"  # what it repeats may be read-only
+    path = Path("logs/replay") / f"{task.run.id}.yaml"  # the run's own folder may be read-only
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(sweep), encoding="utf-8")
     command = ["-m", "jobs.submit", str(path), "--debug", "--force", "--out", "logs/replay"]
@@ -238,7 +283,7 @@ def _latest() -> Path:
     except BrokenManifest as error:
         fail(str(error))
     if not newest:
-        fail("no results folder given, and logs/ holds none")
+        fail("no results folder given, and none found in ./logs; pass the folder as an argument")
     return max(newest)[1]
 
 
@@ -250,14 +295,19 @@ def _find(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
         found += [(seen, task) for task in matches]
     ids = sorted({task.run.id for _, task in found})
     if not ids:
-        fail(f"no run {run!r} in {folder or 'logs/'}: python -m jobs status --json lists them")
+        fail(
+            f"no run whose id begins with {run!r} in {folder or './logs'}; "
+            "'python -m jobs status --json' lists the ids of all runs"
+        )
     if len(ids) > 1:
-        fail(f"{run!r} is the beginning of {len(ids)} runs: {', '.join(ids[:5])}")
+        fail(
+            f"{run!r} is ambiguous: {len(ids)} run ids begin with it, such as {', '.join(ids[:5])}"
+        )
 
     def freshness(item: tuple[Observation, TaskState]) -> tuple[bool, float]:
         record = item[1].record
         bad = record is not None and record.status not in (Status.ok, Status.unsupported)
-        return bad, record.finished_at if record else 0.0  # of several repeats, one that failed
+        return bad, record.finished_at if record else 0.0  # prefer a repeat that failed
 
     return max(found, key=freshness)
 

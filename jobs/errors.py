@@ -1,15 +1,24 @@
-"""Errors that a user sees: what is wrong, where, and what would be valid."""
+"""Errors in the user's input. Each one states what is wrong, where, and what is valid."""
 
 from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
 
-MAX_SHOWN = 100  # of the errors
+MAX_SHOWN = 100  # number of problems that the message of an InputError lists
 
 
 def nearest(given: str, valid: list[str] | tuple[str, ...]) -> str:
-    """`; did you mean 'x'?` where a valid name is close, and the valid names where they are few."""
+    """Return a hint to append to the error message about an unknown name.
+
+    Args:
+        given: the unknown name.
+        valid: the valid names.
+
+    Returns:
+        "; did you mean 'x'?" if a valid name is similar, followed by the list of valid names if
+        there are at most 40. Empty if neither applies.
+    """
     close = difflib.get_close_matches(given, valid, n=1, cutoff=0.6)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{hint} (valid: {', '.join(sorted(valid))})" if 0 < len(valid) <= 40 else hint
@@ -17,7 +26,7 @@ def nearest(given: str, valid: list[str] | tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """A place in a source: 1-based line and column."""
+    """A position in a source file or argument. Line and column start at 1; line 0 means unknown."""
 
     source: str
     line: int = 0
@@ -29,7 +38,7 @@ class Position:
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing that is wrong in the input, and where."""
+    """One error in the input, with its position."""
 
     position: Position
     message: str
@@ -39,7 +48,7 @@ class Problem:
 
 
 class InputError(ValueError):
-    """Everything wrong with what the user gave, one line each."""
+    """All problems found in the user's input. The message has one line per problem."""
 
     def __init__(self, problems: list[Problem]):
         self.problems = sorted(set(problems))
@@ -50,4 +59,4 @@ class InputError(ValueError):
 
 
 class TableError(ValueError):
-    """Why a table cannot be made, in words for who wrote its sweep."""
+    """A table cannot be made. The message is meant for the author of the sweep file."""

@@ -1,4 +1,4 @@
-"""Formats values as text: scalars as a sweep file writes them, numbers with significant digits."""
+"""Format scalars as in a sweep file, and numbers with a given number of significant digits."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from typing import Any
 
 
 def format_scalar(value: Any) -> str:
-    """Format a scalar as a sweep file writes it: null, true, bf16."""
+    """Return a scalar as it is written in a sweep file, for example null, true or bf16."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def format_number(number: float, digits: int = 4) -> str:
-    """Format a number with this many significant digits; no exponent down to a millionth."""
+    """Return a number with `digits` significant digits.
+
+    Numbers below 1e-6 in magnitude are written in scientific notation, all others without exponent.
+    """
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
     scientific = f"{number:.{digits - 1}e}"
     if abs(number) < 1e-6:
         return scientific
-    exponent = int(scientific.split("e")[1])  # as rounded: 9.9996 is 10.00
+    exponent = int(scientific.split("e")[1])  # after rounding: 9.9996 becomes 10.00
     return f"{number:.{max(0, digits - 1 - exponent)}f}"
 
 
 def is_number(value: Any) -> bool:
-    """True for an int or a float, not for a bool."""
+    """Return True for an int or a float, but not for a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

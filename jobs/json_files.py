@@ -1,4 +1,4 @@
-"""JSON files that are replaced whole: readers see the old one or the new one, never a part."""
+"""Atomic writing of JSON files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file whole: readers see the old one or the new one, never a part."""
+    """Write a JSON file atomically: a reader sees the old content or the new, never a part of it.
+
+    Missing parent folders are created.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     with temporary.open("w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Processes by pid and start time, so that a recycled pid is not taken for the first."""
+"""Handles of processes. The start time tells a process from a later one with the same pid."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Self
 
 @dataclass(frozen=True)
 class ProcessHandle:
-    """A process on which jobs depend: the local queue's, or a debug run's."""
+    """The process that runs the jobs of a local submission: the local queue, or a debug run."""
 
     pid: int
-    started: int | None  # clock ticks since the host's boot
+    started: int | None  # start time in clock ticks since boot; None if unknown
     host: str
-    interrupted: bool = False  # it was asked to stop
+    interrupted: bool = False  # True if the process was asked to stop
 
     @classmethod
     def of_this_process(cls, interrupted: bool = False) -> Self:
@@ -27,12 +27,16 @@ class ProcessHandle:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives. Only known on its own host."""
+        """Whether the process is alive. Only meaningful if `is_on_this_host`."""
         return self.started is not None and start_ticks(self.pid) == self.started
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is none."""
+    """Return the start time of a process in clock ticks since boot.
+
+    Returns:
+        None if no process has this pid, or if the process is a zombie.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

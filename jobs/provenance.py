@@ -1,6 +1,7 @@
-"""Where a number comes from: git, packages, host, processor, GPUs and their state.
+"""Provenance of a measurement: git commit, package versions, host, CPU, GPUs and their state.
 
-Nothing here imports torch or touches CUDA: GPUs are asked through NVML, where it answers.
+This module neither imports torch nor initializes CUDA. It queries GPUs through NVML, and through
+nvidia-smi if the NVML package is not installed.
 """
 
 from __future__ import annotations
@@ -14,19 +15,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-MAX_UNTRACKED_BYTES = 200_000  # of a file that is saved with the diff: source, not data
-# The project is one of them: where it is installed from a wheel, its version tells the code.
+MAX_UNTRACKED_BYTES = 200_000  # larger untracked files are taken for data and left out of the diff
+# Includes this project: if it is installed from a wheel, only its version identifies the code.
 PACKAGES = ("cluster-sweeps", "torch", "triton", "numpy", "submitit")
 
 
 def git_state(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """The commit of the tree at `folder`, and its diff against it if the tree is dirty.
+    """Return the git commit of the working tree at `folder`, and its uncommitted changes.
+
+    If $GIT_COMMIT is set, it is returned as the commit and git is not called. This is for a tree
+    that was copied without its .git folder, possibly into another repository.
+
+    Args:
+        folder: root of the working tree. Changes in its logs/ folder are ignored.
 
     Returns:
-        ({"commit", "dirty", "untracked"}, diff): all None where there is no repository, or one that
-        does not hold this project: it is around the environment that the project is installed in.
-        Where $GIT_COMMIT is set it is the commit, and git is not asked: the tree was copied without
-        its .git, perhaps into some other repository.
+        A pair (state, diff). `state` has the keys "commit", "dirty" and "untracked" (at most 100
+        file names). All are None if there is no repository, or if the repository does not track
+        this project, as when the project is installed in an environment inside another repository.
+        `diff` is the binary diff against the commit, including small untracked files, or None if
+        there are no changes.
     """
     if os.environ.get("GIT_COMMIT"):
         return {"commit": os.environ["GIT_COMMIT"], "dirty": None, "untracked": None}, None
@@ -43,19 +51,19 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str | None]:
     head = git("rev-parse", "HEAD")
     if head is None or git("ls-files", "--error-unmatch", "jobs/__init__.py") is None:
         return {"commit": None, "dirty": None, "untracked": None}, None
-    # Results are no source: a run must not make the tree of the next one dirty.
+    # Results are not source: the records of one run must not make the tree dirty for the next.
     paths = ["--", ".", ":!logs"]
     diff = git("diff", "HEAD", "--binary", *paths) or ""
     untracked = (git("ls-files", "--others", "--exclude-standard", *paths) or "").splitlines()
     state = {"commit": head.strip(), "dirty": bool(diff or untracked), "untracked": untracked[:100]}
-    for name in untracked:  # a new benchmark that is not committed is what was measured, too
+    for name in untracked:  # the measured benchmark may be a file that is not committed yet
         if (folder / name).is_file() and (folder / name).stat().st_size <= MAX_UNTRACKED_BYTES:
             diff += git("diff", "--no-index", "--binary", "--", os.devnull, name, fine=1) or ""
     return state, diff or None
 
 
 def save_diff(folder: Path, diff: str) -> str:
-    """Save a diff once, under its hash, and return the hash."""
+    """Save a diff as `folder`/diffs/<hash>.diff, unless it exists, and return the hash."""
     digest = hashlib.sha256(diff.encode()).hexdigest()[:16]
     path = folder / "diffs" / f"{digest}.diff"
     if not path.exists():
@@ -67,7 +75,11 @@ def save_diff(folder: Path, diff: str) -> str:
 
 
 def packages() -> dict[str, str | None]:
-    """Versions of what matters to a measurement, read from metadata, not by importing."""
+    """Return the versions of Python and of the packages that affect a measurement.
+
+    The versions are read from package metadata, without importing the packages. None means that
+    the package is not installed.
+    """
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -79,7 +91,7 @@ def packages() -> dict[str, str | None]:
 
 @cache
 def processor() -> str:
-    """The processor's model name."""
+    """Return the model name of the CPU."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -90,28 +102,32 @@ def processor() -> str:
 
 
 def cpu_device() -> str:
-    """The kind of device that a run without a GPU measures."""
+    """Return the `device` of records of runs without a GPU, for example "cpu: AMD EPYC 9654"."""
     return f"cpu: {processor()}"
 
 
 @cache
 def _nvml() -> Any:
-    """pynvml, initialised, or None where there is no driver or no package."""
+    """Return the initialized pynvml module, or None if the package or the driver is missing."""
     try:
         import pynvml  # type: ignore[import-untyped]
 
         pynvml.nvmlInit()
-    except Exception:  # no package, no driver, no permission: then nothing is known of the GPUs
+    except Exception:  # no package, no driver or no permission
         return None
     return pynvml
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may name here: the caller's own tokens, else 0 to n-1."""
+    """Return the GPUs that this process may use, as entries for CUDA_VISIBLE_DEVICES.
+
+    These are the valid entries of this process's CUDA_VISIBLE_DEVICES (indices or UUIDs), or the
+    indices of all GPUs of the host if the variable is not set.
+    """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         tokens = [token.strip() for token in given.split(",")]
-        # CUDA stops reading at the first token that names nothing.
+        # CUDA ignores everything from the first invalid entry on.
         kept: list[str] = []
         for token in tokens:
             if not token or (token.isdigit() and int(token) >= _gpu_count()) or token[0] == "-":
@@ -126,7 +142,7 @@ def _gpu_count() -> int:
     nvml = _nvml()
     if nvml is not None:
         return int(nvml.nvmlDeviceGetCount())
-    try:  # the package is an extra; the tool comes with the driver
+    try:  # the NVML package is optional, but nvidia-smi comes with the driver
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return 0
@@ -136,7 +152,15 @@ def _gpu_count() -> int:
 
 
 def gpu_states(tokens: list[str]) -> list[dict[str, Any]]:
-    """Name, UUID, and what NVML answers of clock, power, temperature and throttling, by GPU."""
+    """Return name, UUID, SM clock, power, temperature and throttle reasons of each GPU.
+
+    Args:
+        tokens: GPU indices or UUIDs, as in CUDA_VISIBLE_DEVICES.
+
+    Returns:
+        One dictionary per GPU. A value is None if NVML cannot report it. GPUs unknown to NVML are
+        left out, and the list is empty without NVML.
+    """
     nvml = _nvml()
     if nvml is None:
         return []
@@ -177,7 +201,15 @@ def driver_version() -> str | None:
 
 
 def device_kind(tokens: list[str]) -> str:
-    """The kind of device that a job with these GPUs measures: a GPU's name, or the processor's."""
+    """Return the `device` of records of runs on these GPUs.
+
+    Args:
+        tokens: GPU indices or UUIDs, as in CUDA_VISIBLE_DEVICES.
+
+    Returns:
+        The name of the first GPU ("GPU" if the name cannot be found out), or the CPU as given by
+        `cpu_device` if `tokens` is empty.
+    """
     if not tokens:
         return cpu_device()
     states = gpu_states(tokens[:1])

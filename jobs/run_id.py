@@ -1,4 +1,4 @@
-"""The id of a run: what a record is known by, whatever submits, executes or shows it."""
+"""The id of a run. Records, submissions and tables refer to a run by it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ from typing import Any
 
 
 def run_id(benchmark: str, version: int, params: dict[str, Any], defaults: dict[str, Any]) -> str:
-    """Sixteen hex digits that stand for a benchmark, its version, and what is unlike the defaults.
+    """Return the id of a run: a hash of the benchmark, its version and its parameters.
 
-    So an id does not depend on the order of keys, the executor, the partition or the file, and a
-    new parameter with a default leaves old ids as they are.
+    Parameters equal to their default are not hashed, so adding a parameter with a default to a
+    benchmark does not change existing ids. The id does not depend on the order of the keys, the
+    sweep file, the executor or the partition.
+
+    Args:
+        benchmark: name of the benchmark.
+        version: version of the benchmark.
+        params: parameters of the run, as JSON values.
+        defaults: default values of the benchmark's parameters, as JSON values.
+
+    Returns:
+        16 hexadecimal digits.
     """
     missing = object()
-    # By repr, because to Python 1, 1.0 and True are equal.
+    # Compare by repr, because 1, 1.0 and True are equal in Python.
     unlike = {k: v for k, v in params.items() if repr(defaults.get(k, missing)) != repr(v)}
     text = json.dumps([benchmark, version, unlike], sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The status of a run and what follows from it; the state of a job."""
+"""The status of a run, and the state of a job."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How a run stands: what its latest record says, or, without a record, its job."""
+    """The status of a run, taken from its record, or from its job if it has no record."""
 
     ok = "ok"
-    oom = "oom"  # GPU or host memory ran out
+    oom = "oom"  # out of GPU or host memory
     timeout = "timeout"
-    error = "error"  # the benchmark raised
+    error = "error"  # the benchmark raised an exception
     wrong = "wrong"  # the output differs from the reference
-    unsupported = "unsupported"  # this machine cannot do it
+    unsupported = "unsupported"  # this machine or library cannot do the run
     killed = "killed"
     preempted = "preempted"
     cancelled = "cancelled"
-    # Never in a record:
+    # Statuses that never appear in a record:
     queued = "queued"
     running = "running"
-    missing = "missing"  # neither a record nor a job that lives
+    missing = "missing"  # no record, and no job that could still write one
 
     @property
     def is_live(self) -> bool:
-        """The run waits or executes."""
+        """Whether the run is queued or running."""
         return self in _LIVE
 
     @property
     def can_be_recorded(self) -> bool:
-        """An attempt can end so."""
+        """Whether an attempt can end with this status, so that a record may have it."""
         return self not in _LIVE and self is not Status.missing
 
     @property
     def is_failure(self) -> bool:
-        """Makes a command exit with 1. Out of memory and unsupported are results."""
+        """Whether this status makes a command exit with 1. `oom` and `unsupported` are results."""
         return self not in _RESULTS and not self.is_live
 
     @property
     def runs_again_on_submit(self) -> bool:
-        """The next submission runs it again."""
+        """Whether the next submission runs the run again."""
         return self in _INTERRUPTED
 
     @property
     def runs_again_on_retry(self) -> bool:
-        """The next submission runs it again where `--retry-failed` asks for it."""
+        """Whether the next submission with `--retry-failed` runs the run again."""
         return self in _RETRIED
 
 
@@ -57,10 +57,10 @@ _RETRIED = {Status.oom, Status.timeout, Status.error, Status.wrong}
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job as its executor has it: queued, running, or how it ended; and what says so."""
+    """The state of a job as reported by Slurm, or by the process that runs it."""
 
     status: Status
-    detail: str
+    detail: str  # the report itself, for example "Slurm job 12_3 is PENDING (Priority)"
 
 
-JobStates = dict[str, dict[int, JobState]]  # by submission and job
+JobStates = dict[str, dict[int, JobState]]  # submission id -> job index -> state

@@ -1,4 +1,4 @@
-"""The launcher's command line: `python -m jobs.submit SWEEP [key=value ...]`."""
+"""Command line for submitting a sweep: `python -m jobs.submit SWEEP [KEY=VALUE]...`."""
 
 from __future__ import annotations
 
@@ -33,74 +33,132 @@ EPILOG = """
 Examples:
 
 \b
-  python -m jobs.submit sweeps/flash.yaml                 submit to Slurm
-  python -m jobs.submit sweeps/flash.yaml --dry-run       what would run
-  python -m jobs.submit sweeps/quickstart.yaml --local    queue on this machine
+  # Submit to Slurm
+  python -m jobs.submit sweeps/flash.yaml
+  # Show what would be submitted, with the sbatch scripts
+  python -m jobs.submit sweeps/flash.yaml --dry-run --sbatch
+  # Run on this machine, without Slurm
+  python -m jobs.submit sweeps/quickstart.yaml --local
+  # Debug some of the runs in this process
   python -m jobs.submit sweeps/flash.yaml --debug --filter 'seq_len == 128'
-  python -m jobs.submit sweeps/flash.yaml seq_len=[128,256] --out logs/mine
+  # Change a parameter and the results folder
+  python -m jobs.submit sweeps/flash.yaml 'seq_len=[128,256]' --out logs/mine
 """
 
 
 @app.command(epilog=EPILOG)
 def submit(
-    sweep: Annotated[Path, typer.Argument(help="The sweep file.")],
+    sweep: Annotated[Path, typer.Argument(help="Sweep file, for example sweeps/flash.yaml.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Set a parameter (seq_len=[128,256]), a key of the sweep (repeats=3) or a dotted "
-            "path (slurm.partition=h100).",
+            help="Overrides of the sweep file. KEY is a benchmark parameter (dtype=bf16; a list "
+            "such as 'seq_len=[128,256]' runs every value), a key of the sweep file (repeats=3), "
+            "or a nested key (slurm.partition=h100).",
         ),
     ] = None,
-    cluster: Annotated[Executor, typer.Option(help="Where to run.")] = Executor.slurm,
-    local: Annotated[bool, typer.Option("--local", help="Short for --cluster local.")] = False,
+    cluster: Annotated[
+        Executor,
+        typer.Option(
+            help="Where to run: 'slurm' submits the jobs to Slurm, 'local' runs them on this "
+            "machine, and 'debug' runs them in the foreground."
+        ),
+    ] = Executor.slurm,
+    local: Annotated[
+        bool,
+        typer.Option(
+            "--local",
+            help="Same as --cluster local: run the jobs on this machine. Several jobs run at the "
+            "same time if there are several GPUs.",
+        ),
+    ] = False,
     debug: Annotated[
         bool,
         typer.Option(
-            "--debug", help="Short for --cluster debug: in this process, up to the first failure."
+            "--debug",
+            help="Same as --cluster debug: execute the runs one after another in the foreground "
+            "and stop at the first failure. A run without torchrun executes in this process, "
+            "without its timeout.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run; run nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the runs, the jobs, the expected time and the GPU-hours, and exit without "
+            "running, submitting or writing anything.",
+        ),
     ] = False,
     sbatch: Annotated[
-        bool, typer.Option("--sbatch", help="With --dry-run: the sbatch text too.")
+        bool,
+        typer.Option(
+            "--sbatch", help="With --dry-run, also print the sbatch script of each job array."
+        ),
     ] = False,
     filter: Annotated[
         str | None,
         typer.Option(
-            help="Only the runs for which this holds: 'seq_len > 4096 and dtype == bf16'."
+            help="Keep only the runs whose parameters satisfy this condition, for example 'seq_len "
+            "> 4096 and dtype in [bf16, fp16]'. Operators: ==, !=, <, <=, >, >=, in, not in, and, "
+            "or, not. [default: all runs]"
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Results folder [default: logs/<sweep name>].")
+        Path | None,
+        typer.Option(
+            help="Results folder. Runs that already have a result in it are skipped. [default: "
+            "logs/<sweep name>]"
+        ),
     ] = None,
     retry_failed: Annotated[
         bool,
         typer.Option(
-            "--retry-failed", help="Run again what ended as oom, timeout, error or wrong."
+            "--retry-failed",
+            help="Run again the runs that ended with status oom, timeout, error or wrong. Without "
+            "this option only killed, preempted, cancelled and missing runs are repeated.",
         ),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Run everything, measured or not.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Execute all runs, even those that already have a result or are queued or running "
+            "in the results folder.",
+        ),
     ] = False,
     parallel: Annotated[
         int | None,
-        typer.Option(min=1, help="With --local: the most jobs at once [default: one a GPU, or 1]."),
+        typer.Option(
+            min=1,
+            help="With --local, the maximum number of jobs that run at the same time. [default: as "
+            "many as the GPUs allow; a job without GPUs runs alone]",
+        ),
     ] = None,
     cluster_file: Annotated[
         Path | None,
         typer.Option(
-            help="Partition, account and the like [default: $JOBS_CLUSTER, else ./cluster.yaml]."
+            help="YAML file with the settings of your cluster: keys 'slurm' (partition, account, "
+            "...) and 'resources'. The sweep file and KEY=VALUE take precedence over it. [default: "
+            "$JOBS_CLUSTER, else ./cluster.yaml if it exists]"
         ),
     ] = None,
 ) -> None:
-    """Expand a sweep file into jobs and run them on Slurm, on this machine, or in this process."""
+    """Run a sweep: expand its file into runs, group them into jobs, and start the jobs.
+
+    A run is skipped if the results folder already has its result or its failure, or if it is queued
+    or running. Repeat the same command to continue an interrupted sweep. Add --retry-failed to
+    repeat failed runs.
+
+    Exit code: 0 if the jobs were submitted to Slurm, or if every run ended as ok, oom or
+    unsupported; 1 if a run failed, now or in an earlier submission; 2 if the input is invalid or
+    the submission failed; 130 if interrupted.
+    """
     if (local and debug) or ((local or debug) and cluster is not Executor.slurm):
-        fail("give one of --local, --debug and --cluster")
+        fail("--local, --debug and --cluster exclude each other; use only one of them")
     executor = Executor.local if local else Executor.debug if debug else cluster
     if sbatch and not dry_run:
-        fail("--sbatch goes with --dry-run")
+        fail("--sbatch requires --dry-run")
     try:
         loaded = load_sweep(sweep, overrides or [], filter, _cluster_file(cluster_file))
         options = Options(
@@ -118,34 +176,41 @@ def submit(
 
 
 def start_and_report(prepared: Prepared, options: Options) -> int:
-    """Start a prepared submission and print how to follow it. Returns the exit code."""
+    """Start a prepared submission and print the commands for following it.
+
+    Returns:
+        The exit code of the command, as described for `submit`.
+    """
     manifest = prepared.manifest
     where = _relative(manifest.folder)
     before = prepared.failed_before
     if len(prepared.done) > len(before):
         kept = len(prepared.done) - len(before)
-        console.print(f"{kept} runs were measured before and stay as they are")
+        console.print(f"{kept} runs already have a result and are skipped")
     if before:
         kinds = ", ".join(
             f"{n} {status}" for status, n in Counter(r.status for r in before).items()
         )
-        note = f"{len(before)} runs failed before ({kinds}); --retry-failed runs them again"
+        note = (
+            f"{len(before)} runs failed before ({kinds}) and are skipped; "
+            "use --retry-failed to run them again"
+        )
         errors.print(note, soft_wrap=True, highlight=False)
     if prepared.in_flight:
-        console.print(f"{len(prepared.in_flight)} runs are queued or running already")
+        console.print(f"{len(prepared.in_flight)} runs are already queued or running")
     if not manifest.jobs and not prepared.in_flight and not prepared.done:
-        fail("nothing to run")
+        fail("nothing to run: the sweep has no runs")
     try:
         records = start(prepared, options, console)
     except KeyboardInterrupt:
         message = (
-            f"interrupted; what was measured is in {where}; the same command goes on from there"
+            f"interrupted: finished runs are recorded in {where}; repeat the command to continue"
         )
         errors.print(message, highlight=False, markup=False, soft_wrap=True)
         return 130
     except OSError as error:
         fail(f"{error.filename or where}: {error.strerror}")
-    except RuntimeError as error:  # SubmissionError: what Slurm, or its absence, says
+    except RuntimeError as error:  # SubmissionError or FolderInUse
         fail(str(error))
     if options.executor is Executor.slurm:
         tasks = sum(len(job.tasks) for job in manifest.jobs)
@@ -163,25 +228,25 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     follow_up(_tables_command(), where)
     lost = sum(len(job.tasks) for job in manifest.jobs) - len({(r.run, r.repeat) for r in records})
     if lost > 0 and options.executor is Executor.local:
-        errors.print(f"{lost} runs left no record:")
+        errors.print(f"{lost} runs left no record; to see why, run:")
         follow_up("python -m jobs status", where)
         return 1
     return 1 if failed_records(records) or before else 0
 
 
 def follow_up(command: str, folder: Path) -> None:
-    """A command to copy, in one line."""
+    """Print a command for the user to copy, without wrapping the line."""
     text = f"  {command} {shlex.quote(str(folder))}"
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _tables_command() -> str:
-    """The command that prints tables: by the script where it is here, as in a checkout."""
+    """Return the command that prints tables. A source checkout has the script aggregate.py."""
     return "python aggregate.py" if Path("aggregate.py").exists() else "python -m aggregate"
 
 
 def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
-    """What would run: runs, jobs, arrays, minutes, GPU-hours."""
+    """Print what a submission would run: runs, jobs, job arrays, expected time, GPU-hours."""
     manifest, expansion = prepared.manifest, prepared.expansion
     tasks = sum(len(job.tasks) for job in manifest.jobs)
     grid = Grid.grid(padding=(0, 2))
@@ -201,7 +266,7 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
         ("sweep", f"{manifest.sweep.name} ({', '.join(benchmarks)})"),
         ("runs", runs + (f" ({', '.join(left_out)})" if left_out else "")),
         ("to run", f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} in flight)"),
-        ("jobs", f"{len(manifest.jobs)}, {manifest.sweep.runs_per_job} runs a job at most"),
+        ("jobs", f"{len(manifest.jobs)}, with at most {manifest.sweep.runs_per_job} runs each"),
     ]
     if executor is Executor.slurm or sbatch:
         from jobs.launch.slurm_executor import arrays, max_array_size
@@ -209,7 +274,7 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
         rows.append(("arrays", str(len(arrays(manifest, max_array_size())))))
     rows += [
         ("expected", _expected(prepared)),
-        ("at worst", f"{worst_case_gpu_hours(manifest.jobs):.1f} GPU-hours, without requeues"),
+        ("at most", f"{worst_case_gpu_hours(manifest.jobs):.1f} GPU-hours, not counting requeues"),
         ("results", str(_relative(manifest.folder))),
     ]
     for row in rows:
@@ -218,7 +283,7 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
     shapes = Counter(job.shape for job in manifest.jobs)
     for shape, count in shapes.items():
         limit = max(job.timeout_min for job in manifest.jobs if job.shape == shape)
-        console.print(f"  {count} jobs of {shape}, {limit} min at most", highlight=False)
+        console.print(f"  {count} jobs of {shape}, at most {limit} min each", highlight=False)
     names = varying(expansion.runs)
     for run in expansion.runs[:SHOWN_RUNS]:
         console.print(f"  {run.id}  {run.label(names)}", highlight=False, soft_wrap=True)
@@ -232,7 +297,11 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
 
 
 def _expected(prepared: Prepared) -> str:
-    """Minutes of running time, from records of the same runs here or in the reference results."""
+    """Return the expected total run time as text.
+
+    It is estimated from the durations of ok records of the same benchmark and parameters, in the
+    results folder or in logs/*/<sweep name>, where the reference results are.
+    """
     manifest = prepared.manifest
     took: dict[str, float] = {}
     source = ""
@@ -244,17 +313,18 @@ def _expected(prepared: Prepared) -> str:
     wanted = [_point(manifest.runs[run]) for job in manifest.jobs for run, _ in job.tasks]
     known = [took[run] for run in wanted if run in took]
     if not wanted:
-        return "nothing to do"
+        return "nothing to run"
     if not known:
-        return "not known: no earlier records of these runs"
+        return "unknown: these runs have no earlier records"
     minutes = sum(known) / len(known) * len(wanted) / 60
     return (
-        f"{minutes:.0f} min of running time (from {len(known)} of {len(wanted)} runs in {source})"
+        f"{minutes:.0f} min of run time (from records of {len(known)} of {len(wanted)} runs in "
+        f"{source})"
     )
 
 
 def _point(of: Run | Record) -> str:
-    """What was measured, whatever the benchmark's version: enough to guess how long it takes."""
+    """Return the benchmark and parameters as a key. Run times hardly depend on the version."""
     return json.dumps([of.benchmark, of.params], sort_keys=True)
 
 
@@ -274,7 +344,7 @@ def _relative(path: Path) -> Path:
 
 
 def fail(message: str) -> NoReturn:
-    """Say what is wrong and leave with 2."""
+    """Print an error message and exit with code 2."""
     errors.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
     raise SystemExit(2)
 

@@ -1,4 +1,4 @@
-"""Which tests run, in which order and process; fixtures of all tests."""
+"""Selection, order and distribution of the tests, and fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Several processes share the processor. OpenMP's threads wait for each other by spinning: where
-    # they do not run at once, two of them took nine times the processor time of one.
+    # Several processes share the CPU. OpenMP threads wait for each other by spinning, which wastes
+    # CPU time if there are fewer cores than threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "ATEN_CPU_CAPABILITY" in os.environ:
-    # torch.compile's cache does not tell apart code that it made for different vector units
+    # The cache of torch.compile does not distinguish code for different vector instruction sets.
     cache = f"torchinductor_{os.getuid()}_{os.environ['ATEN_CPU_CAPABILITY']}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), cache)))
-# With each empty cache torch.compile builds six programs, in 13 s, to learn what the processor's
-# flags say.
+# Otherwise torch.compile compiles six test programs (13 s) for each empty cache, to find out which
+# vector instructions the CPU has.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 INTERPRETED = Path(__file__).parent / "interpreted"
 
-# Files that begin first, the longest ones: some mostly wait, some compute. One of those that share
-# ranks stands for all of them.
+# The files that take longest, which start first. Some of them mostly wait, others compute. Of the
+# files that share ranks, one is enough here, because all run in the same process.
 FIRST = [
     "test_slurm.py",
     "test_flash_pytorch.py",
@@ -43,7 +43,7 @@ FIRST = [
     "test_local.py",
     "test_worker.py",
 ]
-# Files without anything that is shared by their tests and takes long to make
+# Files whose tests share no expensive fixture, so that their tests can run in different processes
 INDEPENDENT = (
     "tests/interpreted/",
     "tests/systems/kernels/test_flash_hopper",
@@ -55,8 +55,11 @@ INDEPENDENT = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the interpreted tests, or all others: Triton decides at import whether it
-    interprets, so a process runs one kind. Run what takes long first."""
+    """Select interpreted or compiled tests, and run the longest files first.
+
+    Triton decides when it is imported whether it interprets kernels, so one process cannot run both
+    kinds of tests.
+    """
     interprets = os.environ.get("TRITON_INTERPRET") == "1"
     others = [item for item in items if item.path.is_relative_to(INTERPRETED) != interprets]
     config.hook.pytest_deselected(items=others)
@@ -67,11 +70,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where several processes share the tests (make test), one of them has all of a file, and
-    all of the files whose tests need the same ranks."""
+    """Distribute the tests over several processes (make test), whole files at a time.
+
+    All files whose tests need ranks go to the same process. The tests of `INDEPENDENT` files are
+    distributed one by one.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
-    config.option.loadscopereorder = False  # by the number of tests
+    config.option.loadscopereorder = False  # do not sort the files by their number of tests
 
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = _scope
@@ -79,7 +85,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _scope(nodeid: str) -> str:
-    """What the tests that one process runs have in common."""
+    """Return the scope of a test. All tests of a scope run in the same process."""
     if nodeid.startswith(INDEPENDENT):
         return nodeid
     file = nodeid.partition("::")[0]
@@ -93,7 +99,7 @@ def _needs_ranks(file: str) -> bool:
 
 @pytest.fixture
 def outputs_hold_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill new tensors with NaN, so that what a kernel does not write shows."""
+    """Fill new tensors with NaN, so that elements that a kernel fails to write are noticed."""
     import torch
 
     makers = [(torch, name) for name in ("empty", "empty_like", "empty_strided")]
@@ -105,7 +111,7 @@ def _filled_with_nan(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def filled(*args: Any, **kwargs: Any) -> Tensor:
         tensor = empty(*args, **kwargs)
         if tensor.is_floating_point() and not tensor.is_meta:
-            tensor.detach().fill_(math.nan)  # torch 2.11 asks for leaves under a checkpoint
+            tensor.detach().fill_(math.nan)  # checkpointing in torch 2.11 needs leaf tensors
         return tensor
 
     return filled

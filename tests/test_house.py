@@ -1,4 +1,4 @@
-"""Imports go the way that CONTRIBUTING.md says, and in no circle."""
+"""Imports follow the table in CONTRIBUTING.md, and are not circular."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def module_name(path: Path) -> str:
 
 
 def imported(tree: ast.AST, modules: Iterable[str]) -> Iterator[str]:
-    """The modules that a module imports anywhere: at its top, in a function, for types only."""
+    """Yield the modules that a module imports: at its top, in functions, or for types only."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -35,19 +35,19 @@ def imported(tree: ast.AST, modules: Iterable[str]) -> Iterator[str]:
 
 @cache
 def imports() -> Graph:
-    """What each module of the project imports, of the project and of others."""
+    """Return the modules that each module of the project imports, from the project or not."""
     paths = [ROOT / "aggregate.py"]
     paths += [path for name in ("jobs", "systems") for path in (ROOT / name).rglob("*.py")]
     modules = {module_name(path): path.read_text(encoding="utf-8") for path in paths}
     return {
         name: set(imported(ast.parse(text), modules))
         for name, text in sorted(modules.items())
-        if text  # an empty __init__.py is no module of anybody's
+        if text  # leave out empty __init__.py files
     }
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[str]:
-    """Paths that end where they begin: as many as must be cut, in no particular order."""
+    """Return import cycles such that cutting one edge of each leaves no cycle."""
     left = {name: targets & graph.keys() for name, targets in graph.items()}
     found: list[str] = []
     while True:
@@ -55,14 +55,17 @@ def circles(graph: Mapping[str, set[str]]) -> list[str]:
             TopologicalSorter(left).prepare()
             return found
         except CycleError as error:
-            path = error.args[1][::-1]  # the sorter goes from what is imported to who imports it
+            path = error.args[1][::-1]  # the sorter lists the imported module first
             found.append(" -> ".join(path))
             left[path[0]].remove(path[1])
 
 
 @cache
 def rows() -> list[tuple[set[str], set[str]]]:
-    """The table of rooms in CONTRIBUTING.md: names of packages or modules, what they may import."""
+    """Return the rows of the import table in CONTRIBUTING.md, top to bottom.
+
+    A row ("room") has the names of its packages or modules, and the names that they may import.
+    """
     lines = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("| room |"))
     table: list[tuple[set[str], set[str]]] = []
@@ -78,13 +81,13 @@ def rows() -> list[tuple[set[str], set[str]]]:
 
 
 def room_of(module: str, names: Iterable[str]) -> str | None:
-    """The most specific name that a module goes by: itself or a package around it."""
+    """Return the longest of `names` that is the module itself or a package around it."""
     fitting = [name for name in names if module == name or module.startswith(f"{name}.")]
     return max(fitting, key=len, default=None)
 
 
 def wrong_ways(imports: Mapping[str, set[str]], allowed: Mapping[str, set[str]]) -> list[str]:
-    """Imports that the table does not have, and modules that it does not know."""
+    """Return the imports that the table does not allow, and the modules that are in no row."""
     wrong = []
     for module, targets in imports.items():
         own = room_of(module, allowed)
@@ -118,7 +121,7 @@ def test_the_table_itself_has_no_circle() -> None:
 
 
 def test_a_circle_and_a_wrong_way_are_found() -> None:
-    """What the tests above rest on, on imports that are wrong."""
+    """The functions that the tests above use do find wrong imports."""
     code = "import a.b\ndef f():\n    from a import c, name\nif TYPE:\n    import d.e as x\n"
     assert set(imported(ast.parse(code), {"a", "a.b", "a.c"})) == {"a.b", "a.c", "a", "d.e"}
     assert circles({"a": {"b", "os"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) in (

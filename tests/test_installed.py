@@ -1,4 +1,4 @@
-"""The project installed from a wheel works in any folder, without the repository."""
+"""Tests that the project, installed from a wheel, works in any folder without the repository."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.jobs.harness import ROOT, artifacts_of, facts, records
 
 SOURCES = ("pyproject.toml", "README.md", "aggregate.py", "jobs", "systems", "sweeps")
-# A benchmark of one's own; says which files the process of a run has imported.
+# A user's own benchmark. It reports from which files its process has imported the project.
 BENCHMARK = """
 import jobs, systems
 from pathlib import Path
@@ -34,8 +34,11 @@ SWEEP = "{name: my, benchmark: own.nothing, grid: {size: [1, 2]}, resources: {gp
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel holds. Pip builds it by this environment's own setuptools, from
-    a copy: setuptools leaves files beside its sources."""
+    """Build a wheel, install it into a folder, and return the folder.
+
+    Pip builds the wheel with the setuptools of this environment, because there is no network. It
+    builds from a copy, because setuptools writes files next to the sources.
+    """
     pytest.importorskip("pip")
     folder = tmp_path_factory.mktemp("wheel")
     copy, site = folder / "source", folder / "site"
@@ -57,16 +60,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, from which the installed project is imported."""
+    """Change to an empty folder in which the installed project is imported, not the repository."""
     monkeypatch.chdir(tmp_path)
-    # It comes before the repository, wherever that is imported from.
+    # Comes before the repository on the import path.
     monkeypatch.setenv("PYTHONPATH", str(installed), prepend=os.pathsep)
     monkeypatch.delenv("GIT_COMMIT", raising=False)
     return tmp_path
 
 
 def python(*arguments: str) -> str:
-    """The output of `python -m ARGUMENTS` in this folder, which must end with 0."""
+    """Run `python -m ARGUMENTS`, check that its exit code is 0, and return its output."""
     command = [sys.executable, "-m", *arguments]
     done = subprocess.run(
         command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240

@@ -1,4 +1,4 @@
-"""Every study, end to end on a processor: its sweep, its tables and its plots."""
+"""Every study runs end to end on a CPU: its sweep, its tables and its plots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.jobs.harness import ROOT, records, run
 
 STUDIES = sorted((ROOT / "sweeps" / "cpu").glob("*.yaml"))
-# One on one process, with plots; one on two ranks, with a picture
+# The first runs in one process and has plots. The second runs on two ranks and leaves a picture.
 FAST = ("flash_heads", "ddp")
 
 

@@ -1,5 +1,7 @@
-"""The reference results in logs/h200 stay readable, and their runs keep their ids: a resumed sweep
-finds its records by them."""
+"""The reference results in logs/h200 stay readable, and their runs keep their ids.
+
+A resumed sweep finds its earlier records by these ids.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,16 @@ from jobs.sweep.benchmarks import load_benchmark
 from tests.jobs.harness import ROOT
 
 FOLDERS = sorted(path for path in (ROOT / "logs" / "h200").iterdir() if path.is_dir())
-# Records of versions that their benchmark has no longer: tables show them, a sweep would measure
-# their runs again. Version 4 of attention adds wall times and CUDA graphs and leaves parameters and
-# defaults as they were, so the ids of version 3 can be made again too.
+# Number of records by (benchmark, version) whose version is older than the benchmark's. Tables show
+# these records, but a sweep would measure their runs again. Version 4 of attention has the same
+# parameters and defaults as version 3, so the ids of version 3 can still be computed.
 OLDER = {("attention", 3): 64}
 
 load = cache(load_benchmark)
 
 
 def id_of(run: Record | Run) -> str:
-    """The id of what was measured, hashed anew under the version that measured it."""
+    """Return the id of a run, computed again with the benchmark version that measured it."""
     return run_id(run.benchmark, run.version, run.params, load(run.benchmark).json_defaults)
 
 

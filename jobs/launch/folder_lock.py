@@ -1,7 +1,8 @@
-"""One queue at a time in a results folder: two would measure the same runs, and beside each other.
+"""A lock that allows only one local queue or debug run per results folder.
 
-The lock is the kernel's, on a file in the folder, so it goes with its process however that ends.
-What a second queue is told of the first stands in the file.
+Two queues on one folder would measure the same runs twice and disturb each other's timings. The
+lock is an flock on a file in the folder, so the operating system releases it when the process ends,
+for whatever reason. The file contains a line about the process that holds the lock.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ LOCK = "queue.lock"
 
 
 class FolderInUse(RuntimeError):
-    """Another process runs a queue into the folder."""
+    """Another process runs a queue on the same results folder."""
 
 
 @contextmanager
 def sole_queue(folder: Path, force: bool = False) -> Iterator[None]:
-    """Keep other queues out of a results folder while this one runs.
+    """Hold the lock of a results folder while the `with` block runs.
+
+    File systems without flock support give no protection: the block then runs without a lock.
 
     Args:
-        folder: made where it does not exist.
-        force: go on beside another.
+        folder: results folder; created if it does not exist.
+        force: run the block even if another process holds the lock.
 
     Raises:
-        FolderInUse: naming the process that runs there. Never on a file system without locks.
+        FolderInUse: if another process holds the lock and `force` is False.
     """
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -42,11 +45,11 @@ def sole_queue(folder: Path, force: bool = False) -> Iterator[None]:
             if not force:
                 holder = os.pread(handle, 1000, 0).decode(errors="replace").strip()
                 raise FolderInUse(
-                    f"{folder} is in use by {holder or 'another queue'}; wait for it or cancel it; "
-                    "--force measures everything beside it"
+                    f"{folder} is in use by {holder or 'another queue'}; wait until it ends, "
+                    "cancel it, or use --force to execute all runs at the same time as it"
                 ) from None
         except OSError:
-            pass  # this file system has no locks
+            pass  # the file system does not support flock
         else:
             _sign(handle)
         yield
@@ -55,10 +58,10 @@ def sole_queue(folder: Path, force: bool = False) -> Iterator[None]:
 
 
 def _sign(handle: int) -> None:
-    """Say who holds the lock."""
+    """Write into the lock file which process holds the lock."""
     command = shlex.join(["python", *sys.orig_argv[1:]])
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     text = f"process {os.getpid()} on {os.uname().nodename} since {since}: {command}\n"
-    with suppress(OSError):  # a full disk: the lock holds all the same
+    with suppress(OSError):  # the lock is valid without this text, for example on a full disk
         os.ftruncate(handle, 0)
         os.pwrite(handle, text.encode(errors="replace"), 0)

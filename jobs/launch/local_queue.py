@@ -1,8 +1,8 @@
-"""A queue on this machine: jobs wait for GPUs, workers run in the background, progress shows.
+"""Local job queue: run the jobs of a submission on this machine as GPUs become free.
 
-At no time do two jobs of one queue share a GPU; queues into two folders know nothing of each other.
-A job without GPUs runs while nothing else does, because its times would be no use otherwise;
-`--parallel N` says otherwise.
+Each job runs in a worker process in the background. Two jobs of one queue never share a GPU. A job
+without GPUs runs alone, because other jobs would disturb its timings; `--parallel N` lifts this
+restriction. Queues on different results folders are not coordinated and may use the same GPUs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from jobs.sweep.schema import Sweep
 from jobs.worker.environment import job_environment
 
 POLL_S = 0.1
-STOP_S = 20.0  # for workers to record what they were doing
+STOP_S = 20.0  # grace period in which stopped workers record their runs, in seconds
 
 
 @dataclass
@@ -48,12 +48,13 @@ class _Running:
 
 
 class LocalQueue:
-    """Runs the jobs of a manifest here.
+    """Queue that runs the jobs of one submission on this machine.
 
     Args:
-        manifest: the submission.
-        parallel: the most jobs at once; by default one a GPU, and jobs without GPUs alone.
-        console: where progress is shown.
+        manifest: manifest of the submission.
+        parallel: maximum number of jobs that run at the same time. None: as many as there are GPUs
+            for, and a job without GPUs runs alone.
+        console: console on which progress is shown.
     """
 
     def __init__(self, manifest: Manifest, parallel: int | None, console: Console):
@@ -68,10 +69,12 @@ class LocalQueue:
         self.stopped = False
 
     def run(self) -> list[Record]:
-        """Run everything; returns the records of this submission.
+        """Run all jobs and return the records of this submission.
 
-        On SIGINT, SIGTERM and SIGHUP the workers record what they were doing and end; then
-        KeyboardInterrupt is raised.
+        On SIGINT, SIGTERM or SIGHUP the workers record their current runs as cancelled and exit.
+
+        Raises:
+            KeyboardInterrupt: after the workers have exited, if one of these signals arrived.
         """
         self._write_handles(interrupted=False)
         before = {s: signal.signal(s, self._on_stop) for s in _stop_signals()}
@@ -109,7 +112,7 @@ class LocalQueue:
         return self.records
 
     def _write_handles(self, interrupted: bool) -> None:
-        """Say which process the jobs depend on, and whether it was asked to stop."""
+        """Record that the jobs depend on this process, and whether it was asked to stop."""
         handle = ProcessHandle.of_this_process(interrupted)
         self.manifest.handles.update({job.index: handle for job in self.manifest.jobs})
         write_handles(self.manifest)
@@ -120,7 +123,10 @@ class LocalQueue:
             _leave_terminal()
 
     def _can_run(self, job: Job) -> bool:
-        """Whether this machine has what a job needs. If not, its worker records just that."""
+        """Whether this machine has the resources of a job.
+
+        If it does not, the job's worker records its runs as unsupported.
+        """
         return job.shape.gpus_per_node <= self.total and job.shape.nodes == 1
 
     def _start_what_fits(self) -> None:
@@ -150,7 +156,7 @@ class LocalQueue:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C comes to the queue alone, which then asks politely
+                start_new_session=True,  # Ctrl-C reaches only the queue, which stops the workers
             )
         self.running.append(_Running(jobs, process, gpus))
 
@@ -170,8 +176,8 @@ class LocalQueue:
             self.free += one.gpus
             if code != 0 and not self.stopped:
                 self.console.print(
-                    f"[red]the worker of job {one.jobs[0].index} ended with {code};[/] "
-                    f"see {escape(str(self._log(one.jobs)))}",
+                    f"[red]the worker of job {one.jobs[0].index} ended with exit code {code};[/] "
+                    f"its log is {escape(str(self._log(one.jobs)))}",
                     markup=True,
                     highlight=False,
                     soft_wrap=True,
@@ -200,13 +206,13 @@ class LocalQueue:
 
 
 def _stop_signals() -> list[signal.Signals]:
-    """The signals that stop the queue: not SIGHUP where it is ignored, as under nohup."""
+    """Return the signals that stop the queue. SIGHUP is left out if it is ignored (nohup)."""
     hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 def _leave_terminal() -> None:
-    """Write to nobody instead of a terminal that is gone, where every write would fail."""
+    """Redirect stdout and stderr to /dev/null, because writing to a closed terminal fails."""
     for number in (1, 2):
         if stat.S_ISCHR(os.fstat(number).st_mode):
             null = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""Which runs a submission leaves out: those that were measured, or that ended for good."""
+"""Decide which runs a submission executes and which it skips because of earlier records."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.expand import Expansion
 
-Task = tuple[Run, int]
+Task = tuple[Run, int]  # (run, repeat)
 
 
 def tasks_of(expansion: Expansion, repeats: int) -> list[Task]:
-    """Every (run, repeat); all runs once before any a second time, so that drift is spread."""
+    """Return all (run, repeat) pairs, ordered by repeat first.
+
+    All runs execute once before any executes a second time, so slow drift of the machine affects
+    all runs alike.
+    """
     return [(run, repeat) for repeat in range(repeats) for run in expansion.runs]
 
 
@@ -24,10 +28,22 @@ def split_done(
     retry_failed: bool = False,
     force: bool = False,
 ) -> tuple[list[Task], list[Task]]:
-    """What is to run, and what need not.
+    """Split tasks into those to execute and those that are done.
 
-    A task is done where an attempt on the same kind of device was ok, or where its latest attempt
-    there ended for good: failed (unless `retry_failed`) or unsupported.
+    A task is done if an attempt on the same kind of device was ok, or if its latest attempt there
+    was unsupported or failed. Failed means oom, timeout, error or wrong, and does not count as done
+    with `retry_failed`. Killed, preempted and cancelled attempts never count as done.
+
+    Args:
+        tasks: all (run, repeat) pairs of the sweep.
+        records: records of earlier attempts.
+        same_device: whether a record comes from the kind of device on which the run would now
+            execute. Other records are ignored.
+        retry_failed: execute failed tasks again.
+        force: execute all tasks.
+
+    Returns:
+        The tasks to execute, and the tasks that are done.
     """
     if force:
         return list(tasks), []

@@ -1,6 +1,7 @@
-"""Submission to Slurm through submitit: the only file that names it.
+"""Submission of jobs to Slurm through submitit. No other module uses submitit.
 
-Jobs of one shape and limit become an array, or several where the cluster's MaxArraySize is smaller.
+Jobs with the same shape and time limit are submitted as one job array, or as several if there are
+more jobs than the cluster's MaxArraySize allows.
 """
 
 from __future__ import annotations
@@ -27,17 +28,24 @@ from jobs.worker.environment import job_environment
 from jobs.worker.isolation import blocked_signals
 from jobs.worker.worker import Stopped, Worker
 
-SIGNAL_DELAY_S = 30  # at least, from Slurm's warning to the time limit: to kill, record, requeue
-SPARE_TIMEOUTS = 10
-DEFAULT_MAX_ARRAY = 1001
+# Minimum time from Slurm's warning signal to the time limit, in seconds. In this time the worker
+# kills the current run, writes its record and requeues the job.
+SIGNAL_DELAY_S = 30
+SPARE_TIMEOUTS = 10  # requeues that a job may have in addition to one per run
+DEFAULT_MAX_ARRAY = 1001  # Slurm's default for MaxArraySize
 
 
 class SubmissionError(RuntimeError):
-    """Slurm is not here, or refused the jobs."""
+    """Slurm is not installed on this machine, or it refused the jobs."""
 
 
 class WorkerTask:
-    """What submitit pickles: a job of a submission, run by its worker, resumed when requeued."""
+    """The callable that submitit pickles and calls inside the allocation: runs one job.
+
+    Args:
+        submission: folder of the submission.
+        index: index of the job in the submission's manifest.
+    """
 
     def __init__(self, submission: Path, index: int):
         self.submission, self.index = submission, index
@@ -50,9 +58,10 @@ class WorkerTask:
         self.worker.run()
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """Called on Slurm's warning, at the time limit or on preemption: record, then requeue.
+        """Record the current run, and return the task with which submitit requeues the job.
 
-        The same job again: its worker skips what has a record.
+        submitit calls this on Slurm's warning signal, before the time limit or on preemption. After
+        the requeue, the worker skips the runs that have a record.
         """
         if self.worker is not None:
             limit = self.worker.near_limit() and _sigterm_reason() not in ("grace", "preempted")
@@ -60,32 +69,38 @@ class WorkerTask:
         return submitit.helpers.DelayedSubmission(WorkerTask(self.submission, self.index))
 
     def _on_term(self, signum: int, frame: FrameType | None) -> None:
-        """Record what is running and leave, unless node 0's worker has something better to do."""
+        """Handle SIGTERM: record the current run and exit, if the job itself is about to end."""
         assert self.worker is not None
         leads, nodes = self.worker.node_rank == 0, self.worker.job.shape.nodes
         why = _sigterm_reason()
         if why == "grace":
-            # Slurm would take the end of the job now for a failure. As on its warning, then: node
-            # 0's worker records and requeues, and the others wait for that.
+            # If the job ended now, Slurm would count it as failed. Handle it like the warning
+            # signal (SIGUSR2): the worker of node 0 records and requeues, the other nodes wait.
             if leads:
                 os.kill(os.getpid(), signal.SIGUSR2)
         elif why == "step" and leads and nodes > 1:
-            pass  # srun, because another node's worker is gone: this one sees that and records it
+            pass  # from srun: another node's worker ended, which this worker notices and records
         else:
             self.worker.stop("preempted" if why == "preempted" else "cancelled")
             raise Stopped(128 + signum)
 
 
 def _sigterm_reason() -> str:
-    """Why Slurm sends SIGTERM: `grace`, this job is preempted but may run on for a while;
-    `preempted`, or requeued, and about to end; `step`, not the job; else `cancelled`."""
+    """Return why Slurm sent SIGTERM.
+
+    Returns:
+        "grace": the job is preempted, but may continue for its grace time.
+        "preempted": the job is preempted or requeued, and about to end.
+        "step": only the job step ends; the job itself is running.
+        "cancelled": all other cases, also if scontrol does not answer.
+    """
     command = ["scontrol", "show", "job", "-o", SlurmJobEnvironment().job_id]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return "cancelled"
     fields = dict(re.findall(r"(\w+)=(\S+)", done.stdout))
-    # SIGNALING is what a running job is called while Slurm delivers this very signal.
+    # A running job has the state SIGNALING while Slurm delivers this signal.
     running = fields.get("JobState") in ("RUNNING", "SIGNALING")
     if fields.get("PreemptTime", "None") != "None":
         return "grace" if running else "preempted"
@@ -95,7 +110,7 @@ def _sigterm_reason() -> str:
 
 
 class _Executor(SlurmExecutor):
-    """submitit's, for the sbatch text of a dry run too where Slurm is not installed."""
+    """submitit's executor, also usable without Slurm to make the sbatch scripts of a dry run."""
 
     @classmethod
     def affinity(cls) -> int:
@@ -107,38 +122,46 @@ class _Executor(SlurmExecutor):
 
 
 def require_slurm() -> None:
-    """Raise unless sbatch is here."""
+    """Check that Slurm is installed.
+
+    Raises:
+        SubmissionError: if there is no sbatch on PATH.
+    """
     if shutil.which("sbatch") is None:
         raise SubmissionError(
-            "Slurm is not installed here (no sbatch on PATH). Add --local to run on this machine, "
-            "or --debug to run in the foreground"
+            "Slurm is not installed on this machine (no sbatch on PATH); use --local to run the "
+            "jobs on this machine, or --debug to run them in the foreground"
         )
 
 
 @dataclass(frozen=True)
 class Array:
-    """Jobs that are submitted together."""
+    """Jobs that are submitted as one Slurm job array."""
 
     jobs: list[Job]
-    parallelism: int
-    after: int | None = None  # index of the array that has to end first
+    parallelism: int  # maximum number of jobs of the array that run at the same time
+    after: int | None = None  # index of the array that must end before this one starts
 
 
 def submit(manifest: Manifest) -> None:
-    """Submit every job of a manifest; Slurm's ids are written down array by array.
+    """Submit all jobs of a manifest, and save their Slurm job ids after each array.
 
     Raises:
-        SubmissionError: what sbatch said. What was submitted before stays, with its ids.
+        SubmissionError: if Slurm is not installed, if the path of the results folder contains % or
+            a backslash, or if sbatch refuses an array. Arrays submitted before the refused one stay
+            submitted.
     """
     require_slurm()
-    if set("%\\") & set(str(manifest.path)):  # Slurm puts job ids where it sees %j in a path
-        raise SubmissionError(f"Slurm cannot write below {manifest.folder}: its path has % or \\")
+    if set("%\\") & set(str(manifest.path)):  # Slurm expands patterns such as %j in paths
+        raise SubmissionError(
+            f"the path of the results folder must not contain % or \\, got {str(manifest.folder)!r}"
+        )
     array_ids: list[str] = []
     for array in arrays(manifest, max_array_size()):
         after = array_ids[array.after] if array.after is not None else None
         executor = _executor(manifest, array, after)
         tasks = [WorkerTask(manifest.path, job.index) for job in array.jobs]
-        # An interrupt between sbatch and the note of its ids would leave jobs that nobody knows.
+        # An interrupt between sbatch and saving its ids would leave jobs that cannot be found.
         with clean_environment(), blocked_signals():
             try:
                 with executor.batch():
@@ -154,15 +177,20 @@ def submit(manifest: Manifest) -> None:
 def _refusal(array: Array, before: list[str], words: str) -> str:
     text = f"sbatch refused {len(array.jobs)} jobs ({array.jobs[0].shape}): {words.strip()}"
     if before:
-        text += f"\nsubmitted before that, and still there: {', '.join(before)}"
+        text += f"\njob arrays submitted before the refusal stay submitted: {', '.join(before)}"
     return text
 
 
 def arrays(manifest: Manifest, largest: int) -> list[Array]:
-    """Jobs as arrays of one shape and limit, none larger than `largest`.
+    """Split the jobs of a manifest into arrays of the same shape and time limit.
 
-    All arrays of a shape together run no more than array_parallelism jobs at once: they share it
-    by their sizes, and where there are more arrays than that, the later wait for the earlier.
+    All arrays of a shape together run at most `slurm.array_parallelism` jobs at the same time. This
+    limit is divided among them in proportion to their sizes. If there are more arrays than the
+    limit, each of the surplus arrays waits until an earlier one ends.
+
+    Args:
+        manifest: manifest of the submission.
+        largest: maximum number of jobs in an array.
     """
     by_shape: dict[Shape, dict[int, list[Job]]] = {}
     for job in manifest.jobs:
@@ -181,7 +209,11 @@ def arrays(manifest: Manifest, largest: int) -> list[Array]:
 
 
 def _shares(chunks: list[list[Job]], most: int) -> list[int]:
-    """At least 1 each, the rest one by one to whichever has most jobs for each it may run."""
+    """Divide `most` parallel jobs among chunks of jobs.
+
+    Each chunk gets at least 1. The rest is given one by one to the chunk with the most jobs per
+    parallel job.
+    """
     shares = [1] * len(chunks)
     for _ in range(min(most, sum(map(len, chunks))) - len(chunks)):
         i = max(range(len(chunks)), key=lambda i: len(chunks[i]) / shares[i])
@@ -190,7 +222,7 @@ def _shares(chunks: list[list[Job]], most: int) -> list[int]:
 
 
 def sbatch_texts(manifest: Manifest) -> Iterator[str]:
-    """The sbatch script of each array, as submitit would submit it."""
+    """Yield the sbatch script of each array, as submitit would submit it."""
     for array in arrays(manifest, max_array_size()):
         executor = _executor(manifest, array, None if array.after is None else "<the array before>")
         if len(array.jobs) > 1:
@@ -201,11 +233,13 @@ def sbatch_texts(manifest: Manifest) -> Iterator[str]:
 def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
     slurm, job = manifest.sweep.slurm, array.jobs[0]
     shape = job.shape
-    # Each time the limit comes a run is done or given up. In a short job submitit counts preemption
-    # as that too, and a job in which no run gets to start must not come back for ever.
+    # submitit requeues a job at most `max_num_timeout` times. At each time limit one run at least
+    # has ended or timed out, so one requeue per run is enough. The spare ones are for preemptions,
+    # which submitit counts as timeouts in short jobs. The number is finite so that a job in which
+    # no run ever starts is not requeued forever.
     timeouts = max(len(job.tasks) for job in array.jobs) + SPARE_TIMEOUTS
     executor = _Executor(manifest.path / "slurm", max_num_timeout=timeouts)
-    # Since Slurm 22.05 srun does not take it over from sbatch.
+    # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
     additional = {"requeue": True, **slurm.additional_parameters}
     wanted: dict[str, Any] = {
@@ -222,11 +256,12 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
         "constraint": slurm.constraint,
         "exclude": slurm.exclude,
         "dependency": f"afterany:{after}" if after else None,
-        # It comes up to 30 s early, and must not meet a worker that has not even started.
+        # Slurm may send the signal 30 s early. In a short job it must not arrive before the worker
+        # has started.
         "signal_delay_s": min(SIGNAL_DELAY_S, 15 * job.timeout_min),
         "array_parallelism": array.parallelism,
         "setup": [_checked(line) for line in slurm.setup] or None,
-        # A worker that dies must end the job on the other nodes too, or they wait to the limit.
+        # If a worker dies, end the job on all nodes. Otherwise the others wait for the time limit.
         "srun_args": ["--kill-on-bad-exit=1", *cpus, *slurm.srun_args],
         "additional_parameters": {k: v for k, v in additional.items() if v not in (None, False)},
     }
@@ -235,13 +270,16 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
 
 
 def _checked(line: str) -> str:
-    """A setup line that ends the job if it fails; sbatch would go on without it."""
+    """Wrap a setup line so that the job ends if the line fails. sbatch itself would continue."""
     message = shlex.quote(f"setup failed: {line}")
     return f"{{ :\n{line}\n}} || {{ echo {message} >&2; exit 1; }}"
 
 
 def max_array_size() -> int:
-    """The cluster's MaxArraySize: the largest index of an array, plus one."""
+    """Return the cluster's MaxArraySize, which is the largest allowed array index plus one.
+
+    Returns Slurm's default if scontrol is missing or does not answer.
+    """
     try:
         done = subprocess.run(
             ["scontrol", "show", "config"], capture_output=True, text=True, timeout=60
@@ -249,12 +287,16 @@ def max_array_size() -> int:
     except (OSError, subprocess.TimeoutExpired):
         return DEFAULT_MAX_ARRAY
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
-    return max(1, int(found[1])) if found else DEFAULT_MAX_ARRAY  # 0: no arrays at all
+    return max(1, int(found[1])) if found else DEFAULT_MAX_ARRAY  # 0: arrays disabled
 
 
 @contextmanager
 def clean_environment() -> Iterator[None]:
-    """os.environ without what a surrounding allocation left, and with this project importable."""
+    """Replace os.environ by the environment of a job while the `with` block runs.
+
+    The variables of a surrounding Slurm allocation or torchrun are removed, and PYTHONPATH makes
+    this project importable.
+    """
     before = dict(os.environ)
     after = job_environment()
     os.environ.clear()

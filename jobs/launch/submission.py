@@ -1,4 +1,7 @@
-"""One submission, from a loaded sweep to running jobs. `jobs.submit` and `jobs retry` call it."""
+"""Prepare and start a submission, from a loaded sweep to running jobs.
+
+Used by `python -m jobs.submit` and `python -m jobs retry`.
+"""
 
 from __future__ import annotations
 
@@ -35,28 +38,40 @@ from jobs.sweep.strict_yaml import Document
 
 @dataclass(frozen=True)
 class Options:
-    """How to submit."""
+    """Options of a submission, as given on the command line."""
 
     executor: Executor
-    out: Path
+    out: Path  # results folder
     retry_failed: bool = False
     force: bool = False
-    parallel: int | None = None
+    parallel: int | None = None  # maximum number of jobs at the same time; local executor only
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a submission would do."""
+    """A submission that is planned but not started."""
 
     manifest: Manifest
     expansion: Expansion
-    done: list[Task]
-    failed_before: list[Record]  # of the done tasks, those that ended without a result
-    in_flight: list[Task]
+    done: list[Task]  # skipped because of earlier records
+    failed_before: list[Record]  # records of the done tasks that failed
+    in_flight: list[Task]  # skipped because they are queued or running in earlier submissions
 
 
 def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
-    """Expand, leave out what is done or in flight, pack. Writes nothing."""
+    """Plan a submission: expand the sweep, skip tasks that are done or in flight, pack the rest.
+
+    Writes no files.
+
+    Args:
+        loaded: the sweep.
+        options: options of the submission.
+        sweep_path: path of the sweep file, to be saved in the manifest.
+
+    Raises:
+        InputError: if the sweep cannot be expanded.
+        BrokenManifest: if a manifest in the results folder cannot be read.
+    """
     expansion = expand(loaded)
     folder = options.out.resolve()
     tasks = tasks_of(expansion, loaded.sweep.repeats)
@@ -64,7 +79,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     earlier: dict[str, Manifest] = {}
     try:
         observation = observe(folder)
-    except FileNotFoundError:  # nothing yet, or records alone, brought here from elsewhere
+    except FileNotFoundError:  # no submission yet, but there may be records copied from elsewhere
         records = read_records(folder)[0]
     else:
         records = observation.records
@@ -99,11 +114,18 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
 def _same_device(
     executor: Executor, loaded: LoadedSweep, records: list[Record], earlier: dict[str, Manifest]
 ) -> Callable[[Record, Run], bool]:
-    """Whether a record comes from the kind of device that a run would now be measured on.
+    """Return a function that tells whether a record is from the device kind of a new run.
 
-    Here the kind is known. On a cluster it is not until the job runs: the same partition and
-    constraint as before are taken to give the same kind, if they gave only one; the worker looks
-    again before each run, when it knows.
+    On this machine, the kind of device is known. On a Slurm cluster it is unknown until the job
+    starts. There, the same partition and constraint are assumed to give the same kind of device as
+    in earlier submissions, if all their records have one kind. The worker checks the device again
+    before each run.
+
+    Args:
+        executor: executor of the new submission.
+        loaded: the sweep.
+        records: records in the results folder.
+        earlier: manifests of the results folder, by submission id.
     """
     if executor is not Executor.slurm:
         tokens = provenance.visible_gpus()
@@ -140,10 +162,15 @@ def _same_device(
 
 
 def start(prepared: Prepared, options: Options, console: Console) -> list[Record]:
-    """Write the manifest, then run or submit its jobs.
+    """Write the manifest of a submission, then run its jobs or submit them to Slurm.
 
     Returns:
-        The records of this submission; empty for Slurm, where they come later.
+        The records of this submission. Empty for Slurm, where the jobs have not run yet.
+
+    Raises:
+        SubmissionError: if the jobs cannot be submitted to Slurm.
+        FolderInUse: if a local or debug submission runs on the same folder, unless forced.
+        KeyboardInterrupt: if a local or debug submission was interrupted.
     """
     manifest = prepared.manifest
     if options.executor is Executor.slurm:
@@ -163,7 +190,7 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
 
 
 def _write(manifest: Manifest) -> None:
-    """Write a manifest, with where its runs come from."""
+    """Add the provenance (git state, user, packages) to a manifest and write it."""
     git, diff = provenance.git_state(ROOT)
     if diff is not None:
         git["diff"] = provenance.save_diff(manifest.folder, diff)
@@ -172,7 +199,7 @@ def _write(manifest: Manifest) -> None:
 
 
 def _debug(manifest: Manifest, console: Console) -> list[Record]:
-    """Run the jobs in this process, up to the first that fails."""
+    """Run the jobs in this process, and stop after the first run that fails."""
 
     from jobs.processes import ProcessHandle
     from jobs.worker.worker import Worker
@@ -186,14 +213,19 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
         if worker.failures:
             failed = worker.failures[0]
             console.print(
-                f"stopped at the first failure: {failed.status}: run {failed.run}", style="red"
+                f"stopped at the first failure: run {failed.run} ended with status {failed.status}",
+                style="red",
             )
             break
     return [r for r in read_records(manifest.folder)[0] if r.submission == manifest.id]
 
 
 def reload(manifest: Manifest) -> LoadedSweep:
-    """The sweep of an earlier submission, as its manifest resolved it."""
+    """Load the sweep of an earlier submission from its manifest instead of its sweep file.
+
+    Raises:
+        NoBenchmark: if a benchmark of the sweep cannot be imported any more.
+    """
     sweep = manifest.sweep
     document = Document(
         sweep.model_dump(mode="json", by_alias=True), f"{manifest.path}/manifest.json"
@@ -203,6 +235,9 @@ def reload(manifest: Manifest) -> LoadedSweep:
 
 
 def failed_records(records: list[Record]) -> list[Record]:
-    """The records that should make a command fail: out of memory and unsupported are results."""
+    """Return the latest record of each task whose status makes a command exit with 1.
+
+    Statuses oom and unsupported count as results, not as failures.
+    """
     latest = {(record.run, record.repeat): record for record in records}
     return [record for record in latest.values() if record.status.is_failure]

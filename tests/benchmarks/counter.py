@@ -1,4 +1,4 @@
-"""A benchmark beside `toy` in a sweep: it shares some parameters with it, and not all values."""
+"""A benchmark for sweeps that also contain `toy`: some of its parameters and values are shared."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A benchmark that breaks a GPU run in every way a kernel can."""
+"""A benchmark whose runs fail in the ways in which a GPU kernel can fail."""
 
-# Triton refuses annotations on a kernel's arguments.
+# Triton does not allow type annotations on the arguments of a kernel.
 # mypy: disallow-untyped-defs=False
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any, Literal
 from systems.benchmark import BenchmarkParams
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)  # as benchmarks have it: it must leave CUDA to the runs
+PRELOAD = ("torch._dynamo",)  # as in real benchmarks: this import must not initialize CUDA
 
 
 class Params(BenchmarkParams):
     what: Literal["ok", "oom", "assert", "illegal_access", "hang"]
-    order: int = 0  # tells apart the runs that should be fine
+    order: int = 0  # distinguishes the runs that should succeed
 
 
 def run(params: Params) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def run(params: Params) -> dict[str, Any]:
         _write_far_outside(x)
         torch.cuda.synchronize()
     elif params.what == "hang":
-        while True:  # the GPU stays busy; only a kill from outside ends this
+        while True:  # the GPU stays busy until the process is killed
             torch.cuda._sleep(10**9)
             torch.cuda.synchronize()
     return {"samples_ms": {"forward": [float(x.sum().item())]}}

@@ -1,4 +1,4 @@
-"""Runs that end in every way a run can end, for the tests of the worker."""
+"""A benchmark whose runs end in every possible way, for the tests of the worker."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ ACTIONS: dict[str, Callable[[Params], dict[str, Any]]] = {}
 
 class Params(BenchmarkParams):
     what: str  # one of ACTIONS
-    tag: int = 0  # tells apart runs that do the same
-    rank: int | None = None  # of several ranks, the one that does it; the others wait for it
-    deaf: bool = False  # the others do not heed SIGTERM
-    gloo: bool = False  # the ranks meet through torch, and import it; else they only take a socket
-    path: str = ""  # a file to write, or a FIFO whose reader hears that the run has come so far
-    artifact: str = ""  # a file to leave, of each rank its own, before anything else
-    pair: tuple[int, int] = (1, 2)  # JSON has no tuples; this must come through all the same
+    tag: int = 0  # distinguishes runs with the same action
+    rank: int | None = None  # the rank that does the action, -1 for all; the others wait for it
+    deaf: bool = False  # the other ranks ignore SIGTERM
+    gloo: bool = False  # the ranks synchronize through torch's Gloo backend, else through sockets
+    path: str = ""  # a file to write, or a FIFO that tells its reader that the run has started
+    artifact: str = ""  # name of an artifact that each rank writes before its action
+    pair: tuple[int, int] = (1, 2)  # must stay a tuple, although JSON has none
 
 
 def run(params: Params) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _act(params: Params, barrier: Callable[[], object]) -> dict[str, Any]:
 
 
 class Peers:
-    """The ranks of a run on this machine, all connected to rank 0."""
+    """A barrier between the ranks of a run on one machine, through sockets to rank 0."""
 
     def __init__(self) -> None:
         name = "\0" + os.environ["TORCHELASTIC_RUN_ID"]
@@ -94,7 +94,7 @@ class Peers:
             time.sleep(0.01)
 
     def barrier(self) -> None:
-        """Raises what a collective would if a rank is gone."""
+        """Wait for all ranks. Raises ConnectionError if a rank has ended, as a collective does."""
         if not self._leads:
             self._connections[0].send(b"x")
         for connection in self._connections:
@@ -137,7 +137,7 @@ def ok(params: Params) -> dict[str, Any]:
 
 @action
 def meet(params: Params) -> dict[str, Any]:
-    """Wait until the other of two runs is here too."""
+    """Wait until two runs with tags 0 and 1 execute at the same time."""
     Path(f"{params.path}.{params.tag}").touch()
     while not all(Path(f"{params.path}.{tag}").exists() for tag in (0, 1)):
         time.sleep(0.01)
@@ -213,7 +213,7 @@ def segfault(params: Params) -> dict[str, Any]:
 def abort(params: Params) -> dict[str, Any]:
     import faulthandler
 
-    faulthandler.disable()  # as in a library's thread: nothing but what it printed is left
+    faulthandler.disable()  # no stack trace, as if a thread of a library had aborted
     print("terminate called after throwing an instance of 'Oops'", file=sys.stderr)
     os.abort()
 
@@ -262,7 +262,7 @@ def hang_with_children(params: Params) -> dict[str, Any]:
 
 @action
 def wait(params: Params) -> dict[str, Any]:
-    """Tell the FIFO's reader of this process and a child of it; hang, unless PATH.go exists."""
+    """Write the pids of this process and a child to the FIFO and hang, unless PATH.go exists."""
     if Path(f"{params.path}.go").exists():
         return {}
     null = subprocess.DEVNULL
@@ -304,7 +304,7 @@ def fill_memory(params: Params) -> dict[str, Any]:
         held.append(b"x" * 2**22)
 
 
-# ---- odd facts, odd manners ----------------------------------------------------------------------
+# ---- unusual facts and side effects --------------------------------------------------------------
 
 
 @action
@@ -331,7 +331,7 @@ def undecodable_fact(params: Params) -> dict[str, Any]:
 
 @action
 def leave_children(params: Params) -> dict[str, Any]:
-    """One that was executed and one that was only forked, each in a session of its own."""
+    """Leave two child processes in sessions of their own: one after exec, one only forked."""
     pids = [subprocess.Popen(["sleep", "1000"], start_new_session=True).pid]
     readable, writable = os.pipe()
     if os.fork() == 0:
@@ -351,7 +351,7 @@ def leave_children(params: Params) -> dict[str, Any]:
 
 @action
 def leave_no_floor(params: Params) -> dict[str, Any]:
-    """Change to a folder and remove it; close every file; forget the environment."""
+    """Remove the current folder, clear the environment, and close all files."""
     folder = tempfile.mkdtemp()
     os.chdir(folder)
     shutil.rmtree(folder)
@@ -370,7 +370,7 @@ def be_chatty(params: Params) -> dict[str, Any]:
 def _target(name: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{name}")
-    except OSError:  # the one that listed them
+    except OSError:  # the descriptor that listed the folder is closed by now
         return ""
 
 

@@ -1,4 +1,4 @@
-"""A benchmark that does not say what to import before its runs."""
+"""A benchmark without PRELOAD, the list of modules to import before its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A benchmark that does on demand what real ones do by accident."""
+"""A benchmark whose runs wait, raise, die or use up memory, for the tests on a Slurm cluster."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from systems.benchmark import BenchmarkParams
 VERSION = 1
 PRELOAD = ()
 LONGEST_S = 240.0
-MOST_EATEN = 40  # times 100 MB
+MOST_EATEN = 40  # upper bound of the memory that a run uses up, in units of 100 MB
 SHOWN = ("RANK", "MASTER_PORT", "SLURM_CPU_BIND", "CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK")
 
 
 class Params(BenchmarkParams):
-    """One run; `index` only tells runs apart."""
+    """Parameters of a run. `index` only distinguishes runs."""
 
     index: int = 0
     do: Literal["measure", "raise", "kill_self", "eat_memory"] = "measure"
-    until: str = ""  # first of all, wait for this file, or for Slurm to have `requeued` the job
+    until: str = ""  # wait first until this file exists; "requeued": until the job is requeued
 
 
 def run(params: Params) -> dict[str, Any]:
-    """What this process saw, as facts."""
+    """Wait, do the action, and return environment variables of this process as facts."""
     deadline = time.monotonic() + LONGEST_S
     while not _may_go_on(params.until) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -39,7 +39,7 @@ def run(params: Params) -> dict[str, Any]:
         while len(eaten) < MOST_EATEN:
             eaten.append(bytearray(os.urandom(1)) * 10**8)
             time.sleep(0.1)
-        time.sleep(LONGEST_S)  # until Slurm, which looks once a second or later, has ended it
+        time.sleep(LONGEST_S)  # Slurm checks the memory once per second and ends the job
     return {
         "samples_ms": {"forward": [1.0]},
         "facts": {"environment": {name: os.environ.get(name) for name in SHOWN}},

@@ -10,14 +10,14 @@ from pydantic import Field, field_validator, model_validator
 from systems.benchmark import BenchmarkParams
 
 VERSION = 1
-PRELOAD = ("colorsys",)  # nothing else imports it
+PRELOAD = ("colorsys",)  # a module that nothing else imports
 Positive = Annotated[int, Field(ge=1)]
 
 
 class Params(BenchmarkParams):
     size: Positive
     mode: Literal["fast", "exact"] = "fast"
-    scale: float = 1  # an int on purpose: 1 and 1.0 are the same default
+    scale: float = 1  # deliberately an int: 1 and 1.0 must count as the same default
     window: Positive | None = None
     causal: bool = False
     label: str = ""

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of jobs."""
+"""Fixtures for the tests of the jobs package."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.jobs.results_folder import ResultsFolder
 
 @pytest.fixture
 def folder(tmp_path: Path) -> ResultsFolder:
-    """A results folder to which nothing was submitted yet."""
+    """A results folder without submissions."""
     return ResultsFolder(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Sweep files, submissions and records for tests that run real submissions."""
+"""Helpers for tests that run real submissions: write sweeps, run commands, read records."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from jobs.results.record_reader import read_records
 from jobs.sweep.load import load_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 120.0  # for what takes a second on a machine that does nothing else
-TESTS_OWN = "OMP_NUM_THREADS"  # tests/conftest.py sets it, for the tests' own process
-LEAKS = {  # variables of a surrounding torchrun or allocation
+PATIENCE_S = 120.0  # timeout of waits that take about a second on an idle machine, in seconds
+TESTS_OWN = "OMP_NUM_THREADS"  # set by tests/conftest.py for the test process only
+LEAKS = {  # variables of a surrounding torchrun or Slurm allocation, which jobs must not inherit
     "RANK": "7",
     "LOCAL_RANK": "7",
     "WORLD_SIZE": "9",
@@ -43,11 +43,12 @@ LEAKS = {  # variables of a surrounding torchrun or allocation
 
 
 def write_sweep(folder: Path, cases: Iterable[dict[str, Any]], **keys: Any) -> Path:
-    """A sweep of the misbehaving benchmark.
+    """Write a sweep of the benchmark `misbehave` to `folder`/sweep.yaml and return its path.
 
     Args:
-        cases: the parameters of one run each, and keys of its case: `timeout_s`, `benchmark`.
-        keys: of the sweep.
+        folder: folder of the sweep file.
+        cases: one dictionary per run: its parameters, and optionally `timeout_s` and `benchmark`.
+        keys: keys of the sweep that replace the defaults.
     """
     blocks: list[dict[str, Any]] = []
     for case in cases:
@@ -72,7 +73,7 @@ def write_sweep(folder: Path, cases: Iterable[dict[str, Any]], **keys: Any) -> P
 def start(
     *arguments: str | Path, environment: dict[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """`python -m ARGUMENTS` from the project's root, output captured."""
+    """Start `python -m ARGUMENTS` in the project's root folder with its output captured."""
     return subprocess.Popen(
         [sys.executable, "-m", *map(str, arguments)],
         cwd=ROOT,
@@ -86,8 +87,11 @@ def start(
 
 
 def restore_signals() -> None:
-    """Stop ignoring SIGINT and SIGHUP in a new process. Tests that run in the background of a
-    shell, or under nohup, ignore them, and their children inherit that."""
+    """Restore the default handling of SIGINT and SIGHUP in a child process.
+
+    Tests that run in the background of a shell or under nohup ignore these signals, and child
+    processes inherit that.
+    """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
@@ -95,7 +99,7 @@ def restore_signals() -> None:
 def run(
     *arguments: str | Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The same, to its end; its output is in `stdout`."""
+    """Run `python -m ARGUMENTS` to its end. `stdout` of the result also contains stderr."""
     process = start(*arguments, environment=environment)
     try:
         output, _ = process.communicate(timeout=240)
@@ -108,9 +112,14 @@ def run(
 def call(
     *arguments: str | Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Like `run`, but in this process. Saves half a second where a test needs no separate process.
-    (`jobs status` takes a local submission to run as long as the process that submitted it.)
-    `stdout` holds all output, `stderr` that part of it."""
+    """Like `run`, but call the command in this process, which saves half a second.
+
+    Not suitable for a submission that a test expects to have ended: `jobs status` shows a local
+    submission as running while the process that submitted it is alive.
+
+    Returns:
+        The completed process. `stdout` has the output of both streams, `stderr` only of stderr.
+    """
     module, *rest = map(str, arguments)
     app = {"jobs.submit": submit.app, "jobs": commands.app, "aggregate": aggregate.app}[module]
     given: dict[str, str | None] = {"COLUMNS": "80", TESTS_OWN: None, **(environment or {})}
@@ -127,9 +136,9 @@ def records(out: Path) -> list[Record]:
 
 
 def only_record(out: Path, **params: Any) -> Record:
-    """The one record with these parameters."""
+    """Return the only record with these parameters. Fails if there is none or more than one."""
     found = [r for r in records(out) if params.items() <= r.params.items()]
-    assert len(found) == 1, f"{len(found)} records of {params}"
+    assert len(found) == 1, f"expected one record with {params}, got {len(found)}"
     return found[0]
 
 
@@ -139,50 +148,52 @@ def facts(record: Record) -> dict[str, Any]:
 
 
 def artifacts_of(out: Path, record: Record) -> dict[str, str]:
-    """The content of each file among a run's artifacts."""
+    """Return the name and the content of each file in a run's artifacts folder."""
     assert record.artifacts is not None, record.failure
     return {path.name: path.read_text() for path in (out / record.artifacts).iterdir()}
 
 
 def write_submission(sweep: Path, out: Path, executor: Executor = Executor.local) -> Manifest:
-    """Write the manifest of a submission and start nothing."""
+    """Write the manifest of a submission without starting its jobs."""
     prepared = prepare(load_sweep(sweep, [], None, None), Options(executor, out), str(sweep))
     write_manifest(prepared.manifest)
     return prepared.manifest
 
 
 def statuses(out: Path) -> dict[str, str]:
-    """The state of each run in `jobs status`, by what the run does and its tag."""
+    """Return the state of each run in `jobs status`. A key is the run's action and tag: "wait0"."""
     tasks = json.loads(call("jobs", "status", out, "--json").stdout)["tasks"]
     return {f"{t['params']['what']}{t['params']['tag']}": t["state"] for t in tasks}
 
 
 class Fifo:
-    """A FIFO into which a run with `what: wait` writes when it has started waiting."""
+    """A FIFO to which a run with `what: wait` writes when it has started to wait."""
 
     def __init__(self, path: Path):
         self.path = path
         os.mkfifo(path)
-        self._handle = os.open(path, os.O_RDWR)  # as a writer too: else its end shows as input
+        self._handle = os.open(path, os.O_RDWR)  # also open for writing: no end of file is seen
 
     def pids(self) -> tuple[int, int]:
-        """Wait for the next run; returns its process and a child of that."""
+        """Wait for the next run and return the pids of its process and of a child process."""
         line = b""
         deadline = time.monotonic() + PATIENCE_S
         while not line.endswith(b"\n"):
             left = deadline - time.monotonic()
-            assert left > 0 and select.select([self._handle], [], [], left)[0], "no run came"
+            assert left > 0 and select.select([self._handle], [], [], left)[0], (
+                "no run wrote to the FIFO"
+            )
             line += os.read(self._handle, 100)
         run, child = line.split()
         return int(run), int(child)
 
     def release(self) -> None:
-        """Let the next run pass."""
+        """Let later runs end instead of waiting."""
         Path(f"{self.path}.go").touch()
 
 
 def waiting_sweep(folder: Path) -> tuple[Path, Fifo]:
-    """A run, one that waits, another run."""
+    """Write a sweep of three runs of which the second waits."""
     fifo = Fifo(folder / "fifo")
     cases: list[dict[str, Any]] = [
         {"what": "ok"},
@@ -206,8 +217,8 @@ def alive(pid: int) -> bool:
 
 
 def await_true(condition: Callable[[], bool], what: str) -> None:
-    """Poll for what sends no event, such as the end of a process that is not our child."""
+    """Poll until a condition holds. For events without notification, as the end of a non-child."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"timed out after {PATIENCE_S:.0f} s: {what}"
         time.sleep(0.02)

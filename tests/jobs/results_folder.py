@@ -1,4 +1,4 @@
-"""Sweep files and results folders for tests, written by the project's own code."""
+"""Helpers for tests: sweep files, and results folders filled without running jobs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from jobs.sweep.schema import Table
 CPU = "cpu: Test Processor"
 H200 = "NVIDIA H200"
 GIB = 2**30
-TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"  # a sweep file begins so
-GRID = "grid: {size: [1, 2], mode: [fast, exact]}\n"  # and may go on so
-Outcome = dict[str, Any] | None  # what a record says of its run; None: it left none
+TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"  # first lines of a sweep file
+GRID = "grid: {size: [1, 2], mode: [fast, exact]}\n"  # optional next line
+Outcome = dict[str, Any] | None  # status and results of a record; None: the run has no record
 
 
 def write(folder: Path, text: str, name: str = "sweep.yaml") -> Path:
@@ -38,7 +38,7 @@ def write(folder: Path, text: str, name: str = "sweep.yaml") -> Path:
 
 
 def errors(path: Path, *overrides: str, **keywords: Any) -> list[str]:
-    """Everything that is wrong with a sweep, places relative to its folder."""
+    """Return the problems of an invalid sweep file, with paths relative to its folder."""
     with pytest.raises(InputError) as caught:
         expand(load_sweep(path, overrides, **keywords))
     return [str(p).replace(f"{path.parent}/", "") for p in caught.value.problems]
@@ -49,7 +49,7 @@ def load(folder: Path, text: str, *overrides: str, **keywords: Any) -> LoadedSwe
 
 
 def params_of(loaded: LoadedSweep, *names: str) -> list[tuple[Any, ...]]:
-    """The named parameters of each run, in order."""
+    """Return the values of the named parameters of each run, in the order of the runs."""
     return [tuple(run.params[name] for name in names) for run in expand(loaded).runs]
 
 
@@ -62,7 +62,7 @@ def failed(status: str, kind: str = "RuntimeError", **failure: Any) -> dict[str,
 
 
 class ResultsFolder:
-    """A results folder for submissions whose records a test writes instead of running jobs."""
+    """A results folder into which a test writes records directly, instead of running jobs."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -75,8 +75,16 @@ class ResultsFolder:
         device: str = CPU,
         force: bool = True,
     ) -> Manifest:
-        """Write a manifest, and for each of its tasks the record that `outcome_of` makes of
-        (parameters, repeat). Jobs count as never started, so a run without a record is missing."""
+        """Write a manifest and the records of its tasks.
+
+        The jobs count as never started, so a run without a record is missing.
+
+        Args:
+            loaded: the sweep.
+            outcome_of: maps (parameters, repeat) to the outcome of a task.
+            device: device of the records.
+            force: include tasks that are already done.
+        """
         manifest = prepare(
             loaded, Options(Executor.local, self.path, force=force), "sweep.yaml"
         ).manifest
@@ -98,7 +106,7 @@ class ResultsFolder:
 
 
 def run(index: int) -> Run:
-    """A run of the toy benchmark, told apart by its index."""
+    """Return a run of the toy benchmark. Its index makes it unique."""
     return Run(f"{index:016x}", "toy", 1, {"size": index, "label": 'é "x"\n'}, Shape(), 60.0)
 
 
@@ -111,7 +119,7 @@ def record(
     submission: str = "before",
     sweep: str = "toy",
 ) -> Record:
-    """The record of one attempt."""
+    """Return the record of one attempt."""
     measurements, failure = outcome.get("measurements"), outcome.get("failure")
     return Record(
         run=run.id,
@@ -134,7 +142,7 @@ def record(
 
 
 def report_table(folder: ResultsFolder, **view: Any) -> ReportTable:
-    """A table of a folder's runs; it has some."""
+    """Return a table of a folder's runs, which must not be empty."""
     observation = observe(folder.path)
     made = make_report_table(observation, Table(name="t", **view), list_results(observation))
     assert made is not None
@@ -142,11 +150,11 @@ def report_table(folder: ResultsFolder, **view: Any) -> ReportTable:
 
 
 def rows_of(table: ReportTable) -> list[dict[str, str]]:
-    """A table's rows, as a reader sees them."""
+    """Return the rows of a table as {column title: text of the cell}."""
     cells = zip(*table.columns.values(), strict=True)
     return [dict(zip(table.columns, row, strict=True)) for row in cells]
 
 
 def table(folder: ResultsFolder, **view: Any) -> list[dict[str, str]]:
-    """The rows of a table of a folder's runs."""
+    """Make a table of a folder's runs and return its rows."""
     return rows_of(report_table(folder, **view))

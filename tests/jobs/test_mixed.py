@@ -1,4 +1,4 @@
-"""Sweeps of several benchmarks: a case may have one of its own."""
+"""Sweeps of several benchmarks: a case may name a benchmark other than the sweep's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Point = tuple[str, dict[str, Any]]
 
 
 def points(folder: Path, text: str, *overrides: str, **keywords: Any) -> list[Point]:
-    """Each run: its benchmark, and those parameters that differ from their defaults."""
+    """Return the benchmark of each run, and its parameters that differ from their defaults."""
     loaded = load(folder, text, *overrides, **keywords)
     found = []
     for one in expand(loaded).runs:
@@ -41,7 +41,7 @@ def points(folder: Path, text: str, *overrides: str, **keywords: Any) -> list[Po
     return found
 
 
-# ---- what stands at the top ----------------------------------------------------------------------
+# ---- parameters of the sweep, outside its cases --------------------------------------------------
 
 
 def test_the_top_is_for_each_case_as_far_as_its_benchmark_has_the_parameter(tmp_path: Path) -> None:
@@ -85,13 +85,13 @@ def test_a_run_has_the_id_that_it_has_in_a_sweep_of_its_own(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("entry", "toys", "counters"),
     [
-        ("{size: 1}", 1, 2),  # both have it
-        ("{size: [1, 2], depth: 3}", 2, 2),  # one of the two does
+        ("{size: 1}", 1, 2),  # both benchmarks have the parameter
+        ("{size: [1, 2], depth: 3}", 2, 2),  # only counter has depth
         ("causal == true", 0, 4),
         ("size > 1 and depth > 1", 2, 3),
         ("depth > size", 2, 2),
-        ("mode == exact", 2, 4),  # a value that one of them takes
-        ("mode != exact", 0, 0),  # what can never have it differs from it
+        ("mode == exact", 2, 4),  # a value that only toy accepts
+        ("mode != exact", 0, 0),  # also true for counter, whose mode can never be exact
     ],
 )
 def test_an_exclude_is_for_the_runs_whose_benchmark_has_all_that_it_names(
@@ -228,7 +228,7 @@ tables:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A mixed sweep that was run here, and its results."""
+    """The file of a mixed sweep that was run on this machine, and its results folder."""
     folder = tmp_path_factory.mktemp("mixed")
     sweep = write(folder, MIXED + "runs_per_job: 100\n" + TABLES)
     done = call("jobs.submit", sweep, "--local", "--out", folder / "out")
@@ -243,7 +243,7 @@ def test_both_are_measured_and_a_second_submission_has_nothing_to_do(
     sweep, out = measured
     assert only_record(out, depth=3, size=2).benchmark == COUNTER
     again = call("jobs.submit", sweep, "--local", "--out", out)
-    assert again.returncode == 0 and "6 runs were measured before" in again.stdout
+    assert again.returncode == 0 and "6 runs already have a result" in again.stdout
     assert len(records(out)) == 6
     status = json.loads(run("jobs", "status", out, "--json").stdout)
     assert sorted(task["benchmark"] for task in status["tasks"]) == [COUNTER] * 4 + [TOY] * 2

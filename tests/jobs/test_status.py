@@ -1,4 +1,4 @@
-"""What follows from a status."""
+"""Properties of run statuses."""
 
 from __future__ import annotations
 

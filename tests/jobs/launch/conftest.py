@@ -1,4 +1,4 @@
-"""The Slurm cluster that tests share."""
+"""Fixture for the Slurm cluster that the tests share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.jobs.launch.slurm_cluster import SlurmCluster, unsupported_reason
 
 @pytest.fixture(scope="session")
 def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """A real cluster of three emulated nodes; skips where none can be started.
+    """A real Slurm cluster of three emulated nodes.
 
-    REQUIRE_SLURM=1 in the environment makes that a failure.
+    If no cluster can be started on this machine, the test is skipped, or fails if REQUIRE_SLURM=1.
     """
     reason = unsupported_reason()
     if reason is not None:

@@ -1,12 +1,13 @@
-"""A real Slurm cluster on loopback, for test sessions: one slurmctld and some slurmds.
+"""A real Slurm cluster on the loopback interface for tests: one slurmctld and several slurmds.
 
     with SlurmCluster(folder) as cluster:
         subprocess.run(["srun", "-N2", "hostname"], env=os.environ | cluster.environment)
 
-Ask unsupported_reason() first. Nodes are called 127.0.0.2, 127.0.0.3, ... (names that resolve
-anywhere); their CPUs, memory and GPUs are made up. There is no accounting, so `sacct` fails.
-`folder` is the cluster's own, and its path has to be short. On the last node jobs of the partition
-`high` preempt those of `low`; `debug` has all nodes and no part in that.
+`unsupported_reason` tells whether a cluster can be started. The nodes are named 127.0.0.2,
+127.0.0.3, ..., which resolve on any machine. Their CPUs, memory and GPUs are fictitious. There is
+no accounting, so `sacct` fails. The folder must not be used for anything else, and its path must be
+short. The default partition `debug` contains all nodes. The partitions `low` and `high` contain the
+last node, on which jobs of `high` preempt those of `low`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _PATH = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
 _START_TRIES = 3
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
-_KILL_WAIT_S = 10  # a worker that is told to stop has to record first, on a busy machine too
-# A step listens on <folder>/spool/<node>/<node>_<job>.<step>; a socket's path has 107 bytes.
+_KILL_WAIT_S = 10  # a worker that is told to stop needs time to record, also on a busy machine
+# A job step listens on the socket <folder>/spool/<node>/<node>_<job>.<step>. The path of a socket
+# has at most 107 bytes.
 _LONGEST_FOLDER = 107 - len("/spool/127.0.0.100/127.0.0.100_67043328.4294967291")
 
 _SLURM_CONF = """\
@@ -42,7 +44,7 @@ SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/none
 CredType=cred/none
-# A requeued job waits until its credential has expired: by default 120 s.
+# A requeued job waits until its credential has expired, by default 120 s.
 AuthInfo=cred_expire=5
 StateSaveLocation={cluster.folder}/state
 SlurmdSpoolDir={cluster.folder}/spool/%n
@@ -54,10 +56,10 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-# Without a default a job takes all the memory of its node.
+# Without this default a job takes all the memory of its node.
 DefMemPerCPU={memory_per_cpu}
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
-# Without it a request that no node can meet stays pending for ever.
+# Without this a request that no node can satisfy stays pending forever.
 EnforcePartLimits=ALL
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=1
@@ -65,7 +67,7 @@ JobAcctGatherParams=OverMemoryKill
 JobRequeue=1
 MaxArraySize={cluster.max_array_size}
 MinJobAge=3600
-# From the clock: what is kept by job id must not meet the ids of an earlier cluster.
+# Taken from the clock, so that job ids differ from those of an earlier cluster.
 FirstJobId={first_job_id}
 KillWait={kill_wait}
 ReturnToService=2
@@ -81,11 +83,11 @@ PartitionName=high Nodes={last} MaxTime=INFINITE State=UP PriorityTier=2
 
 
 class _PortTaken(RuntimeError):
-    """A daemon could not bind a port that was free a moment ago."""
+    """A daemon could not bind its port, which another process took after it was chosen."""
 
 
 def unsupported_reason() -> str | None:
-    """Why no cluster can be started on this machine, or None if one can."""
+    """Return why no cluster can be started on this machine, or None if one can."""
     if os.geteuid() != 0:
         return "only root can start a Slurm cluster"
     missing = [
@@ -97,7 +99,7 @@ def unsupported_reason() -> str | None:
 
 
 class SlurmCluster:
-    """One cluster; `environment` is what its clients need in their environment."""
+    """A Slurm cluster. `environment` has the variables that Slurm's client commands need."""
 
     def __init__(
         self,
@@ -110,7 +112,10 @@ class SlurmCluster:
     ) -> None:
         self.folder = Path(folder).resolve()
         if len(os.fsencode(self.folder)) > _LONGEST_FOLDER:
-            raise ValueError(f"{self.folder} is longer than {_LONGEST_FOLDER} bytes")
+            raise ValueError(
+                f"the path of the cluster's folder must have at most {_LONGEST_FOLDER} bytes, "
+                f"got {str(self.folder)!r}"
+            )
         self.nodes = [f"127.0.0.{2 + number}" for number in range(nodes)]
         self.cpus, self.gpus, self.memory_mb = cpus, gpus, memory_mb
         self.max_array_size = max_array_size
@@ -127,9 +132,9 @@ class SlurmCluster:
         self.stop()
 
     def start(self) -> None:
-        """Start it, without jobs, and return when all nodes are idle."""
+        """Start the cluster with an empty queue, and return when all nodes are idle."""
         if self._daemons:
-            raise RuntimeError("the cluster has been started already")
+            raise RuntimeError("the cluster is already running")
         for tries_left in reversed(range(_START_TRIES)):
             try:
                 return self._start_once()
@@ -139,7 +144,7 @@ class SlurmCluster:
                     raise
 
     def stop(self) -> None:
-        """Cancel all jobs and end all that was started; once stopped, do nothing."""
+        """Cancel all jobs and end all processes of the cluster. Can be called more than once."""
         self._reservation.close()
         controller = self._daemons.get("slurmctld")
         if controller and controller.poll() is None and self._controller_answers():
@@ -157,22 +162,26 @@ class SlurmCluster:
             time.sleep(0.05)
 
     def stop_controller(self) -> None:
-        """End slurmctld alone: jobs run on, and a client fails after about 9 s."""
+        """Stop only slurmctld. Jobs continue, and client commands fail after about 9 s."""
         self._end("slurmctld")
-        # Bound but not listening: connections are refused, yet no outgoing connection on this
-        # machine can be given this port, not even that of a slurmd which looks for slurmctld.
+        # Bind the port without listening. Connections to it are refused, but the port cannot become
+        # the source port of an outgoing connection, such as that of a slurmd to slurmctld.
         reserved = self._reservation.enter_context(socket.socket())
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", self._controller_port))
 
     def start_controller(self) -> None:
-        """Start slurmctld from the state it saved and return when it answers."""
+        """Start slurmctld from its saved state and return when it answers."""
         self._reservation.close()
         self._spawn("slurmctld")
         self._await(self._controller_answers)
 
     def wait_for(self, condition: Callable[[], T], timeout_s: float, what: str) -> T:
-        """The first true value of condition(), or TimeoutError with the queue and the logs."""
+        """Poll `condition` and return its first true value.
+
+        Raises:
+            TimeoutError: after `timeout_s` seconds; the message has the queue and the logs.
+        """
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
             if time.monotonic() > deadline:
@@ -183,7 +192,7 @@ class SlurmCluster:
         return value
 
     def client(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a client of Slurm's, as squeue, against this cluster."""
+        """Run a Slurm client command, such as squeue, on this cluster."""
         environment = os.environ | self.environment | {"PATH": _PATH}
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 
@@ -195,7 +204,7 @@ class SlurmCluster:
             (self.folder / "spool" / node).mkdir()
         self._write_configuration()
         self._spawn("slurmctld", "-c")
-        self._await(self._controller_answers)  # a slurmd that comes first tries again after 1 s
+        self._await(self._controller_answers)  # if slurmd starts first, it retries after 1 s
         for node in self.nodes:
             self._spawn("slurmd", "-N", node)
         self._await(self._all_idle)
@@ -204,10 +213,10 @@ class SlurmCluster:
         gres = "AutoDetect=off\n"
         for number in range(self.gpus):
             device = self.folder / "dev" / f"gpu{number}"
-            os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # another /dev/null
+            os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # a copy of /dev/null
             gres += f"Name=gpu File={device}\n"
         (self.folder / "gres.conf").write_text(gres)
-        # This file is read even with proctrack/linuxproc. Not every version knows "disabled".
+        # Slurm reads this file even with proctrack/linuxproc. "disabled" needs version 24.11.
         version = re.findall(r"\d+", self.client("slurmctld", "-V").stdout)
         plugin = "disabled" if [int(part) for part in version] >= [24, 11] else "cgroup/v1"
         (self.folder / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
@@ -223,7 +232,7 @@ class SlurmCluster:
             host=host,
             port=self._controller_port,
             memory_per_cpu=min(1000, self.memory_mb // self.cpus),
-            first_job_id=1 + int(time.time() * 10) % 60_000_000,  # the last one is 67,043,328
+            first_job_id=1 + int(time.time() * 10) % 60_000_000,  # the largest job id is 67,043,328
             kill_wait=_KILL_WAIT_S,
             nodes="\n".join(nodes),
             last=self.nodes[-1],
@@ -249,37 +258,41 @@ class SlurmCluster:
         for name in names:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._daemons[name].wait(_STOP_TIMEOUT_S)
-            self._daemons[name].kill()  # does nothing to one that has ended
+            self._daemons[name].kill()  # no effect if it has ended
             self._daemons.pop(name).wait()
 
     def _await(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while True:
-            time.sleep(0.05)  # first of all: a daemon without its port has ended by then
+            time.sleep(0.05)  # gives a daemon without its port time to end
             dead = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
             if not dead and condition():
                 return
             if dead or time.monotonic() > deadline:
                 tails = self._tails()
                 error = _PortTaken if dead and "Address already in use" in tails else RuntimeError
-                raise error(f"no cluster; ended early: {', '.join(dead) or 'none'}\n{tails}")
+                raise error(
+                    f"the cluster did not start; daemons that ended: {', '.join(dead) or 'none'}\n"
+                    f"{tails}"
+                )
 
     def _controller_answers(self) -> bool:
         return self.client("scontrol", "ping").returncode == 0
 
     def _all_idle(self) -> bool:
         idle = self.client("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").stdout
-        return set(idle.split()) == set(self.nodes)  # each is listed once a partition
+        return set(idle.split()) == set(self.nodes)  # each node is listed once per partition
 
     def _left_over(self) -> list[int]:
-        """The cluster's processes that are no children of this one: steps, and jobs' processes.
+        """Return the pids of the cluster's processes that are not children of this process.
 
-        All of them carry our SLURM_CONF. So do clients and perhaps the tests' own processes, but
-        those have neither a program named slurm... nor the SLURMD_NODENAME of a job.
+        These are job steps and the processes of jobs. All of them have this cluster's SLURM_CONF in
+        their environment. Client commands, and perhaps the tests, have it too, but neither a
+        program whose name starts with slurm nor the variable SLURMD_NODENAME.
         """
         pids = []
         for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it ended meanwhile
+            with contextlib.suppress(OSError):  # the process has ended
                 variables = (process / "environ").read_bytes().split(b"\0")
                 if f"SLURM_CONF={self.folder}/slurm.conf".encode() in variables and (
                     (process / "exe").readlink().name.startswith("slurm")
@@ -289,7 +302,7 @@ class SlurmCluster:
         return pids
 
     def _tails(self) -> str:
-        """The end of each daemon's log, or of its output if it ended before it had a log."""
+        """Return the last lines of each daemon's log, or of its output if it has no log."""
         tails = ""
         for output in sorted((self.folder / "log").glob("*.out")):
             log = output.with_suffix(".log")
@@ -300,7 +313,7 @@ class SlurmCluster:
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:  # all at once, so that they differ
+    with contextlib.ExitStack() as held:  # hold all of them open, so that they differ
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.bind(("127.0.0.1", 0))

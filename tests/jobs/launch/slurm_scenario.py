@@ -1,5 +1,8 @@
-"""Sweeps that tests submit to a real Slurm cluster. Most commands are called in this process; each
-of them runs in a process of its own in at least one test."""
+"""Sweeps that tests submit to a real Slurm cluster.
+
+Most commands are called in the test's process, which is faster. Each command runs in a separate
+process in at least one test.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from tests.jobs.harness import ROOT, call
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 
 BENCHMARK = "tests.benchmarks.slurm_scenarios"
-SOON_S = 240.0  # for what waits for nothing but its turn
+SOON_S = 240.0  # timeout for jobs that wait only for free nodes, in seconds
 
 
 @dataclass
 class Scenario:
-    """A sweep and the folder it is submitted into."""
+    """A sweep, and the folder from which it is submitted."""
 
     cluster: SlurmCluster
     folder: Path
@@ -38,19 +41,19 @@ class Scenario:
         return self.folder / "out"
 
     def release(self, until: str) -> None:
-        """End the waiting of the runs whose parameter `until` is this."""
+        """Let the runs whose parameter `until` names this file continue."""
         (self.folder / until).touch()
 
     def until_parameter(self, until: str) -> str:
-        """The path of the file that a run waits for; two values name no file."""
+        """Return the path of the file that a run waits for. "" and "requeued" name no file."""
         return until if until in ("", "requeued") else str(self.folder / until)
 
     def submit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`jobs.submit` of this sweep."""
+        """Call `python -m jobs.submit` with this sweep."""
         return self.call("jobs.submit", self.write_sweep(), "--out", "out", *arguments)
 
     def submit_alone(self, *prefix: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """The same in a process of its own, as a user would call it."""
+        """Submit the sweep in a separate process, as a user does."""
         command = ["jobs.submit", self.write_sweep(), "--out", "out"]
         return self.run_alone(*prefix, sys.executable, "-m", *command, **environment)
 
@@ -60,13 +63,15 @@ class Scenario:
         return str(path)
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`python -m ARGUMENTS` in the scenario's folder, from which a job finds the project only
-        by PYTHONPATH."""
+        """Call `python -m ARGUMENTS` in the scenario's folder.
+
+        From there, a job can import the project only through PYTHONPATH.
+        """
         with contextlib.chdir(self.folder):
             return call(*arguments, environment=self.cluster.environment)
 
     def run_alone(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a command as a process of its own in that folder."""
+        """Run a command as a separate process in the scenario's folder."""
         project = {"PYTHONPATH": str(ROOT)}
         return subprocess.run(
             command,
@@ -86,23 +91,23 @@ class Scenario:
         return records
 
     def queue(self) -> list[str]:
-        """Job id and state of what Slurm has not finished."""
+        """Return the id and state of each unfinished Slurm job of this scenario."""
         return self.cluster.client(
             "squeue", "-h", "-r", f"--name={self.name}", "-o", "%i %T"
         ).stdout.splitlines()
 
     def finish(self, timeout_s: float = SOON_S) -> list[Record]:
-        """Wait until the queue holds none of its jobs; all its records then."""
+        """Wait until the queue has no job of this scenario, and return its records."""
         self.cluster.wait_for(lambda: not self.queue(), timeout_s, f"{self.name} to end")
         return self.records()
 
     def worker_states(self) -> list[dict[str, Any]]:
-        """The state file of each of its workers."""
+        """Return the contents of the state files of the workers."""
         paths = self.out.glob("submissions/*/jobs/*/state.json")
         return [json.loads(path.read_text()) for path in paths]
 
     def wait_until_executing(self) -> dict[str, Any]:
-        """Wait until some run executes; returns its worker's state, which may be late."""
+        """Wait until a run executes, and return the last state that its worker wrote."""
 
         def running() -> list[dict[str, Any]]:
             ended = {record.run for record in self.records()}
@@ -113,7 +118,7 @@ class Scenario:
 
 
 class Scenarios:
-    """Several scenarios by name, each in a folder of its own."""
+    """Several scenarios by name, each in a separate folder."""
 
     def __init__(self, cluster: SlurmCluster, folder: Path):
         self.cluster, self.folder = cluster, folder
@@ -127,7 +132,7 @@ class Scenarios:
         folder.mkdir()
         sweep = {"name": name, "benchmark": BENCHMARK, "timeout_s": 200, **sweep}
         scenario = Scenario(self.cluster, folder, sweep)
-        for axis in ("fixed", "zip"):  # a name stands for a file in the scenario's own folder
+        for axis in ("fixed", "zip"):  # replace names of files by paths in the scenario's folder
             given = sweep.get(axis, {}).get("until")
             if isinstance(given, list):
                 sweep[axis]["until"] = [scenario.until_parameter(name) for name in given]

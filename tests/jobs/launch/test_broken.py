@@ -1,4 +1,4 @@
-"""What cannot be read or imported is told in one line that says where, and is no traceback."""
+"""Broken manifests and benchmarks give a one-line error with the position, not a traceback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.jobs.harness import ROOT, call, run, write_submission, write_sweep
 
 
 def spoil(path: Path, **changes: Any) -> None:
-    """Change a manifest's keys; None takes one away."""
+    """Change keys of a manifest. None removes a key."""
     data = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({k: v for k, v in data.items() if v is not None}))
 
@@ -57,7 +57,7 @@ def test_a_broken_manifest_is_named_with_what_is_wrong(manifest: Path) -> None:
 
 
 def beside(folder: Path) -> dict[str, str]:
-    """An environment in which a folder's modules can be imported."""
+    """Return environment variables with which the modules of a folder can be imported."""
     paths = filter(None, [str(folder), os.environ.get("PYTHONPATH")])
     return {"PYTHONPATH": os.pathsep.join(paths)}
 

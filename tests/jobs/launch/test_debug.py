@@ -1,4 +1,4 @@
-"""`--debug`: in the foreground, up to the first failure."""
+"""`--debug` executes runs in the foreground and stops at the first failure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_stops_at_the_first_failure_and_shows_its_traceback(
     ]
     sweep = write_sweep(tmp_path, cases, launch={"nproc_per_node": ranks} if ranks else {})
     out = tmp_path / "out"
-    # A debugger, or anything else that wants an answer, would find the end of its input.
+    # The input is empty, so a debugger or a prompt would fail.
     process = start(
         "jobs.submit", sweep, "--debug", "--out", out, environment={"RANK": "5", "WORLD_SIZE": "9"}
     )
@@ -102,7 +102,7 @@ def test_interrupted_is_recorded_as_cancelled_and_resumed(
     if ranks:
         assert not alive(child)
         return
-    os.kill(child, signal.SIGKILL)  # there is no isolation in one's own process
+    os.kill(child, signal.SIGKILL)  # debug runs are not isolated, so it is still alive
     fifo.release()
     assert run("jobs.submit", sweep, "--debug", "--out", out).returncode == 0
     assert [record.status for record in records(out)] == ["cancelled", "ok", "ok"]

@@ -1,4 +1,4 @@
-"""The queue on this machine: who runs when, on which GPUs, and what it says."""
+"""The local queue: when jobs run, on which GPUs, and what the queue prints."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ case "$1" in
 esac
 """
 
-# The queue with workers that only say what they were given, when they were started, and when they
-# ended.
+# A queue whose workers only print their jobs, their GPUs, and the times at which they were started
+# and ended.
 QUEUE = """
 import sys, time
 from pathlib import Path
@@ -63,7 +63,7 @@ Queue(read_manifest(Path(sys.argv[1])), parallel, Console()).run()
 
 @pytest.fixture
 def fake_gpus(tmp_path: Path) -> dict[str, str]:
-    """An environment in which nvidia-smi lists four GPUs."""
+    """Environment variables with which nvidia-smi lists four fake GPUs."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "nvidia-smi").write_text(SMI)
@@ -78,7 +78,7 @@ Ran = tuple[int, list[str], float, float]  # GPUs needed, GPUs given, begun, end
 
 
 def queue(folder: Path, sizes: list[int], *arguments: str, **environment: str) -> list[Ran]:
-    """Run jobs that need so many GPUs each; what each worker was given."""
+    """Run one job per entry of `sizes`, its number of GPUs, and return how each job ran."""
     folder.mkdir()
     sweep = yaml.safe_load(write_sweep(folder, []).read_text())
     sweep["cases"] = [
@@ -104,7 +104,7 @@ def queue(folder: Path, sizes: list[int], *arguments: str, **environment: str) -
 
 
 def together(ran: list[Ran]) -> list[tuple[Ran, Ran]]:
-    """Pairs that ran at the same time."""
+    """Return the pairs of jobs that ran at the same time."""
     return [(a, b) for a, b in combinations(ran, 2) if a[2] < b[3] and b[2] < a[3]]
 
 
@@ -121,7 +121,7 @@ def test_jobs_share_no_gpu_and_stay_within_what_the_caller_set(
     for needed, gpus, *_ in ran:
         assert len(gpus) == len(set(gpus)) == needed
         assert set(gpus) <= set(given.split(","))
-    assert together(ran), "two GPUs, and never two jobs at once"
+    assert together(ran), "no two jobs ran at the same time"
     for one, other in together(ran):
         assert not set(one[1]) & set(other[1])
 
@@ -155,7 +155,7 @@ def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> 
     sweep = yaml.safe_load(path.read_text()) | {"cases": blocks, "runs_per_job": 1}
     path.write_text(json.dumps(sweep))
     out = tmp_path / "out"
-    nothing = {"CUDA_VISIBLE_DEVICES": ""}  # where the tests run on a machine with GPUs
+    nothing = {"CUDA_VISIBLE_DEVICES": ""}  # no GPUs, also if this machine has some
     done = call("jobs.submit", path, "--local", "--out", out, environment=nothing)
     assert done.returncode == 0 and "21 unsupported" in done.stdout
     assert len(list(out.glob("submissions/*/jobs/*/worker.log"))) == 1
@@ -164,7 +164,7 @@ def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> 
         what = "needs 2 nodes" if record.params["tag"] == 99 else "needs 1 GPUs"
         assert what in record.failure.message
     again = call("jobs.submit", path, "--local", "--out", out, environment=nothing)
-    assert "21 runs were measured before" in again.stdout and len(records(out)) == 21
+    assert "21 runs already have a result" in again.stdout and len(records(out)) == 21
 
 
 @pytest.mark.skipif(bool(visible_gpus()), reason="needs a machine without a GPU")

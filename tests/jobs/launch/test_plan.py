@@ -1,4 +1,4 @@
-"""From runs to jobs: what a second submission leaves out, and how runs share jobs."""
+"""Planning of a submission: which runs are skipped, and how the others are packed into jobs."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def is_done(records: list[Record], **flags: bool) -> bool:
         (("error",), True, False),
         (("wrong",), True, False),
         (("unsupported",), True, True),
-        (("ok", "error"), True, True),  # what was measured stays measured
+        (("ok", "error"), True, True),  # a later failure does not undo a result
         (("ok", "killed"), True, True),
         (("error", "ok"), True, True),
-        (("error", "killed"), False, False),  # the latest attempt did not come to its end
+        (("error", "killed"), False, False),  # the latest attempt was interrupted
         (("killed", "error"), True, False),
         (("unsupported", "cancelled"), False, False),
     ],
@@ -61,7 +61,7 @@ def is_done(records: list[Record], **flags: bool) -> bool:
 def test_resume(statuses: tuple[str, ...], done: bool, done_with_retry: bool) -> None:
     records = attempts(*statuses)
     assert is_done(records) is done
-    assert is_done(records[::-1]) is done  # by time, not by the order of the lines
+    assert is_done(records[::-1]) is done  # ordered by time, not by position
     assert is_done(records, retry_failed=True) is done_with_retry
     assert is_done(records, force=True) is False
 
@@ -69,7 +69,7 @@ def test_resume(statuses: tuple[str, ...], done: bool, done_with_retry: bool) ->
 def test_records_of_other_devices_runs_and_repeats_do_not_count() -> None:
     assert not is_done(attempts("ok", device="NVIDIA H200"))
     assert not is_done(attempts("error", device="NVIDIA H200"))
-    # A failure elsewhere, though later, says nothing about this device.
+    # Later failures on another device do not affect the result on this one.
     here = attempts("ok")
     assert is_done([*here, *attempts("killed", "killed", device="NVIDIA H200")])
     other = Run("fedcba9876543210", "toy", 1, {"size": 2}, Shape(), 60.0)
@@ -79,7 +79,7 @@ def test_records_of_other_devices_runs_and_repeats_do_not_count() -> None:
 
 
 def test_resume_in_a_folder(tmp_path: Path) -> None:
-    """Through the real launcher's preparation: what a second submission would run."""
+    """`prepare` plans only the unfinished runs of a folder for a second submission."""
     from jobs import provenance
 
     here = provenance.cpu_device()
@@ -136,7 +136,7 @@ def test_a_job_asks_for_the_time_that_its_runs_may_take() -> None:
 
 def test_worst_case_gpu_hours() -> None:
     jobs = [Job(0, Shape(nodes=2, gpus_per_node=4), 90, []), Job(1, Shape(), 600, [])]
-    assert worst_case_gpu_hours(jobs) == 12.0  # 1.5 h x 2 nodes x 4 GPUs, and none
+    assert worst_case_gpu_hours(jobs) == 12.0  # 1.5 h x 2 nodes x 4 GPUs; the second has no GPUs
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -161,6 +161,6 @@ def test_packing_keeps_every_task_once_with_its_likes(
     order = [(run.id, repeat) for run, repeat in tasks]
     for members in by_shape:
         assert members == sorted(members, key=order.index)  # in the order of the tasks
-    for shape in set(shapes):  # no more jobs than it takes
+    for shape in set(shapes):  # no more jobs than necessary
         count = sum(job.shape == shape for job in jobs)
         assert count == -(-shapes.count(shape) * repeats // runs_per_job)

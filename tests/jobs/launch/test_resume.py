@@ -1,4 +1,4 @@
-"""The same command again, retry and replay: what they run, what they say of earlier failures."""
+"""Repeated submissions, `retry` and `replay`: which runs they execute, and what they print."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.jobs.harness import call, records, run, write_sweep
 
 @pytest.fixture(scope="module")
 def half_failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A sweep with one run that is fine and one that raises, run once; and its results."""
+    """The file of a sweep with an ok and a failing run, submitted once, and its results folder."""
     folder = tmp_path_factory.mktemp("half")
     sweep = write_sweep(folder, [{"what": "ok"}, {"what": "raises", "tag": 1}])
     out = folder / "out"
@@ -27,8 +27,8 @@ def test_what_failed_before_is_no_success_the_second_time(half_failed: tuple[Pat
     before = len(records(out))
     again = call("jobs.submit", sweep, "--local", "--out", out)
     assert again.returncode == 1
-    assert "1 runs were measured before" in again.stdout
-    assert "1 runs failed before (1 error); --retry-failed" in again.stdout
+    assert "1 runs already have a result" in again.stdout
+    assert "1 runs failed before (1 error) and are skipped; use --retry-failed" in again.stdout
     assert len(records(out)) == before
 
 
@@ -83,7 +83,7 @@ def test_the_diff_holds_sources_that_are_not_committed(
     (tmp_path / "jobs" / "__init__.py").touch()
     git("add", "old.py")
     git("commit", "-m", "first")
-    elsewhere = git_state(tmp_path)  # somebody's repository around an installed project
+    elsewhere = git_state(tmp_path)  # another repository around the installed project
     assert elsewhere == ({"commit": None, "dirty": None, "untracked": None}, None)
     git("add", ".")
     git("commit", "-m", "second")

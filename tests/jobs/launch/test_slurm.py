@@ -1,7 +1,7 @@
 """Submissions to a real Slurm cluster, from the command line to the records.
 
-The scenarios that wait are submitted together, and each test then looks at its own; the tests that
-make others wait (the controller's restart) come last.
+All scenarios are submitted together, because most of them wait, and each test checks one of them.
+The tests that delay others (the restart of the controller) come last.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def limits(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
-    """Those that wait for the shortest time limit that Slurm has, a minute."""
+    """Scenarios that reach the time limit. One minute is the shortest limit in Slurm."""
     scenarios = Scenarios(slurm_cluster, tmp_path_factory.mktemp("limits"))
     scenarios.submit(
         "limit",
@@ -94,7 +94,7 @@ def limits(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
 
 
 def preempt(scenario: Scenario) -> None:
-    """Have a job of a higher partition take the node, once the first run is done."""
+    """Once the first run is done, preempt the job by a job of a partition with priority."""
     scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
     scenario.wait_until_executing()
     cpus = f"--cpus-per-task={scenario.cluster.cpus}"
@@ -103,8 +103,7 @@ def preempt(scenario: Scenario) -> None:
 
 
 def warn(scenario: Scenario) -> None:
-    """Send Slurm's warning of the time limit once the second run executes, and do not wait for the
-    limit itself."""
+    """Once the second run executes, send the warning signal that precedes the time limit."""
     scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
     scenario.wait_until_executing()
     (line,) = scenario.queue()
@@ -128,7 +127,7 @@ def test_submitting_in_flight_submits_nothing_twice(scenarios: Scenarios) -> Non
     done = scenario.submit()
     assert done.returncode == 0
     assert "submitted 0 runs as 0 jobs" in done.stdout
-    assert "3 runs are queued or running already" in done.stdout
+    assert "3 runs are already queued or running" in done.stdout
     assert len(scenario.queue()) == 3
 
 
@@ -154,7 +153,7 @@ def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
 
 
 def test_killed_worker(scenarios: Scenarios) -> None:
-    """Slurm and the manifest tell of the runs that left no record."""
+    """The states of runs without records come from Slurm and the manifest."""
     scenario = scenarios["worker"]
     scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
     os.kill(scenario.wait_until_executing()["pid"], signal.SIGKILL)
@@ -171,7 +170,7 @@ def test_killed_worker(scenarios: Scenarios) -> None:
 
 
 def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
-    """Slurm ends the whole job; the run that it was executing is the one to blame."""
+    """If Slurm ends a job for its memory, only the run that was executing counts as oom."""
     scenario = scenarios["memory"]
     (record,) = scenario.finish()
     assert record.status == "ok"
@@ -179,7 +178,7 @@ def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
 
 
 def test_failing_runs(scenarios: Scenarios) -> None:
-    """A run that raises and a run that is killed leave the next one alone."""
+    """Runs that raise or are killed do not affect the next run of the job."""
     scenario = scenarios["failing"]
     raised, killed, measured = scenario.finish()
     assert raised.status == "error"
@@ -205,7 +204,7 @@ def test_failing_runs(scenarios: Scenarios) -> None:
 
 
 def test_gpu_job_sees_its_gpu_alone(scenarios: Scenarios) -> None:
-    """The cluster's GPUs are made up, so that torch sees none, and the run says which it had."""
+    """A job sees only its own GPU. It is fictitious, so the run fails and the error names it."""
     (record,) = scenarios["gpu"].finish()
     assert record.status == "error" and record.failure is not None
     assert re.search(r"given 1 GPUs \(CUDA_VISIBLE_DEVICES=[01]\)", record.failure.message)
@@ -240,13 +239,13 @@ def test_unknown_partition(scenarios: Scenarios) -> None:
 
 
 def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
-    """What was submitted before the refusal goes on, and the rest is missing."""
+    """Jobs submitted before sbatch refuses others still run; the refused runs are missing."""
     impossible = {"fixed": {"index": 1}, "resources": {"nodes": 5}}
     scenario = scenarios.new("refused", cases=[{"fixed": {"index": 0}}, impossible])
     done = scenario.submit()
     assert done.returncode == 2
     assert "sbatch refused 1 jobs (5 nodes): sbatch: error" in done.stdout
-    assert "submitted before that, and still there" in done.stdout
+    assert "job arrays submitted before the refusal stay submitted" in done.stdout
     scenario.finish()
     status = scenario.status()
     assert states(status) == ["ok", "missing"]
@@ -254,7 +253,7 @@ def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
 
 
 def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
-    """What surrounds the submitting command does not reach the job."""
+    """A job does not inherit the environment of the Slurm job in which it was submitted."""
     scenario = scenarios.new("inside", grid={"index": [0]}, resources={"cpus_per_task": 2})
     leaks = {"RANK": "3", "MASTER_PORT": "29500", "SLURM_CPU_BIND": "quiet,mask_cpu:0x8"}
     done = scenario.submit_alone("srun", "--export=ALL", **leaks)
@@ -270,12 +269,12 @@ def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
 
     again = scenario.submit()
     assert again.returncode == 0
-    assert "1 runs were measured before" in again.stdout
+    assert "1 runs already have a result" in again.stdout
     assert "submitted 0 runs" in again.stdout
 
 
 def test_array(scenarios: Scenarios) -> None:
-    """In two arrays because of the cluster's MaxArraySize; four jobs at once, no more."""
+    """Jobs are split into two arrays by MaxArraySize, and at most four run at the same time."""
     scenario = scenarios["array"]
     records = scenario.finish()
     assert len({record.slurm["array_job_id"] for record in records}) == 2
@@ -289,7 +288,7 @@ def test_array(scenarios: Scenarios) -> None:
 
 
 def assert_requeued(records: list[Record]) -> None:
-    """What was done stays done; the run that was cut short is repeated, and the rest follows."""
+    """Check that only the interrupted run was repeated after the requeue, and the rest executed."""
     attempts = by_index(records)
     statuses = {index: [record.status for record in attempts[index]] for index in attempts}
     assert statuses == {0: ["ok"], 1: ["preempted", "ok"], 2: ["ok"]}
@@ -302,16 +301,16 @@ def test_warning_of_the_time_limit(scenarios: Scenarios) -> None:
 
 
 def test_preemption(scenarios: Scenarios) -> None:
-    """A job that leaves in its time of grace has failed, in Slurm's eyes, unless it is requeued."""
+    """A job that ends in its grace time is requeued. Slurm would count it as failed otherwise."""
     assert_requeued(scenarios["preempted"].finish())
 
 
-@pytest.mark.slow  # test_warning_of_the_time_limit: Slurm's warning; test_sbatch_text: its place
+@pytest.mark.slow  # faster: test_warning_of_the_time_limit, and test_sbatch_text for --signal
 def test_time_limit(limits: Scenarios) -> None:
     assert_requeued(limits["limit"].finish())
 
 
-@pytest.mark.slow  # test_preempted_then_over_the_limit_then_done: what the worker makes of it
+@pytest.mark.slow  # faster: test_preempted_then_over_the_limit_then_done
 def test_run_that_never_fits_the_limit(limits: Scenarios) -> None:
     (record,) = limits["endless"].finish()
     assert record.status == "timeout"

@@ -1,4 +1,4 @@
-"""What is submitted to Slurm, as far as it can be seen without a cluster."""
+"""Job arrays and sbatch scripts, tested without a Slurm cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues and workers that are stopped from outside, and what the next ones go on from."""
+"""Queues and workers that are stopped from outside, and submissions that resume after them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.jobs.harness import (
     write_sweep,
 )
 
-# What executors.WorkerTask.checkpoint does, without Slurm.
+# Does what slurm_executor.WorkerTask.checkpoint does, without Slurm.
 WARNED = """
 import signal, sys
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
         worker = start_warned(manifest, reason)
         waiting, child = fifo.pids()
         server = parent_of(waiting)
-        for pid in (waiting, server, worker.pid):  # as where Slurm tracks processes by their tree
+        for pid in (waiting, server, worker.pid):  # as Slurm does if it tracks the process tree
             os.kill(pid, signal.SIGUSR2)
         assert worker.wait(PATIENCE_S) == 7
         await_true(lambda pid=server: not alive(pid), "the fork server ended")  # type: ignore[misc]
@@ -72,7 +72,7 @@ def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
     assert found == [
         ("ok", 0, "ok"),
         ("wait", 0, "preempted"),
-        ("wait", 0, "timeout"),  # alone in its allocation it met the limit: it always will
+        ("wait", 0, "timeout"),  # first run of its allocation: it can never finish
         ("ok", 1, "ok"),
     ]
 
@@ -94,7 +94,7 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
         assert statuses(out) == {"ok0": "ok", "wait0": "running", "ok1": "queued"}
         queue.send_signal(number)
         output, _ = queue.communicate(timeout=PATIENCE_S)
-        assert queue.returncode == 130 and "goes on from there" in output
+        assert queue.returncode == 130 and "repeat the command to continue" in output
         assert not any(map(alive, pids))
         assert [r.status for r in records(out)][-1] == "cancelled"
 
@@ -107,7 +107,11 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
     queue, worker, pids = waiting_queue()
     os.kill(worker, signal.SIGKILL)
     output, _ = queue.communicate(timeout=PATIENCE_S)
-    assert queue.returncode == 1 and "ended with -9" in output and "2 runs left no record" in output
+    assert (
+        queue.returncode == 1
+        and "ended with exit code -9" in output
+        and "2 runs left no record" in output
+    )
     await_true(lambda: not any(map(alive, pids)), "what the worker had started ended")
     assert len(records(out)) == 5  # a dead worker writes nothing
     await_true(lambda: not list(temporary.iterdir()), "its scratch folder was removed")
@@ -142,11 +146,11 @@ def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) ->
     record = only_record(manifest.folder, what="kill_worker")
     assert record.failure is not None and record.failure.type == "WorkerDied"
     assert "died 2 times" in record.failure.message
-    # What a dead worker left is not taken for the next attempt's, and is not forgotten.
+    # Artifacts of a dead worker are not attributed to the next attempt, but `logs` lists them.
     assert record.artifacts is None
     logs = call("jobs", "logs", record.run, "--in", manifest.folder).stdout
     for attempt in (1, 2):
-        assert f"# it left files in {manifest.artifacts(record.run, 0, attempt)}\n" in logs
+        assert f"# artifacts in {manifest.artifacts(record.run, 0, attempt)}\n" in logs
 
 
 # ---- the terminal is closed ----------------------------------------------------------------------
@@ -212,7 +216,7 @@ def test_a_folder_has_one_queue_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_nobody_holds_stops_nobody(tmp_path: Path) -> None:
-    """As a copied folder has it."""
+    """A lock file without a lock, as in a copied results folder, has no effect."""
     out = tmp_path / "out"
     out.mkdir()
     (out / LOCK).write_text("process 1 on elsewhere")

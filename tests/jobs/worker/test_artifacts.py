@@ -49,7 +49,7 @@ def test_logs_says_where_they_are(out: Path) -> None:
     silent = next(record for record in records(out) if record.params["tag"] == 1)
     logs = run("jobs", "logs", killed.run, "--in", out).stdout
     folder = out / "artifacts" / f"{killed.run}-"
-    assert f"# it left files in {folder}" in logs
+    assert f"# artifacts in {folder}" in logs
     assert "left files" not in call("jobs", "logs", silent.run, "--in", out).stdout
 
 
