@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.errors import Position
-from jobs.sweep.strict_yaml import MAX_NODES, decode, parse
+from jobs.sweep.strict_yaml import MAX_DEPTH, MAX_NODES, decode, parse
 
 
 def problems(text: str) -> list[tuple[int, int, str]]:
@@ -164,12 +164,16 @@ def test_billion_laughs_end_soon_with_one_error() -> None:
     start = time.process_time()
     found = problems("\n".join(lines))
     assert time.process_time() - start < 20
-    assert [message for *_, message in found] == [f"more than {MAX_NODES} values, aliases counted"]
+    assert [message for *_, message in found] == [
+        f"a file must have at most {MAX_NODES} values, counting each use of an alias"
+    ]
 
 
 def test_nesting_through_aliases_is_limited() -> None:
     lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 2000)]
-    assert {message for *_, message in problems("\n".join(lines))} == {"nested too deeply"}
+    assert {message for *_, message in problems("\n".join(lines))} == {
+        f"values must not be nested more than {MAX_DEPTH} levels deep"
+    }
 
 
 def test_nothing_is_no_data_and_no_problem() -> None:
@@ -184,7 +188,7 @@ def test_not_utf8_is_told_with_line_and_column() -> None:
     text, problem = decode("ok: é\nb: ".encode() + b"caf\xe9\n", "f")
     assert text == ""
     assert problem is not None
-    assert str(problem) == "f:2:7: not UTF-8 text: byte 0xe9"
+    assert str(problem) == "f:2:7: byte 0xe9 is not valid UTF-8; save the file as UTF-8"
     assert decode("é".encode(), "f") == ("é", None)
 
 
