@@ -126,7 +126,9 @@ def test_in_a_tables_of_a_list_a_run_has_its_figure_once(
 
 
 def test_of_several_figures_none_is_taken() -> None:
-    words = r"2 rows of gpu=.*, which differ in warmup_steps \(1, 2\)$"
+    words = (
+        r"2 rows of gpu=.*, which differ in warmup_steps \(1, 2\); select one row by its columns$"
+    )
     with pytest.raises(TableError, match=words):
         gpu = "NVIDIA GeForce RTX 5090"
         published_figure("transformer.csv", "forward_ms", gpu=gpu, model="xl", warmup_steps=[1, 2])
@@ -154,7 +156,7 @@ def test_a_figure_that_is_not_there_is_none() -> None:
         (
             "file: transformer.csv, value: mode, on: {size: model}, where: {precision: fp3}",
             "8:82",
-            "no precision 'fp3'; did you mean 'fp32'",
+            "no row with precision 'fp3'; did you mean 'fp32'",
         ),
         ("fil: a.csv, value: a, on: {size: model}", "8:8", "unknown key 'fil'"),
     ],
