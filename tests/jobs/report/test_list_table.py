@@ -1,4 +1,4 @@
-"""Tables of a fact that is a list: the kernels of a profile, the parts of a memory."""
+"""Tables of facts that are lists, such as the kernels of a profile."""
 
 from __future__ import annotations
 
@@ -112,6 +112,7 @@ def test_sizes_are_shown_in_one_unit(
 def test_runs_that_the_rows_do_not_tell_apart_are_told_apart(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
+    """Parameters and repeats that vary are added to the rows."""
     text = TOY + "grid: {size: [1], mode: [fast, exact]}\nrepeats: 2\n"
     folder.submit(
         load(tmp_path, text),

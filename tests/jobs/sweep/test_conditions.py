@@ -1,4 +1,4 @@
-"""Comparisons over parameters: what they mean, what they refuse, and that nothing is evaluated."""
+"""Comparisons of parameters: their meaning, their errors, and that no code is executed."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
 
 
 def test_values_without_order_are_an_error_not_false() -> None:
+    """A comparison of values without order, such as None and 5, is an error and not False."""
     with pytest.raises(ConditionError, match=r"compares None with 5, which have no order"):
         Condition("window > 5", NAMES)(PARAMS)
     assert not Condition("window != null and window > 5", NAMES)(PARAMS)
@@ -141,6 +142,7 @@ def test_a_value_that_a_parameter_never_has_is_an_error(text: str, words: str) -
     ["size == 128.0", "scale == 2", "window == null", "size > 0.5", "size < -3", "label == x"],
 )
 def test_a_value_that_it_can_have_is_none(text: str) -> None:
+    """A value that a parameter can have, or a bound outside its range, is no error."""
     toy = load_benchmark("tests.benchmarks.toy")
     assert Condition(text, toy.fields, literal_check(toy)).text == text
 

@@ -1,4 +1,4 @@
-"""What a sweep is made of besides its own file: base files, the cluster's file, overrides."""
+"""Sources of a sweep other than its own file: base files, the cluster file, overrides."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def test_a_childs_parameter_replaces_the_bases_whatever_the_section(
 
 
 def test_an_error_inherited_has_the_place_in_the_base(tmp_path: Path) -> None:
+    """An error in an inherited value has the position in the base file."""
     write(tmp_path, TOY + "fixed: {size: 1}\ngrid:\n  mode: [fsat]\n  sise: [1]\n", "base.yaml")
     problems = errors(write(tmp_path, "base: base.yaml\nrepeats: no\n"))
     assert [line.split(" ")[0] for line in problems] == [
@@ -64,6 +65,7 @@ def test_an_error_inherited_has_the_place_in_the_base(tmp_path: Path) -> None:
 
 
 def test_an_error_in_what_a_child_replaced_is_none(tmp_path: Path) -> None:
+    """An invalid value in a base file is no error if the child replaces it."""
     write(tmp_path, TOY + "grid: {size: [large]}\n", "base.yaml")
     assert params_of(load(tmp_path, "base: base.yaml\nfixed: {size: 3}\n"), "size") == [(3,)]
 
@@ -217,6 +219,7 @@ def test_an_override_meets_the_checks_of_a_file(tmp_path: Path, argument: str, w
 
 
 def test_overrides_of_a_broken_file_only_add_errors(tmp_path: Path) -> None:
+    """Overrides of an invalid file raise InputError and no other exception."""
     for text in ("grid: [1]\n", "fixed: 5\ncases: 5\n", "grid: {size: 5}\ncases: {a: 1}\n"):
         for override in ("size=[1]", "size=1", "grid.size=[1]", "resources.nodes=1"):
             path = write(tmp_path, TOY + text)

@@ -1,4 +1,4 @@
-"""Errors of sweep files: all at once, each with its place."""
+"""Errors in sweep files: all are reported together, each with its position."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
             words,
             problems,
         )
-    assert len(problems) == len({place for place, _ in expected})  # and nothing else
+    assert len(problems) == len({place for place, _ in expected})  # no other errors
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,7 @@ def test_one_error_with_its_place(tmp_path: Path, text: str, place: str, words: 
 
 
 def test_a_phase_that_stands_twice_would_count_its_samples_twice(tmp_path: Path) -> None:
+    """A phase must not be listed twice, because its samples would count twice."""
     problems = toy_errors(
         tmp_path, ONE + "tables: [{name: t, phase: [forward, backward, forward]}]\n"
     )
@@ -181,6 +182,7 @@ def test_a_phase_that_stands_twice_would_count_its_samples_twice(tmp_path: Path)
 
 
 def test_a_wrong_key_among_several_forms(tmp_path: Path) -> None:
+    """An unknown key is reported even if the value may also be of another type."""
     problems = toy_errors(tmp_path, "fixed: {size: 1}\norder: {shufle: 1}\n")
     assert any("4:9: unknown key 'shufle'; did you mean 'shuffle'" in line for line in problems)
 
@@ -231,7 +233,7 @@ def test_a_stock_sweep_is_found_from_any_folder_after_a_file_of_ones_own(
         ("tests.benchmarks.nothing", "no benchmark 'tests.benchmarks.nothing'"),
         ("os.path", "it must define run(params) and Params"),
         ("..", "no benchmark '..'"),
-        ("timing", "no benchmark 'timing'"),  # a module of that folder, but without run()
+        ("timing", "no benchmark 'timing'"),  # without run(), as a helper module of the folder
     ],
 )
 def test_unknown_benchmark_names_those_that_exist(tmp_path: Path, name: str, words: str) -> None:
@@ -241,11 +243,13 @@ def test_unknown_benchmark_names_those_that_exist(tmp_path: Path, name: str, wor
 
 
 def test_a_trap_is_told_once_though_its_value_is_missing_too(tmp_path: Path) -> None:
+    """A value that cannot be read gives one error, and none for the missing value."""
     (problem,) = toy_errors(tmp_path, "grid: {size: [010, 1]}\n")
     assert problem.startswith("sweep.yaml:3:15: '010': YAML 1.1 reads a leading 0 as octal")
 
 
 def test_a_combination_that_the_benchmark_refuses(tmp_path: Path) -> None:
+    """An error of a model validator has the position of the grid, and examples of combinations."""
     (problem,) = toy_errors(tmp_path, "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\n")
     assert problem == (
         "sweep.yaml:4:3: the window is larger than the size (size=1 window=2 and 1 more)"
@@ -253,6 +257,7 @@ def test_a_combination_that_the_benchmark_refuses(tmp_path: Path) -> None:
 
 
 def test_a_refused_combination_may_be_excluded(tmp_path: Path) -> None:
+    """A combination that the benchmark rejects is no error if it is excluded or filtered out."""
     text = TOY + "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\nexclude: [size == 1 and window > 1]\n"
     loaded = load(tmp_path, text)
     assert params_of(loaded, "size", "window") == [(1, 1), (8, 1), (8, 2), (8, 4)]
@@ -262,11 +267,13 @@ def test_a_refused_combination_may_be_excluded(tmp_path: Path) -> None:
 
 
 def test_a_fields_own_validator_has_the_place_of_the_value(tmp_path: Path) -> None:
+    """An error of a field validator has the position of the value."""
     (problem,) = toy_errors(tmp_path, "fixed: {size: 1}\ngrid:\n  label: [a, b c]\n")
     assert problem == "sweep.yaml:5:14: label cannot be 'b c': a label has no spaces"
 
 
 def test_nothing_left_says_why(tmp_path: Path) -> None:
+    """The error for a sweep without runs says how many exclude and the filter left out."""
     text = "grid: {size: [1, 2, 3]}\nexclude: [size == 1]\n"
     assert toy_errors(tmp_path, text, filter="size > 5") == [
         "--filter: the sweep has no runs (1 left out by exclude, 2 left out by the filter); "
@@ -284,6 +291,7 @@ def test_filter_is_checked_like_exclude(tmp_path: Path) -> None:
 
 
 def test_where_without_order_is_told_before_anything_runs(tmp_path: Path) -> None:
+    """A `where` that cannot be evaluated for a run is an error before the submission."""
     text = "fixed: {size: 1}\ntables: [{name: t, where: window > 5}]\n"
     (problem,) = toy_errors(tmp_path, text)
     assert problem.startswith("sweep.yaml:4:27: 'window > 5' compares None with 5")
@@ -305,6 +313,7 @@ def test_overlapping_cases_of_other_shapes_are_an_error(tmp_path: Path) -> None:
 
 
 def test_a_sweep_without_end_is_refused_at_once(tmp_path: Path) -> None:
+    """Too many combinations are an error before any combination is created."""
     sizes = ", ".join(map(str, range(1, 1001)))
     text = f"grid:\n  size: [{sizes}]\n  window: [{sizes}]\n  ranks: [{sizes}]\n"
     (problem,) = toy_errors(tmp_path, text)
@@ -314,7 +323,7 @@ def test_a_sweep_without_end_is_refused_at_once(tmp_path: Path) -> None:
 def test_a_parameter_may_not_be_named_like_what_tables_show_of_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else two runs that differ in it would share a cell."""
+    """Tables would read such a parameter from the record, so two runs could share a cell."""
 
     class Params(toy.Params):
         device: str = "cpu"
@@ -328,6 +337,7 @@ def test_a_parameter_may_not_be_named_like_what_tables_show_of_a_record(
 
 
 def test_a_thousand_errors_fit_the_screen(tmp_path: Path) -> None:
+    """The text of many errors shows the first 100 and the number of the others."""
     path = write(tmp_path, TOY + f"grid: {{size: {[-i for i in range(1000)]}}}\n")
     with pytest.raises(InputError) as caught:
         load_sweep(path)
@@ -352,7 +362,7 @@ OWN = [path.read_text() for path in sorted(SWEEPS.glob("*.yaml"))]
 
 @st.composite
 def damaged(draw: st.DrawFn) -> str:
-    """One of the project's own sweeps after a few slips of the hand."""
+    """Draw one of the project's sweeps with a few random edits."""
     text = draw(st.sampled_from(OWN))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(text)))

@@ -26,12 +26,12 @@ exclude:
   - size > 3
   - {mode: exact}
 """
-    # Of two that leave out the same run both have an effect.
+    # Two entries that match the same run both have an effect.
     assert warnings(tmp_path, text) == [
         "sweep.yaml:7:5: exclude: no run matches this entry, so it has no effect",
         "sweep.yaml:8:5: exclude: no run matches this entry, so it has no effect",
     ]
-    # Not where the command line took away what it was for.
+    # There is no warning if an override replaces a parameter of the entry.
     assert warnings(tmp_path, text, "size=1") == [
         "sweep.yaml:8:5: exclude: no run matches this entry, so it has no effect"
     ]
