@@ -1,4 +1,4 @@
-"""Makes the columns that published figures add to a table: one for each source and GPU."""
+"""Makes the columns of published figures in a table: one column per source and GPU."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from jobs.errors import TableError
 from jobs.formatting import format_scalar
 from jobs.published.figures import FigureFile, Published, read_figures, same_value
 
-_UNSTATED = "unstated"  # what a source does not say
+_UNSTATED = "unstated"  # value of a property that the source does not give
 
 
 def published_columns(
     published: Published, dimensions: list[str], keys: list[tuple[Any, ...]]
 ) -> dict[str, list[str]]:
-    """Make the columns for these rows: a text a row, blank where there is no figure.
+    """Make the columns of published figures for the rows of a table.
 
     Args:
-        dimensions: the names of a row's key.
-        keys: the rows; of equal ones in a row, as a list's, only the first gets a figure.
+        published: an entry of the table's `published`.
+        dimensions: the dimensions of a row key.
+        keys: the row keys. Of consecutive equal keys, as in a table of a list, only the first gets
+            a figure.
+
+    Returns:
+        The cells, one per row, by header. A cell without a figure is "".
 
     Raises:
-        TableError: a file or column that is not there; several figures for one place.
+        TableError: if the file or a column does not exist, or if several figures fit one cell.
     """
     file = read_figures(published.file)
     file.check_column(published.value)
@@ -40,8 +45,15 @@ def published_columns(
 def _by_origin(
     file: FigureFile, published: Published, rows: list[dict[str, str]], place: dict[str, Any]
 ) -> dict[str, str]:
-    """For one row of a table, the figure of each source that has one."""
-    # What `where` fixes is not repeated for rows that are of something else by the same name.
+    """Return the figures for one row of a table, by source and GPU.
+
+    Args:
+        file: the file of figures.
+        published: an entry of the table's `published`.
+        rows: the rows of the file that match `where`.
+        place: the row key of the table, by dimension.
+    """
+    # A row of the table gets no figure if it has another value of a parameter that `where` fixes.
     for name, given in published.where.items():
         if name in place and name not in published.on:
             wanted = given if isinstance(given, list) else [given]
@@ -62,7 +74,7 @@ def _by_origin(
 
 
 def _origin(file: FigureFile, row: dict[str, str]) -> str:
-    """Who published a figure, and of which GPU."""
+    """Return the source and the GPU of a figure, for the header of its column."""
     source = row.get("source") or file.name.removesuffix(".csv")
     gpu = row.get("gpu", _UNSTATED)
     return f"{source}, {'GPU unstated' if gpu == _UNSTATED else gpu}"

@@ -1,7 +1,7 @@
-"""Reads figures that others published, from the CSV files beside this one.
+"""Reads published figures of other authors from the CSV files in this folder.
 
-They are of other machines and settings, so a table shows each as it was printed, in a column that
-names its source and its GPU; nothing is computed from it.
+The figures were measured on other machines with other settings. A table shows each figure as it was
+printed, in a column that names its source and GPU.
 """
 
 from __future__ import annotations
@@ -21,41 +21,45 @@ FOLDER = Path(__file__).resolve().parent
 SEE = "jobs/published/README.md"
 Scalar = bool | int | float | str | None
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_MEASURED = ("_ms", "_mib", "_gib", "_percent")  # columns that do not distinguish rows
+_MEASURED = ("_ms", "_mib", "_gib", "_percent")  # suffixes of columns with measured values
 
 
 class Published(BaseModel):
-    """A table's `published` entry: figures of others to show beside its rows."""
+    """An entry of a table's `published`: figures of other authors to show next to its rows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     file: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+\.csv$")]  # in this folder
-    value: str  # the column to show
-    on: Annotated[dict[str, str], Field(min_length=1)]  # by row dimension, the column that has it
-    where: dict[str, Scalar | list[Scalar]] = {}  # of the other columns
-    label: str | None = None  # default: the value's
+    value: str  # column to show
+    on: Annotated[dict[str, str], Field(min_length=1)]  # column of the file, by row dimension
+    where: dict[str, Scalar | list[Scalar]] = {}  # values of other columns
+    label: str | None = None  # of the column in the table; default: `value`
 
 
 @dataclass(frozen=True)
 class FigureFile:
-    """One file of figures: its columns, and its rows as printed."""
+    """One CSV file of figures: its columns, and its rows with values as printed."""
 
     name: str
     columns: list[str]
     rows: list[dict[str, str]]
 
     def check_column(self, name: str) -> str:
-        """Return the name of a column.
+        """Return the name of a column, if it exists.
 
         Raises:
-            TableError: there is no such column; naming those that there are.
+            TableError: if there is no such column. The message lists the valid columns.
         """
         if name not in self.columns:
             raise TableError(f"{self.name} has no column {name!r}{nearest(name, self.columns)}")
         return name
 
     def matching_rows(self, fixed: dict[str, Any]) -> list[dict[str, str]]:
-        """The rows that have these values; for a list of values, any of them."""
+        """Return the rows that have these values.
+
+        Args:
+            fixed: the value, or a list of alternative values, by column.
+        """
         rows = self.rows
         for name, given in fixed.items():
             column = self.check_column(name)
@@ -64,14 +68,17 @@ class FigureFile:
         return rows
 
     def ambiguity(self, what: str, rows: list[dict[str, str]]) -> str:
-        """The error where one row is wanted and there are several: the columns that differ."""
+        """Return the error for several rows where one is needed. It lists columns that differ."""
         differ = [
             f"{name} ({', '.join(dict.fromkeys(row[name] for row in rows))})"
             for name in self.columns
             if not name.endswith(_MEASURED) and len({row[name] for row in rows}) > 1
         ]
-        columns = ", ".join(differ) or "what was measured only"
-        return f"{self.name} has {len(rows)} rows of {what}, which differ in {columns}"
+        columns = ", ".join(differ) or "measured values only"
+        return (
+            f"{self.name} has {len(rows)} rows of {what}, which differ in {columns}; "
+            "select one row by its columns"
+        )
 
 
 @cache
@@ -79,7 +86,7 @@ def read_figures(file: str) -> FigureFile:
     """Read a file of published figures.
 
     Raises:
-        TableError: there is none of this name; naming those that there are.
+        TableError: if there is no file of this name. The message lists the valid names.
     """
     known = sorted(path.name for path in FOLDER.glob("*.csv"))
     if file not in known:
@@ -90,8 +97,10 @@ def read_figures(file: str) -> FigureFile:
 
 
 def same_value(value: Any, text: str) -> bool:
-    """True where a file's text is a parameter's value: 128 and 128.0, 2.7b and 2.7B, bf16 and
-    bfloat16."""
+    """Return True if a text in a file is equal to the value of a parameter.
+
+    128 and 128.0, 2.7b and 2.7B, bf16 and bfloat16 are equal.
+    """
     own, text = format_scalar(value).strip().casefold(), text.strip().casefold()
     if _DTYPES.get(own, own) == _DTYPES.get(text, text):
         return True
@@ -102,11 +111,15 @@ def same_value(value: Any, text: str) -> bool:
 
 
 def published_figure(file: str, column: str, **where: Any) -> str | None:
-    """The one figure in a column of a file, as printed, of the row with these values (for a list
-    of values, any of them); None where there is none.
+    """Return one published figure as printed, or None if there is none.
+
+    Args:
+        file: name of the CSV file.
+        column: the column of the figure.
+        where: the value, or a list of alternative values, of other columns of its row.
 
     Raises:
-        TableError: a file or column that is not there; several figures.
+        TableError: if the file or a column does not exist, or if several figures fit.
     """
     figures = read_figures(file)
     figures.check_column(column)
@@ -118,7 +131,7 @@ def published_figure(file: str, column: str, **where: Any) -> str | None:
 
 
 def published_problems(published: Published) -> list[tuple[tuple[str | int, ...], str]]:
-    """Check a table's `published` entry by itself: each problem's place in it, and the problem."""
+    """Check an entry of a table's `published`. Return the path and text of each problem."""
     try:
         figures = read_figures(published.file)
     except TableError as error:
@@ -136,6 +149,6 @@ def published_problems(published: Published) -> list[tuple[tuple[str | int, ...]
         has = list(dict.fromkeys(row[name] for row in figures.rows if name in row))
         for value in given if isinstance(given, list) else [given]:
             if has and not any(same_value(value, text) for text in has):
-                what = f"{published.file} has no {name} {format_scalar(value)!r}"
+                what = f"{published.file} has no row with {name} {format_scalar(value)!r}"
                 found.append((("where", name), what + nearest(format_scalar(value), has)))
     return found

@@ -1,8 +1,8 @@
 """Compares two results folders run by run: faster, slower, same or unsure, given the noise.
 
-The interval of the ratio of medians comes from the bootstrap (Efron 1979): samples are drawn again
-from the samples, whole repeats first where there are several, because samples of one process share
-its clock, its memory and its luck.
+The confidence interval of the ratio of medians comes from the bootstrap (Efron 1979), which
+resamples the samples with replacement. It resamples repeats first, then samples within each repeat,
+because the samples of one process are correlated.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from jobs.run import Run, varying
 RunOnDevice = tuple[str, str]  # run id, device
 RESAMPLES = 1000
 CONFIDENCE = 95.0
-MIN_SAMPLES = 5  # a bootstrap of fewer says less than it seems to
-REGRESSIONS = ("slower", "broken")
+MIN_SAMPLES = 5  # with fewer, a bootstrap interval is too narrow
+REGRESSIONS = ("slower", "broken")  # verdicts
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One phase of one run, before and after. Times are in ms; ratio = after / before."""
+    """Comparison of one phase of one run. Medians are in milliseconds; ratio = after / before."""
 
     run: Run
     device: str
@@ -35,7 +35,7 @@ class Comparison:
     verdict: str  # faster, slower, same, unsure; broken, fixed, new, gone, not measured
     before: float | None = None
     after: float | None = None
-    low: float | None = None  # of the ratio's interval
+    low: float | None = None  # bounds of the confidence interval of the ratio
     high: float | None = None
 
     @property
@@ -48,12 +48,17 @@ class Comparison:
 def bootstrap_ratio(
     before: list[np.ndarray], after: list[np.ndarray], rng: np.random.Generator
 ) -> tuple[float, float]:
-    """The interval of median(after) / median(before).
+    """Return the confidence interval of median(after) / median(before).
 
     Args:
-        before, after: the samples, one array a repeat.
+        before, after: the samples, one array per repeat.
+        rng: source of the resampling.
+
+    Returns:
+        The lower and upper bound, at the level CONFIDENCE. They are NaN or infinite if a median of
+        `before` is 0.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):  # a median of 0: no interval, unsure
+    with np.errstate(divide="ignore", invalid="ignore"):  # a median of 0 gives NaN or inf
         ratios = _medians(after, rng) / _medians(before, rng)
     edge = (100 - CONFIDENCE) / 2
     low, high = np.percentile(ratios, [edge, 100 - edge])
@@ -61,7 +66,10 @@ def bootstrap_ratio(
 
 
 def _medians(repeats: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """Medians of samples drawn again, repeats first, then as many samples as each repeat has."""
+    """Return the medians of RESAMPLES resamples.
+
+    Each resample draws repeats with replacement, then from each as many samples as it has.
+    """
     lengths = np.array([len(samples) for samples in repeats])
     padded = np.full((len(repeats), lengths.max()), np.nan)
     for row, samples in zip(padded, repeats, strict=True):
@@ -71,7 +79,7 @@ def _medians(repeats: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
     places = (rng.random((*chosen.shape, lengths.max())) * counts).astype(int)
     drawn = padded[chosen[..., None], places]
     drawn[np.broadcast_to(np.arange(lengths.max()) >= counts, drawn.shape)] = np.nan
-    drawn = np.sort(drawn.reshape(RESAMPLES, -1), axis=1)  # NaN goes last
+    drawn = np.sort(drawn.reshape(RESAMPLES, -1), axis=1)  # NaN sorts last
     total = lengths[chosen].sum(axis=1)
     every = np.arange(RESAMPLES)
     medians: np.ndarray = (drawn[every, (total - 1) // 2] + drawn[every, total // 2]) / 2
@@ -79,10 +87,11 @@ def _medians(repeats: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
 
 
 def verdict(low: float, high: float, tolerance: float) -> str:
-    """The verdict of an interval [low, high] of after/before.
+    """Return the verdict on a confidence interval [low, high] of after / before.
 
-    faster or slower: the whole interval lies beyond the tolerance; same: the whole interval lies
-    within it; unsure: neither.
+    Returns:
+        "faster" or "slower" if the whole interval is outside the tolerance, "same" if the whole
+        interval is within the tolerance, and "unsure" otherwise.
     """
     if high < 1 - tolerance:
         return "faster"
@@ -94,11 +103,11 @@ def verdict(low: float, high: float, tolerance: float) -> str:
 
 
 def compare(before: Observation, after: Observation, tolerance: float) -> list[Comparison]:
-    """Compare every phase of every run of either folder, on each kind of device.
+    """Compare each phase of each run in either folder, for each kind of device.
 
     Args:
         before, after: the two folders.
-        tolerance: a relative difference that does not matter.
+        tolerance: relative difference that is ignored, such as 0.02.
     """
     old, new = _by_run_and_device(before), _by_run_and_device(after)
     _share_devices(old, new)
@@ -127,7 +136,7 @@ def compare(before: Observation, after: Observation, tolerance: float) -> list[C
 def _compare_samples(
     before: list[np.ndarray], after: list[np.ndarray], rng: np.random.Generator, tolerance: float
 ) -> tuple[str, float, float, float | None, float | None]:
-    """The verdict, both medians, and the interval of their ratio."""
+    """Return the verdict, both medians in milliseconds, and the interval of their ratio."""
     a, b = (float(np.median(np.concatenate(side))) for side in (before, after))
     if min(sum(map(len, before)), sum(map(len, after))) < MIN_SAMPLES:
         return "unsure", a, b, None, None
@@ -145,7 +154,10 @@ def _by_run_and_device(observation: Observation) -> dict[RunOnDevice, list[Resul
 def _share_devices(
     side: dict[RunOnDevice, list[Result]], other: dict[RunOnDevice, list[Result]]
 ) -> None:
-    """A run that left no record on a side has no device there: it is missing on the other's."""
+    """Give runs without a device on one side the devices that they have on the other side.
+
+    A run without a record has no device. With this, it is compared as missing there.
+    """
     for run, device in [key for key in side if not key[1]]:
         theirs = [key for key in other if key[0] == run and key[1]]
         if theirs:
@@ -154,14 +166,14 @@ def _share_devices(
 
 
 def _ok(side: list[Result]) -> list[Measurements]:
-    """The measurements of the repeats that have some."""
+    """Return the measurements of the repeats that succeeded."""
     return [r.measurements for r in side if r.status == "ok" and r.measurements is not None]
 
 
 def _verdict_without(
     a: list[Result], b: list[Result], a_ok: list[Measurements], b_ok: list[Measurements]
 ) -> str:
-    """The verdict where one side has no measurement."""
+    """Return the verdict if at least one side has no measurements."""
     if a_ok:
         if not b:
             return "gone"
@@ -174,10 +186,11 @@ def _verdict_without(
 def comparison_columns(
     chosen: list[Comparison], comparisons: list[Comparison]
 ) -> dict[str, list[str]]:
-    """Make the table of some comparisons: its cells, by header.
+    """Return the columns of a table of comparisons: cells by header.
 
     Args:
-        comparisons: all of them; they say which parameters a row needs.
+        chosen: the comparisons to show.
+        comparisons: all comparisons. Parameters that vary among them become columns.
     """
     names = varying([comparison.run for comparison in comparisons])
     several_benchmarks = len({comparison.run.benchmark for comparison in comparisons}) > 1
@@ -189,8 +202,8 @@ def comparison_columns(
         if several_devices:
             row["device"] = c.device
         row["phase"] = c.phase
-        row["before ms"] = format_number(c.before) if c.before is not None else ""
-        row["after ms"] = format_number(c.after) if c.after is not None else ""
+        row["before (ms)"] = format_number(c.before) if c.before is not None else ""
+        row["after (ms)"] = format_number(c.after) if c.after is not None else ""
         row["after/before"] = f"{c.ratio:.3f}" if c.ratio is not None else ""
         row["95% interval"] = f"{c.low:.3f} to {c.high:.3f}" if c.low is not None else ""
         row["verdict"] = c.verdict

@@ -1,4 +1,4 @@
-"""Collects a report's images: the sweep's plots, and the PNG files that runs left."""
+"""Collects the images of a report: the plots of the sweep, and PNG files among run artifacts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.sweep.schema import Plot
 
-_LONGEST = 200  # bytes of a file's name, of the 255 that file systems take
+_LONGEST = 200  # characters of a file name without suffix; file systems allow 255 bytes
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Image:
 def draw_plots(
     observation: Observation, plots: Iterable[Plot], folder: Path, results: list[Result]
 ) -> list[Image]:
-    """Draw the plots for which anything was measured."""
+    """Draw the plots for which anything was measured, as PNG files in a folder."""
     drawn = []
     for plot in plots:
         path = draw_plot(observation, plot, folder, results)
@@ -41,10 +41,13 @@ def draw_plots(
 def copy_run_images(
     observation: Observation, results: list[Result], folder: Path, taken: Iterable[str]
 ) -> list[Image]:
-    """Copy every PNG file that a run left, under a name that says which run left it.
+    """Copy the PNG files among the artifacts of runs, under names that identify the runs.
 
     Args:
-        taken: names of files that the folder has already.
+        observation: the results folder.
+        results: all results of the folder.
+        folder: folder for the copies, created if needed.
+        taken: names of files that are already in this folder.
     """
     found = [
         (result, path)
@@ -66,8 +69,7 @@ def copy_run_images(
 
 
 def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, str]:
-    """Name the parameters, repeat and device by which a result differs from its benchmark's
-    others."""
+    """Return the parameters, repeat and device that vary among results of the same benchmark."""
     others = [other for other in results if other.run.benchmark == result.run.benchmark]
     swept = varying([other.run for other in others])
     labels = {name: format_scalar(result.run.params.get(name)) for name in swept}
@@ -79,7 +81,7 @@ def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, s
 
 
 def _unique(stem: str, names: set[str]) -> str:
-    """A file name that is not among the names yet; it is added to them."""
+    """Return a file name that is not in `names`, and add it to them."""
     name, number = f"{stem}.png", 1
     while name in names:
         number += 1

@@ -1,4 +1,4 @@
-"""Makes a table of a fact that is a list, such as a profile's kernels: an item a row."""
+"""Makes tables of facts that are lists, such as the kernels of a profile: one row per item."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.sweep.schema import Table, measured_in, units_of_measure
 
-LIMIT = 10  # rows a run, where the table does not say
+LIMIT = 10  # default maximum of rows per run
 Item = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ListTable:
-    """The items of every run, or why it has none."""
+    """A table with one row per list item, or one row with the reason for a run without items."""
 
     view: Table
     dimensions: list[str]
-    keys: list[Key]  # of each row: the run that it belongs to
-    items: list[Item | str]  # of each row: the item, or what became of the run
+    keys: list[Key]  # by row: values of the dimensions, which identify the run
+    items: list[Item | str]  # by row: the item, or why the run has none
     notes: list[str]
 
     def columns(self) -> Iterator[tuple[str, list[str]]]:
-        """Each column's header and cells. What became of a run is in the first column of items."""
+        """Yield the header and the cells of each column.
+
+        If a run has no items, its first column of items has the reason.
+        """
         for i, name in enumerate(self.dimensions):
             yield name, [format_scalar(key[i]) for key in self.keys]
         found = [item for item in self.items if isinstance(item, dict)]
@@ -49,7 +52,16 @@ class ListTable:
 
 
 def make_list_table(observation: Observation, view: Table, results: list[Result]) -> ListTable:
-    """Take the first items of the list of every run that a table shows."""
+    """Make a table with the first items of the list of each run.
+
+    Args:
+        observation: the results folder.
+        view: the table; its `list_fact` is the dotted name of the list.
+        results: all results of the folder.
+
+    Raises:
+        TableError: if the table has a parameter that no run has.
+    """
     results = select_results(observation, view, results)
     dimensions = list(view.rows) or varying([result.run for result in results])
     dimensions = [*distinguishing_dimensions(results, dimensions), *dimensions]
@@ -68,12 +80,12 @@ def make_list_table(observation: Observation, view: Table, results: list[Result]
         keys += [key] * len(rows)
         items += rows
     longest = max((len(own) for own in by_key.values() if not isinstance(own, str)), default=0)
-    cut = [f"the first {limit} of up to {longest} rows a run"] if longest > limit else []
+    cut = [f"first {limit} of up to {longest} rows per run"] if longest > limit else []
     return ListTable(view, dimensions, keys, items, [*result_notes(results), *cut])
 
 
 def _items(result: Result, view: Table) -> list[Item] | str:
-    """A run's list; text where there is none."""
+    """Return the list of a run, or the text of its cell if it has none."""
     if result.status != "ok" or result.measurements is None:
         return result.failure_text
     fact = fact_at(result.measurements.facts, str(view.list_fact).split("."))
@@ -88,7 +100,7 @@ def _last_part(view: Table) -> str:
 
 
 def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callable[[Any], str]]:
-    """The header of one key's column, and the format of its values: all in the header's unit."""
+    """Return the header of a column, and a function that formats its values in that unit."""
     measured = measured_in(name)
     if name.endswith("_share") or name == "share":
         return f"{name.replace('_', ' ')} (%)", lambda value: _text(value, 100.0)
@@ -102,7 +114,7 @@ def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callab
 
 
 def _text(value: Any, factor: float | None = None) -> str:
-    """Format a value: counts whole, other numbers with four digits."""
+    """Format a value: integers without a factor in full, other numbers with four digits."""
     if value is None:
         return ""
     if is_number(value) and (factor is not None or isinstance(value, float)):

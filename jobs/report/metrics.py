@@ -1,4 +1,4 @@
-"""Computes metrics from records: times, rates, memory and facts, alike for every benchmark."""
+"""Computes metrics from records: times, rates, memory and facts, the same for every benchmark."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from systems.accounting.dtypes import MATMUL_DTYPE
 from systems.accounting.hardware import peak_flops
 
 _UNITS = {
-    "s": 1e-3, "ms": 1.0, "us": 1e3,  # of a millisecond
-    "MB": 1e-6, "GB": 1e-9, "MiB": 2**-20, "GiB": 2**-30,  # of a byte
+    "s": 1e-3, "ms": 1.0, "us": 1e3,  # per millisecond
+    "MB": 1e-6, "GB": 1e-9, "MiB": 2**-20, "GiB": 2**-30,  # per byte
     "bytes": 1.0, "": 1.0,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A `value` of a table or plot: its unit, and which direction is better."""
+    """A `value` of a table or plot, with its unit and the direction that is better."""
 
-    name: str  # as the sweep file has it
-    label: str
+    name: str  # as in the sweep file
+    label: str  # for headers
     unit: str
-    direction: str
+    direction: str  # "lower" or "higher"
 
     @property
     def header(self) -> str:
-        """`peak memory (GiB)`; the unit is left out where the label says it."""
+        """The label and the unit, such as `peak memory (GiB)`; no unit if the label is the unit."""
         return f"{self.label} ({self.unit})" if self.unit not in ("", self.label) else self.label
 
     @property
     def is_sampled(self) -> bool:
-        """True where it has a number for each timed sample, False where it has one a run."""
+        """True if the metric has one number per timed sample, not one per phase or run."""
         return self.name != "peak_memory" and self.has_phases
 
     @property
     def has_phases(self) -> bool:
+        """True if the metric has a value per phase, False if it has one value per run."""
         return not self.name.startswith(NAMED) and self.name != "compiling_seconds"
 
 
@@ -51,7 +52,7 @@ METRICS = {
         Metric("tflops", "TFLOP/s", "TFLOP/s", "higher"),
         Metric("bandwidth", "bandwidth", "GB/s", "higher"),
         Metric("bus_bandwidth", "bus bandwidth", "GB/s", "higher"),
-        Metric("mfu", "MFU", "%", "higher"),  # share of the datasheet's peak
+        Metric("mfu", "MFU", "%", "higher"),  # percentage of the peak in the datasheet
         Metric("tokens_per_second", "tokens/s", "tokens/s", "higher"),
         Metric("peak_memory", "peak memory", "GiB", "lower"),
         Metric("compiling_seconds", "compiling", "s", "lower"),
@@ -60,21 +61,30 @@ METRICS = {
 
 
 def metrics_of(view: Table | Plot) -> list[Metric]:
-    """The metrics of a view, each in the view's unit and direction, or else in its own."""
+    """Return the metrics of a view, each in the unit and direction of the view if it has them."""
     names = [view.value] if isinstance(view.value, str) else view.value
     return [metric_named(name, view.unit, view.direction) for name in names]
 
 
 def metric_named(name: str, unit: str | None = None, direction: str | None = None) -> Metric:
-    """The metric of this name, in this unit if it fits, else in its own."""
+    """Return the metric of a name.
+
+    Args:
+        name: a name in METRICS, or a fact or prediction, such as fact.weights_bytes.
+        unit: the unit to show; ignored if the metric cannot be shown in it. None for its default.
+        direction: the direction that is better. None for the metric's default.
+    """
     known = METRICS.get(name) or fact_metric(name)
     fits = unit if unit in units_of(name) else None
     return replace(known, unit=fits or known.unit, direction=direction or known.direction)
 
 
 def fact_metric(name: str) -> Metric:
-    """The metric of a fact or a prediction, labelled without what its unit says: `weights` for
-    fact.weights_bytes. Less time and less memory are better."""
+    """Return the metric of a fact or a prediction.
+
+    The suffix of the name gives the unit and is left out of the label: fact.weights_bytes is
+    `weights` in bytes. Lower is better for times and sizes, higher for all others.
+    """
     predicted = name.startswith(PREDICTED)
     parts = name.removeprefix(PREDICTED if predicted else FACT).split(".")
     unit = measured_in(name)
@@ -85,7 +95,11 @@ def fact_metric(name: str) -> Metric:
 
 
 def slowest_rank(measurements: Measurements, phase: str) -> np.ndarray:
-    """Milliseconds of each sample; with several ranks the slowest rank's, sample by sample."""
+    """Return the time of each sample in milliseconds, as an array of shape `(samples,)`.
+
+    With several ranks, the time of a sample is that of its slowest rank. If ranks have different
+    numbers of samples, only the samples that all ranks have are used.
+    """
     samples = measurements.samples_ms[phase]
     if isinstance(samples[0], float):
         return np.asarray(samples, dtype=float)
@@ -95,17 +109,17 @@ def slowest_rank(measurements: Measurements, phase: str) -> np.ndarray:
 
 
 def measured_phases(measurements: Measurements) -> list[str]:
-    """The phases of which anything was measured."""
+    """Return the phases that have times or peak memory."""
     return list(dict.fromkeys([*measurements.samples_ms, *measurements.peak_memory_bytes]))
 
 
 def phases_with(measurements: Measurements, metric: str) -> list[str]:
-    """The phases for which a metric can be computed."""
+    """Return the phases for which a metric can be computed."""
     return [phase for phase in _by_phase(measurements, metric) if _has(measurements, metric, phase)]
 
 
 def _by_phase(m: Measurements, metric: str) -> Mapping[str, Any]:
-    """The measurements that a metric needs beside the time, by phase."""
+    """Return the measurements, by phase, that a metric needs in addition to the time."""
     match metric:
         case "peak_memory":
             return m.peak_memory_bytes
@@ -127,8 +141,18 @@ def _has(m: Measurements, metric: str, phase: str) -> bool:
 
 
 def metric_samples(record: Record, metric: Metric, phase: str) -> np.ndarray | str | None:
-    """Compute a metric of a record: a number for each sample; text for a fact that is text; None
-    where the record does not have it."""
+    """Compute a metric from a record.
+
+    Args:
+        record: the record.
+        metric: the metric, with the unit of the result.
+        phase: the phase; ignored for metrics without phases.
+
+    Returns:
+        An array with one number per sample, or with one number if the metric is not sampled. A
+        string if the metric is a fact that is text. None if the record lacks the metric, or if a
+        rate has a time of 0.
+    """
     m, name = record.measurements, metric.name
     if m is None:
         return None
@@ -143,17 +167,17 @@ def metric_samples(record: Record, metric: Metric, phase: str) -> np.ndarray | s
         return np.array([float(np.max(peak)) * _UNITS[metric.unit]])
     ms = slowest_rank(m, phase)
     if name == "time":
-        # Without a copy: 100,000 records of 100 samples are 80 MB.
+        # No copy: 100,000 records of 100 samples take 80 MB.
         return ms if metric.unit == "ms" else ms * _UNITS[metric.unit]
     if not ms.all():
-        return None  # too short for the clock: no rate
+        return None  # a time below the resolution of the clock gives no rate
     return _rate(record, m, name, ms, phase)
 
 
 def _rate(
     record: Record, m: Measurements, name: str, ms: np.ndarray, phase: str
 ) -> np.ndarray | None:
-    """Divide what was done by the time it took."""
+    """Return the rate of each sample: the work of a sample divided by its time in milliseconds."""
     if name == "bandwidth":
         return m.bytes[phase] / ms / 1e6
     if name == "bus_bandwidth":
@@ -169,15 +193,23 @@ def _rate(
 
 
 def fact_at(facts: Any, path: list[str]) -> Any:
-    """The fact at a path of nested facts, or None."""
+    """Return the fact at a path in nested facts, or None if there is none."""
     for part in path:
         facts = facts.get(part) if isinstance(facts, dict) else None
     return facts
 
 
 def fact_number(facts: Any, metric: Metric) -> np.ndarray | str | None:
-    """The fact, or prediction, that a metric names: one number in the metric's unit, or text; None
-    where there is none. The fact's name says the unit that it was measured in."""
+    """Return the fact or prediction of a metric.
+
+    Args:
+        facts: nested facts or predictions, by name.
+        metric: the metric. The suffix of its name is the unit of the fact, such as `_ms`.
+
+    Returns:
+        An array with one number, in the metric's unit; or a string if the fact is text; or None if
+        there is no such fact.
+    """
     fact = fact_at(facts, metric.name.split(".")[1:])
     if isinstance(fact, str):
         return fact
@@ -187,5 +219,5 @@ def fact_number(facts: Any, metric: Metric) -> np.ndarray | str | None:
 
 
 def convert(number: float, unit: str, to: str) -> float:
-    """Convert a time or a size to another unit."""
+    """Convert a time or a size from `unit` to the unit `to`."""
     return number if unit == to else number / _UNITS[unit] * _UNITS[to]

@@ -1,4 +1,4 @@
-"""Places results in the cells of a table or plot: every run has one, whatever became of it."""
+"""Places results in the cells of a table or plot. Every run has a cell, also if it failed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from jobs.sweep.schema import PREDICTED, Plot, Table
 
 @dataclass(slots=True)
 class Cell:
-    """One place of a table: the samples of its repeats, or what became of them."""
+    """One cell of a table: the samples of its repeats, or why there are none."""
 
     metric: Metric
-    samples: list[np.ndarray] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
+    samples: list[np.ndarray] = field(default_factory=list)  # one array per successful repeat
+    texts: list[str] = field(default_factory=list)  # of repeats without a number
+    failures: list[str] = field(default_factory=list)  # of failed or missing repeats
 
     def add(self, result: Result, phase: str) -> None:
-        """Add one result's samples, or what became of its run."""
+        """Add the samples of one result, or its status if the run failed or is missing."""
         samples: np.ndarray | str | None
         if self.metric.name.startswith(PREDICTED):
             samples = predicted(result.run, self.metric)
@@ -48,14 +48,15 @@ class Cell:
 
     @property
     def all_samples(self) -> np.ndarray:
+        """The samples of all repeats, shape `(samples,)`. There must be some."""
         return self.samples[0] if len(self.samples) == 1 else np.concatenate(self.samples)
 
     def number(self, statistic_name: str) -> float | None:
-        """Compute this statistic of all samples; None where there are none."""
+        """Return a statistic of all samples, or None if there are no samples."""
         return statistic(self.all_samples, statistic_name) if self.samples else None
 
     def text(self, statistic_name: str) -> str:
-        """Format the number, or why there is none; where some repeats failed, how many did."""
+        """Return the text of the cell: the number and any failed repeats, or why there is none."""
         number = self.number(statistic_name)
         if number is None:
             return ", ".join(dict.fromkeys([*self.texts, *self.failures]))
@@ -70,27 +71,29 @@ class Cell:
 
 @dataclass(frozen=True)
 class Pivot:
-    """The cells of a table or plot, by the values of its row and column dimensions."""
+    """The cells of a table or plot, by row key and column key."""
 
     view: Table | Plot
     metrics: list[Metric]
-    rows: list[str]  # dimensions
-    columns: list[str]
-    row_keys: list[Key]  # in the sweep's order
-    column_keys: list[Key]
+    rows: list[str]  # dimensions of a row key
+    columns: list[str]  # dimensions of a column key
+    row_keys: list[Key]  # in the order of the sweep
+    column_keys: list[Key]  # likewise
     cells: dict[tuple[Key, Key], Cell]
-    notes: list[str]  # for who reads the table
-    warnings: list[str]  # for who makes it
+    notes: list[str]  # shown under the table
+    warnings: list[str]  # for the user who makes the report
 
 
 def make_pivot(observation: Observation, view: Table | Plot, results: list[Result]) -> Pivot:
-    """Place every result that a view shows.
+    """Place each result of a view in its cell.
 
     Args:
-        results: all those of the folder.
+        observation: the results folder.
+        view: the table or plot.
+        results: all results of the folder.
 
     Raises:
-        TableError: the view names what no run has, or a prediction failed.
+        TableError: if the view has a parameter that no run has, or if a prediction fails.
     """
     results = select_results(observation, view, results)
     metrics = metrics_of(view)
@@ -120,7 +123,11 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
 
 
 def _rows_and_columns(view: Table | Plot, results: list[Result]) -> tuple[list[str], list[str]]:
-    """The dimensions that a view names; where it names none, what was swept."""
+    """Return the row and column dimensions of a view.
+
+    A table without rows and columns gets the parameters that vary, with implementation and backend
+    as columns.
+    """
     if isinstance(view, Plot):
         return [*view.facet, view.x], list(view.series)
     if view.rows or view.columns:
@@ -133,8 +140,16 @@ def _rows_and_columns(view: Table | Plot, results: list[Result]) -> tuple[list[s
 def _phases_by_metric(
     results: list[Result], view: Table | Plot, in_rows: bool
 ) -> dict[str, list[str]]:
-    """The phases to show of each metric: those that the view names, else all that were measured.
-    A metric without phases is in the row of every phase, but in one column."""
+    """Return the phases to show for each metric: those of the view, or else all measured phases.
+
+    A metric without phases has the single phase "", which gives it one column. If phases are in
+    rows, it is repeated for all of them.
+
+    Args:
+        results: results of the view.
+        view: the table or plot.
+        in_rows: True if "phase" is a row dimension.
+    """
     given, measured = _given_phases(view), _measurements(results)
     found: dict[str, list[str]] = {}
     for metric in metrics_of(view):
@@ -154,14 +169,14 @@ def _measurements(results: list[Result]) -> list[Measurements]:
 
 
 def _unknown_phases(results: list[Result], view: Table | Plot) -> list[str]:
-    """Warn of phases that a view names and none of its runs measured, though some were measured."""
+    """Return a warning for each phase of a view that none of its measured runs has."""
     has = list(dict.fromkeys(p for m in _measurements(results) for p in measured_phases(m)))
     unknown = [phase for phase in _given_phases(view) if has and phase not in has]
     return [f"no run has phase {phase!r}{nearest(phase, has)}" for phase in unknown]
 
 
 def _sampling_note(results: list[Result], view: Table | Plot, cells: Iterable[Cell]) -> str:
-    """Say how many samples are behind the numbers, and how far they spread."""
+    """Return a note with the statistic, the number of samples per cell, and their spread."""
     sampled = [cell for cell in cells if cell.samples and cell.metric.is_sampled]
     counts = [sum(map(len, cell.samples)) for cell in sampled]
     low, high = min(counts, default=0), max(counts, default=0)
@@ -170,15 +185,15 @@ def _sampling_note(results: list[Result], view: Table | Plot, cells: Iterable[Ce
     name = {"mean_std": "mean ± standard deviation"}.get(view.statistic, view.statistic)
     parts = [f"{name} of {low}{f' to {high}' if high > low else ''} samples"]
     if any(_has_ranks(m) for m in _measurements(results)):
-        parts.append("the slowest rank's")
+        parts.append("slowest rank of each sample")
     spreads = [
         relative_spread(cell.all_samples)
         for cell, count in zip(sampled, counts, strict=True)
         if count > 1
     ]
     parts.append(
-        f"interquartile range {np.median(spreads):.1%} of the median in the middle case, "
-        f"{max(spreads):.1%} in the worst"
+        f"interquartile range {np.median(spreads):.1%} of the median in a typical cell, "
+        f"at most {max(spreads):.1%}"
     )
     return "; ".join(parts)
 

@@ -1,4 +1,4 @@
-"""Draws a sweep's plots: one figure a plot, one panel a facet, one line a series."""
+"""Draws the plots of a sweep: one figure per plot, one panel per facet, one line per series."""
 
 from __future__ import annotations
 
@@ -15,14 +15,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LINEAR_SPAN = 20  # values within a factor of this are readable on a linear axis
-Line = tuple[list[Any], list[float]]  # positions and heights
+_LINEAR_SPAN = 20  # largest ratio of values on a linear axis; above it the axis is logarithmic
+Line = tuple[list[Any], list[float]]  # x and y values
 
 
 def draw_plot(
     observation: Observation, plot: Plot, folder: Path, results: list[Result]
 ) -> Path | None:
-    """Draw one plot as PNG; None where nothing was measured."""
+    """Draw one plot as a PNG file.
+
+    Args:
+        observation: the results folder.
+        plot: the plot.
+        folder: folder for the file, created if it does not exist.
+        results: all results of the folder.
+
+    Returns:
+        The path of the file, or None if nothing was measured.
+
+    Raises:
+        TableError: if the plot has a parameter that no run has, or if a prediction fails.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -76,8 +89,10 @@ def _without(key: Key, index: int) -> Key:
 
 
 def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
-    """By column, the line in one panel: numbers in their order, other positions as text, in the
-    sweep's."""
+    """Return the lines of one panel, by series.
+
+    Numeric x values are sorted. Other x values are text, in the order of the sweep.
+    """
     numeric = all(is_number(row[x_index]) for row in pivot.row_keys)
     lines = {}
     for column in pivot.column_keys:
@@ -87,7 +102,7 @@ def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
             number = cell.number(pivot.view.statistic) if cell else None
             if _without(row, x_index) == facet and number is not None:
                 x = row[x_index]
-                # `$` would begin a formula
+                # escaped, because Matplotlib reads `$` as the start of a formula
                 position = x if numeric else format_scalar(x).replace("$", r"\$")
                 points.append((position, number))
         if points:
@@ -98,7 +113,7 @@ def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
 
 
 def _scale(axes: Axes, lines: list[Line]) -> None:
-    """Set logarithmic axes: x where the grid is powers of 2 or 10, y where values span much."""
+    """Make x logarithmic for powers of 2 or 10, and y for a wide range of values."""
     base = _log_base(sorted({x for xs, _ in lines for x in xs}))
     heights = [y for _, ys in lines for y in ys]
     if base:
@@ -110,7 +125,7 @@ def _scale(axes: Axes, lines: list[Line]) -> None:
 
 
 def _log_base(xs: list[Any]) -> int | None:
-    """2 or 10 where the positions are powers of it, else None."""
+    """Return 2 or 10 if there are at least 3 x values, all powers of it; else None."""
     if len(xs) < 3 or not all(is_number(x) and x > 0 for x in xs):
         return None
     if all(isinstance(x, int) and x & (x - 1) == 0 for x in xs):
@@ -121,7 +136,7 @@ def _log_base(xs: list[Any]) -> int | None:
 
 
 def _add_legend(figure: Figure) -> None:
-    """Add one legend for all panels: not every panel has all series."""
+    """Add one legend with the series of all panels."""
     handles = {
         label: handle
         for axes in figure.axes

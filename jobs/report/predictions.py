@@ -1,6 +1,6 @@
-"""Asks a benchmark's `predict` what to expect of a run.
+"""Computes what a benchmark's function `predict` expects of a run.
 
-Tables show it beside what was measured, or instead of it where the run ran out of memory.
+Tables show predictions next to measurements, also for runs that failed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,24 @@ from jobs.sweep.benchmarks import benchmark_module
 
 
 def predicted(run: Run, metric: Metric) -> np.ndarray | str | None:
-    """Predict a metric of a run; None where nothing of this name is predicted.
+    """Predict a metric of a run.
+
+    Returns:
+        An array with one number, in the metric's unit; or a string; or None if the benchmark does
+        not predict this metric.
 
     Raises:
-        TableError: there is no such benchmark here, or its `predict` raised.
+        TableError: if the benchmark does not exist here, or if its `predict` raises.
     """
     return fact_number(_prediction(run.benchmark, json.dumps(run.params)), metric)
 
 
 def _prediction(benchmark: str, params_json: str) -> Any:
-    """All that is predicted; nothing for parameters that this version no longer takes."""
+    """Return all predictions of a benchmark for a run.
+
+    They are empty if the benchmark has no `predict`, or does not accept these parameters, which may
+    be those of an older version.
+    """
     try:
         module = benchmark_module(benchmark)
         if not hasattr(module, "predict"):

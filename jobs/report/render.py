@@ -1,4 +1,4 @@
-"""Writes tables and links to images as Markdown, and tables as CSV, LaTeX and HTML."""
+"""Writes tables as Markdown, CSV, LaTeX or HTML, and links to images as Markdown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class Format(StrEnum):
 
 
 def render(table: ReportTable, to: Format) -> str:
-    """Write a table as text: its heading, its cells, its notes and its text."""
+    """Return a table in a format: its heading, its cells, its notes and its text.
+
+    CSV leaves out the text, and has heading and notes as comments.
+    """
     notes = ". ".join(table.notes)
     if to is Format.md:
         parts = [f"### {table.heading}", markdown_table(table.columns), notes, table.text]
@@ -53,14 +56,20 @@ def render(table: ReportTable, to: Format) -> str:
 
 
 def _data_frame(table: ReportTable) -> pd.DataFrame:
-    import pandas as pd  # half a second, which Markdown does not need
+    import pandas as pd  # slow to import, and not needed for Markdown
 
     return pd.DataFrame(table.columns)
 
 
 def markdown_table(columns: dict[str, list[str]], align: str = "right") -> str:
-    """Write columns as a Markdown table. Cells are escaped: a kernel's name may hold |, <float>
-    and *."""
+    """Return a Markdown table.
+
+    Cells are escaped, because names of kernels may contain `|`, `<float>` and `*`.
+
+    Args:
+        columns: cells by header.
+        align: alignment of all columns: "left", "center" or "right".
+    """
     table = tabulate(
         [list(map(_markdown_cell, row)) for row in zip(*columns.values(), strict=True)],
         headers=list(map(_markdown_cell, columns)),
@@ -80,6 +89,13 @@ def _latex(text: str) -> str:
 
 
 def markdown_image(image: Image, folder: Path) -> str:
-    """Link to an image from a page beside its folder: docs/results/flash.md has flash/x.png."""
+    """Return a link to an image, relative to a page next to the image's folder.
+
+    For example, docs/results/flash.md links to docs/results/flash/time.png as flash/time.png.
+
+    Args:
+        image: the image.
+        folder: the folder that holds it.
+    """
     title = re.sub(r"([\\\[\]])", r"\\\1", image.title)
     return f"![{title}]({quote(f'{folder.resolve().name}/{image.path.name}')})"

@@ -1,4 +1,4 @@
-"""Lists the results of a folder: one for each run, repeat and kind of device."""
+"""Lists the results of a folder: one per run, repeat and kind of device."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from jobs.run import Run, varying
 from jobs.status import Status
 from jobs.sweep.schema import PSEUDO
 
-Key = tuple[Any, ...]  # of a row or column: its value in each of its dimensions
-MAX_REASONS = 5
+Key = tuple[Any, ...]  # key of a row or column: one value per dimension
+MAX_REASONS = 5  # in the notes of a table
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One repeat of a run on one kind of device: its record, or why it has none."""
+    """One repeat of a run on one kind of device: its record, or why there is none."""
 
     run: Run
     repeat: int
-    device: str
+    device: str  # "" if unknown
     status: Status
     record: Record | None
     detail: str = ""  # why there is no record
 
     @property
     def measurements(self) -> Measurements | None:
+        """The measurements of the record, or None if there are none."""
         return self.record.measurements if self.record else None
 
     @property
     def failure_text(self) -> str:
-        """The text of a cell without a measurement: `OOM (41.2 GiB)`, `timeout`, `missing`."""
+        """The text of a cell without a measurement, such as `OOM (41.2 GiB)` or `timeout`."""
         if self.status != "oom":
             return self.status
         failure = self.record.failure if self.record else None
@@ -41,13 +42,18 @@ class Result:
             return "OOM (host)"
         if failure.requested_bytes is None:
             return "OOM"
-        # What would have been allocated had the last request been met: at least this much is
-        # needed.
+        # Memory that the run needs at least: the allocated memory plus the request that failed.
         needed = failure.requested_bytes + (failure.allocated_bytes or 0)
         return f"OOM ({needed / 2**30:.1f} GiB)"
 
     def coordinate(self, dimension: str, phase: str = "", metric: str = "") -> Any:
-        """The result's value in one dimension of a table."""
+        """Return the value of the result in one dimension of a table.
+
+        Args:
+            dimension: a parameter, or one of PSEUDO.
+            phase: the value in the dimension "phase".
+            metric: the value in the dimension "value".
+        """
         if dimension in PSEUDO:
             own = {"phase": phase, "value": metric, "device": self.device, "repeat": self.repeat}
             return own[dimension]
@@ -55,17 +61,18 @@ class Result:
 
 
 def list_results(observation: Observation) -> list[Result]:
-    """List every (run, repeat) on every kind of device that measured any of them.
+    """List the results of every repeat of every run.
 
-    Where a folder holds records of several kinds of device, each kind has its own results: the
-    latest ok attempt there, else the latest, else `missing`.
+    If a folder has records of several kinds of device, such as GPU models, each kind has its own
+    results. A result is the latest successful attempt on this kind of device, or else the latest
+    attempt, or else `missing`.
     """
     best: dict[tuple[str, int, str], Record] = {}
     for record in observation.records:
         key = (record.run, record.repeat, record.device)
         if record.status == "ok" or key not in best or best[key].status != "ok":
             best[key] = record
-    # A kind of device on which nothing could run at all was not measured.
+    # A kind of device on which every run is unsupported does not count as measured.
     measured = {r.device: None for r in best.values() if r.status != "unsupported"}
     devices_of: dict[str, set[str]] = {}
     for record in best.values():
@@ -92,16 +99,17 @@ def _as_observed(task: TaskState, device: str) -> Result:
 
 
 def _can_run_on(device: str, task: TaskState) -> bool:
-    """True where the device is of the kind that a task asks for: GPU or CPU."""
+    """Return True if a device is of the type that a task requests: GPU or CPU."""
     on_cpu = not task.run.shape.gpus_per_node
     return device.startswith("cpu:") == on_cpu
 
 
 def distinguishing_dimensions(results: list[Result], dimensions: list[str]) -> list[str]:
-    """Name the further dimensions without which different runs would share a cell.
+    """Return the dimensions that a table needs in addition, so that no two runs share a cell.
 
     Args:
-        dimensions: those that the table has already.
+        results: the results of the table.
+        dimensions: the dimensions that the table has.
     """
     needed: list[str] = []
     if len({r.device for r in results if r.device}) > 1 and "device" not in dimensions:
@@ -120,7 +128,12 @@ def distinguishing_dimensions(results: list[Result], dimensions: list[str]) -> l
 
 
 def result_notes(results: list[Result], sampling: str = "") -> list[str]:
-    """Write the notes under a table: its devices, its sampling, and why runs have no record."""
+    """Return the notes under a table: its devices, its sampling, and why runs have no record.
+
+    Args:
+        results: the results of the table.
+        sampling: a note on the samples, or "".
+    """
     devices = ", ".join(dict.fromkeys(result.device for result in results if result.device))
     first = "; ".join(text for text in (devices, sampling) if text)
     counts = Counter(
@@ -133,5 +146,5 @@ def result_notes(results: list[Result], sampling: str = "") -> list[str]:
         for reason, count in counts.most_common(MAX_REASONS)
     ]
     if len(counts) > MAX_REASONS:
-        reasons.append(f"and {len(counts) - MAX_REASONS} more reasons (python -m jobs status)")
+        reasons.append(f"{len(counts) - MAX_REASONS} more reasons: see python -m jobs status")
     return [*([first] if first else []), *reasons]

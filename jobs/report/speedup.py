@@ -1,4 +1,4 @@
-"""Computes the speed-up of a table's cells against those of its baseline column."""
+"""Computes the speed-up of the cells of a table relative to a baseline column."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from jobs.sweep.schema import Scalar
 def speedup_column(
     pivot: Pivot, column: Key, baseline: dict[str, Scalar] | None
 ) -> list[str] | None:
-    """Format a column's speed-up in each row; None for a baseline, and without one.
+    """Return the speed-up of a column relative to the baseline, as text for each row.
 
     Args:
-        baseline: by column dimension, the value to compare with.
+        pivot: the table.
+        column: key of the column.
+        baseline: the values of column dimensions that make a column the baseline, by dimension.
+
+    Returns:
+        The cells, or None if the table has no baseline or the column itself is the baseline.
     """
     if not baseline:
         return None
@@ -27,7 +32,10 @@ def speedup_column(
 
 
 def _speedup(cell: Cell | None, reference: Cell | None, statistic: str) -> str:
-    """Format how many times better a cell is than its reference, or why there is no number."""
+    """Return the speed-up of a cell over its reference, such as `1.50x`, or why there is none.
+
+    A speed-up above 1 means that the cell is better: lower for times, higher for rates.
+    """
     if cell is None:
         return ""
     if reference is None:

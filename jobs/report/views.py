@@ -1,4 +1,4 @@
-"""Resolves a sweep's views, its tables and plots: their benchmarks, their results, their order."""
+"""Resolves the views of a sweep (tables and plots): their benchmarks, results and order."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from jobs.sweep.benchmarks import NoBenchmark, load_benchmark, short_name
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.schema import PSEUDO, Plot, Sweep, Table
 
-Order = dict[str, dict[Any, int]]  # the place of each value, by dimension
+Order = dict[str, dict[Any, int]]  # rank of each value, by dimension
 
 
 def tables_of(sweep: Sweep) -> list[Table]:
-    """A sweep's tables, each with its benchmark; if it has none, a table of all runs of each
-    benchmark."""
+    """Return the tables of a sweep, each with its benchmark set.
+
+    If the sweep has no tables, return one table per benchmark, with all its runs.
+    """
     if sweep.tables:
         return [
             table.model_copy(update={"benchmark": table.benchmark or sweep.benchmark})
@@ -33,7 +35,7 @@ def tables_of(sweep: Sweep) -> list[Table]:
 
 
 def plots_of(sweep: Sweep) -> list[Plot]:
-    """A sweep's plots, each with its benchmark."""
+    """Return the plots of a sweep, each with its benchmark set."""
     return [
         plot.model_copy(update={"benchmark": plot.benchmark or sweep.benchmark})
         for plot in sweep.plots
@@ -41,8 +43,8 @@ def plots_of(sweep: Sweep) -> list[Plot]:
 
 
 def dimensions(view: Table | Plot) -> list[str]:
-    """The dimensions that a view names: of its rows and columns, or of its axis, lines and
-    panels."""
+    """Return the dimensions of a view: rows and columns of a table; facets, x and series of a
+    plot."""
     if isinstance(view, Plot):
         return [*view.facet, view.x, *view.series]
     return [*view.rows, *view.columns]
@@ -53,9 +55,14 @@ def select_results(
 ) -> list[Result]:
     """Select the results that a view shows: those of its benchmark for which its `where` holds.
 
+    Args:
+        observation: the results folder.
+        view: the table or plot.
+        results: all results of the folder.
+
     Raises:
-        TableError: the view names a parameter that no run has, or compares what cannot be
-            compared.
+        TableError: if the view has a parameter that no run has, or if its `where` is invalid or
+            cannot be evaluated for a run.
     """
     benchmark = view.benchmark or observation.manifests[-1].sweep.benchmark
     own = [result for result in results if result.run.benchmark == short_name(benchmark)]
@@ -77,8 +84,15 @@ def select_results(
 
 
 def _with_defaults(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
-    """The results of a benchmark, all with the same parameters: one that was added to the
-    benchmark after a run had its default in that run."""
+    """Complete the parameters of results of one benchmark, so that all have the same parameters.
+
+    A parameter that was added to the benchmark after a run gets its default in this run.
+
+    Args:
+        results: results of the benchmark.
+        benchmark: name of the benchmark.
+        named: parameters that the view needs.
+    """
     names = dict.fromkeys(name for result in results for name in result.run.params)
     if names.keys() >= set(named) and all(len(r.run.params) == len(names) for r in results):
         return results
@@ -95,7 +109,7 @@ def _with_defaults(results: list[Result], benchmark: str, named: list[str]) -> l
 
 
 def declared_order(observation: Observation) -> Order:
-    """Number each parameter's values as the sweeps list them, the newest sweep first."""
+    """Number the values of each parameter in the order of the sweeps, newest sweep first."""
     order: Order = {}
     for manifest in reversed(observation.manifests):
         for block in (manifest.sweep, *manifest.sweep.cases):
@@ -108,10 +122,12 @@ def declared_order(observation: Observation) -> Order:
 
 
 def sort_keys(keys: set[Key], names: list[str], order: Order) -> list[Key]:
-    """Sort keys as the sweeps list their values, in whatever order the runs were.
+    """Sort keys in the order in which the sweeps list their values, not in the order of the runs.
 
     Args:
+        keys: the keys of rows or columns.
         names: the dimensions of a key.
+        order: ranks of the values. A value without a rank is last, by number and text.
     """
 
     def rank(key: Key) -> list[tuple[int, float, str]]:

@@ -1,4 +1,4 @@
-"""Finding a benchmark by name and reading its parameters, without importing torch."""
+"""Finds benchmarks by name and reads their parameters, without importing torch."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ _RUN = re.compile(r"^def run\(", re.MULTILINE)
 
 
 class NoBenchmark(LookupError):
-    """There is none of this name, or what there is cannot be used; the text says why."""
+    """Raised if no benchmark has this name, or if its module cannot be used."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark module, seen from the launcher: its name, version and parameters."""
+    """The properties of a benchmark module that the launcher needs."""
 
     name: str
     version: int
     params: type[BaseModel]
-    json_defaults: dict[str, Any]  # of the parameters that have one, as JSON shows them
-    predicts: bool = False  # whether it says of a run beforehand what is to be expected
+    json_defaults: dict[str, Any]  # defaults of parameters, as values of JSON
+    predicts: bool = False  # True if the module has a function predict
 
     @property
     def fields(self) -> list[str]:
+        """The names of the parameters."""
         return list(self.params.model_fields)
 
 
 @dataclass(frozen=True)
 class Benchmarks:
-    """The benchmarks of a sweep: its own, and those that cases have instead."""
+    """The benchmarks of a sweep: its default benchmark, and those that its cases name."""
 
-    own: Benchmark
-    by_name: dict[str, Benchmark]  # its own among them
+    own: Benchmark  # the default, named at the top level
+    by_name: dict[str, Benchmark]  # all of them, including the default
 
     def of(self, name: str | None) -> Benchmark:
-        """That of a case or a view which names this one, or none."""
+        """Return the benchmark of this name, or the sweep's default for None."""
         return self.own if name is None else self.by_name[short_name(name)]
 
     def __iter__(self) -> Iterator[Benchmark]:
@@ -59,41 +60,53 @@ class Benchmarks:
 
     @property
     def fields(self) -> list[str]:
-        """Every parameter that one of them has."""
+        """The names of all parameters of all benchmarks, each once."""
         return list(dict.fromkeys(field for benchmark in self for field in benchmark.fields))
 
 
 def short_name(name: str) -> str:
-    """One benchmark, one name, one id a run: without the folder that most of them lie in."""
+    """Remove the package of the project's benchmarks from a name.
+
+    Run ids use the short name, so both names of a benchmark give the same ids.
+    """
     return name.removeprefix("systems.benchmarks.")
 
 
 def benchmark_module(name: str) -> ModuleType:
-    """The module of a benchmark: `systems.benchmarks.<name>`, or a dotted name of one's own.
+    """Import and return the module of a benchmark.
+
+    Args:
+        name: the name of a module in `systems.benchmarks`, or the dotted name of any module.
 
     Raises:
-        NoBenchmark: naming the benchmarks that exist. And whatever its import raises.
+        NoBenchmark: if there is no such module, or it lacks `run` or `Params`. Exceptions from the
+            import of the module itself are passed on.
     """
     if not _NAME.match(name) or ("." not in name and name not in known_benchmarks()):
-        raise NoBenchmark(f"no benchmark {name!r}{nearest(name, known_benchmarks())}")
+        raise NoBenchmark(f"there is no benchmark {name!r}{nearest(name, known_benchmarks())}")
     path = name if "." in name else f"systems.benchmarks.{name}"
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not (path == error.name or path.startswith(error.name + ".")):
             raise  # the benchmark exists; something that it imports does not
-        raise NoBenchmark(f"no benchmark {name!r}{nearest(name, known_benchmarks())}") from None
+        raise NoBenchmark(
+            f"there is no benchmark {name!r}{nearest(name, known_benchmarks())}"
+        ) from None
     params = getattr(module, "Params", None)
     is_model = isinstance(params, type) and issubclass(params, BaseModel)
     if not is_model or not hasattr(module, "run"):
-        what = "it needs run and Params, a pydantic model"
-        raise NoBenchmark(f"{path} is no benchmark: {what}{nearest(name, known_benchmarks())}")
+        what = "it must define run(params) and Params, a pydantic model"
+        raise NoBenchmark(f"{path} is not a benchmark: {what}{nearest(name, known_benchmarks())}")
     return module
 
 
 def known_benchmarks() -> list[str]:
-    """Names of the benchmarks in systems/benchmarks: by their text, because importing all of that
-    folder would import torch."""
+    """Return the names of the benchmarks in systems/benchmarks, sorted.
+
+    A module is a benchmark if its text defines `run`. The modules are not imported, because other
+    modules of the package import torch.
+    """
     package = importlib.import_module("systems.benchmarks")
     return sorted(
         path.stem
@@ -104,11 +117,13 @@ def known_benchmarks() -> list[str]:
 
 
 def load_benchmark(name: str) -> Benchmark:
-    """Read a benchmark's parameters. Imports its module, which must not import torch.
+    """Load a benchmark: its name, version, parameters and defaults.
+
+    This imports the benchmark's module, which must not import torch.
 
     Raises:
-        NoBenchmark: there is no such benchmark, its import fails, or its parameters' names are
-            taken.
+        NoBenchmark: if there is no such benchmark, if its import fails, or if the name of a
+            parameter is reserved for tables.
     """
     try:
         module = benchmark_module(name)
@@ -120,7 +135,8 @@ def load_benchmark(name: str) -> Benchmark:
     taken = [field for field in params.model_fields if field in PSEUDO]
     if taken:
         raise NoBenchmark(
-            f"{name}: no parameter may be named {taken[0]}: tables show it of a record"
+            f"{name}: parameter {taken[0]!r} must have another name; "
+            f"tables reserve the names {', '.join(PSEUDO)}"
         )
     defaults = {
         k: f.get_default(call_default_factory=True)
@@ -133,7 +149,7 @@ def load_benchmark(name: str) -> Benchmark:
 
 
 def _one_line(error: BaseException) -> str:
-    """An exception of an import in one line: what it is, and the place that raised it."""
+    """Describe an import error in one line: exception, message, file and line."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith("<frozen")]
     text, where = str(error), places[-1]
@@ -143,10 +159,10 @@ def _one_line(error: BaseException) -> str:
 
 
 def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
-    """A sweep's own benchmark, and those that its cases name.
+    """Load a sweep's default benchmark and those that its cases name.
 
     Raises:
-        NoBenchmark: as `load_benchmark`.
+        NoBenchmark: if one of them cannot be loaded; see `load_benchmark`.
     """
     names = dict.fromkeys(short_name(name) for name in (own, *others) if name is not None)
     by_name = {name: load_benchmark(name) for name in names}
@@ -154,7 +170,7 @@ def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
 
 
 def adapter(field: FieldInfo, config: Any = None) -> TypeAdapter[Any]:
-    """What validates one parameter alone."""
+    """Return a pydantic validator for one parameter."""
     annotation: Any = field.annotation
     if field.metadata:
         annotation = Annotated[annotation, *field.metadata]

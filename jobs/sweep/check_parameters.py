@@ -1,8 +1,8 @@
-"""The checks of what a sweep's runs are made of: parameters, exclusions, `$parameter` references.
+"""Checks a sweep's parameters, exclusions, filter and `$parameter` references.
 
-The blocks of a sweep may be of several benchmarks. What stands at the top of the file is for each
-block as far as its benchmark has the parameter; a comparison is for the runs whose benchmark has
-all the parameters that it names.
+The blocks of a sweep may measure different benchmarks. A parameter at the top level of the file
+applies to each block whose benchmark has this parameter. A comparison applies to the runs whose
+benchmark has all parameters in the comparison.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from jobs.sweep.conditions import Check, Condition, ConditionError, UnknownParam
 from jobs.sweep.schema import AXES, Scalar, Sweep
 from jobs.sweep.strict_yaml import DataPath, Document
 
-ByBenchmark = dict[str, Condition]  # a comparison, as each benchmark that it is for reads it
+ByBenchmark = dict[str, Condition]  # a comparison, parsed for each benchmark that it applies to
 
 
 def comparison(text: str, benchmarks: Benchmarks) -> ByBenchmark:
-    """A comparison, for each benchmark that has all the parameters it names.
+    """Parse a comparison for each benchmark that has all parameters in it.
+
+    A benchmark may reject a value if another benchmark accepts it: `mode == exact` is False for the
+    runs of a benchmark without this mode.
 
     Raises:
-        ConditionError: it is no comparison, no benchmark has those parameters, or none that has
-            them takes the values.
+        ConditionError: if the text is not a comparison, if no benchmark has all its parameters, or
+            if every benchmark that has them rejects a value.
     """
     found: ByBenchmark = {}
     refused: list[ConditionError] = []
@@ -46,15 +49,19 @@ def comparison(text: str, benchmarks: Benchmarks) -> ByBenchmark:
         except ConditionError as error:
             refused.append(error)
             plain = _unchecked(text, benchmark)
-            # A word may be another benchmark's parameter: then this one lacks that.
+            # Skip the benchmark if a bare word is a parameter of another benchmark: it then lacks a
+            # parameter of the comparison.
             if plain is not None and not plain.words & set(benchmarks.fields):
                 found[benchmark.name] = plain
     if accepted:
         return found
     if refused:
         raise refused[0]
-    Condition(text, benchmarks.fields)  # tells which name is unknown
-    raise ConditionError(f"{text!r}: no benchmark of this sweep has all these parameters")
+    Condition(text, benchmarks.fields)  # raises an error that names the unknown parameter
+    raise ConditionError(
+        f"{text!r}: no benchmark of this sweep has all these parameters; "
+        "compare parameters of one benchmark only"
+    )
 
 
 def _unchecked(text: str, benchmark: Benchmark) -> Condition | None:
@@ -65,13 +72,20 @@ def _unchecked(text: str, benchmark: Benchmark) -> Condition | None:
 
 
 def equality(values: Mapping[str, Any], benchmarks: Benchmarks) -> ByBenchmark:
-    """That each parameter has this value, for each benchmark that has all of them."""
+    """Return the condition that each parameter has its value, by benchmark.
+
+    Args:
+        values: the value, or a list of alternative values, of each parameter.
+
+    Returns:
+        The condition for each benchmark that has all the parameters.
+    """
     condition = Condition.equal(values)
     return {b.name: condition for b in benchmarks if values.keys() <= set(b.fields)}
 
 
 def exclusions(sweep: Sweep, benchmarks: Benchmarks) -> list[ByBenchmark]:
-    """`exclude` as conditions, for a sweep that was checked."""
+    """Return the entries of `exclude` as conditions. The sweep must have passed the checks."""
     return [
         equality(item, benchmarks) if isinstance(item, dict) else comparison(item, benchmarks)
         for item in sweep.exclude
@@ -79,7 +93,7 @@ def exclusions(sweep: Sweep, benchmarks: Benchmarks) -> list[ByBenchmark]:
 
 
 def check_parameters(document: Document, benchmarks: Benchmarks) -> list[Problem]:
-    """What is wrong with a sweep's parameters, conditions and references."""
+    """Return the problems in a sweep's parameters, conditions and references."""
     checks = _Checks(document, benchmarks)
     checks.parameters()
     checks.conditions()
@@ -88,7 +102,7 @@ def check_parameters(document: Document, benchmarks: Benchmarks) -> list[Problem
 
 
 class _Checks:
-    """What has the wrong type is passed over: the schema tells."""
+    """Collects problems. Skips parts of the wrong type, which `validate_schema` reports."""
 
     def __init__(self, document: Document, benchmarks: Benchmarks):
         self.document = document
@@ -104,7 +118,7 @@ class _Checks:
         self.problems.append(Problem(self.document.at_key(path), what))
 
     def blocks(self) -> Iterator[tuple[DataPath, dict[str, Any]]]:
-        """The sweep itself and its cases."""
+        """Yield the path and data of the sweep itself and of each case."""
         yield (), self.document.data
         cases = self.document.data.get("cases")
         for i, case in enumerate(cases if isinstance(cases, list) else []):
@@ -114,8 +128,16 @@ class _Checks:
     def benchmarks_of(
         self, prefix: DataPath, block: dict[str, Any], replaced: Callable[[dict[str, Any]], bool]
     ) -> list[Benchmark]:
-        """The benchmarks for which something in a block is said: a case's own; those of all runs
-        at the top of the file, unless every case that has one replaces it."""
+        """Return the benchmarks to which a setting in a block applies.
+
+        A setting in a case applies to the benchmark of the case. A setting at the top level applies
+        to the benchmarks of the cases that do not replace it, or to all if every case replaces it.
+
+        Args:
+            prefix: path of the block, empty for the top level.
+            block: data of the block.
+            replaced: returns True if a case replaces the setting.
+        """
         if prefix:
             return [benchmark_of(block, self.benchmarks)]
         inherit = {b.name: b for case, b in self.run_blocks if case is block or not replaced(case)}
@@ -123,7 +145,7 @@ class _Checks:
         return list((inherit or every).values())
 
     def parameters(self) -> None:
-        """Every parameter exists, every value is valid for it, no block sets one twice."""
+        """Check that parameters exist, their values are valid, and no block sets one twice."""
         for prefix, block in self.blocks():
             seen: dict[str, str] = {}
             lengths: dict[str, int] = {}
@@ -136,7 +158,9 @@ class _Checks:
                         self.unknown(path, name, prefix, block)
                         continue
                     if name in seen:
-                        self.at_key(path, f"{name!r} is set in both {seen[name]} and {axis}")
+                        self.at_key(
+                            path, f"{name!r} is set in both {seen[name]} and {axis}; keep one"
+                        )
                     seen[name] = axis
                     if axis == "fixed":
                         self.values(path, name, [value], having)
@@ -145,11 +169,13 @@ class _Checks:
                         if axis == "zip":
                             lengths[name] = len(value)
             if len(set(lengths.values())) > 1:
-                listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-                self.at_key((*prefix, "zip"), f"zip: lists of different lengths: {listed}")
+                listed = ", ".join(f"{length} for {name!r}" for name, length in lengths.items())
+                self.at_key(
+                    (*prefix, "zip"), f"zip: all lists must have the same length, got {listed}"
+                )
 
     def having(self, prefix: DataPath, block: dict[str, Any], name: str) -> list[Benchmark]:
-        """The benchmarks that get a parameter from a block."""
+        """Return the benchmarks that have the parameter and take its value from this block."""
         given = self.benchmarks_of(prefix, block, partial(_sets, name=name))
         having = [benchmark for benchmark in given if name in benchmark.fields]
         if having or prefix:
@@ -166,9 +192,9 @@ class _Checks:
     def values(
         self, path: DataPath, name: str, values: Iterable[Any], having: list[Benchmark]
     ) -> None:
-        """Each value is one that every benchmark takes which gets it."""
+        """Check each value of a parameter against every benchmark that takes it from this block."""
         for i, value in enumerate(values):
-            place = (*path, i)  # the place of the value itself where it is no list
+            place = (*path, i)  # for a single value, `Document.at` falls back to its own position
             if not isinstance(value, (list, dict)):
                 for benchmark in having:
                     wrong = self.checks[benchmark.name](name, value)
@@ -177,11 +203,11 @@ class _Checks:
                         self.at(place, wrong + of)
 
     def conditions(self) -> None:
-        """Each `exclude` and the filter: parameters that exist, values that these can have."""
+        """Check the parameters and values in `exclude` and in the filter."""
         kind = dict[str, Scalar | list[Scalar]] | str
         for path, item in valid_entries(self.document, "exclude", kind):
             if not item:
-                self.at(path, "exclude: an empty entry would exclude every run")
+                self.at(path, "exclude: an empty entry would exclude every run; remove it")
             elif isinstance(item, str):
                 self.condition(path, item)
             else:
@@ -197,15 +223,23 @@ class _Checks:
             self.at(path, str(error))
 
     def equalities(self, path: DataPath, values: dict[str, Any]) -> None:
-        """Parameters that exist, values that one of the benchmarks takes which have them all."""
+        """Check a mapping in `exclude`: its parameters exist, some benchmark takes each value."""
         fields = self.benchmarks.fields
         unknown = [name for name in values if name not in fields]
         for name in unknown:
-            self.at_key((*path, name), f"{path[0]}: no parameter {name!r}{nearest(name, fields)}")
+            self.at_key(
+                (*path, name),
+                f"{path[0]}: no benchmark of this sweep has a parameter "
+                f"{name!r}{nearest(name, fields)}",
+            )
         having = equality(values, self.benchmarks)
         if not having and not unknown:
             named = ", ".join(map(repr, values))
-            self.at(path, f"{path[0]}: no benchmark of this sweep has all of {named}")
+            self.at(
+                path,
+                f"{path[0]}: no benchmark of this sweep has all the parameters {named}; "
+                "use parameters of one benchmark only",
+            )
         for name, value in values.items():
             if name in unknown:
                 continue
@@ -216,7 +250,7 @@ class _Checks:
                     self.at((*path, name, i), str(wrong[0]))
 
     def references(self) -> None:
-        """Each `$name` in resources and launch is a parameter of every benchmark that gets it."""
+        """Check that each `$name` in resources and launch is a parameter of its benchmarks."""
         for prefix, block in self.blocks():
             for section in ("resources", "launch"):
                 given = block.get(section)
@@ -228,14 +262,14 @@ class _Checks:
 
     def reference(self, path: DataPath, value: str, benchmark: Benchmark) -> None:
         if value[1:] not in benchmark.fields:
-            what = f"{path[-1]}: {value!r} names no parameter"
+            what = f"{path[-1]}: {value!r} does not name a parameter"
             if len(self.benchmarks) > 1:
                 what += f" of benchmark {benchmark.name!r}"
             self.at(path, what + nearest(value[1:], benchmark.fields))
 
 
 def _sets(case: dict[str, Any], name: str) -> bool:
-    """Whether a case gives a parameter."""
+    """Return True if a case sets a parameter."""
     return any(_has(case, axis, name) for axis in AXES)
 
 

@@ -1,6 +1,7 @@
-"""Checks a sweep file against the schema. No check stops at the first `Problem`.
+"""Checks a sweep file against the schema, and provides helpers for the other checks.
 
-`check_parameters` checks what the runs are made of, `check_views` the tables and plots.
+`check_parameters` checks parameters, conditions and references; `check_views` checks tables and
+plots. Every check reports all problems that it finds, not only the first.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from jobs.sweep.schema import Case, Launch, Plot, Resources, Shuffle, Slurm, Swe
 from jobs.sweep.strict_yaml import DataPath, Document
 
 STRICT = ConfigDict(strict=True)
+# Keys of a table that are not allowed together with `list`.
 NOT_OF_LISTS = {"value", "columns", "baseline", "phase", "statistic", "direction"}
 
 
 def validate_schema(document: Document, problems: list[Problem]) -> Sweep | None:
+    """Return the sweep in a document. If it is invalid, add to `problems` and return None."""
     try:
         return Sweep.model_validate(document.data)
     except ValidationError as error:
@@ -32,9 +35,9 @@ def validate_schema(document: Document, problems: list[Problem]) -> Sweep | None
 
 
 def schema_problems(error: ValidationError, document: Document) -> list[Problem]:
-    """pydantic's errors, each at its place in the file, in the words of the file."""
+    """Convert pydantic's errors to problems: positions in the file, and names of its keys."""
     problems: list[Problem] = []
-    expected: dict[tuple[Position, str], list[str]] = {}  # the members of a union, together
+    expected: dict[tuple[Position, str], list[str]] = {}  # alternatives of a union, in one message
     for item in error.errors():
         path = _locate(item["loc"], document.data)
         if item["type"] == "missing":
@@ -46,7 +49,7 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
         elif item["type"] == "missing":
             problems.append(Problem(document.at(path[:-1]), f"{dotted} is required"))
         else:
-            prefix = f"{dotted}: given {_shown(item['input'])}"
+            prefix = f"{dotted}: got {_shown(item['input'])}"
             expected.setdefault((document.at(path), prefix), []).append(_expected(item))
     return problems + [
         Problem(position, f"{prefix}, expected {' or '.join(dict.fromkeys(wanted))}")
@@ -55,11 +58,11 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
 
 
 def _expected(item: Any) -> str:
-    """What pydantic would have taken, and the nearest of its words."""
+    """Return what pydantic accepts, as text; with a suggestion if a valid word is similar."""
     text: str = item["msg"]
     for prefix in ("Input should be ", "Value error, "):
         text = text.removeprefix(prefix)
-    text = text.replace("String should match pattern", "text of the form")
+    text = text.replace("String should match pattern", "text that matches the pattern")
     text = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", text)
     words = re.findall(r"'([^']*)'", item.get("ctx", {}).get("expected") or "")
     if isinstance(item["input"], str) and words:
@@ -73,7 +76,10 @@ def _shown(value: Any) -> str:
 
 
 def _locate(loc: tuple[str | int, ...], data: Any) -> DataPath:
-    """The part of a location that the data has: pydantic adds the members of a union."""
+    """Return the path of a pydantic error location in the data.
+
+    This leaves out the names that pydantic inserts for the alternatives of a union.
+    """
     path: list[str | int] = []
     here = data
     for part in loc:
@@ -85,6 +91,7 @@ def _locate(loc: tuple[str | int, ...], data: Any) -> DataPath:
 
 
 def _valid_keys(path: DataPath) -> list[str]:
+    """Return the keys that are valid next to the key at a path."""
     models: dict[str, type[BaseModel]] = {
         "resources": Resources,
         "launch": Launch,
@@ -103,7 +110,11 @@ def _valid_keys(path: DataPath) -> list[str]:
 
 
 def value_check(benchmark: Benchmark) -> Check:
-    """(parameter, value) -> why the parameter cannot have the value, or None."""
+    """Return a function that checks one value of one parameter.
+
+    The function takes the parameter's name and the value. It returns why the parameter cannot have
+    this value, or None if it can.
+    """
 
     @cache
     def adapted(name: str) -> TypeAdapter[Any]:
@@ -117,14 +128,14 @@ def value_check(benchmark: Benchmark) -> Check:
             adapted(name).validate_python(value)
         except ValidationError as error:
             wanted = dict.fromkeys(_expected(item) for item in error.errors())
-            return f"{name}: given {_shown(value)}, expected {' or '.join(wanted)}"
+            return f"{name}: got {_shown(value)}, expected {' or '.join(wanted)}"
         return None
 
     return check
 
 
 def literal_check(benchmark: Benchmark) -> Check:
-    """For `Condition`: like `value_check`, but 128.0 equals the integer 128."""
+    """Return a function like that of `value_check` which also accepts 128.0 for an integer."""
     check = value_check(benchmark)
 
     def checked(name: str, literal: Any) -> str | None:
@@ -136,7 +147,14 @@ def literal_check(benchmark: Benchmark) -> Check:
 
 
 def valid_entries(document: Document, key: str, kind: Any) -> Iterator[tuple[DataPath, Any]]:
-    """The entries of a list that are as the schema wants them; of the others the schema tells."""
+    """Yield the path and value of each valid entry in a list of the document.
+
+    Args:
+        document: the sweep file.
+        key: the key of the list.
+        kind: the type of an entry. Entries that are invalid are skipped, because `validate_schema`
+            reports them.
+    """
     items = document.data.get(key)
     is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
     entry: TypeAdapter[Any] = TypeAdapter(kind, config=None if is_model else STRICT)
@@ -150,12 +168,13 @@ def valid_entries(document: Document, key: str, kind: Any) -> Iterator[tuple[Dat
 def run_blocks(
     document: Document, benchmarks: Benchmarks
 ) -> list[tuple[dict[str, Any], Benchmark]]:
-    """The blocks that give runs, each with its benchmark: the cases, or else the sweep itself."""
+    """Return the blocks that have runs, each with its benchmark: the cases, or else the sweep."""
     cases = document.data.get("cases")
     blocks = [case for case in cases if isinstance(case, dict)] if isinstance(cases, list) else []
     return [(block, benchmark_of(block, benchmarks)) for block in blocks or [document.data]]
 
 
 def benchmark_of(block: dict[str, Any], benchmarks: Benchmarks) -> Benchmark:
+    """Return the benchmark of a block: the one that it names, or else the sweep's."""
     name = block.get("benchmark")
     return benchmarks.of(name if isinstance(name, str) else None)

@@ -1,9 +1,9 @@
-"""Comparisons over a run's parameters: `seq_len > 4096 and implementation == naive`.
+"""Parses comparisons of a run's parameters, such as `seq_len > 4096 and implementation == naive`.
 
-Used by `exclude`, by a table's `where` and by `--filter`. The text is parsed into a small tree and
-checked against the parameters; nothing is ever evaluated as code. Known are the parameters' names,
-numbers, quoted or bare words, true, false, null, lists, `== != < <= > >= in`, `not in`, `and`,
-`or`, `not` and parentheses.
+They are used in `exclude`, in the `where` of a table or plot, and in `--filter`. The text is parsed
+into a tree and checked against the parameters. It is never evaluated as code. A comparison may
+contain parameter names, numbers, quoted or bare words, true, false, null, lists, parentheses and
+the operators `==`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `not in`, `and`, `or` and `not`.
 """
 
 from __future__ import annotations
@@ -36,39 +36,44 @@ _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
 class ConditionError(ValueError):
-    """The text is not a comparison, or names what does not exist."""
+    """Raised if a text is not a valid comparison, or cannot be evaluated for a run."""
 
 
 class UnknownParameter(ConditionError):
-    """What stands where a parameter should stand is none."""
+    """Raised if a comparison has another name or value where it needs a parameter."""
 
 
 class Condition:
-    """A parsed comparison.
+    """A parsed comparison, callable with the parameters of a run.
 
     Args:
         text: the comparison.
-        names: the parameters that may be named.
-        check: (name, literal) -> why the parameter can never equal the literal, or None.
+        names: the parameters that the comparison may contain.
+        check: takes a parameter and a literal; returns why the parameter can never equal the
+            literal, or None. If it is None, literals are not checked.
 
     Raises:
-        ConditionError: naming what was given and what is valid.
+        ConditionError: if the text is not a valid comparison of these parameters.
     """
 
     def __init__(self, text: str, names: list[str], check: Check | None = None):
         self.text = text
-        self.named: set[str] = set()  # the parameters that it is about
-        self.words: set[str] = set()  # bare words that it takes for values
+        self.named: set[str] = set()  # parameters in the comparison
+        self.words: set[str] = set()  # bare words that are read as values
         self._names = set(names)
         self._check = check
         if len(text) > MAX_LENGTH:
-            raise ConditionError(f"a comparison of {len(text)} characters; at most {MAX_LENGTH}")
+            raise ConditionError(
+                f"a comparison must have at most {MAX_LENGTH} characters, got {len(text)}"
+            )
         try:
-            with warnings.catch_warnings():  # Python's about `1if x`: it is refused below
+            with warnings.catch_warnings():  # a text such as `1if x` is an error below
                 warnings.simplefilter("ignore")
                 tree = ast.parse(text.strip(), mode="eval").body
             if _is_deeper(tree, MAX_DEPTH):
-                raise ConditionError(f"a comparison nested more than {MAX_DEPTH} deep")
+                raise ConditionError(
+                    f"a comparison must not be nested more than {MAX_DEPTH} levels deep"
+                )
             self._evaluate = self._logic(tree)
         except ConditionError:
             raise
@@ -80,7 +85,10 @@ class Condition:
 
     @classmethod
     def equal(cls, values: Mapping[str, Any]) -> Condition:
-        """That each parameter has this value, or one of these. Nothing is checked."""
+        """Return the condition that each parameter has its value, or one of its values.
+
+        Parameters and values are not checked.
+        """
         condition = cls.__new__(cls)
         condition.named, condition.words = set(values), set()
         condition.text = ", ".join(f"{name}: {value}" for name, value in values.items())
@@ -89,10 +97,10 @@ class Condition:
         return condition
 
     def __call__(self, params: Mapping[str, Any]) -> bool:
-        """Whether the comparison holds for these parameters.
+        """Return True if the comparison holds for these parameters.
 
         Raises:
-            ConditionError: a value has no order with what it is compared to.
+            ConditionError: if `<`, `<=`, `>` or `>=` compares values that have no order.
         """
         return bool(self._evaluate(params))
 
@@ -107,7 +115,8 @@ class Condition:
         if isinstance(node, ast.Compare):
             return self._compare(node)
         raise ConditionError(
-            f"{ast.unparse(node)!r} in {self.text!r} is not a comparison of a parameter"
+            f"{ast.unparse(node)!r} in {self.text!r} is not a comparison of a parameter; "
+            "write for example seq_len > 4096"
         )
 
     def _compare(self, node: ast.Compare) -> Evaluate:
@@ -124,11 +133,15 @@ class Condition:
         for left, op, right in zip(terms, node.ops, terms[1:], strict=False):
             compare = _OPERATORS.get(type(op))
             if compare is None:
-                raise ConditionError(f"{self.text!r}: only == != < <= > >= in and not in are known")
+                raise ConditionError(
+                    f"{self.text!r}: the operator in {ast.unparse(node)!r} must be one of "
+                    "==, !=, <, <=, >, >=, in, not in"
+                )
             wants_list = isinstance(op, (ast.In, ast.NotIn))
             if isinstance(right, _LISTS) != wants_list or isinstance(left, _LISTS):
                 raise ConditionError(
-                    f"{self.text!r}: a list, as [128, 256], stands after 'in' or 'not in' only"
+                    f"{self.text!r}: a list such as [128, 256] is required after 'in' and 'not in' "
+                    "and is not allowed elsewhere"
                 )
             for term, other in ((left, right), (right, left)):
                 self._check_literals(term, other, op)
@@ -142,7 +155,8 @@ class Condition:
                         return False
                 except TypeError:
                     raise ConditionError(
-                        f"{self.text!r} compares {a!r} with {b!r}, which have no order"
+                        f"{self.text!r} compares {a!r} with {b!r}, which have no order; "
+                        "<, <=, > and >= need two numbers or two texts"
                     ) from None
             return True
 
@@ -152,7 +166,7 @@ class Condition:
         return isinstance(node, ast.Name) and node.id in self._names
 
     def _check_literals(self, term: ast.expr, other: ast.expr, op: ast.cmpop) -> None:
-        """A value that the parameter can never have is a typing error, not a comparison."""
+        """Reject a literal that the parameter can never equal: it is probably a typing error."""
         if self._check is None or not isinstance(other, ast.Name) or other.id not in self._names:
             return
         if self._is_parameter(term):
@@ -160,7 +174,7 @@ class Condition:
         value = self._literal(term)
         for one in value if isinstance(value, list) else [value]:
             if isinstance(op, _ORDERS) and not isinstance(one, str):
-                continue  # a bound need not be a value
+                continue  # a bound need not be a valid value of the parameter
             wrong = self._check(other.id, one)
             if wrong:
                 raise ConditionError(f"{self.text!r}: {wrong}")
@@ -188,12 +202,16 @@ class Condition:
             if isinstance(value, (int, float)):
                 return -value
         raise ConditionError(
-            f"{self.text!r}: {ast.unparse(node)!r} is neither a parameter nor a plain value"
+            f"{self.text!r}: {ast.unparse(node)!r} is neither a parameter nor a plain value "
+            "(number, text, true, false, null, or a list of these)"
         )
 
 
 def _is_deeper(tree: ast.AST, depth: int) -> bool:
-    """Asked level by level: how deep Python may recurse differs from caller to caller."""
+    """Return True if a tree has more than `depth` levels below its root.
+
+    This walks level by level, because the recursion that Python still allows depends on the caller.
+    """
     level = [tree]
     for _ in range(depth):
         level = [child for node in level for child in ast.iter_child_nodes(node)]

@@ -1,4 +1,9 @@
-"""A `Sweep` -> its runs: the union of its blocks' products, each run with a stable id."""
+"""Expands a sweep into its runs, each with a stable id.
+
+A sweep has one or more blocks: its cases, or the sweep itself if it has no cases. The runs of a
+block are the Cartesian product of its grid and zip sections. The runs of a sweep are the union of
+the runs of its blocks.
+"""
 
 from __future__ import annotations
 
@@ -24,51 +29,55 @@ from jobs.sweep.load import LoadedSweep
 from jobs.sweep.schema import AXES, Case, Plot, Shuffle, Sweep, Table
 from jobs.sweep.strict_yaml import DataPath
 
-MAX_RUNS = 1_000_000  # more is a slip of the pen
+MAX_RUNS = 1_000_000  # a larger sweep is assumed to be a typing error
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """The runs of a sweep, in the order they are to be run, and how many were left out."""
+    """The runs of a sweep in execution order, and how many combinations were left out."""
 
     runs: list[Run]
-    excluded: int
-    filtered: int
-    duplicates: int
+    excluded: int  # combinations that match an entry of `exclude`
+    filtered: int  # combinations that the filter leaves out
+    duplicates: int  # combinations that repeat an earlier run
     warnings: list[Problem] = field(default_factory=list, compare=False)
 
 
 def expand(loaded: LoadedSweep) -> Expansion:
-    """The runs of a sweep.
+    """Return the runs of a sweep.
 
     Raises:
-        InputError: a combination that the benchmark refuses, a reference to a parameter that is
-            not a number, too many runs, or nothing left to run.
+        InputError: if the benchmark rejects a combination of parameters, if a `$parameter`
+            reference does not give a valid number, if a table or plot does not fit the runs, if
+            there are more than MAX_RUNS runs, or if no run is left.
     """
     return _Expander(loaded).expansion()
 
 
 class _Expander:
-    """The state of one expansion: the runs so far, and what is wrong."""
+    """State of one expansion: the runs and the problems found so far."""
 
     def __init__(self, loaded: LoadedSweep):
         self.sweep, self.benchmarks = loaded.sweep, loaded.benchmarks
         self.document = loaded.document
         self.exclusions = exclusions(self.sweep, self.benchmarks)
-        self.has_excluded = [False] * len(self.exclusions)  # whether each of them left out any run
+        self.has_excluded = [False] * len(self.exclusions)  # True if the entry matches any run
         text = self.sweep.filter
         self.filters = comparison(text, self.benchmarks) if text else None
         self.runs: dict[str, Run] = {}
-        self.origin: dict[str, DataPath] = {}  # of each run: the block it comes from
+        self.origin: dict[str, DataPath] = {}  # block that each run comes from, by run id
         self.excluded = self.filtered = self.duplicates = 0
-        # By problem, the combinations that have it, as text: the first, and how many more.
+        # Combinations that have each problem, as text.
         self.problems: dict[Problem, list[Any]] = {}
 
     def expansion(self) -> Expansion:
         blocks = list(_blocks(self.sweep, self.benchmarks))
         points = sum(math.prod(len(group) for group in groups) for *_, groups in blocks)
         if points * self.sweep.repeats > MAX_RUNS:
-            what = f"{points} combinations x {self.sweep.repeats} repeats; at most {MAX_RUNS}"
+            what = (
+                f"a sweep must have at most {MAX_RUNS} runs, got {points} combinations x "
+                f"{self.sweep.repeats} repeats; make the lists shorter"
+            )
             raise InputError([Problem(self.document.at(()), what)])
         for path, case, fixed, groups in blocks:
             for combination in itertools.product(*groups):
@@ -92,7 +101,7 @@ class _Expander:
         try:
             params = benchmark.params.model_validate(point).model_dump(mode="json")
         except ValidationError as error:
-            # A combination that the benchmark refuses is no error where the sweep leaves it out.
+            # An excluded or filtered combination may be one that the benchmark rejects.
             complete = benchmark.json_defaults | point
             if len(complete) < len(benchmark.fields) or not self.count_if_left_out(
                 benchmark, complete
@@ -107,7 +116,10 @@ class _Expander:
             self.duplicates += 1
             if shape != self.runs[identity].shape:
                 first = ".".join(map(str, self.origin[identity]))
-                what = f"the same runs as in {first}, but with other resources or processes"
+                what = (
+                    f"the same run is in {first} with other resources or launch settings; "
+                    "remove it from one of the two"
+                )
                 self.add_problem(self.document.at(path), what, point)
             return
         timeout_s = case.timeout_s if case and case.timeout_s else self.sweep.timeout_s
@@ -130,7 +142,7 @@ class _Expander:
             if not excluded:
                 excluded = self.holds(condition, params, ("exclude", i))
                 self.has_excluded[i] |= excluded
-            elif not self.has_excluded[i]:  # only to know whether it has any effect
+            elif not self.has_excluded[i]:  # already excluded; check only for the warning
                 with suppress(ConditionError):
                     self.has_excluded[i] = condition(params)
         if excluded:
@@ -152,7 +164,7 @@ class _Expander:
             return False
 
     def check_views(self) -> None:
-        """The checks of tables and plots that need the runs."""
+        """Check tables and plots against the runs."""
         views: dict[str, Sequence[Table | Plot]] = {
             "tables": self.sweep.tables,
             "plots": self.sweep.plots,
@@ -165,7 +177,11 @@ class _Expander:
                     self.problems[Problem(self.document.at((key, i, *path)), what)] = []
 
     def without_effect(self) -> Iterator[Problem]:
-        """The exclusions that left nothing out, unless an override took away what they were for."""
+        """Warn of each entry of `exclude` that matches no run.
+
+        There is no warning if an override on the command line sets a parameter of the entry: the
+        override may have removed the runs that the entry is for.
+        """
         overridden = {
             path[1]
             for path, position in self.document.positions.items()
@@ -174,10 +190,13 @@ class _Expander:
         for i, held in enumerate(self.has_excluded):
             named = {name for condition in self.exclusions[i].values() for name in condition.named}
             if not held and not named & overridden:
-                yield Problem(self.document.at(("exclude", i)), "exclude: no run is like this")
+                yield Problem(
+                    self.document.at(("exclude", i)),
+                    "exclude: no run matches this entry, so it has no effect",
+                )
 
     def lists_all_cases_replace(self) -> Iterator[Problem]:
-        """The lists that every case replaces which could have them: nothing of them is run."""
+        """Warn of each list of the sweep that every case with this parameter replaces."""
         for axis in ("grid", "zip"):
             for name in getattr(self.sweep, axis):
                 having = [
@@ -187,7 +206,9 @@ class _Expander:
                 ]
                 if having and all(name in case for case in having):
                     where = self.document.at_key((axis, name))
-                    yield Problem(where, f"{axis}: every case replaces {name!r}")
+                    yield Problem(
+                        where, f"{axis}: every case replaces {name!r}, so this list has no effect"
+                    )
 
     def note_refusal(self, error: ValidationError, point: dict[str, Any], block: DataPath) -> None:
         for item in error.errors():
@@ -199,14 +220,14 @@ class _Expander:
             elif name is not None:
                 value = point.get(str(name))
                 where = self.document.at(self.where_given(block, str(name), value))
-                self.problems[Problem(where, f"{name}: given {value!r}, {message}")] = []
+                self.problems[Problem(where, f"{name} cannot be {value!r}: {message}")] = []
             else:
                 grid = (*block, "grid")
                 where = self.document.at(grid if grid in self.document.positions else block)
                 self.add_problem(where, message, point)
 
     def where_given(self, block: DataPath, name: str, value: Any) -> DataPath:
-        """Where a block, or else the sweep, gives a parameter this value."""
+        """Return the path at which the block, or else the sweep, gives a parameter this value."""
         for prefix in (block, ()):
             data = self.document.data["cases"][prefix[1]] if prefix else self.document.data
             for axis in AXES:
@@ -232,21 +253,21 @@ class _Expander:
                 section = "launch" if key == "nproc_per_node" else "resources"
                 here = (*path, section, key)
                 where = here if here in self.document.positions else (section, key)
-                what = f"{key}: {value} is {given!r} here, expected {wrong}"
+                what = f"{key} must be {wrong}, got {value} = {given!r}"
                 self.problems[Problem(self.document.at(where), what)] = []
                 given = None
             wanted[key] = given
         return Shape(**wanted)
 
     def nothing_left(self) -> Problem:
-        counts = ((self.excluded, "excluded"), (self.filtered, "filtered out"))
+        counts = ((self.excluded, "left out by exclude"), (self.filtered, "left out by the filter"))
         left_out = ", ".join(f"{count} {how}" for count, how in counts if count)
         what = "the sweep has no runs" + (f" ({left_out})" if left_out else "")
         where = self.document.at(("filter",) if self.filtered else ("exclude",))
         return Problem(where, what + self.values_seen())
 
     def values_seen(self) -> str:
-        """The values of the parameters that the filter names."""
+        """List the values of the parameters in the filter, as text."""
         seen: dict[str, dict[Any, None]] = {}
         for _, _, fixed, groups in _blocks(self.sweep, self.benchmarks):
             parts = [[fixed], *groups]
@@ -255,7 +276,7 @@ class _Expander:
                     seen.setdefault(name, {})[value] = None
         text = self.sweep.filter or ""
         return "".join(
-            f"; {name} takes {list(values)[:20]}"
+            f"; {name} has the values {list(values)[:20]}"
             for name, values in seen.items()
             if re.search(rf"\b{name}\b", text)
         )
@@ -269,7 +290,7 @@ def _with_examples(problem: Problem, points: list[str]) -> Problem:
 
 
 def _wanted_instead(key: str, given: Any) -> str | None:
-    """What a referenced parameter should have been."""
+    """Return what a referenced parameter must be, or None if its value is valid."""
     number = not isinstance(given, bool) and isinstance(given, (int, float))
     if key == "mem_gb":
         return None if number and given > 0 else "a number above 0"
@@ -278,20 +299,20 @@ def _wanted_instead(key: str, given: Any) -> str | None:
     return None if whole else f"an integer of at least {least}"
 
 
-Group = list[dict[str, Any]]  # points of one factor of the product
+Group = list[dict[str, Any]]  # parameter settings of one factor of the Cartesian product
 
 
 def _blocks(
     sweep: Sweep, benchmarks: Benchmarks
 ) -> Iterator[tuple[DataPath, Case | None, dict[str, Any], list[Group]]]:
-    """Each block: its place, its case, its fixed parameters, and the factors of its product."""
+    """Yield each block: its path, its case, its fixed parameters, the factors of its product."""
     if not sweep.cases:
         yield (), None, sweep.fixed, _groups(sweep.grid, sweep.zip)
     for i, case in enumerate(sweep.cases):
         known = set(benchmarks.of(case.benchmark).fields)
         theirs = known - {*case.fixed, *case.grid, *case.zip}
-        # A parameter the case sets leaves every section of the sweep's, but keeps its place in
-        # the grid's order if the case gives it a list too.
+        # A parameter that the case sets is removed from all sections of the sweep. If both set it
+        # in grid, it keeps its position in the order of the product.
         fixed = {k: v for k, v in sweep.fixed.items() if k in theirs} | case.fixed
         grid = {
             k: case.grid.get(k, v) for k, v in sweep.grid.items() if k in case.grid or k in theirs
@@ -301,7 +322,7 @@ def _blocks(
 
 
 def _groups(grid: dict[str, list[Any]], *zips: dict[str, list[Any]]) -> list[Group]:
-    """Each zip, then each grid key: the last varies fastest."""
+    """Return the factors of the product: each zip, then each grid key. The last varies fastest."""
     groups = [
         [dict(zip(z, row, strict=True)) for row in zip(*z.values(), strict=True)] for z in zips if z
     ]

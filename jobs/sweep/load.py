@@ -1,9 +1,9 @@
-"""A sweep file -> `Sweep`: what to measure, validated once, every error at once with its place.
+"""Loads a sweep file: reads it, merges base file, cluster file and overrides, and validates it.
 
     loaded = load_sweep(Path("sweeps/flash.yaml"), overrides=["seq_len=[128,256]"])
 
-`schema` declares the keys, `check_schema`, `check_parameters` and `check_views` check them, and
-`expand` makes the runs.
+All errors are reported together, each with its position. `schema` declares the keys;
+`check_schema`, `check_parameters` and `check_views` check them; `expand` creates the runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLUSTER_KEYS = ["slurm", "resources"]
 
 @dataclass(frozen=True)
 class LoadedSweep:
-    """A validated sweep, its benchmarks, and the places its values came from."""
+    """A validated sweep, its benchmarks, and the document with the positions of its values."""
 
     sweep: Sweep
     benchmarks: Benchmarks
@@ -44,28 +44,34 @@ def load_sweep(
     """Read and validate a sweep file.
 
     Args:
-        path: the YAML file; where there is none, the stock sweep of this name, sweeps/flash.yaml.
-        overrides: `key=value` from the command line; a key is a parameter, a key of the sweep, or
+        path: the YAML file. If it does not exist, the stock sweep of this name, such as
+            sweeps/flash.yaml.
+        overrides: `key=value` from the command line. A key is a parameter, a key of the sweep, or
             a dotted path such as slurm.partition. A list makes a parameter part of the grid.
-        filter: keep only the runs for which this comparison holds.
-        cluster: a cluster.yaml whose `slurm` and `resources` are defaults beneath the sweep's.
+        filter: a comparison. Only the runs for which it holds are kept.
+        cluster: a cluster.yaml with defaults for the sweep's `slurm` and `resources`.
 
     Raises:
-        InputError: every problem, each with file, line and column.
+        InputError: if anything is invalid. It has every problem, each with file, line and column.
     """
     problems: list[Problem] = []
     document = _read(sweep_file(path), problems, ())
     if not isinstance(document.data, dict):
         raise InputError(problems)
     if not document.data:
-        raise InputError(problems or [Problem(document.at(()), "the file is empty")])
+        raise InputError(
+            problems
+            or [Problem(document.at(()), "the file is empty; a sweep needs name and benchmark")]
+        )
     if "filter" in document.data:
         where = document.at_key(("filter",))
-        problems.append(Problem(where, "'filter' is given on the command line: --filter"))
+        problems.append(
+            Problem(where, "'filter' is not a key of a sweep file; use the option --filter")
+        )
         del document.data["filter"]
     if cluster is not None:
         document = _merge(_read_cluster(cluster, problems), document)
-    # The benchmarks first: they say which keys are parameters.
+    # Benchmarks are loaded before the other overrides, because they define the parameters.
     first = [argument for argument in overrides if argument.startswith("benchmark=")]
     for argument in first:
         apply_override(document, argument, [], problems)
@@ -82,7 +88,7 @@ def load_sweep(
     sweep = validate_schema(document, found)
     if benchmarks is not None:
         found += check_parameters(document, benchmarks) + check_views(document, benchmarks)
-    # What could not be read is None by now: one error about it is enough.
+    # A value that could not be read is None in the data. Report only the reading error for it.
     problems += [problem for problem in found if problem.position not in unread]
     if problems:
         raise InputError(problems)
@@ -94,17 +100,20 @@ def load_sweep(
 
 
 def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Document:
-    """One file with everything it inherits through `base`; no data where it cannot be read.
+    """Read one file and everything that it inherits through `base`.
 
     Args:
         path: the file.
-        problems: what is wrong is added here.
-        above: the files that inherit from this one.
+        problems: list to which problems are added.
+        above: real paths of the files that inherit from this one.
+
+    Returns:
+        The merged document. Its data is None if the file cannot be read.
     """
     source = str(path)
     try:
         text, wrong = decode(path.read_bytes(), source)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+    except (OSError, ValueError) as error:  # ValueError: NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
         problems.append(Problem(Position(source), f"cannot be read: {reason}"))
         return Document(source=source)
@@ -117,7 +126,7 @@ def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Docume
         document.data = {}
     if not isinstance(document.data, dict):
         if not document.problems:
-            what = f"expected a mapping of keys to values, not {_kind(document.data)}"
+            what = f"the file must be a mapping of keys to values, got {_kind(document.data)}"
             problems.append(Problem(document.at(()), what))
         return document
     return _inherit(document, path, problems, above) if "base" in document.data else document
@@ -130,40 +139,49 @@ def _kind(data: Any) -> str:
 def _inherit(
     document: Document, path: Path, problems: list[Problem], above: tuple[str, ...]
 ) -> Document:
+    """Merge a document onto the file that its `base` names."""
     base = document.data.pop("base")
     where = document.at(("base",))
     if not isinstance(base, str):
-        problems.append(Problem(where, f"base: given {base!r}, expected a file name"))
+        problems.append(Problem(where, f"base must be a file name, got {base!r}"))
         return document
     base_path = path.parent / base
     if not os.path.isfile(base_path):
-        problems.append(Problem(where, f"base: there is no file {str(base_path)!r}"))
+        problems.append(
+            Problem(
+                where,
+                f"base: there is no file {str(base_path)!r}; "
+                "the path is relative to the file that names it",
+            )
+        )
         return document
     chain = (*above, os.path.realpath(path))
     if os.path.realpath(base_path) in chain:
         names = " -> ".join(Path(name).name for name in (*chain, str(base_path)))
-        problems.append(Problem(where, f"base: a circle: {names}"))
+        problems.append(Problem(where, f"base: a file must not inherit from itself, got {names}"))
         return document
     inherited = _read(base_path, problems, chain)
     return _merge(inherited, document) if isinstance(inherited.data, dict) else document
 
 
 def _read_cluster(path: Path, problems: list[Problem]) -> Document:
+    """Read a cluster file. Report and remove keys other than CLUSTER_KEYS."""
     document = _read(path, problems, ())
     if not isinstance(document.data, dict):
         return Document({}, document.source)
     for key in list(document.data):
         if key not in CLUSTER_KEYS:
-            what = f"{key!r} does not belong in a cluster file{nearest(key, CLUSTER_KEYS)}"
+            what = f"{key!r} is not a key of a cluster file{nearest(key, CLUSTER_KEYS)}"
             problems.append(Problem(document.at_key((key,)), what))
             del document.data[key]
     return document
 
 
 def _merge(under: Document, over: Document) -> Document:
-    """`over` on top of `under`: mappings key by key, everything else replaced.
+    """Merge two documents. Values of `over` take precedence over those of `under`.
 
-    A parameter that `over` sets in one of fixed, grid and zip leaves the other two.
+    Mappings are merged key by key; all other values are replaced. A parameter that `over` sets in
+    one of fixed, grid and zip is removed from the other two.
     """
     result = Document(dict(under.data), over.source, dict(under.positions), dict(under.keys))
     for axis in AXES:
@@ -185,7 +203,7 @@ def _merge(under: Document, over: Document) -> Document:
 
 
 def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | None:
-    """The benchmarks that a sweep names; None where one of them cannot be had."""
+    """Load the benchmarks that a sweep names. Return None if one of them cannot be loaded."""
     cases = document.data.get("cases")
     places: list[tuple[DataPath, Any]] = [(("benchmark",), document.data.get("benchmark"))]
     for i, case in enumerate(cases if isinstance(cases, list) else []):
@@ -195,7 +213,7 @@ def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | Non
     names: dict[str, None] = {}
     for path, name in places:
         if not isinstance(name, str) or name in names:
-            continue  # what has the wrong type the schema reports
+            continue  # the schema check reports a name of the wrong type
         names[name] = None
         try:
             load_benchmark(name)

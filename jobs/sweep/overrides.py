@@ -1,6 +1,7 @@
-"""Overrides from the command line: `key=value` for a parameter, a key, or a dotted path.
+"""Applies overrides from the command line to a sweep file.
 
-A list makes a parameter part of the grid.
+An override is `key=value`. The key is a parameter of a benchmark, a key of the sweep, or a dotted
+path such as `slurm.partition`. A list of values makes a parameter part of the grid.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from jobs.sweep.strict_yaml import DataPath, Document, parse
 def apply_override(
     document: Document, argument: str, fields: list[str], problems: list[Problem]
 ) -> None:
-    """Set in a document what one `key=value` says; what is wrong is added to the problems.
+    """Apply one override to a document.
 
     Args:
-        fields: the parameters of the sweep's benchmarks. Other keys are those of the sweep.
+        document: the sweep file, changed in place.
+        argument: the override, `key=value`.
+        fields: the parameters of the sweep's benchmarks. Every other key is a key of the sweep.
+        problems: list to which the problems in the override are added.
     """
     where = Position(f"command line: {argument}")
     key, equals, text = argument.partition("=")
@@ -46,7 +50,7 @@ def apply_override(
 
 
 def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
-    """Give a parameter one value, or a list of them, in every block."""
+    """Set a parameter to one value, or to a list of values, in every block. Return its path."""
     section = "grid" if isinstance(value, list) else "fixed"
     data = document.data
     grid = data.get("grid")
@@ -55,22 +59,25 @@ def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
     for i, case in enumerate(cases if isinstance(cases, list) else []):
         if isinstance(case, dict):
             remove_parameter(document, ("cases", i), case, name)
-    if not kept:  # else it keeps its place in the product's order
+    if not kept:  # a parameter that stays in grid keeps its position in the order of the product
         remove_parameter(document, (), data, name)
     if data.get(section) is None:
         data[section] = {}
-    if isinstance(data[section], dict):  # else the schema reports the section
+    if isinstance(data[section], dict):  # otherwise the schema check reports the section
         data[section] = {**data[section], name: value}
     return (section, name)
 
 
 def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
-    """Set a dotted key, or say why that cannot be."""
+    """Set a dotted key in place. Return a problem if that is impossible, else None."""
     for i, parent in enumerate(path[:-1]):
         inner = data.get(str(parent))
         if inner is not None and not isinstance(inner, dict):
             dotted = ".".join(str(part) for part in path[: i + 1])
-            return f"{dotted} is no mapping, so nothing inside it can be set"
+            return (
+                f"{dotted} is not a mapping, so {'.'.join(map(str, path))} cannot be set; "
+                "only keys of mappings can be set, for example slurm.partition=h100"
+            )
         data[str(parent)] = dict(inner or {})
         data = data[str(parent)]
     data[str(path[-1])] = value
@@ -80,7 +87,7 @@ def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
 def remove_parameter(
     document: Document, prefix: DataPath, block: dict[str, Any], name: str
 ) -> None:
-    """Take a parameter out of a block, whichever section sets it."""
+    """Remove a parameter from every section of a block."""
     for axis in AXES:
         section = block.get(axis)
         if isinstance(section, dict) and name in section:
@@ -89,6 +96,7 @@ def remove_parameter(
 
 
 def forget(document: Document, path: DataPath) -> None:
+    """Remove the recorded positions of a path and of everything below it."""
     for table in (document.positions, document.keys):
         for known in [p for p in table if p[: len(path)] == path]:
             del table[known]

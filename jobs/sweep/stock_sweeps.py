@@ -1,4 +1,4 @@
-"""The stock sweeps: sweeps/*.yaml and sweeps/cpu/*.yaml, installed beside the packages."""
+"""Finds stock sweeps: sweeps/*.yaml and sweeps/cpu/*.yaml, installed with the packages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from jobs.errors import InputError, Position, Problem, nearest
 
 
 def sweep_file(path: Path) -> Path:
-    """Return the file of a sweep: the one at this path, else the stock sweep of this name.
+    """Return the file of a sweep: the one at this path, or else the stock sweep of this name.
 
     Raises:
-        InputError: there is neither; naming the stock sweeps.
+        InputError: if neither exists. The message suggests stock sweeps.
     """
     try:
         path.stat()
@@ -22,9 +22,9 @@ def sweep_file(path: Path) -> Path:
             return ROOT / path
         folder = path.parent if path.parent in {file.parent for file in stock} else Path("sweeps")
         alike = [file.as_posix() for file in stock if file.parent == folder]
-        what = f"cannot be read: {error.strerror}, nor is it a stock sweep"
+        what = f"cannot be read: {error.strerror}, and no stock sweep has this name"
         hint = nearest(path.as_posix(), alike)
         raise InputError([Problem(Position(str(path)), what + hint)]) from None
-    except (OSError, ValueError):  # whoever reads it says why it cannot be read
+    except (OSError, ValueError):  # reading the file reports this error
         pass
     return path

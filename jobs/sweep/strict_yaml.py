@@ -1,8 +1,7 @@
-"""YAML in which every value knows its line and column, and in which YAML 1.1's traps are errors.
+"""Parses YAML, records the line and column of every value, and rejects ambiguous YAML 1.1 syntax.
 
-`parse(text, source)` returns plain Python data and a map from path to position; what is wrong
-comes back as a list of `Problem`s, all at once. A path is a tuple of keys and indices:
-`("grid", "seq_len", 2)`.
+`parse(text, source)` returns a `Document`: plain Python data, the position of each path, and the
+list of all problems. A path is a tuple of keys and indices, such as `("grid", "seq_len", 2)`.
 """
 
 from __future__ import annotations
@@ -17,39 +16,41 @@ import yaml
 from jobs.errors import Position, Problem
 
 DataPath = tuple[str | int, ...]
-MAX_NODES = 200_000  # an alias may multiply a small file; nobody writes a sweep this large
-MAX_DEPTH = 20  # likewise
+# Aliases can expand a small file to a huge or deep document. No real sweep reaches these limits.
+MAX_NODES = 200_000
+MAX_DEPTH = 20
 MAX_INT = 2**64
 
 
 @dataclass
 class Document:
-    """Plain data with the position of every value in it (and of every key, under `keys`)."""
+    """Parsed data, the position of every value and key in it, and the problems found."""
 
     data: Any = None
     source: str = ""
-    positions: dict[DataPath, Position] = field(default_factory=dict)
-    keys: dict[DataPath, Position] = field(default_factory=dict)
+    positions: dict[DataPath, Position] = field(default_factory=dict)  # of values
+    keys: dict[DataPath, Position] = field(default_factory=dict)  # of keys
     problems: list[Problem] = field(default_factory=list)
 
     def at(self, path: DataPath) -> Position:
-        """The position of a path, or of the nearest enclosing value that has one."""
+        """Return the position of the value at a path, or of the nearest enclosing value."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.positions:
                 return self.positions[path[:end]]
         return Position(self.source)
 
     def at_key(self, path: DataPath) -> Position:
+        """Return the position of the key at a path. Falls back to `at`."""
         return self.keys.get(path) or self.at(path)
 
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)$")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$")
-_WRITTEN_TAG = re.compile(r"(?:&\S+\s+)?(!\S*)")  # an anchor may stand before the tag
+_WRITTEN_TAG = re.compile(r"(?:&\S+\s+)?(!\S*)")  # an anchor may precede the tag
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _TRUE_FALSE = {"true": True, "True": True, "false": False, "False": False}
 _NULL = {"", "~", "null", "Null", "NULL"}
-# What YAML 1.1 (and so PyYAML) reads otherwise than it looks, with what to write instead.
+# Scalars that YAML 1.1, and therefore PyYAML, reads in a surprising way, with the error message.
 _TRAPS: list[tuple[re.Pattern[str], str]] = [
     (
         re.compile(r"(y|Y|n|N|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|TRUE|FALSE)$"),
@@ -65,19 +66,19 @@ _TRAPS: list[tuple[re.Pattern[str], str]] = [
     ),
     (
         re.compile(r"[-+]?0[xXoObB][0-9a-fA-F_]+$"),
-        "hexadecimal, octal and binary are read differently by YAML versions; write it in decimal",
+        "YAML versions differ in hexadecimal, octal and binary numbers; write it in decimal",
     ),
     (
         re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
-        "YAML 1.1 reads this as text, not as a number; write it with a point and a sign (1.0e-4)",
+        "YAML 1.1 reads this as text, not as a number; write it as 1.0e-4, with a point and a sign",
     ),
     (
         re.compile(r"[-+]?(\.[0-9]|[0-9])[0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?$"),
-        "YAML versions read this differently, as a number or as text; write it without _",
+        "some YAML versions read this as a number, others as text; write it without _",
     ),
     (
         re.compile(r"[-+]?\.(inf|Inf|INF|nan|NaN|NAN)$"),
-        "infinity and NaN are not valid values here",
+        "infinity and NaN are not allowed; write a finite number",
     ),
     (
         re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ].*)?$"),
@@ -87,12 +88,21 @@ _TRAPS: list[tuple[re.Pattern[str], str]] = [
 
 
 def parse(text: str, source: str) -> Document:
-    """Parse one YAML document. Never raises: look at `.problems`. Nothing at all is None."""
+    """Parse one YAML document.
+
+    Args:
+        text: the YAML text.
+        source: name of the text in positions, usually the path of the file.
+
+    Returns:
+        The document. Its `data` is None if the text is empty or cannot be parsed. Errors are in its
+        `problems`; none is raised.
+    """
     document = Document(source=source, positions={(): Position(source, 1, 1)})
     try:
         loader = yaml.SafeLoader(text)
     except yaml.reader.ReaderError as error:
-        what = f"character U+{error.character:04X} is not allowed"
+        what = f"character U+{error.character:04X} is not allowed in YAML; remove it"
         document.problems.append(Problem(_place(source, text[: error.position]), what))
         return document
     try:
@@ -101,7 +111,7 @@ def parse(text: str, source: str) -> Document:
         mark = error.problem_mark or error.context_mark or loader.get_mark()
         what = " ".join(part for part in (error.context, error.problem) if part)
         document.problems.append(Problem(_marked(source, mark), f"not valid YAML: {what}"))
-    except (ValueError, RecursionError) as error:  # PyYAML lets a few of Python's own through
+    except (ValueError, RecursionError) as error:  # PyYAML does not catch all of these
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         where = _marked(source, loader.get_mark())
         document.problems.append(Problem(where, f"not valid YAML: {what}"))
@@ -111,12 +121,16 @@ def parse(text: str, source: str) -> Document:
 
 
 def decode(data: bytes, source: str) -> tuple[str, Problem | None]:
-    """A file's bytes as text; where they are no UTF-8, the place of the first that is not."""
+    """Decode a file as UTF-8.
+
+    Returns:
+        The text and None; or an empty text and the problem, at the first invalid byte.
+    """
     try:
         return data.decode("utf-8"), None
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8")
-        what = f"not UTF-8 text: byte 0x{data[error.start]:02x}"
+        what = f"byte 0x{data[error.start]:02x} is not valid UTF-8; save the file as UTF-8"
         return "", Problem(_place(source, before), what)
 
 
@@ -125,16 +139,18 @@ def _marked(source: str, mark: yaml.Mark) -> Position:
 
 
 def _place(source: str, before: str) -> Position:
-    """The position that follows some text."""
+    """Return the position directly after some text."""
     lines = re.split(r"\r\n|\r|\n", before)
     return Position(source, len(lines), len(lines[-1]) + 1)
 
 
 class _Builder:
+    """Builds plain data from PyYAML's nodes, and records positions and problems."""
+
     def __init__(self, document: Document):
         self.document = document
-        self.open: set[int] = set()
-        self.count = 0
+        self.open: set[int] = set()  # ids of the nodes being built, to find recursive aliases
+        self.count = 0  # nodes built so far
 
     def problem(self, node: yaml.Node, message: str) -> None:
         self.document.problems.append(Problem(self.position(node), message))
@@ -147,13 +163,16 @@ class _Builder:
         self.count += 1
         if self.count > MAX_NODES:
             if self.count == MAX_NODES + 1:
-                self.problem(node, f"more than {MAX_NODES} values, aliases counted")
+                self.problem(
+                    node,
+                    f"a file must have at most {MAX_NODES} values, counting each use of an alias",
+                )
             return None
         if len(path) > MAX_DEPTH:
-            self.problem(node, "nested too deeply")
+            self.problem(node, f"values must not be nested more than {MAX_DEPTH} levels deep")
             return None
         if id(node) in self.open:
-            self.problem(node, "an alias inside the value it names")
+            self.problem(node, "an alias inside the value that it refers to is not allowed")
             return None
         if self.tagged(node):
             return None
@@ -169,12 +188,14 @@ class _Builder:
             self.open.discard(id(node))
 
     def tagged(self, node: yaml.Node) -> bool:
-        """Whether the author wrote a tag, which is a problem. PyYAML gives every node one, so only
-        the text tells."""
+        """Report an explicit tag as a problem, and return True if there is one.
+
+        This looks at the text, because PyYAML gives every node a tag.
+        """
         mark = node.start_mark
         written = mark.buffer is not None and _WRITTEN_TAG.match(mark.buffer, mark.pointer)
         if written:
-            self.problem(node, f"tag {_short(written[1])!r} is not read; write a plain value")
+            self.problem(node, f"tag {_short(written[1])!r} is not allowed; write a plain value")
         return bool(written)
 
     def mapping(self, node: yaml.MappingNode, path: DataPath) -> dict[str, Any]:
@@ -186,10 +207,10 @@ class _Builder:
             if self.tagged(key_node):
                 continue
             if key_node.value == "<<" and key_node.style is None:
-                self.problem(key_node, "merge keys (<<) are not read; use base: or an alias")
+                self.problem(key_node, "merge keys (<<) are not allowed; use base or an alias")
                 continue
             problems_before = len(self.document.problems)
-            # As a key `on` is a word of tables; no key here is a boolean.
+            # `on` is a key of tables. As a key it is unambiguous, because no key is a boolean.
             plain_on = key_node.value == "on" and key_node.style is None
             key = "on" if plain_on else self.scalar(key_node)
             if not isinstance(key, str):
@@ -200,7 +221,7 @@ class _Builder:
                 first = self.document.keys[(*path, key)]
                 self.problem(
                     key_node,
-                    f"duplicate key {key!r}, first on line {first.line} (the later one would win)",
+                    f"duplicate key {key!r}, first set on line {first.line}; remove one of the two",
                 )
                 continue
             self.document.keys[(*path, key)] = self.position(key_node)
@@ -209,13 +230,15 @@ class _Builder:
 
     def scalar(self, node: yaml.ScalarNode) -> Any:
         text: str = node.value
-        if _SURROGATE.search(text):  # JSON writes characters beyond 16 bits as two of them
+        if _SURROGATE.search(text):  # JSON writes characters above U+FFFF as surrogate pairs
             try:
                 text = text.encode("utf-16", "surrogatepass").decode("utf-16")
             except UnicodeDecodeError:
-                self.problem(node, "a lone surrogate (\\ud800 to \\udfff) is no character")
+                self.problem(
+                    node, "a lone surrogate (\\ud800 to \\udfff) is not a character; remove it"
+                )
                 return None
-        if node.style is not None:  # quoted, or a block: text as it stands
+        if node.style is not None:  # quoted text, or a block scalar
             return text
         if text in _NULL:
             return None
@@ -225,12 +248,12 @@ class _Builder:
             digits = text.replace("_", "")
             if len(digits) <= len(str(MAX_INT)) and abs(int(digits)) <= MAX_INT:
                 return int(digits)
-            self.problem(node, f"{_short(text)!r}: integers of more than 64 bits are not read")
+            self.problem(node, f"{_short(text)!r}: an integer must have at most 64 bits")
             return None
         if _FLOAT.match(text):
             if math.isfinite(float(text)):
                 return float(text)
-            self.problem(node, f"{_short(text)!r}: too large for a number")
+            self.problem(node, f"{_short(text)!r}: this number is too large for a 64-bit float")
             return None
         for pattern, message in _TRAPS:
             if pattern.match(text):

@@ -125,7 +125,7 @@ def test_a_filter_by_what_no_benchmark_has_is_an_error(tmp_path: Path) -> None:
     (problem,) = errors(path, filter="depth == 1 and causal == true")
     assert "no benchmark of this sweep has all these parameters" in problem
     (problem,) = errors(path, filter="mode == exakt")
-    assert "mode: given 'exakt'" in problem
+    assert "mode: got 'exakt'" in problem
 
 
 # ---- errors --------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_a_filter_by_what_no_benchmark_has_is_an_error(tmp_path: Path) -> None:
     ("text", "place", "words"),
     [
         (f"cases: [{{benchmark: {COUNTER}s, fixed: {{size: 1}}}}]", "3:21", "no benchmark"),
-        ("cases: [{benchmark: 7, fixed: {size: 1}}]", "3:21", "cases.0.benchmark: given 7"),
+        ("cases: [{benchmark: 7, fixed: {size: 1}}]", "3:21", "cases.0.benchmark: got 7"),
         (
             f"fixed: {{size: 1, dept: 2}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]",
             "3:18",
@@ -154,19 +154,19 @@ def test_a_filter_by_what_no_benchmark_has_is_an_error(tmp_path: Path) -> None:
         (
             f"fixed: {{size: 1}}\ngrid: {{mode: [exact]}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]",
             "4:15",
-            f"mode: given 'exact', expected 'fast' or 'slow' (benchmark '{COUNTER}')",
+            f"mode: got 'exact', expected 'fast' or 'slow' (benchmark '{COUNTER}')",
         ),
         (
             f"fixed: {{size: 1}}\nlaunch: {{nproc_per_node: $ranks}}\n"
             f"cases: [{{}}, {{benchmark: {COUNTER}}}]",
             "4:26",
-            f"'$ranks' names no parameter of benchmark '{COUNTER}'",
+            f"'$ranks' does not name a parameter of benchmark '{COUNTER}'",
         ),
         (
             f"fixed: {{size: 1}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]\n"
             "exclude: [{depth: 1, causal: true}]",
             "5:11",
-            "exclude: no benchmark of this sweep has all of 'depth', 'causal'",
+            "exclude: no benchmark of this sweep has all the parameters 'depth', 'causal'",
         ),
         (
             f"fixed: {{size: 1}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]\n"

@@ -1,4 +1,4 @@
-"""Two folders: verdicts that know the noise, and an exit code for regressions."""
+"""Comparison of two results folders: verdicts, confidence intervals, exit codes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_verdicts_on_samples(tmp_path: Path) -> None:
         (3, "forward"): "same",
         (4, "forward"): "unsure",
         (5, "forward"): "same",
-        (6, "forward"): "unsure",  # too few samples for any interval
+        (6, "forward"): "unsure",  # too few samples for an interval
         (7, "forward"): "faster",
     }
     assert pair.verdicts(tolerance=0.5)[2, "forward"] == "same"
@@ -148,12 +148,13 @@ def test_new_and_gone_runs_and_phases(tmp_path: Path) -> None:
 
 
 def test_a_run_still_to_come_is_not_broken(tmp_path: Path) -> None:
+    """A run whose job is still live is `not measured`, not `broken`."""
     pair = Pair(tmp_path, "grid: {size: [1, 2]}\nruns_per_job: 2\n")
     pair.before.submit(pair.loaded, lambda params, repeat: ok(*noise(1.0)))
     manifest = pair.after.submit(
         pair.loaded, lambda params, repeat: ok(*noise(1.0)) if params["size"] == 1 else None
     )
-    manifest.handles[0] = ProcessHandle.of_this_process()  # a job that lives: this process
+    manifest.handles[0] = ProcessHandle.of_this_process()  # this process stands for a live job
     write_handles(manifest)
     assert pair.verdicts() == {(1, "forward"): "same", (2, ""): "not measured"}
 
@@ -161,6 +162,7 @@ def test_a_run_still_to_come_is_not_broken(tmp_path: Path) -> None:
 def test_everything_broken_is_broken_though_no_record_says_on_which_device(
     tmp_path: Path,
 ) -> None:
+    """Runs without any record on one side are compared on the devices of the other side."""
     pair = Pair(tmp_path, "grid: {size: [1, 2]}\n")
     pair.fill(lambda params, repeat: ok(*noise(1.0)), lambda params, repeat: None)
     assert pair.verdicts() == {(1, ""): "broken", (2, ""): "broken"}
@@ -211,8 +213,11 @@ def interval(before: list[list[float]], after: list[list[float]]) -> tuple[float
 
 
 def test_repeats_that_differ_widen_the_interval() -> None:
-    """Tight samples, but each process has its own luck: 3 repeats at 1.0, 1.1 and 1.2 ms. Pooled,
-    300 samples look sure; drawn by repeat, they are not."""
+    """Differences between repeats widen the interval, even if each repeat has little noise.
+
+    The three repeats have medians of 1.0, 1.1 and 1.2 ms. Pooling their 300 samples would give an
+    interval that is too narrow.
+    """
     repeats = [noise(center, sigma=0.001, seed=i) for i, center in enumerate((1.0, 1.1, 1.2))]
     low, high = interval(repeats, repeats)
     assert low < 0.92
@@ -223,7 +228,7 @@ def test_repeats_that_differ_widen_the_interval() -> None:
 
 
 def test_repeats_of_different_length() -> None:
-    """Every resample is of values that were measured, also where a repeat has fewer of them."""
+    """A resample has only measured values, also if repeats have different numbers of samples."""
     before = [[1.0] * 50, [1.0] * 3]
     after = [[2.0] * 7, [2.0] * 90, [2.0]]
     assert interval(before, after) == (2.0, 2.0)
@@ -232,7 +237,7 @@ def test_repeats_of_different_length() -> None:
 
 
 def test_coverage_of_the_interval() -> None:
-    """The true ratio lies within nominal 95% intervals about as often as they say."""
+    """The true ratio is in about 95% of the 95% intervals."""
     rng = np.random.default_rng(1)
     hits = 0
     for _ in range(200):
@@ -248,8 +253,7 @@ def test_coverage_of_the_interval() -> None:
     st.floats(0.1, 10.0),
 )
 def test_interval_scales_with_the_samples(repeats: list[list[float]], factor: float) -> None:
-    """Measured twice as slow, every number of the interval doubles; it is ordered; and it stays
-    within the samples."""
+    """The interval scales with the samples, is ordered, and is within the range of their ratios."""
     slower = [[factor * sample for sample in samples] for samples in repeats]
     low, high = interval(repeats, repeats)
     scaled_low, scaled_high = interval(repeats, slower)
@@ -266,7 +270,7 @@ def test_many_runs_with_repeats_are_compared_in_seconds(tmp_path: Path) -> None:
     pair.fill(lambda params, repeat: ok(*noise(1.0)), lambda params, repeat: ok(*noise(1.0)))
     start = time.process_time()
     assert set(pair.verdicts().values()) == {"same"}
-    assert time.process_time() - start < 8  # it takes some 1 s
+    assert time.process_time() - start < 8  # seconds of CPU time; about 1 on an idle machine
 
 
 # ---- the command line ----------------------------------------------------------------------------

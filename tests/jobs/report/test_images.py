@@ -1,4 +1,4 @@
-"""Images: a sweep's plots and what its runs left, copied and linked so that a page shows them."""
+"""Images of a report: plots and PNG artifacts of runs, copied and linked in Markdown."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PNG = b"\x89PNG of "
 
 
 class RunImages:
-    """A results folder whose runs leave run_images."""
+    """A results folder whose runs leave images as artifacts."""
 
     def __init__(self, tmp_path: Path):
         self.folder = ResultsFolder(tmp_path / "out")
 
     def left(self, name: str, content: str, *files: str) -> dict[str, str]:
-        """What a record says of a run that left these files."""
+        """Write artifacts of a run. Return the entry of its record that names them."""
         folder = self.folder.path / "artifacts" / name
         folder.mkdir(parents=True)
         for file in files:
@@ -36,7 +36,7 @@ def run_images(tmp_path: Path) -> RunImages:
 
 
 def links(markdown: str) -> dict[str, str]:
-    """Path by title of each image."""
+    """Return the path of each image in a Markdown text, by title."""
     return dict(re.findall(r"!\[(.*)\]\((.*)\)", markdown))
 
 
@@ -61,7 +61,7 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
     shown = {title: (page.parent / path).read_bytes() for title, path in links(out).items()}
     assert list(shown) == ["Time of it: time (ms)", "memory, size 1", "memory, size 2"]
     assert shown["memory, size 1"] == PNG + b"size 1"
-    assert shown["memory, size 2"] == PNG + b"size 2"  # what it left counts, though it failed
+    assert shown["memory, size 2"] == PNG + b"size 2"  # artifacts of failed runs are shown too
     assert sorted(path.name for path in images.iterdir()) == [
         "line.png", "memory-1.png", "memory-2.png",
     ]  # fmt: skip
@@ -101,7 +101,7 @@ def test_only_markdown_links(tmp_path: Path, run_images: RunImages) -> None:
 
 
 def test_a_folder_without_images_says_so(tmp_path: Path, run_images: RunImages) -> None:
-    gone = {"artifacts": "artifacts/gone"}  # as where only the records were copied
+    gone = {"artifacts": "artifacts/gone"}  # as after copying only the records
     run_images.folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0) | gone)
     code, out, err = cli(run_images.folder.path, "--plot", tmp_path / "p")
     assert (code, links(out)) == (0, {})

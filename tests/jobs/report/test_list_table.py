@@ -1,4 +1,4 @@
-"""Tables of a fact that is a list: the kernels of a profile, the parts of a memory."""
+"""Tables of facts that are lists, such as the kernels of a profile."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_long_list_is_cut_and_the_note_says_so(tmp_path: Path, folder: Results
     )
     made = report_table(folder, rows=["size"], list="kernels.forward")
     assert made.columns["size"] == ["3"] * 3 + ["12"] * 10
-    assert made.notes == [CPU, "the first 10 of up to 12 rows a run"]
+    assert made.notes == [CPU, "first 10 of up to 12 rows per run"]
     short = report_table(folder, rows=["size"], list="kernels.forward", limit=2)
     assert short.columns["kernel"] == ["k0", "k1", "k0", "k1"]
 
@@ -112,6 +112,7 @@ def test_sizes_are_shown_in_one_unit(
 def test_runs_that_the_rows_do_not_tell_apart_are_told_apart(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
+    """Parameters and repeats that vary are added to the rows."""
     text = TOY + "grid: {size: [1], mode: [fast, exact]}\nrepeats: 2\n"
     folder.submit(
         load(tmp_path, text),

@@ -1,4 +1,4 @@
-"""What a table shows of a record: times, rates, shares, facts; by phase and rank, in a unit."""
+"""Metrics in tables: times, rates, shares and facts, by phase and rank, with units."""
 
 from __future__ import annotations
 
@@ -40,8 +40,12 @@ def one_value(tmp_path: Path, outcome: Outcome, device: str = CPU, **view: Any) 
 
 
 def test_of_several_ranks_the_slowest_counts_sample_by_sample(tmp_path: Path) -> None:
-    """Worked by hand: 1 MB over 4 ranks. A rank sends 2 * 3/4 of it, 1.5 MB; the samples take
-    3, 2 and 4 ms; so 0.5, 0.75 and 0.375 GB/s, of which the median is 0.5."""
+    """Each sample counts with the time of its slowest rank.
+
+    Computed by hand for an all-reduce of 1 MB over 4 ranks: each rank sends 2 * 3/4 of it, 1.5 MB.
+    The samples take 3, 2 and 4 ms, so the bus bandwidths are 0.5, 0.75 and 0.375 GB/s, with a
+    median of 0.5 GB/s.
+    """
     ranks = [[1.0, 2.0, 1.0], [3.0, 1.0, 4.0], [2.0, 1.5, 3.0], [0.5, 0.5, 0.5]]
     moved = accounting.all_reduce_bus_bytes(10**6, 4)
     assert moved == 1.5e6
@@ -184,7 +188,7 @@ MEMORY = ["fact.weights_bytes", "fact.split.gradients_bytes", "peak_memory"]
 
 
 def step(size: int, **keywords: Any) -> Outcome:
-    """A training step whose peak is of two phases, and whose parts are facts."""
+    """A training step with its peak memory, and with parts of the memory as facts."""
     facts = {"weights_bytes": size * GIB, "split": {"gradients_bytes": size * GIB // 2}}
     peaks = {"train_step": 3 * size * GIB}
     return ok(4.0 * size, phase="train_step", peak_memory_bytes=peaks, facts=facts, **keywords)

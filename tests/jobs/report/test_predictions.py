@@ -1,4 +1,4 @@
-"""What a benchmark predicts, in the cells beside what was measured."""
+"""Predictions of a benchmark in the cells of a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.jobs.results_folder import (
 
 
 def predicts(monkeypatch: pytest.MonkeyPatch, predict: Callable[[toy.Params], Any]) -> None:
-    """Let the toy benchmark say beforehand what is to be expected."""
+    """Give the toy benchmark a function predict."""
     monkeypatch.setattr(toy, "predict", predict, raising=False)
 
 

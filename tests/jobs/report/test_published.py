@@ -1,4 +1,4 @@
-"""Figures that others published, beside what was measured here: the project's own files."""
+"""Published figures of other authors in tables, read from the project's CSV files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ H800 = "report-b, NVIDIA H800 PCIe"
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy has the parameters of the Transformer's figures."""
+    """Give the toy benchmark the parameters of the figures in transformer.csv."""
 
     class Params(toy.Params):
         model: str = "small"
@@ -32,7 +32,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(tmp_path: Path, folder: ResultsFolder, text: str, **measurements: Any) -> ReportTable:
-    """The first table of a sweep."""
+    """Return the first table of a sweep, after all its runs succeeded."""
     loaded = load(tmp_path, TOY + text)
     folder.submit(loaded, lambda params, repeat: ok(1.0, **measurements))
     seen = observe(folder.path)
@@ -42,7 +42,7 @@ def made(tmp_path: Path, folder: ResultsFolder, text: str, **measurements: Any) 
 
 
 def beside(rows: str, source: str) -> str:
-    """A table with these rows, and published figures beside them."""
+    """Return the YAML of a table with these rows and one `published` entry."""
     return f"tables:\n- name: t\n  rows: [{rows}]\n  published:\n    - {{{source}}}\n"
 
 
@@ -75,7 +75,7 @@ def test_a_figure_stands_beside_the_row_that_it_is_of(
 
 
 def test_every_source_and_gpu_has_its_own_column(tmp_path: Path, folder: ResultsFolder) -> None:
-    """One source writes 2.7b, the other 2.7B; what one has not stays blank."""
+    """Sources are columns. One writes 2.7b, the other 2.7B, and both match."""
     text = "fixed: {size: 1}\ngrid: {model: [xl, 2.7b]}\n"
     source = (
         "file: transformer.csv, value: forward_ms, on: {model: model}, "
@@ -126,7 +126,9 @@ def test_in_a_tables_of_a_list_a_run_has_its_figure_once(
 
 
 def test_of_several_figures_none_is_taken() -> None:
-    words = r"2 rows of gpu=.*, which differ in warmup_steps \(1, 2\)$"
+    words = (
+        r"2 rows of gpu=.*, which differ in warmup_steps \(1, 2\); select one row by its columns$"
+    )
     with pytest.raises(TableError, match=words):
         gpu = "NVIDIA GeForce RTX 5090"
         published_figure("transformer.csv", "forward_ms", gpu=gpu, model="xl", warmup_steps=[1, 2])
@@ -141,7 +143,7 @@ def test_a_figure_that_is_not_there_is_none() -> None:
     ("source", "place", "words"),
     [
         ("file: transformr.csv, value: a, on: {size: model}", "8:14", "mean 'transformer.csv'"),
-        ("file: ../a.csv, value: a, on: {size: model}", "8:14", "given '../a.csv'"),
+        ("file: ../a.csv, value: a, on: {size: model}", "8:14", "got '../a.csv'"),
         ("file: transformer.csv, value: forward, on: {size: model}", "8:38", "'forward_ms'"),
         ("file: transformer.csv, value: mode, on: {size: modle}", "8:55", "'modle'; did you"),
         ("file: transformer.csv, value: mode, on: {mode: mode}", "8:49", "rows (size)"),
@@ -154,7 +156,7 @@ def test_a_figure_that_is_not_there_is_none() -> None:
         (
             "file: transformer.csv, value: mode, on: {size: model}, where: {precision: fp3}",
             "8:82",
-            "no precision 'fp3'; did you mean 'fp32'",
+            "no row with precision 'fp3'; did you mean 'fp32'",
         ),
         ("fil: a.csv, value: a, on: {size: model}", "8:8", "unknown key 'fil'"),
     ],
@@ -175,7 +177,10 @@ def test_several_figures_for_one_row_are_told_before_anything_runs(tmp_path: Pat
 
 
 def test_only_the_runs_that_a_table_shows_must_have_one_figure(tmp_path: Path) -> None:
-    """Of contexts that are not stated there are figures after 0, 2 and 5 warm-up steps."""
+    """An ambiguous figure is an error only if the table shows a run that it fits.
+
+    Without context_length, several figures fit each model except tiny, which has none.
+    """
     text = TRANSFORMER.replace("[model, context_length]", "[model]")
     text = text.replace("on: {model: model, context_length: context_length}", "on: {model: model}")
     assert len(errors(write(tmp_path, TOY + text))) == 1

@@ -1,4 +1,4 @@
-"""Tables: every run of the sweep has a cell, whatever became of it, and no number is lost."""
+"""Tables: every run of the sweep has a cell, also if it failed, and no number is lost."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ def test_nothing_measured_at_all_is_still_a_table(tmp_path: Path, folder: Result
 def test_a_failed_baseline_shows_and_erases_nobodys_number(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
+    """If the baseline failed, its speed-ups say why, and other cells keep their numbers."""
     oom = failed("oom", memory="gpu", requested_bytes=2 * GIB)
     fates: dict[tuple[int, str], Outcome] = {
         (1, "fast"): ok(4.0),
@@ -135,7 +136,7 @@ def test_repeats_are_one_cell_that_says_how_many_count(
 
     folder.submit(loaded, outcome)
     assert table(folder, rows=["size"]) == [
-        {"size": "1", "time": "2.000"},  # the median of 1 1 2 2 3 3
+        {"size": "1", "time": "2.000"},  # median of 1, 1, 2, 2, 3, 3
         {"size": "2", "time": "1.000 (1 of 3 repeats; timeout, missing)"},
     ]
     by_repeat = table(folder, rows=["size"], columns=["repeat"])
@@ -188,6 +189,7 @@ def test_a_machine_without_gpus_adds_no_device_to_the_gpus_table(
 def test_a_parameter_that_the_table_forgets_becomes_a_row(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
+    """A parameter that varies but is not in the table becomes a row dimension."""
     loaded = load(tmp_path, TOY + GRID + "fixed: {ranks: 2}\n")
     folder.submit(
         loaded, lambda params, repeat: ok(params["size"] + 0.5 * (params["mode"] == "exact"))
@@ -229,6 +231,7 @@ def test_where_keeps_the_runs_for_which_it_holds(tmp_path: Path, folder: Results
 def test_a_parameter_younger_than_a_run_had_its_default_there(
     tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A parameter that was added after a run has its default in this run."""
     folder.submit(
         load(tmp_path, TOY + "grid: {size: [1, 2]}\n"), lambda params, repeat: ok(params["size"])
     )
@@ -241,7 +244,7 @@ def test_a_parameter_younger_than_a_run_had_its_default_there(
     folder.submit(younger, lambda params, repeat: ok(params["depth"]), force=False)
     rows = table(folder, rows=["size"], columns=["depth"], where="depth < 9")
     assert rows == [
-        {"size": "1", "4": "4.000", "8": "8.000"},  # the first is of the run that is in both
+        {"size": "1", "4": "4.000", "8": "8.000"},  # 4.000 is from the run that both sweeps have
         {"size": "2", "4": "2.000", "8": ""},
     ]
 

@@ -1,4 +1,4 @@
-"""Comparisons over parameters: what they mean, what they refuse, and that nothing is evaluated."""
+"""Comparisons of parameters: their meaning, their errors, and that no code is executed."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_meaning(text: str, holds: bool) -> None:
         ("seq_len == ", "is not a comparison"),
         ("", "is not a comparison"),
         ("seq_len == 08", "is not a comparison"),
-        ("seq_len in 128", "stands after 'in'"),
-        ("seq_len == [128]", "stands after 'in'"),
-        ("seq_len in dtype", "stands after 'in'"),
-        ("seq_len is 128", "only == != < <= > >= in and not in"),
+        ("seq_len in 128", "is required after 'in'"),
+        ("seq_len == [128]", "is required after 'in'"),
+        ("seq_len in dtype", "is required after 'in'"),
+        ("seq_len is 128", "must be one of ==, !=, <, <=, >, >=, in, not in"),
         ("seq_len == 1j", "neither a parameter nor a plain value"),
         ("seq_len == ...", "neither a parameter nor a plain value"),
         ("dtype == b'bf16'", "neither a parameter nor a plain value"),
@@ -74,7 +74,7 @@ def test_meaning(text: str, holds: bool) -> None:
         ("seq_len.__class__ == 1", "not a parameter"),
         ("seq_len == dtype.__class__", "neither a parameter nor a plain value"),
         ("seq_len == seq_len[0]", "neither a parameter nor a plain value"),
-        ("[x for x in [1]] == seq_len", "stands after 'in'|neither|not a parameter"),
+        ("[x for x in [1]] == seq_len", "is required after 'in'|neither|not a parameter"),
         ("(seq_len := 5) == 5", "not a parameter"),
         ("seq_len == 1 if causal else 2", "not a comparison of a parameter"),
         ("seq_len == 1; import os", "is not a comparison"),
@@ -108,6 +108,7 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
 
 
 def test_values_without_order_are_an_error_not_false() -> None:
+    """A comparison of values without order, such as None and 5, is an error and not False."""
     with pytest.raises(ConditionError, match=r"compares None with 5, which have no order"):
         Condition("window > 5", NAMES)(PARAMS)
     assert not Condition("window != null and window > 5", NAMES)(PARAMS)
@@ -121,12 +122,12 @@ def test_values_without_order_are_an_error_not_false() -> None:
         ("mode == fsat", "did you mean 'fast'"),
         ("mode in [exact, fsat]", "did you mean 'fast'"),
         ("mode != fsat", "did you mean 'fast'"),
-        ("size == 128.5", "given 128.5, expected a valid integer"),
+        ("size == 128.5", "got 128.5, expected a valid integer"),
         ("size == 0", "greater than or equal to 1"),
-        ("size == true", "given True, expected a valid integer"),
-        ("size > large", "given 'large', expected a valid integer"),
+        ("size == true", "got True, expected a valid integer"),
+        ("size > large", "got 'large', expected a valid integer"),
         ("causal == 1", "expected a valid boolean"),
-        ("size == null", "given None"),
+        ("size == null", "got None"),
         ("128 == size and mode == 3", "expected 'fast' or 'exact'"),
     ],
 )
@@ -141,6 +142,7 @@ def test_a_value_that_a_parameter_never_has_is_an_error(text: str, words: str) -
     ["size == 128.0", "scale == 2", "window == null", "size > 0.5", "size < -3", "label == x"],
 )
 def test_a_value_that_it_can_have_is_none(text: str) -> None:
+    """A value that a parameter can have, or a bound outside its range, is no error."""
     toy = load_benchmark("tests.benchmarks.toy")
     assert Condition(text, toy.fields, literal_check(toy)).text == text
 

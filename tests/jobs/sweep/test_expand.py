@@ -1,4 +1,4 @@
-"""From a sweep to its runs: the product that the blocks say, under ids that stay."""
+"""Expansion of a sweep into runs: the product of its blocks, stable run ids, and speed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 NAME = "tests.benchmarks.toy"
 SLOW = settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)  # a busy machine is no failure
+)  # no deadline, because a test may be slow on a busy machine
 TOY = f"name: toy\nbenchmark: {NAME}\n"
 
 
@@ -40,6 +40,7 @@ TOY = f"name: toy\nbenchmark: {NAME}\n"
 
 
 def test_order_of_the_product(tmp_path: Path) -> None:
+    """zip sections vary slowest, then the keys of grid; the last key varies fastest."""
     text = "zip: {ranks: [3, 4], scale: [1.5, 2.5]}\ngrid: {size: [8, 4], mode: [fast, exact]}\n"
     assert params_of(load(tmp_path, TOY + text), "ranks", "scale", "size", "mode") == [
         (3, 1.5, 8, "fast"), (3, 1.5, 8, "exact"), (3, 1.5, 4, "fast"), (3, 1.5, 4, "exact"),
@@ -81,7 +82,10 @@ cases:
 
 
 def test_a_manifest_gives_back_the_same_runs(tmp_path: Path) -> None:
-    """`jobs retry` expands the sweep that the manifest holds, cases' own resources included."""
+    """A sweep read from a manifest expands to the same runs, with the resources of its cases.
+
+    `jobs retry` depends on this.
+    """
     for path in sorted((ROOT / "sweeps").glob("*.yaml")):
         loaded = load_sweep(path)
         data = json.loads(json.dumps(loaded.sweep.model_dump(mode="json", by_alias=True)))
@@ -90,6 +94,7 @@ def test_a_manifest_gives_back_the_same_runs(tmp_path: Path) -> None:
 
 
 def test_doubles_are_counted_and_run_once(tmp_path: Path) -> None:
+    """Duplicate combinations are counted and run once."""
     expansion = expand(load(tmp_path, TOY + "grid: {size: [1, 2, 1], scale: [1, 1.0]}\n"))
     assert [run.params["size"] for run in expansion.runs] == [1, 2]
     assert expansion.duplicates == 4
@@ -106,6 +111,7 @@ def test_shuffle_is_a_permutation_that_its_seed_fixes(tmp_path: Path) -> None:
 
 
 def test_mem_may_come_from_a_fraction(tmp_path: Path) -> None:
+    """A `$parameter` for mem_gb may be a float, unlike for other resources."""
     (run,) = expand(
         load(tmp_path, TOY + "fixed: {size: 1, scale: 0.5}\nresources: {mem_gb: $scale}\n")
     ).runs
@@ -126,7 +132,7 @@ DEFAULTS = {"mode": "fast", "scale": 1.0, "window": None, "causal": False, "labe
 
 @st.composite
 def axes(draw: st.DrawFn) -> dict[str, Any]:
-    """fixed, grid and zip over disjoint parameters."""
+    """Draw fixed, grid and zip sections with disjoint parameters."""
     names = draw(st.permutations(sorted(VALUES)))
     cut = sorted(draw(st.lists(st.integers(0, len(names)), min_size=3, max_size=3)))
     length = draw(st.integers(1, 3))
@@ -159,7 +165,7 @@ def sweeps(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def reference(sweep: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs that a sweep says, each once, straight from the words of the documentation."""
+    """Return the parameters of each run of a sweep, once, as the documentation defines them."""
     found: list[dict[str, Any]] = []
     for case in sweep["cases"] or [{"fixed": {}, "grid": {}, "zip": {}}]:
         mine = {*case["fixed"], *case["grid"], *case["zip"]}
@@ -198,7 +204,7 @@ def test_any_sweep_is_the_product_that_its_blocks_say(
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_text(json.dumps(sweep))  # JSON is YAML
     wanted = reference(sweep)
-    if not wanted:  # everything is excluded, which is an error of its own
+    if not wanted:  # a sweep without runs is an error, which other tests check
         return
     expansion = expand(load_sweep(path))
     assert sorted(key(r.params) for r in expansion.runs) == sorted(map(key, wanted))
@@ -211,7 +217,7 @@ def test_any_sweep_is_the_product_that_its_blocks_say(
 def test_ids_do_not_change_with_how_a_sweep_is_written(
     tmp_path_factory: pytest.TempPathFactory, sweep: dict[str, Any], rng: random.Random
 ) -> None:
-    """Key order, order of values and of cases, name of the file and of the sweep, partition."""
+    """Ids do not depend on the order of keys, values and cases, on names, or on the partition."""
     if not reference(sweep):
         return
 
@@ -236,7 +242,7 @@ def test_ids_do_not_change_with_how_a_sweep_is_written(
 
 
 def test_ids_are_those_of_the_first_release() -> None:
-    """Records name their run by it: a change here loses everything that was measured."""
+    """Records refer to runs by id, so a change of ids would make all old records unusable."""
     attention = replace(load_benchmark("attention"), version=1)
     params = attention.params.model_validate(
         {"implementation": "naive", "seq_len": 128, "head_dim": 16}
@@ -245,6 +251,7 @@ def test_ids_are_those_of_the_first_release() -> None:
 
 
 def test_what_equals_the_default_is_left_out_of_the_id(tmp_path: Path) -> None:
+    """Parameters that are equal to their defaults do not change the id."""
     plain = expand(load(tmp_path, TOY + "fixed: {size: 1}\n")).runs
     defaults = "fixed: {size: 1, mode: fast, scale: 1, window: null, causal: false, label: ''}\n"
     assert expand(load(tmp_path, TOY + defaults)).runs == plain
@@ -293,7 +300,7 @@ class AnyParams(BenchmarkParams):
 def test_two_ids_are_the_same_only_for_the_same_params(
     one: dict[str, Any], two: dict[str, Any]
 ) -> None:
-    """1, 1.0 and True are different values: Python's equality does not decide."""
+    """1, 1.0 and True are equal in Python, but they give different ids."""
     benchmark = Benchmark("any", 1, AnyParams, {"a": 1, "b": None, "c": "", "d": 0.0})
     first, second = (benchmark.json_defaults | params for params in (one, two))
     same = json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
@@ -362,7 +369,7 @@ def test_a_dry_run_of_10_000_runs_is_quick_and_imports_no_torch(tmp_path: Path) 
     took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert done.returncode == 0, done.stderr
     assert "10000" in done.stdout
-    assert took < 6  # s of processor time; it takes 2 on a machine that does nothing else
+    assert took < 6  # seconds of CPU time; about 2 on an idle machine
     assert not (tmp_path / "out").exists()
 
 
@@ -375,7 +382,7 @@ def test_a_dry_run_of_a_study_imports_nothing_slow(tmp_path: Path) -> None:
 def test_a_wrong_benchmark_name_imports_no_torch_either(tmp_path: Path) -> None:
     path = write(tmp_path, "name: a\nbenchmark: timing\n")
     done = python(DRY_RUN, str(path), "--dry-run")
-    assert "2 []" in done.stderr  # the exit code, and what was loaded
+    assert "2 []" in done.stderr  # exit code, and slow modules that were imported
     assert "no benchmark 'timing'" in done.stderr
 
 

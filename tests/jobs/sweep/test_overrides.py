@@ -1,4 +1,4 @@
-"""What a sweep is made of besides its own file: base files, the cluster's file, overrides."""
+"""Sources of a sweep other than its own file: base files, the cluster file, overrides."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def test_a_childs_parameter_replaces_the_bases_whatever_the_section(
 
 
 def test_an_error_inherited_has_the_place_in_the_base(tmp_path: Path) -> None:
+    """An error in an inherited value has the position in the base file."""
     write(tmp_path, TOY + "fixed: {size: 1}\ngrid:\n  mode: [fsat]\n  sise: [1]\n", "base.yaml")
     problems = errors(write(tmp_path, "base: base.yaml\nrepeats: no\n"))
     assert [line.split(" ")[0] for line in problems] == [
@@ -64,6 +65,7 @@ def test_an_error_inherited_has_the_place_in_the_base(tmp_path: Path) -> None:
 
 
 def test_an_error_in_what_a_child_replaced_is_none(tmp_path: Path) -> None:
+    """An invalid value in a base file is no error if the child replaces it."""
     write(tmp_path, TOY + "grid: {size: [large]}\n", "base.yaml")
     assert params_of(load(tmp_path, "base: base.yaml\nfixed: {size: 3}\n"), "size") == [(3,)]
 
@@ -71,9 +73,15 @@ def test_an_error_in_what_a_child_replaced_is_none(tmp_path: Path) -> None:
 def test_base_errors(tmp_path: Path) -> None:
     write(tmp_path, "base: b.yaml\n", "a.yaml")
     write(tmp_path, "base: a.yaml\n", "b.yaml")
-    assert "b.yaml:1:7: base: a circle: a.yaml -> b.yaml -> a.yaml" in errors(tmp_path / "a.yaml")
+    assert (
+        "b.yaml:1:7: base: a file must not inherit from itself, got a.yaml -> b.yaml -> a.yaml"
+        in errors(tmp_path / "a.yaml")
+    )
     write(tmp_path, "base: me.yaml\n", "me.yaml")
-    assert "me.yaml:1:7: base: a circle: me.yaml -> me.yaml" in errors(tmp_path / "me.yaml")
+    assert (
+        "me.yaml:1:7: base: a file must not inherit from itself, got me.yaml -> me.yaml"
+        in errors(tmp_path / "me.yaml")
+    )
     folder = tmp_path / "list"
     folder.mkdir()
     write(folder, "- 1\n", "list.yaml")
@@ -82,8 +90,8 @@ def test_base_errors(tmp_path: Path) -> None:
         (".", "2:7: base: there is no file"),
         ('"a\\0b"', "2:7: base: there is no file"),
         ("x" * 300, "2:7: base: there is no file"),
-        ("[a]", "2:7: base: given ['a'], expected a file name"),
-        ("list.yaml", "list.yaml:1:1: expected a mapping"),
+        ("[a]", "2:7: base must be a file name, got ['a']"),
+        ("list.yaml", "list.yaml:1:1: the file must be a mapping"),
     ):
         problems = errors(write(folder, f"name: a\nbase: {base}\n"))
         assert any(words in line for line in problems), problems
@@ -116,11 +124,11 @@ def test_cluster_file_holds_nothing_else_and_may_be_empty(tmp_path: Path) -> Non
     sweep = write(tmp_path, TOY + "fixed: {size: 1}\n")
     cluster = write(tmp_path, "slrum: {partition: a}\nslurm: {partitoin: b}\n", "cluster.yaml")
     first, second = errors(sweep, cluster=cluster)
-    assert first.startswith("cluster.yaml:1:1: 'slrum' does not belong in a cluster file; did you")
+    assert first.startswith("cluster.yaml:1:1: 'slrum' is not a key of a cluster file; did you")
     assert second.startswith("cluster.yaml:2:9: unknown key 'partitoin'; did you mean 'partition'")
     load_sweep(sweep, cluster=write(tmp_path, "# nothing yet\n", "empty.yaml"))
     (problem,) = errors(sweep, cluster=write(tmp_path, "- 1\n", "list.yaml"))
-    assert problem.startswith("list.yaml:1:1: expected a mapping")
+    assert problem.startswith("list.yaml:1:1: the file must be a mapping")
 
 
 # ---- overrides -----------------------------------------------------------------------------------
@@ -183,19 +191,19 @@ def test_an_override_of_the_benchmark_brings_its_parameters(tmp_path: Path) -> N
         ("sise=5", "did you mean 'size'?"),
         ("slrum.partition=a", "'slrum' is neither a parameter nor a key of a sweep"),
         ("slurm.partitoin=a", "did you mean 'partition'?"),
-        ("size=large", "size: given 'large', expected a valid integer"),
-        ("size=[1,large]", "size: given 'large', expected a valid integer"),
+        ("size=large", "size: got 'large', expected a valid integer"),
+        ("size=[1,large]", "size: got 'large', expected a valid integer"),
         ("size=1e4", "1.0e-4"),
         ("size=010", "octal"),
         ("causal=on", "boolean"),
         ("size=[1", "not valid YAML"),
-        ("size=", "given None"),
+        ("size=", "got None"),
         ("size=[]", "at least 1 item"),
-        ("size={a: 1}", "given {'a': 1}"),
+        ("size={a: 1}", "got {'a': 1}"),
         ("repeats=0", "greater than or equal to 1"),
         ("timeout_s=1:30", "base 60"),
-        ("cases.0.fixed.size=1", "cases is no mapping"),
-        ("name.first=a", "name is no mapping"),
+        ("cases.0.fixed.size=1", "cases is not a mapping"),
+        ("name.first=a", "name is not a mapping"),
         ("filter=size == 1", "'filter' is neither"),
         ("base=other.yaml", "'base' is neither"),
         ("mode=!!str fast", "tag '!!str'"),
@@ -211,6 +219,7 @@ def test_an_override_meets_the_checks_of_a_file(tmp_path: Path, argument: str, w
 
 
 def test_overrides_of_a_broken_file_only_add_errors(tmp_path: Path) -> None:
+    """Overrides of an invalid file raise InputError and no other exception."""
     for text in ("grid: [1]\n", "fixed: 5\ncases: 5\n", "grid: {size: 5}\ncases: {a: 1}\n"):
         for override in ("size=[1]", "size=1", "grid.size=[1]", "resources.nodes=1"):
             path = write(tmp_path, TOY + text)

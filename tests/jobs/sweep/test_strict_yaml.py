@@ -1,4 +1,4 @@
-"""YAML as sweeps are read: its traps are errors with a place, and nothing makes it raise."""
+"""The strict YAML parser: ambiguous syntax is an error with a position, and it never raises."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TRAPS = [
     ("a: 1_0.5", 4, "without _"),
     ("a: 10_", 4, "without _"),
     (f"a: {'9' * 30}", 4, "64 bits"),
-    (f"a: {'9' * 5000}", 4, "64 bits"),  # more digits than int() itself takes
+    (f"a: {'9' * 5000}", 4, "64 bits"),  # more digits than int() accepts
     ("off: 1", 1, "boolean"),
     ("null: 1", 1, "must be text"),
     ("~: 1", 1, "must be text"),
@@ -132,7 +132,7 @@ def test_every_trap_of_a_file_is_told_at_once() -> None:
         ("a: 1\n---\nb: 1\n", 2, 1),
         ("ok: 1\nb: x\0y\n", 2, 5),
         ("ok: 1\nb: \ud800\n", 2, 4),
-        ('ok: 1\nb: "\\U00110000"\n', 2, 7),  # PyYAML raises a plain ValueError
+        ('ok: 1\nb: "\\U00110000"\n', 2, 7),  # PyYAML raises ValueError here
         ("a: " + "[" * 4000, 1, None),
     ],
 )
@@ -147,7 +147,7 @@ def test_positions_of_values_and_keys() -> None:
     assert str(document.at(("grid", "seq_len", 1))) == "s.yaml:2:18"
     assert str(document.at_key(("grid", "seq_len"))) == "s.yaml:2:3"
     assert str(document.at(("cases", 0, "fixed", "a"))) == "s.yaml:4:16"
-    assert str(document.at(("cases", 0, "grid", "b"))) == "s.yaml:4:5"  # the nearest around it
+    assert str(document.at(("cases", 0, "grid", "b"))) == "s.yaml:4:5"  # the enclosing value
     assert str(document.at(("cases", 0, "fixed", "a", 7, "x"))) == "s.yaml:4:16"
 
 
@@ -159,17 +159,22 @@ def test_alias_is_a_value_of_its_own_at_each_place() -> None:
 
 
 def test_billion_laughs_end_soon_with_one_error() -> None:
+    """Nested aliases that expand to a huge document give one error quickly."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     start = time.process_time()
     found = problems("\n".join(lines))
     assert time.process_time() - start < 20
-    assert [message for *_, message in found] == [f"more than {MAX_NODES} values, aliases counted"]
+    assert [message for *_, message in found] == [
+        f"a file must have at most {MAX_NODES} values, counting each use of an alias"
+    ]
 
 
 def test_nesting_through_aliases_is_limited() -> None:
     lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 2000)]
-    assert {message for *_, message in problems("\n".join(lines))} == {"nested too deeply"}
+    assert {message for *_, message in problems("\n".join(lines))} == {
+        "values must not be nested more than 20 levels deep"
+    }
 
 
 def test_nothing_is_no_data_and_no_problem() -> None:
@@ -184,7 +189,7 @@ def test_not_utf8_is_told_with_line_and_column() -> None:
     text, problem = decode("ok: é\nb: ".encode() + b"caf\xe9\n", "f")
     assert text == ""
     assert problem is not None
-    assert str(problem) == "f:2:7: not UTF-8 text: byte 0xe9"
+    assert str(problem) == "f:2:7: byte 0xe9 is not valid UTF-8; save the file as UTF-8"
     assert decode("é".encode(), "f") == ("é", None)
 
 
@@ -218,7 +223,7 @@ def test_any_text_is_data_or_problems_never_an_exception(text: str) -> None:
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text("0123456789-+.:_eExXobnyftruslai ", min_size=1, max_size=7))
 def test_what_is_read_is_what_yaml_reads(scalar: str) -> None:
-    """No scalar is silently something else than it is to YAML 1.1; but 1.5e3 is a number."""
+    """Every accepted scalar has its value in YAML 1.1, except that 1.5e3 is a number here."""
     document = parse(f"a: {scalar}", "f")
     if document.problems:
         return
@@ -243,9 +248,9 @@ PLAIN = st.recursive(
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.text(min_size=1, max_size=5), PLAIN, max_size=4))
 def test_json_is_read_as_it_is(data: dict[str, object]) -> None:
-    """JSON is YAML: `jobs replay` writes its sweep so."""
+    """JSON is valid YAML. `jobs replay` writes its sweep as JSON."""
     text = json.dumps(data)
-    if "e" in text and any(c.isdigit() for c in text):  # 1e-07 is one of the traps
+    if "e" in text and any(c.isdigit() for c in text):  # numbers such as 1e-07 are errors
         assert parse(text, "f").problems or parse(text, "f").data == data
         return
     document = parse(text, "f")

@@ -1,4 +1,4 @@
-"""Errors of sweep files: all at once, each with its place."""
+"""Errors in sweep files: all are reported together, each with its position."""
 
 from __future__ import annotations
 
@@ -53,19 +53,22 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
     )
     problems = errors(path)
     expected = [
-        ("sweep.yaml:1:7: ", "name: given 'many errors', expected text of the form"),
+        ("sweep.yaml:1:7: ", "name: got 'many errors', expected text that matches the pattern"),
         ("sweep.yaml:3:1: ", "unknown key 'fixd'; did you mean 'fixed'?"),
-        ("sweep.yaml:5:9: ", "size: given 'large', expected a valid integer"),
+        ("sweep.yaml:5:9: ", "size: got 'large', expected a valid integer"),
         ("sweep.yaml:6:10: ", "1.0e-4"),
-        ("sweep.yaml:8:16: ", "mode: given 'exakt', expected 'fast' or 'exact'"),
+        ("sweep.yaml:8:16: ", "mode: got 'exakt', expected 'fast' or 'exact'"),
         ("sweep.yaml:8:16: ", "did you mean 'exact'?"),
         ("sweep.yaml:9:3: ", "has no parameter 'widnow'; did you mean 'window'?"),
-        ("sweep.yaml:10:1: ", "zip: lists of different lengths: ranks 2, causal 1"),
-        ("sweep.yaml:13:10: ", "repeats: given 0, expected greater than or equal to 1"),
+        (
+            "sweep.yaml:10:1: ",
+            "zip: all lists must have the same length, got 2 for 'ranks', 1 for 'causal'",
+        ),
+        ("sweep.yaml:13:10: ", "repeats: got 0, expected greater than or equal to 1"),
         ("sweep.yaml:15:5: ", "'mod' is not a parameter; did you mean 'mode'?"),
         ("sweep.yaml:18:12: ", "rows: no parameter 'sise'; did you mean 'size'?"),
         ("sweep.yaml:19:12: ", "value: 'speed' is not known"),
-        ("sweep.yaml:20:20: ", "nodes: '$rank' names no parameter; did you mean 'ranks'?"),
+        ("sweep.yaml:20:20: ", "nodes: '$rank' does not name a parameter; did you mean 'ranks'?"),
     ]
     for place, words in expected:
         assert any(line.startswith(place) and words in line for line in problems), (
@@ -73,7 +76,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
             words,
             problems,
         )
-    assert len(problems) == len({place for place, _ in expected})  # and nothing else
+    assert len(problems) == len({place for place, _ in expected})  # no other errors
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         (ONE + "order: random", "4:8", "expected 'as_written' or a mapping"),
         ("cases: [{fixd: {size: 1}}]", "3:10", "did you mean 'fixed'"),
         ("cases: [{fixed: {size: 1}, resources: {gpu: 1}}]", "3:40", "unknown key 'gpu'"),
-        ("cases: [{fixed: {size: 1}, resources: {nodes: 0}}]", "3:47", "given 0, expected"),
+        ("cases: [{fixed: {size: 1}, resources: {nodes: 0}}]", "3:47", "got 0, expected"),
         ("cases: [{fixed: {size: 1}, launch: {nproc_per_node: $rank}}]", "3:53", "'ranks'"),
         (ONE + "tables: [{name: t, row: [size]}]", "4:20", "did you mean 'rows'"),
         (ONE + "tables: [{rows: [size]}]", "4:10", "name is required"),
@@ -127,7 +130,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         ),
         (ONE + "tables: [{name: t, list: a, columns: [mode]}]", "4:29", "columns: not allowed"),
         (ONE + "tables: [{name: t, list: a, rows: [phase]}]", "4:36", "'phase'"),
-        (ONE + "tables: [{name: t, list: a..b}]", "4:26", "given 'a..b'"),
+        (ONE + "tables: [{name: t, list: a..b}]", "4:26", "got 'a..b'"),
         (ONE + "tables: [{name: t, limit: 5}]", "4:20", "only allowed together with list"),
         (ONE + "tables: [{name: t, where: sise > 1}]", "4:27", "'size'"),
         (
@@ -141,22 +144,22 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
             "'size' is none of the columns (mode)",
         ),
         (ONE + "exclude: [{sise: 1}]", "4:12", "did you mean 'size'"),
-        (ONE + "exclude: [{mode: [fast, slow]}]", "4:25", "given 'slow'"),
+        (ONE + "exclude: [{mode: [fast, slow]}]", "4:25", "got 'slow'"),
         (ONE + "exclude: [{}]", "4:11", "would exclude every run"),
         (ONE + "exclude: ['']", "4:11", "would exclude every run"),
-        (ONE + "exclude: [[1]]", "4:11", "exclude.0: given [1]"),
+        (ONE + "exclude: [[1]]", "4:11", "exclude.0: got [1]"),
         (ONE + "exclude: [\"__import__('os').system('x') == 1\"]", "4:11", "is not a parameter"),
         (ONE + "grid: {size: [2]}", "4:8", "'size' is set in both fixed and grid"),
         ("grid: {size: [2]}\nzip: {size: [2]}", "4:7", "'size' is set in both grid and zip"),
         ("grid: {size: []}", "3:14", "at least 1 item"),
         ("grid: {size: 5}", "3:14", "expected a valid list"),
-        ("grid: {size: [[5]]}", "3:15", "given [5]"),
-        ("fixed: {size: true}", "3:15", "given True, expected a valid integer"),
-        ("fixed: {size: 1.0}", "3:15", "given 1.0, expected a valid integer"),
-        ("fixed: {size: '1'}", "3:15", "given '1', expected a valid integer"),
+        ("grid: {size: [[5]]}", "3:15", "got [5]"),
+        ("fixed: {size: true}", "3:15", "got True, expected a valid integer"),
+        ("fixed: {size: 1.0}", "3:15", "got 1.0, expected a valid integer"),
+        ("fixed: {size: '1'}", "3:15", "got '1', expected a valid integer"),
         ("fixed: [size]", "3:8", "expected a mapping"),
         (ONE + "cases: 5", "4:8", "expected a valid list"),
-        (ONE + "cases: [5]", "4:9", "cases.0: given 5"),
+        (ONE + "cases: [5]", "4:9", "cases.0: got 5"),
         (ONE + "timeout_s: -1", "4:12", "greater than 0"),
         (ONE + "timeout_s: 1.0e300", "4:12", "less than or equal to"),
         (ONE + "filter: size == 1", "4:1", "--filter"),
@@ -171,6 +174,7 @@ def test_one_error_with_its_place(tmp_path: Path, text: str, place: str, words: 
 
 
 def test_a_phase_that_stands_twice_would_count_its_samples_twice(tmp_path: Path) -> None:
+    """A phase must not be listed twice, because its samples would count twice."""
     problems = toy_errors(
         tmp_path, ONE + "tables: [{name: t, phase: [forward, backward, forward]}]\n"
     )
@@ -178,6 +182,7 @@ def test_a_phase_that_stands_twice_would_count_its_samples_twice(tmp_path: Path)
 
 
 def test_a_wrong_key_among_several_forms(tmp_path: Path) -> None:
+    """An unknown key is reported even if the value may also be of another type."""
     problems = toy_errors(tmp_path, "fixed: {size: 1}\norder: {shufle: 1}\n")
     assert any("4:9: unknown key 'shufle'; did you mean 'shuffle'" in line for line in problems)
 
@@ -188,10 +193,10 @@ def test_a_wrong_key_among_several_forms(tmp_path: Path) -> None:
         (b"", "sweep.yaml:1:1: the file is empty"),
         (b"# nothing\n", "sweep.yaml:1:1: the file is empty"),
         (b"{}", "sweep.yaml:1:1: the file is empty"),
-        (b"- a\n", "sweep.yaml:1:1: expected a mapping of keys to values, not a list"),
-        (b"hello", "sweep.yaml:1:1: expected a mapping of keys to values, not 'hello'"),
-        (b"name: caf\xe9\n", "sweep.yaml:1:10: not UTF-8 text: byte 0xe9"),
-        (b"\xff\xfen\0a\0", "sweep.yaml:1:1: not UTF-8 text: byte 0xff"),
+        (b"- a\n", "sweep.yaml:1:1: the file must be a mapping of keys to values, got a list"),
+        (b"hello", "sweep.yaml:1:1: the file must be a mapping of keys to values, got 'hello'"),
+        (b"name: caf\xe9\n", "sweep.yaml:1:10: byte 0xe9 is not valid UTF-8"),
+        (b"\xff\xfen\0a\0", "sweep.yaml:1:1: byte 0xff is not valid UTF-8"),
         (b"name: [1\nb: 2\n", "sweep.yaml:2:2: not valid YAML"),
     ],
 )
@@ -203,7 +208,7 @@ def test_a_file_that_is_no_sweep(tmp_path: Path, content: bytes, expected: str) 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (line,) = errors(tmp_path / "no.yaml")
-    assert line.startswith("no.yaml: cannot be read: No such file or directory, nor is it a stock")
+    assert line.startswith("no.yaml: cannot be read: No such file or directory, and no stock")
     assert errors(tmp_path) == [f"{tmp_path.name}: cannot be read: Is a directory"]
 
 
@@ -226,9 +231,9 @@ def test_a_stock_sweep_is_found_from_any_folder_after_a_file_of_ones_own(
     [
         ("attentoin", "did you mean 'attention'? (valid: "),
         ("tests.benchmarks.nothing", "no benchmark 'tests.benchmarks.nothing'"),
-        ("os.path", "it needs run and Params"),
+        ("os.path", "it must define run(params) and Params"),
         ("..", "no benchmark '..'"),
-        ("timing", "no benchmark 'timing'"),  # a module of that folder, but without run()
+        ("timing", "no benchmark 'timing'"),  # without run(), as a helper module of the folder
     ],
 )
 def test_unknown_benchmark_names_those_that_exist(tmp_path: Path, name: str, words: str) -> None:
@@ -238,11 +243,13 @@ def test_unknown_benchmark_names_those_that_exist(tmp_path: Path, name: str, wor
 
 
 def test_a_trap_is_told_once_though_its_value_is_missing_too(tmp_path: Path) -> None:
+    """A value that cannot be read gives one error, and none for the missing value."""
     (problem,) = toy_errors(tmp_path, "grid: {size: [010, 1]}\n")
     assert problem.startswith("sweep.yaml:3:15: '010': YAML 1.1 reads a leading 0 as octal")
 
 
 def test_a_combination_that_the_benchmark_refuses(tmp_path: Path) -> None:
+    """An error of a model validator has the position of the grid, and examples of combinations."""
     (problem,) = toy_errors(tmp_path, "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\n")
     assert problem == (
         "sweep.yaml:4:3: the window is larger than the size (size=1 window=2 and 1 more)"
@@ -250,6 +257,7 @@ def test_a_combination_that_the_benchmark_refuses(tmp_path: Path) -> None:
 
 
 def test_a_refused_combination_may_be_excluded(tmp_path: Path) -> None:
+    """A combination that the benchmark rejects is no error if it is excluded or filtered out."""
     text = TOY + "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\nexclude: [size == 1 and window > 1]\n"
     loaded = load(tmp_path, text)
     assert params_of(loaded, "size", "window") == [(1, 1), (8, 1), (8, 2), (8, 4)]
@@ -259,17 +267,20 @@ def test_a_refused_combination_may_be_excluded(tmp_path: Path) -> None:
 
 
 def test_a_fields_own_validator_has_the_place_of_the_value(tmp_path: Path) -> None:
+    """An error of a field validator has the position of the value."""
     (problem,) = toy_errors(tmp_path, "fixed: {size: 1}\ngrid:\n  label: [a, b c]\n")
-    assert problem == "sweep.yaml:5:14: label: given 'b c', a label has no spaces"
+    assert problem == "sweep.yaml:5:14: label cannot be 'b c': a label has no spaces"
 
 
 def test_nothing_left_says_why(tmp_path: Path) -> None:
+    """The error for a sweep without runs says how many exclude and the filter left out."""
     text = "grid: {size: [1, 2, 3]}\nexclude: [size == 1]\n"
     assert toy_errors(tmp_path, text, filter="size > 5") == [
-        "--filter: the sweep has no runs (1 excluded, 2 filtered out); size takes [1, 2, 3]"
+        "--filter: the sweep has no runs (1 left out by exclude, 2 left out by the filter); "
+        "size has the values [1, 2, 3]"
     ]
     (problem,) = toy_errors(tmp_path, "grid: {size: [1, 2]}\nexclude: [size > 0]\n")
-    assert problem == "sweep.yaml:4:10: the sweep has no runs (2 excluded)"
+    assert problem == "sweep.yaml:4:10: the sweep has no runs (2 left out by exclude)"
 
 
 def test_filter_is_checked_like_exclude(tmp_path: Path) -> None:
@@ -280,6 +291,7 @@ def test_filter_is_checked_like_exclude(tmp_path: Path) -> None:
 
 
 def test_where_without_order_is_told_before_anything_runs(tmp_path: Path) -> None:
+    """A `where` that cannot be evaluated for a run is an error before the submission."""
     text = "fixed: {size: 1}\ntables: [{name: t, where: window > 5}]\n"
     (problem,) = toy_errors(tmp_path, text)
     assert problem.startswith("sweep.yaml:4:27: 'window > 5' compares None with 5")
@@ -288,31 +300,30 @@ def test_where_without_order_is_told_before_anything_runs(tmp_path: Path) -> Non
 def test_references_must_give_whole_numbers(tmp_path: Path) -> None:
     text = "fixed: {size: 1}\nresources: {nodes: $mode, cpus_per_task: $scale}\n"
     first, second = toy_errors(tmp_path, text)
-    assert first == (
-        "sweep.yaml:4:20: nodes: $mode is 'fast' here, expected an integer of at least 1"
+    assert first == ("sweep.yaml:4:20: nodes must be an integer of at least 1, got $mode = 'fast'")
+    assert second.startswith(
+        "sweep.yaml:4:42: cpus_per_task must be an integer of at least 1, got $scale"
     )
-    assert second.startswith("sweep.yaml:4:42: cpus_per_task: $scale is 1.0 here")
 
 
 def test_overlapping_cases_of_other_shapes_are_an_error(tmp_path: Path) -> None:
     text = "fixed: {size: 1}\ncases:\n  - resources: {nodes: 1}\n  - resources: {nodes: 2}\n"
     (problem,) = toy_errors(tmp_path, text)
-    assert problem.startswith(
-        "sweep.yaml:6:5: the same runs as in cases.0, but with other resources"
-    )
+    assert problem.startswith("sweep.yaml:6:5: the same run is in cases.0 with other resources")
 
 
 def test_a_sweep_without_end_is_refused_at_once(tmp_path: Path) -> None:
+    """Too many combinations are an error before any combination is created."""
     sizes = ", ".join(map(str, range(1, 1001)))
     text = f"grid:\n  size: [{sizes}]\n  window: [{sizes}]\n  ranks: [{sizes}]\n"
     (problem,) = toy_errors(tmp_path, text)
-    assert "1000000000 combinations x 1 repeats; at most 1000000" in problem
+    assert "at most 1000000 runs, got 1000000000 combinations x 1 repeats" in problem
 
 
 def test_a_parameter_may_not_be_named_like_what_tables_show_of_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else two runs that differ in it would share a cell."""
+    """Tables would read such a parameter from the record, so two runs could share a cell."""
 
     class Params(toy.Params):
         device: str = "cpu"
@@ -320,12 +331,13 @@ def test_a_parameter_may_not_be_named_like_what_tables_show_of_a_record(
     monkeypatch.setattr(toy, "Params", Params)
     problems = toy_errors(tmp_path, "fixed: {size: 1}\ngrid: {device: [cpu, gpu]}\n")
     assert problems == [
-        "sweep.yaml:2:12: tests.benchmarks.toy: no parameter may be named device: "
-        "tables show it of a record"
+        "sweep.yaml:2:12: tests.benchmarks.toy: parameter 'device' must have another name; "
+        "tables reserve the names phase, device, repeat, value"
     ]
 
 
 def test_a_thousand_errors_fit_the_screen(tmp_path: Path) -> None:
+    """The text of many errors shows the first 100 and the number of the others."""
     path = write(tmp_path, TOY + f"grid: {{size: {[-i for i in range(1000)]}}}\n")
     with pytest.raises(InputError) as caught:
         load_sweep(path)
@@ -350,7 +362,7 @@ OWN = [path.read_text() for path in sorted(SWEEPS.glob("*.yaml"))]
 
 @st.composite
 def damaged(draw: st.DrawFn) -> str:
-    """One of the project's own sweeps after a few slips of the hand."""
+    """Draw one of the project's sweeps with a few random edits."""
     text = draw(st.sampled_from(OWN))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(text)))

@@ -26,13 +26,15 @@ exclude:
   - size > 3
   - {mode: exact}
 """
-    # Of two that leave out the same run both have an effect.
+    # Two entries that match the same run both have an effect.
     assert warnings(tmp_path, text) == [
-        "sweep.yaml:7:5: exclude: no run is like this",
-        "sweep.yaml:8:5: exclude: no run is like this",
+        "sweep.yaml:7:5: exclude: no run matches this entry, so it has no effect",
+        "sweep.yaml:8:5: exclude: no run matches this entry, so it has no effect",
     ]
-    # Not where the command line took away what it was for.
-    assert warnings(tmp_path, text, "size=1") == ["sweep.yaml:8:5: exclude: no run is like this"]
+    # There is no warning if an override replaces a parameter of the entry.
+    assert warnings(tmp_path, text, "size=1") == [
+        "sweep.yaml:8:5: exclude: no run matches this entry, so it has no effect"
+    ]
 
 
 def test_a_run_that_is_left_out_need_not_have_an_order(tmp_path: Path) -> None:
@@ -50,8 +52,8 @@ cases:
   - {fixed: {size: 4, mode: fast, ranks: 2}}
 """
     assert warnings(tmp_path, text) == [
-        "sweep.yaml:3:8: grid: every case replaces 'size'",
-        "sweep.yaml:4:7: zip: every case replaces 'ranks'",
+        "sweep.yaml:3:8: grid: every case replaces 'size', so this list has no effect",
+        "sweep.yaml:4:7: zip: every case replaces 'ranks', so this list has no effect",
     ]
     assert warnings(tmp_path, text, "size=[5,6]") == warnings(tmp_path, text)[1:]
 
@@ -61,4 +63,7 @@ def test_a_warning_is_said_and_stops_nothing(tmp_path: Path, option: str) -> Non
     path = write(tmp_path, TOY + "fixed: {size: 1}\nexclude: [size > 1]\n")
     done = call("jobs.submit", path, option, "--out", tmp_path / "out")
     assert done.returncode == 0
-    assert f"warning: {path}:4:11: exclude: no run is like this\n" in done.stdout
+    assert (
+        f"warning: {path}:4:11: exclude: no run matches this entry, so it has no effect\n"
+        in done.stdout
+    )
