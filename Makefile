@@ -8,7 +8,7 @@ JOBS ?= $(shell expr $$(nproc) + 1)
 # Hundreds of processes would each compile the project's modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install quickstart lint format compile-check bench report clean \
+.PHONY: help install quickstart lint format compile-check bench report docs clean \
   test test-slow test-all test-portable test-numeric test-exhaustive test-gpu
 
 help:
@@ -81,11 +81,13 @@ test-exhaustive: $(VENV)/installed-test
 test-gpu: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m 'gpu and not exhaustive' $(ARGS)
 
-# make lint         formatting, lint and types
+# make lint         formatting, lint, types, spelling and links
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/md-dead-link-check --no-color
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
@@ -108,6 +110,10 @@ report: $(VENV)/installed
 	  $(BIN)/python aggregate.py $$folder --views sweeps/$$name.yaml --plot docs/results/$$name \
 	    $$([ -f $$text ] && echo --text $$text) >docs/results/$$name.md || exit 1; \
 	done
+
+# make docs         generated parts of README.md and docs/: tables and the command-line reference
+docs: $(VENV)/installed
+	$(BIN)/python scripts/update_docs.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

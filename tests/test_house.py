@@ -64,23 +64,23 @@ def circles(graph: Mapping[str, set[str]]) -> list[str]:
 def rows() -> list[tuple[set[str], set[str]]]:
     """Return the rows of the import table in CONTRIBUTING.md, top to bottom.
 
-    A row ("room") has the names of its packages or modules, and the names that they may import.
+    A row has the names of its packages or modules, and the names that they may import.
     """
     lines = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
-    head = next(i for i, line in enumerate(lines) if line.startswith("| room |"))
+    head = next(i for i, line in enumerate(lines) if line.startswith("| package |"))
     table: list[tuple[set[str], set[str]]] = []
     for line in takewhile(lambda line: line.startswith("|"), lines[head + 2 :]):
-        _, room, _, given, _ = line.split("|")
-        names, may_import = re.findall(r"`(.+?)`", room), set(re.findall(r"`(.+?)`", given))
+        _, package, _, given, _ = line.split("|")
+        names, may_import = re.findall(r"`(.+?)`", package), set(re.findall(r"`(.+?)`", given))
         if given.split(",")[0].strip() == "above":
             package = names[0].partition(".")[0]
             above = [name for earlier, _ in table for name in earlier]
-            may_import |= {name for name in above if room_of(name, [package])}
+            may_import |= {name for name in above if row_of(name, [package])}
         table.append((set(names), may_import))
     return table
 
 
-def room_of(module: str, names: Iterable[str]) -> str | None:
+def row_of(module: str, names: Iterable[str]) -> str | None:
     """Return the longest of `names` that is the module itself or a package around it."""
     fitting = [name for name in names if module == name or module.startswith(f"{name}.")]
     return max(fitting, key=len, default=None)
@@ -90,16 +90,16 @@ def wrong_ways(imports: Mapping[str, set[str]], allowed: Mapping[str, set[str]])
     """Return the imports that the table does not allow, and the modules that are in no row."""
     wrong = []
     for module, targets in imports.items():
-        own = room_of(module, allowed)
+        own = row_of(module, allowed)
         if own is None:
-            wrong.append(f"{module} is in no room")
+            wrong.append(f"{module} is in no row")
             continue
         for target in sorted(targets):
             top = target.partition(".")[0]
             if top not in sys.stdlib_module_names:
-                room = room_of(target, allowed) or top
-                if room not in allowed[own]:
-                    wrong.append(f"{module} imports {target}; {own} may not import {room}")
+                target_row = row_of(target, allowed) or top
+                if target_row not in allowed[own]:
+                    wrong.append(f"{module} imports {target}; {own} may not import {target_row}")
     return wrong
 
 
@@ -110,7 +110,7 @@ def test_no_circle() -> None:
 
 def test_imports_go_the_way_that_contributing_says() -> None:
     allowed = {name: names | may_import for names, may_import in rows() for name in names}
-    assert {room_of(module, allowed) for module in imports()} >= set(allowed), "an empty room"
+    assert {row_of(module, allowed) for module in imports()} >= set(allowed), "a row without modules"
     found = wrong_ways(imports(), allowed)
     assert not found, "\n".join(found)
 
@@ -134,5 +134,5 @@ def test_a_circle_and_a_wrong_way_are_found() -> None:
         "p.high imports p.low.x; p may not import p.low",
         "p.low.x imports numpy.linalg; p.low may not import numpy",
         "p.low.x imports p; p.low may not import p",
-        "q is in no room",
+        "q is in no row",
     ]

@@ -48,7 +48,8 @@ def test_without_records_every_number_is_not_measured(template: Path, tmp_path: 
     without = render(template, tmp_path / name)
     for table, text in with_records.items():
         if "value(" in block_of(template, table):
-            assert "ot measured" in without.get(table, "Not measured")  # or the block is empty
+            # A block may also be empty without its runs.
+            assert "not measured" in without.get(table, "not measured").lower()
         else:
             assert without[table] == text
 

@@ -1,0 +1,110 @@
+"""The documentation is in step with the code: generated parts, examples, and lists of keys."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from jobs.status import Status
+from jobs.sweep.expand import expand
+from jobs.sweep.load import load_sweep
+from jobs.sweep.schema import VALUES, Launch, Plot, Resources, Slurm, Sweep, Table
+from tests.jobs.harness import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the code blocks of a page in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
+
+
+def test_generated_parts_are_up_to_date() -> None:
+    command = [sys.executable, "scripts/update_docs.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def example_sweeps() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for i, text in enumerate(blocks(page, "yaml")):
+            if "benchmark:" in text and "copy_tensor" not in text:
+                yield f"{page.name}-{i}", text
+
+
+SWEEPS = dict(example_sweeps())
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_an_example_of_a_sweep_file_is_valid(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(SWEEPS[name])
+    expansion = expand(load_sweep(path))
+    assert expansion.runs and not expansion.warnings
+
+
+def test_sweep_files_are_shown_in_readme_and_docs() -> None:
+    assert {name.split("-")[0] for name in SWEEPS} >= {"README.md", "sweep_files.md", "cluster.md"}
+
+
+def test_the_example_of_a_cluster_file_is_valid(tmp_path: Path) -> None:
+    (cluster,) = (text for text in blocks(DOCS / "cluster.md", "yaml") if "benchmark" not in text)
+    (tmp_path / "cluster.yaml").write_text(cluster)
+    loaded = load_sweep(ROOT / "sweeps" / "quickstart.yaml", cluster=tmp_path / "cluster.yaml")
+    given = yaml.safe_load(cluster)
+    assert loaded.sweep.slurm.partition == given["slurm"]["partition"]
+    assert loaded.sweep.resources.mem_gb == given["resources"]["mem_gb"]
+
+
+@pytest.mark.parametrize(
+    ("model", "prefix"),
+    [(Sweep, ""), (Table, ""), (Plot, ""), (Resources, "resources."), (Launch, "launch."),
+     (Slurm, "slurm.")],
+)  # fmt: skip
+def test_every_key_of_a_sweep_file_is_documented(model: type[BaseModel], prefix: str) -> None:
+    text = (DOCS / "sweep_files.md").read_text()
+    sections = {"resources", "launch", "slurm", "tables", "plots"}
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        if model is not Sweep or key not in sections:
+            assert f"`{prefix}{key}`" in text, key
+
+
+def test_every_value_and_status_is_documented() -> None:
+    sweeps, folders = (
+        (DOCS / name).read_text() for name in ("sweep_files.md", "results_folders.md")
+    )
+    assert [value for value in VALUES if f"`{value}`" not in sweeps] == []
+    assert [status for status in Status if f"`{status}`" not in folders] == []
+
+
+def test_the_example_of_a_benchmark_runs(tmp_path: Path) -> None:
+    page = DOCS / "new_benchmark.md"
+    (module,), (sweep,) = blocks(page, "python"), blocks(page, "yaml")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "copy_tensor.py").write_text(module)
+    (tmp_path / "copy_tensor.yaml").write_text(
+        sweep.replace("benchmark: copy_tensor", "benchmark: own.copy_tensor")
+    )
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "3 ok" in run("-m", "jobs.submit", "copy_tensor.yaml", "--local")
+    table = run("-m", "aggregate", "logs/copy_tensor")
+    assert "bandwidth (GB/s)" in table and "100" in table
