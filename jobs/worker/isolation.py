@@ -176,7 +176,7 @@ class Child:
         if left:
             print(
                 f"processes {left} of a run are still alive {EXIT_S:.0f} s after SIGKILL and may "
-                f"still hold GPU memory",
+                "still hold GPU memory",
                 file=sys.stderr,
                 flush=True,
             )
