@@ -99,7 +99,7 @@ class NodeReport(_Message):
     stacks: str = ""
     log_end: str = ""
     out_of_memory: bool = False  # whether the OOM killer killed a process of the job
-    lost: Literal["ServerDied", "NodeLost"] | None = None  # why there is no report
+    lost: Literal["ServerDied", "NodeLost"] | None = None  # set if the server or node was lost
 
     @property
     def is_ok(self) -> bool:
@@ -148,7 +148,7 @@ def _message(error: BaseException) -> str:
 
 
 def _plain_text(text: str) -> str:
-    """Escape lone surrogates, e.g. from undecodable bytes in a path. JSON cannot encode them."""
+    """Escape lone surrogates, e.g. from undecodable bytes in a path. UTF-8 cannot encode them."""
     return text.encode(errors="backslashreplace").decode()
 
 

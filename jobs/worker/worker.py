@@ -153,7 +153,11 @@ class Worker:
         return None
 
     def _is_done(self, run_id: str, repeat: int) -> bool:
-        """Return whether this submission or, unless forced, another one has measured a run."""
+        """Return whether a run need not be executed (any more).
+
+        It is done if this submission has a final record of it or, unless forced, if any submission
+        has measured it on the same kind of device.
+        """
         self.records += self.tail.new()
         for record in self.records:
             if (record.run, record.repeat) != (run_id, repeat):

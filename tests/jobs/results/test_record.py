@@ -99,7 +99,10 @@ def test_what_is_no_record_is_a_bad_line(text: bytes) -> None:
 
 def test_a_later_schema_is_skipped_with_that_reason() -> None:
     later = json.loads(LINES[0]) | {"schema_version": SCHEMA_VERSION + 1}
-    reason = f"schema version {SCHEMA_VERSION + 1}; this reads up to {SCHEMA_VERSION}"
+    reason = (
+        f"schema version must be at most {SCHEMA_VERSION} in this version of the project, got "
+        f"{SCHEMA_VERSION + 1}; update the project"
+    )
     for changed in (
         later,
         later | {"status": "excellent"},  # though nothing else of it would be valid here

@@ -142,7 +142,9 @@ def test_a_limit_on_file_size_leaves_no_half_line(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     printed = capsys.readouterr().err
-    assert f'unwritten record: {{"schema_version":1,"run":"{run(1).id}"' in printed  # not lost
+    assert (  # the record is not lost
+        f'append this line to {writer.path}: {{"schema_version":1,"run":"{run(1).id}"' in printed
+    )
     assert writer.path.stat().st_size == size
     assert writer.write(big(2), tries=1)
     records, bad = read_records(tmp_path)
