@@ -93,9 +93,9 @@ class Measurements(_Part):
 
     samples_ms: dict[str, Samples | Annotated[list[Samples], Field(min_length=1)]] = {}
     peak_memory_bytes: dict[str, int | Annotated[list[int], Field(min_length=1)]] = {}
-    flops: dict[str, Number] = {}
-    bytes: dict[str, Number] = {}
-    bus_bytes: dict[str, Number] = {}
+    flops: dict[str, Number] = {}  # floating-point operations of one sample
+    bytes: dict[str, Number] = {}  # bytes of one sample, for its bandwidth
+    bus_bytes: dict[str, Number] = {}  # bytes of one sample, for its bus bandwidth as in nccl-tests
     tokens: dict[str, Number] = {}  # tokens that all ranks together process in one sample
     facts: Annotated[dict[str, Any], BeforeValidator(_encodable)] = {}
     compiling_seconds: Number | None = None  # compile time, if the benchmark reports it

@@ -90,7 +90,7 @@ def _slurm_state(
     index = str(job.index)
     words = (answer or {}).get(job_id) or ended.get(index)
     if words is None and answer is None:
-        return JobState(Status.running, "assumed, since Slurm does not answer")
+        return JobState(Status.running, "assumed to be running, since Slurm does not answer")
     if words is None and not _slurm_log(manifest, job_id, "out").exists():
         # Slurm at once forgets an element of an array that is cancelled while pending.
         detail = (

@@ -183,7 +183,8 @@ def timed_out(timeout_s: float, stacks: str) -> Outcome:
     return failed(
         Status.timeout,
         "Timeout",
-        f"took longer than {timeout_s:g} s; if it does not hang, raise timeout_s in the sweep",
+        f"took longer than {timeout_s:g} s; if it does not hang, raise timeout_s in the sweep and "
+        "submit with --retry-failed",
         stacks,
     )
 
@@ -199,7 +200,10 @@ def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
     if exit_code is None:
         return failed(Status.killed, "ServerDied", LOST["ServerDied"], traces)
     if exit_code >= 0:
-        message = f"exited with exit code {exit_code} before it reported a result; see its log"
+        message = (
+            f"exited with exit code {exit_code} before it reported a result; "
+            "see `python -m jobs logs`"
+        )
         return failed(Status.error, f"exit code {exit_code}", message, traces)
     try:
         name = signal.Signals(-exit_code).name
@@ -208,7 +212,12 @@ def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
     if out_of_memory and exit_code == -signal.SIGKILL:
         message = (
             "host memory ran out: the kernel killed the process because its memory cgroup was "
-            "full; raise resources.mem_gb in the sweep"
+            "full; make the run smaller or, on Slurm, raise resources.mem_gb in the sweep"
         )
         return failed(Status.oom, name, message, traces, memory="host")
-    return failed(Status.killed, name, f"the process was terminated by {name}; see its log", traces)
+    return failed(
+        Status.killed,
+        name,
+        f"the process was terminated by {name}; see `python -m jobs logs`",
+        traces,
+    )

@@ -153,7 +153,7 @@ class Worker:
         return None
 
     def _is_done(self, run_id: str, repeat: int) -> bool:
-        """Return whether a run need not be executed (any more).
+        """Return whether a run need not be executed.
 
         It is done if this submission has a final record of it or, unless forced, if any submission
         has measured it on the same kind of device.
@@ -311,7 +311,7 @@ class Worker:
             if reason == "limit" and self.executed == 0:
                 message = (
                     f"takes longer than the job's time limit of {self.job.timeout_min} min; raise "
-                    "resources.timeout_min in the sweep"
+                    "resources.timeout_min in the sweep and submit with --retry-failed"
                 )
                 outcome = failed(Status.timeout, "Limit", message)
             elif reason == "limit":
@@ -321,8 +321,8 @@ class Worker:
                 outcome = failed(
                     Status.preempted,
                     "Preempted",
-                    "Slurm preempted the job; a requeued job repeats this run, otherwise submit "
-                    "the sweep again",
+                    "Slurm preempted the job; this run is repeated when the job is requeued or the "
+                    "sweep is submitted again",
                 )
             else:
                 outcome = failed(
