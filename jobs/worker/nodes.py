@@ -26,7 +26,7 @@ from jobs.worker.outcome import NodeReport
 from jobs.worker.run_process import Request
 from jobs.worker.torchrun import agent, collect, outcomes_in
 
-MEET_S = 300.0  # timeout for the workers of all nodes to connect, in seconds
+MEET_S = 300.0  # how long a node waits for another node's worker to connect, in seconds
 CONSEQUENCES_S = 3.0  # how long other ranks have to report after one has failed, in seconds
 LOOK_S = 0.5  # interval between checks for a failed rank, in seconds
 
@@ -81,7 +81,7 @@ class Followers:
         rendezvous_file: file that tells them this node's address; removed once all have connected.
 
     Raises:
-        RuntimeError: if not all of them connect within MEET_S.
+        RuntimeError: if nodes are missing and none connects for MEET_S.
     """
 
     def __init__(self, count: int, rendezvous_file: Path):
@@ -89,7 +89,7 @@ class Followers:
         self._listener = Listener(("0.0.0.0", 0), authkey=key)
         port = self._listener.address[1]
         rendezvous_file.parent.mkdir(parents=True, exist_ok=True)
-        previous = os.umask(0o077)  # whoever has the key can run commands as this user
+        previous = os.umask(0o077)  # a process with the key can run commands as this user
         try:
             write_json(rendezvous_file, {"host": node_address(), "port": port, "key": key.hex()})
         finally:
@@ -109,8 +109,9 @@ class Followers:
             except TimeoutError:
                 found = len(self.connections)
                 raise RuntimeError(
-                    f"only {found} of {count} other nodes connected to node 0 within "
-                    f"{MEET_S:.0f} s; check that their workers started and can reach node 0 by TCP"
+                    f"only {found} of {count} other nodes connected to node 0, and none in the "
+                    f"last {MEET_S:.0f} s; check that their workers started and can reach node 0 "
+                    "by TCP"
                 ) from None
             except (AuthenticationError, EOFError, OSError):
                 continue  # not a worker of this job, e.g. a port scanner
