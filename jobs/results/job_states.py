@@ -1,4 +1,4 @@
-"""The states of a folder's jobs: what Slurm says of them, or the process that runs them."""
+"""States of the jobs of a results folder, from Slurm or from the process that runs them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from jobs.status import JobState, JobStates, Status
 
 
 def job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
-    """The state of every job of these submissions.
+    """Return the state of every job of these submissions, by submission id and job index.
 
     Args:
-        notes: gets what a user should know, such as that Slurm does not answer.
+        manifests: the submissions.
+        notes: receives notes for the user, e.g. that Slurm does not answer.
     """
     slurm = [manifest for manifest in manifests if manifest.executor is Executor.slurm]
     states = {m.id: _local_states(m) for m in manifests if m.executor is not Executor.slurm}
@@ -23,14 +24,21 @@ def job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
 def _local_states(manifest: Manifest) -> dict[int, JobState]:
     process = manifest.process
     if process is None:
-        state = JobState(Status.missing, "never started")
+        state = JobState(Status.missing, "the submission never started its jobs; submit again")
     elif not process.is_on_this_host:
-        detail = f"ran on {process.host}, which cannot be seen from here"
+        detail = (
+            f"submitted on {process.host}, whose processes cannot be seen from here; run "
+            "`python -m jobs status` there to see whether it is still running"
+        )
         state = JobState(Status.killed, detail)
     elif process.is_running:
-        state = JobState(Status.running, f"process {process.pid}")
+        state = JobState(Status.running, f"the submission runs in process {process.pid}")
     elif process.interrupted:
-        state = JobState(Status.cancelled, "the queue was interrupted")
+        state = JobState(Status.cancelled, "the local queue was interrupted; submit again")
     else:
-        state = JobState(Status.killed, f"process {process.pid} ended")
+        state = JobState(
+            Status.killed,
+            f"process {process.pid}, which ran the submission, ended without a record of this run; "
+            "submit again",
+        )
     return {job.index: state for job in manifest.jobs}

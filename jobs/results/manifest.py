@@ -1,11 +1,11 @@
-"""The manifest: what one submission set out to do, written before anything is submitted.
+"""Manifests: what each submission is to execute. They are written before anything is submitted.
 
-    DIR/submissions/<id>/manifest.json     the resolved sweep, its runs, its jobs
-    DIR/submissions/<id>/handles.json      what became of each job: Slurm ids, or a local process
-    DIR/submissions/<id>/jobs/<index>/     each job's own output, and what its worker is doing now
-    DIR/artifacts/<run>-<repeat>-<attempt>/   files that a run left
+    DIR/submissions/<id>/manifest.json     the resolved sweep, its runs and its jobs
+    DIR/submissions/<id>/handles.json      for each job its Slurm id, or the local process
+    DIR/submissions/<id>/jobs/<index>/     the job's logs, and state.json of its worker
+    DIR/artifacts/<run>-<repeat>-<attempt>/   files that a run wrote
 
-A submission writes to its own folder only, so two at once do not meet.
+Each submission has a separate folder, so concurrent submissions do not conflict.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ARTIFACTS = "artifacts"
 
 
 class Executor(StrEnum):
-    """What runs the jobs of a submission."""
+    """Where the jobs of a submission are executed."""
 
     slurm = "slurm"
-    local = "local"  # a queue on this machine
-    debug = "debug"  # the process that submits, up to the first failure
+    local = "local"  # by a queue on this machine
+    debug = "debug"  # in the submitting process, up to the first failure
 
 
 class BrokenManifest(RuntimeError):
-    """What a submission wrote down cannot be read: the file, and why."""
+    """Raised if a submission's manifest.json or handles.json cannot be read, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Job:
 
     index: int
     shape: Shape
-    timeout_min: int
+    timeout_min: int  # time limit of the whole job, in minutes
     tasks: list[tuple[str, int]]  # (run id, repeat)
 
 
@@ -56,51 +56,52 @@ class Job:
 class SlurmHandle:
     """A job that was submitted to Slurm."""
 
-    job_id: str  # 123 or 123_4
+    job_id: str  # "123", or "123_4" for an element of an array
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One submission, as its folder tells it."""
+    """One submission, as its folder describes it."""
 
     folder: Path  # the results folder, DIR
     id: str
-    created_at: float
+    created_at: float  # in seconds since the epoch
     executor: Executor
     sweep: Sweep
     sweep_path: str
     command: str
     runs: dict[str, Run]
     jobs: list[Job]
-    done: list[tuple[str, int]]  # tasks that were measured before and were not submitted again
+    done: list[tuple[str, int]]  # tasks that were done before and are not submitted again
     provenance: dict[str, Any]
     force: bool = False
     handles: dict[int, SlurmHandle | ProcessHandle] = field(default_factory=dict, compare=False)
 
     @property
     def path(self) -> Path:
+        """The submission's folder."""
         return self.folder / SUBMISSIONS / self.id
 
     @property
     def slurm_ids(self) -> dict[int, str]:
-        """Slurm's id of each job that was submitted to it."""
+        """Slurm ids of the jobs that were submitted to Slurm, by job index."""
         return {i: h.job_id for i, h in self.handles.items() if isinstance(h, SlurmHandle)}
 
     @property
     def process(self) -> ProcessHandle | None:
-        """The process on which a local submission depends; None before it has started."""
+        """The process that runs a local or debug submission; None before it has started."""
         return next((h for h in self.handles.values() if isinstance(h, ProcessHandle)), None)
 
     def job_folder(self, index: int) -> Path:
         return self.path / "jobs" / str(index)
 
     def artifacts(self, run: str, repeat: int, attempt: int) -> Path:
-        """Where an attempt may leave files. A benchmark that has some makes it."""
+        """Return the folder for an attempt's files. A benchmark that writes files creates it."""
         return self.folder / ARTIFACTS / f"{run}-{repeat}-{attempt}"
 
 
 def new_id() -> str:
-    """A submission's id: when, and by which process, so that no two are the same."""
+    """Return a unique submission id, made of the time, the pid and random digits."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return f"{stamp}-{os.getpid()}-{os.urandom(2).hex()}"
 
@@ -113,8 +114,8 @@ def submitter() -> str:
 
 
 def write_manifest(manifest: Manifest) -> None:
-    """Write the manifest whole, and make the folders that a job needs before it starts."""
-    for job in manifest.jobs:  # Slurm kills a job, without a word, whose log folder is missing
+    """Write manifest.json, and create the folders that the jobs need before they start."""
+    for job in manifest.jobs:  # without its log folder, Slurm kills a job and reports no reason
         manifest.job_folder(job.index).mkdir(parents=True, exist_ok=True)
     shapes = list(dict.fromkeys([run.shape for run in manifest.runs.values()]))
     write_json(
@@ -155,7 +156,7 @@ def write_manifest(manifest: Manifest) -> None:
 
 
 def write_handles(manifest: Manifest) -> None:
-    """Write on what each job depends: a Slurm job, or a process of this host."""
+    """Write handles.json: for each job its Slurm id, or the process on this host that runs it."""
     handles = {
         str(index): {"slurm": handle.job_id} if isinstance(handle, SlurmHandle) else asdict(handle)
         for index, handle in manifest.handles.items()
@@ -164,10 +165,13 @@ def write_handles(manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of a submission's folder.
+    """Read the manifest and the handles of a submission.
+
+    Args:
+        path: the submission's folder.
 
     Raises:
-        BrokenManifest: it is none, or that of a later version of this launcher.
+        BrokenManifest: if a file cannot be read or is invalid, e.g. written by a later version.
     """
     data = _read_json(path / "manifest.json")
     handles_path = path / "handles.json"
@@ -178,10 +182,12 @@ def read_manifest(path: Path) -> Manifest:
         first = error.errors(include_input=False, include_url=False)[0]
         why = f"sweep.{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except KeyError as error:
-        why = f"{error} is missing"
+        why = f"the key {error} is missing"
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         why = str(error)
-    raise BrokenManifest(f"{path}/manifest.json is no manifest that this version reads: {why}")
+    raise BrokenManifest(
+        f"{path}/manifest.json is not a manifest that this version can read: {why}"
+    )
 
 
 def _read_json(path: Path) -> Any:
@@ -248,11 +254,11 @@ def _without_texts(sweep: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_manifests(folder: Path) -> list[Manifest]:
-    """Every submission of a results folder, oldest first.
+    """Read the manifests of all submissions of a results folder, oldest first.
 
     Raises:
-        FileNotFoundError: nothing was ever submitted into this folder.
-        BrokenManifest: one of them cannot be read.
+        FileNotFoundError: if nothing was ever submitted to this folder.
+        BrokenManifest: if one of the manifests cannot be read.
     """
     paths = sorted((folder / SUBMISSIONS).glob("*/manifest.json"))
     if not paths:

@@ -1,6 +1,6 @@
-"""The Record: what one attempt of one run left behind, one JSON object a line.
+"""The record of one attempt of one run, stored as one line of JSON.
 
-`record_writer` writes them, `record_reader` reads them.
+`record_writer` writes records, `record_reader` reads them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ SCHEMA_VERSION = 1
 RECORDS = "records"  # folder of records inside a results folder
 
 
-# JSON has no NaN: what is not finite would come back as null, and the record with it be lost.
+# JSON has no NaN or infinity. Such a value would be written as null, and the record could not be
+# read back.
 Number = Annotated[float, Field(allow_inf_nan=False)]
-# A hundred thousand records must fit in a gigabyte: samples as machine numbers, not objects, and
-# one copy of what a whole job shares.
+# 100,000 records must fit in 1 GB of memory. Samples are therefore an array of C doubles instead
+# of Python objects, and `_shared` keeps one copy of what the records of a job have in common.
 Samples = Annotated[
     list[Annotated[Number, Field(ge=0)]],
     Field(min_length=1),
     AfterValidator(partial(array, "d")),
     PlainSerializer(list),
 ]
-# What a run says of itself may hold bytes that are no UTF-8, as in a file's name.
+# Messages of a run may contain bytes that are not UTF-8, e.g. in a file name.
 Text = Annotated[str, BeforeValidator(lambda v: _encodable(v) if isinstance(v, str) else v)]
 
 
 def _encodable(value: Any) -> Any:
-    """The same value with every lone surrogate in its texts replaced."""
+    """Return the value with every lone surrogate in its strings replaced by "?"."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
@@ -52,14 +53,14 @@ def _encodable(value: Any) -> Any:
 
 
 def _shared(value: Any, info: ValidationInfo) -> Any:
-    """The same value, one copy for all records that are read with the same context."""
+    """Return an equal value that all records read with the same context share."""
     return value if info.context is None else info.context.setdefault(repr(value), value)
 
 
 def _recorded(status: Status) -> Status:
     if not status.can_be_recorded:
         valid = ", ".join(status for status in Status if status.can_be_recorded)
-        raise ValueError(f"no attempt ends as {status} (valid: {valid})")
+        raise ValueError(f"status of a record must be one of {valid}, got {status}")
     return status
 
 
@@ -67,49 +68,50 @@ RecordedStatus = Annotated[Status, AfterValidator(_recorded)]
 
 
 class _Part(BaseModel):
-    # Later versions may add keys: an older reader takes what it knows.
+    # Later versions may add keys, which older versions ignore.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Failure(_Part):
     """Why a run has no measurements."""
 
-    type: str  # of the exception, or what happened: Timeout, SIGKILL, exit code 3
+    type: str  # type of the exception, or the cause: Timeout, SIGKILL, exit code 3
     message: Text
     traceback: Text | None = None
-    rank: int | None = None  # of several ranks, the one that failed first
-    memory: Literal["gpu", "host"] | None = None  # which ran out
-    requested_bytes: int | None = None  # by the allocation that failed
-    allocated_bytes: int | None = None  # at that moment, by this process
+    rank: int | None = None  # the rank whose failure explains the others
+    memory: Literal["gpu", "host"] | None = None  # the memory that ran out
+    requested_bytes: int | None = None  # size of the GPU allocation that failed
+    allocated_bytes: int | None = None  # GPU memory that the process had allocated at that moment
 
 
 class Measurements(_Part):
     """The facts that a benchmark's `run` returned.
 
-    By phase. With several ranks, samples_ms and peak_memory_bytes hold one entry a rank.
+    All dicts but `facts` are keyed by phase. With several ranks, samples_ms and peak_memory_bytes
+    hold one entry per rank for each phase.
     """
 
     samples_ms: dict[str, Samples | Annotated[list[Samples], Field(min_length=1)]] = {}
     peak_memory_bytes: dict[str, int | Annotated[list[int], Field(min_length=1)]] = {}
-    flops: dict[str, Number] = {}
-    bytes: dict[str, Number] = {}
-    bus_bytes: dict[str, Number] = {}
-    tokens: dict[str, Number] = {}  # that all ranks together go through in one sample
+    flops: dict[str, Number] = {}  # floating-point operations of one sample
+    bytes: dict[str, Number] = {}  # bytes of one sample, for its bandwidth
+    bus_bytes: dict[str, Number] = {}  # bytes of one sample, for its bus bandwidth as in nccl-tests
+    tokens: dict[str, Number] = {}  # tokens that all ranks together process in one sample
     facts: Annotated[dict[str, Any], BeforeValidator(_encodable)] = {}
-    compiling_seconds: Number | None = None  # where the benchmark counts it
+    compiling_seconds: Number | None = None  # compile time, if the benchmark reports it
 
 
 class Seconds(_Part):
-    """Where the time of an attempt went."""
+    """How an attempt spent its time, in seconds."""
 
-    waiting: float | None = None  # from submission to the worker's start
-    starting: float | None = None  # from the worker's decision to the call of run()
-    compiling: float | None = None  # inside run(), as the benchmark counts it
+    waiting: float | None = None  # from the submission to the start of the worker
+    starting: float | None = None  # from the start of the attempt to the call of run()
+    compiling: float | None = None  # compile time inside run(), if the benchmark reports it
     measuring: float | None = None  # the rest of run()
 
 
 class Record(_Part):
-    """One attempt of one run. `measurements` exist only where the status is ok."""
+    """One attempt of one run. It has `measurements` if and only if its status is ok."""
 
     schema_version: int = SCHEMA_VERSION
     run: str
@@ -122,9 +124,9 @@ class Record(_Part):
     benchmark: str
     version: int
     params: dict[str, Any]
-    device: str  # the kind measured: a GPU's name, or cpu: and the processor's
-    started_at: float
-    finished_at: float
+    device: str  # kind of device that was measured: name of the GPU, or "cpu: " and the CPU's name
+    started_at: float  # in seconds since the epoch
+    finished_at: float  # in seconds since the epoch
     seconds: Seconds = Seconds()
     measurements: Measurements | None = None
     failure: Failure | None = None
@@ -132,14 +134,15 @@ class Record(_Part):
     gpus: list[dict[str, Any]] = []  # name, uuid, and NVML's state before and after
     slurm: Annotated[dict[str, str], AfterValidator(_shared)] = {}
     log: str | None = None  # path of the run's output, relative to the results folder
-    artifacts: str | None = None  # folder of the files that it left, relative to that too
+    artifacts: str | None = None  # folder of the run's files, relative to the results folder
 
     @model_validator(mode="after")
     def _facts_fit_the_status(self) -> Self:
         if (self.status == Status.ok) != (self.measurements is not None):
             raise ValueError(
-                f"measurements must exist if and only if status is ok, not {self.status}"
+                "measurements are required if status is ok and not allowed otherwise, "
+                f"got status {self.status}"
             )
         if self.status == "ok" and self.failure is not None:
-            raise ValueError("an ok record has no failure")
+            raise ValueError("failure is not allowed if status is ok")
         return self

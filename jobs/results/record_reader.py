@@ -1,6 +1,6 @@
-"""Reads the records of a results folder: JSON lines in DIR/records/.
+"""Reads the records of a results folder, which are JSON lines in DIR/records/.
 
-A torn line, or one of a later version, is reported and skipped.
+Incomplete lines and lines of a later schema version are reported and skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Versioned(BaseModel):
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that is no record: torn by a power cut or a full disk, or of a later version."""
+    """A line that cannot be read: damaged (power cut, full disk), or of a later schema version."""
 
     path: Path
     line: int
@@ -39,10 +39,12 @@ class BadLine:
 def parse_lines(
     data: bytes, path: Path, shared: dict[str, Any] | None = None
 ) -> Iterator[Record | BadLine]:
-    """The records in the bytes of a file.
+    """Yield the records in the content of a file, and a `BadLine` for each line that is not one.
 
     Args:
-        shared: holds one copy of what the records have in common; the same for many calls.
+        data: the content.
+        path: the file, for messages.
+        shared: cache of values that records have in common. Pass the same dict for every file.
     """
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
@@ -60,7 +62,7 @@ def parse_lines(
         if record.schema_version > SCHEMA_VERSION:
             yield BadLine(path, number, str(_later_version(line)))
             continue
-        # pydantic's notes of which fields were given are a fifth of a record's memory.
+        # pydantic's sets of the given fields would take a fifth of a record's memory.
         for part in (record, record.measurements, record.seconds):
             if part is not None:
                 part.model_fields_set.clear()
@@ -68,17 +70,20 @@ def parse_lines(
 
 
 def _later_version(line: bytes) -> str | None:
-    """The reason why a line of a later version is not read, whatever else it holds."""
+    """Return why a line of a later schema version is skipped; None if it is not of one."""
     try:
         version = _Versioned.model_validate_json(line).schema_version
     except ValidationError:
         return None
-    later = f"schema version {version}; this reads up to {SCHEMA_VERSION}"
+    later = (
+        f"schema version must be at most {SCHEMA_VERSION} in this version of the project, got "
+        f"{version}; update the project"
+    )
     return later if version > SCHEMA_VERSION else None
 
 
 def iter_records(folder: Path) -> Iterator[Record | BadLine]:
-    """Every record of a results folder, file by file, and every line that is none."""
+    """Yield the records of a results folder, file by file, and a `BadLine` for each other line."""
     shared: dict[str, Any] = {}
     for path in sorted((folder / RECORDS).glob("*.jsonl")):
         try:
@@ -91,7 +96,8 @@ def iter_records(folder: Path) -> Iterator[Record | BadLine]:
 
 @contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-    """Of a hundred thousand records none is in a cycle; to look for cycles costs a third."""
+    """Pause garbage collection. Records form no reference cycles, and the search for them would
+    take a third of the time to read 100,000 records."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -102,7 +108,7 @@ def _garbage_collection_paused() -> Iterator[None]:
 
 
 def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
-    """Every record of a results folder, oldest first, and the lines that were skipped."""
+    """Return all records of a results folder, oldest first, and the lines that were skipped."""
     records: list[Record] = []
     bad: list[BadLine] = []
     with _garbage_collection_paused():
@@ -116,11 +122,11 @@ def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
 
 
 class RecordTail:
-    """Records as they appear: each call of `new` reads only what files have grown by.
+    """Follows the records of a results folder: each call of `new` reads only appended lines.
 
     Args:
         folder: the results folder.
-        runs: keep only these run ids; other lines are not even parsed.
+        runs: ids of the runs to follow; None for all. Lines of other runs are not parsed.
     """
 
     def __init__(self, folder: Path, runs: set[str] | None = None):
@@ -130,6 +136,7 @@ class RecordTail:
         self._shared: dict[str, Any] = {}
 
     def new(self) -> list[Record]:
+        """Return the records that were written since the last call. Damaged lines are skipped."""
         records = []
         for path in sorted(self._folder.glob("*.jsonl")):
             start = self._read.get(path, 0)

@@ -1,6 +1,6 @@
-"""Writes records: one JSON line each, into a file of the writer's own in DIR/records/.
+"""Writes records as JSON lines to DIR/records/, into a separate file for each writer.
 
-A file grows by whole lines. Whatever dies, what was written before stays readable.
+Files grow by whole lines. If a process or machine dies, earlier records stay readable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jobs.results.record import Record
 
 
 def _warn(text: str) -> None:
-    """Say it on stderr, if that is not a file on the same full disk."""
+    """Print to stderr. Ignore errors: stderr may be a file on the same full disk."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -23,11 +23,15 @@ def _warn(text: str) -> None:
 
 
 class RecordWriter:
-    """Appends records to a file of its own.
+    """Appends records to a file that no other writer uses.
 
-    The name holds host, process and time, so no two writers ever share a file, whatever the file
-    system. A write that fails (a full disk) is undone and tried again, so that no half line is
-    left for the next record to be glued to; if it never succeeds the record goes to stderr.
+    The file's name contains the host, the pid and the time, so it is unique on any file system. A
+    write that fails, e.g. on a full disk, is undone and retried, so no partial line is left for the
+    next record to be appended to. If every try fails, the record is printed to stderr.
+
+    Args:
+        folder: folder of the record files.
+        name: beginning of the file's name.
     """
 
     def __init__(self, folder: Path, name: str):
@@ -35,7 +39,11 @@ class RecordWriter:
         self.path = folder / f"{unique}.jsonl"
 
     def write(self, record: Record, tries: int = 5) -> bool:
-        """Append one line and flush it to disk. Returns whether it could."""
+        """Append one record and flush it to disk, in at most `tries` tries.
+
+        Returns:
+            Whether it was written.
+        """
         line = record.model_dump_json(exclude_none=True).encode() + b"\n"
         for attempt in range(tries):
             if attempt:
@@ -44,8 +52,8 @@ class RecordWriter:
                 self._append(line)
                 return True
             except OSError as error:
-                _warn(f"cannot write {self.path}: {error.strerror}")
-        _warn(f"unwritten record: {line.decode()}")
+                _warn(f"cannot write a record to {self.path}: {error.strerror}")
+        _warn(f"record not written; to keep it, append this line to {self.path}: {line.decode()}")
         return False
 
     def _append(self, line: bytes) -> None:
@@ -54,7 +62,7 @@ class RecordWriter:
         try:
             size = os.fstat(handle).st_size
             if size and os.pread(handle, 1, size - 1) != b"\n":
-                line = b"\n" + line  # a half line is there that could not be undone
+                line = b"\n" + line  # end a partial line that could not be undone
             try:
                 if os.write(handle, line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,7 +1,7 @@
-"""What became of every run of a results folder: from its manifests, records and jobs.
+"""State of every run of a results folder, from its manifests, its records and its jobs.
 
-A run whose job ended without a record is `killed`, or what Slurm says of its job. Nothing is taken
-for success unless a record says so.
+A run whose job ended without a record is `killed`, or has the state that Slurm reports for the job.
+A run is `ok` only if a record says so.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _RUNS_AGAIN_IN_ITS_JOB = (Status.preempted, Status.cancelled)
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """One (run, repeat) and how it stands."""
+    """State of a task, which is one (run, repeat)."""
 
     run: Run
     repeat: int
     status: Status
-    record: Record | None = None  # the latest ok attempt, else the latest
-    detail: str = ""  # where no record says it: what Slurm, or the process table, does
+    record: Record | None = None  # of the latest ok attempt, otherwise of the latest attempt
+    detail: str = ""  # if the status is not from a record: what Slurm or the process table reports
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A results folder as it stands now."""
+    """State of a results folder at one moment."""
 
     folder: Path
     manifests: list[Manifest]
@@ -53,14 +53,15 @@ class Observation:
 
 
 def observe(folder: Path) -> Observation:
-    """Look at everything once.
+    """Read the state of a results folder.
 
     Raises:
-        FileNotFoundError: nothing was ever submitted into the folder.
+        FileNotFoundError: if nothing was ever submitted to this folder.
+        BrokenManifest: if one of the manifests cannot be read.
     """
     manifests = read_manifests(folder)
     notes: list[str] = []
-    # Jobs first, records second: a run that ends in between is then seen with its record.
+    # Read the jobs before the records. A run that ends in between then has its record.
     states = job_states(manifests, notes)
     records, bad = read_records(folder)
     best: dict[TaskKey, Record] = {}
@@ -71,14 +72,14 @@ def observe(folder: Path) -> Observation:
             best[key] = record
         latest_of[(record.submission, *key)] = record
     tasks: dict[TaskKey, TaskState] = {}
-    for manifest in manifests:  # the newest one that has a say about a run comes last and wins
+    for manifest in manifests:  # oldest first: a newer submission of a run overrides an older one
         for job in manifest.jobs:
             latest_here = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
             for key, task in _job_tasks(
                 manifest, job, states[manifest.id][job.index], latest_here, best
             ):
                 earlier = tasks.get(key)
-                # An earlier submission may still measure it.
+                # A run that an earlier submission is still executing stays live.
                 earlier_is_live = earlier is not None and earlier.status.is_live
                 if not earlier_is_live or task.status.is_live or task.status is Status.ok:
                     tasks[key] = task
@@ -99,11 +100,14 @@ def _job_tasks(
     latest_here: dict[TaskKey, Record | None],
     best: dict[TaskKey, Record],
 ) -> Iterator[tuple[TaskKey, TaskState]]:
-    """How each task of a job stands.
+    """Yield the state of each task of a job.
 
     Args:
-        latest_here: of each task, its latest record in this submission.
-        best: of each task, its latest ok record in any submission, else its latest.
+        manifest: the submission.
+        job: the job.
+        state: the job's state.
+        latest_here: the latest record of each task in this submission.
+        best: for each task, the latest ok record of all submissions, otherwise the latest record.
     """
     if not state.status.is_live and None in latest_here.values():
         state = with_last_words(manifest, job, state)
@@ -111,13 +115,13 @@ def _job_tasks(
     if state.status in (Status.running, Status.oom):
         running = read_worker_state(manifest.job_folder(job.index)).running
         executing = running and (running.run, running.repeat)
-    # Slurm blames memory: that is the run that was executing, not those after it.
+    # If Slurm reports out of memory, that is due to the run that was executing, not later ones.
     others = {Status.running: Status.queued, Status.oom: Status.killed}
     for key, latest in latest_here.items():
         status = state.status if key == executing else others.get(state.status, state.status)
         known = best.get(key)
         run, repeat = manifest.runs[key[0]], key[1]
-        # A live job runs again what was preempted or cancelled.
+        # A live job repeats runs that were preempted or cancelled.
         if status.is_live and (latest is None or latest.status in _RUNS_AGAIN_IN_ITS_JOB):
             yield key, TaskState(run, repeat, status, known, state.detail)
         elif known is not None and (latest is not None or known.status is Status.ok):
@@ -127,7 +131,10 @@ def _job_tasks(
 
 
 def _superseded(manifests: list[Manifest], notes: list[str]) -> set[str]:
-    """Runs of an older version of a benchmark than the folder's newest: other measurements."""
+    """Return the ids of runs of outdated benchmark versions, which measure something else.
+
+    A version is outdated if the folder has runs of a newer version of the same benchmark.
+    """
     newest: dict[str, int] = {}
     for manifest in manifests:
         for run in manifest.runs.values():
@@ -139,12 +146,15 @@ def _superseded(manifests: list[Manifest], notes: list[str]) -> set[str]:
         if run.version < newest[run.benchmark]
     }
     if old:
-        notes.append(f"{len(old)} runs of older benchmark versions are left out")
+        notes.append(
+            f"{len(old)} runs are not shown: this folder has runs of newer versions of their "
+            "benchmarks"
+        )
     return old
 
 
 def summary(observation: Observation) -> dict[str, Any]:
-    """The observation as plain data, for `status --json`."""
+    """Return the observation as plain data, for `status --json`."""
     return {
         "folder": str(observation.folder),
         "submissions": [

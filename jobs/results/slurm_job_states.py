@@ -1,6 +1,6 @@
-"""The states of Slurm jobs: from squeue, and what Slurm wrote into their output.
+"""States of Slurm jobs, from squeue and from what Slurm wrote to the jobs' logs.
 
-`sacct` is never needed.
+`sacct` is not used, so the cluster needs no accounting database.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from jobs.json_files import write_json
 from jobs.results.manifest import Job, Manifest
 from jobs.status import JobState, JobStates, Status
 
-ENDED = "ended.json"  # in a submission's folder: the last that Slurm said of jobs that ended
-RECENT_S = 86400.0
+ENDED = "ended.json"  # file in a submission's folder: the last known states of its ended jobs
+RECENT_S = 86400.0  # ended jobs are looked up again for this long, in seconds
 _QUEUED = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED", "RESV_DEL_HOLD"}
 _RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
 _ENDED_AS = {
@@ -28,9 +28,9 @@ _ENDED_AS = {
     "PREEMPTED": Status.preempted,
     "OUT_OF_MEMORY": Status.oom,
 }
-# Slurm's accounting of memory ends a job with the state FAILED, and says why in its stderr only.
+# A job that exceeds Slurm's memory limit may end as FAILED; only its stderr gives the reason.
 _OVER_MEMORY = re.compile(r"^slurmstepd.*exceeded memory limit", re.MULTILINE | re.IGNORECASE)
-# What a step's end makes Slurm say, whatever ended it.
+# Lines that Slurm writes when a step ends, whatever the cause.
 _NOISE = re.compile(
     r"srun: (launch/slurm|Force Terminated|forcing|got SIG|Job step aborted|error: Timed out)"
     r"|\*\*\* (STEP|JOB) .* CANCELLED"
@@ -38,15 +38,25 @@ _NOISE = re.compile(
 
 
 def slurm_job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
-    """As squeue has it. Slurm forgets jobs that ended, so its last words on them are kept."""
+    """Return the states of the jobs of Slurm submissions, by submission id and job index.
+
+    Slurm forgets jobs some time after their end, so their last states are saved to ENDED.
+
+    Args:
+        manifests: the submissions.
+        notes: receives a note for the user if Slurm does not answer.
+    """
     ended = {manifest.id: _read_ended(manifest) for manifest in manifests}
     unknown = any(str(i) not in ended[m.id] for m in manifests for i in m.slurm_ids)
-    # As long as Slurm knows an ended job, `scontrol requeue` can start it again.
+    # `scontrol requeue` can restart an ended job as long as Slurm remembers it.
     recent = any(_age_s(manifest.path / ENDED) < RECENT_S for manifest in manifests)
     ids = [job_id for manifest in manifests for job_id in manifest.slurm_ids.values()]
     answer = squeue(ids) if unknown or recent else {}
     if answer is None and unknown:
-        notes.append("Slurm does not answer; jobs are shown as last seen")
+        notes.append(
+            "Slurm does not answer (squeue is missing, failed or timed out); jobs that are not "
+            "known to have ended are shown as running"
+        )
     states: JobStates = {}
     for manifest in manifests:
         before = dict(ended[manifest.id])
@@ -60,7 +70,7 @@ def slurm_job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
         if ended[manifest.id] != before:
             try:
                 write_json(manifest.path / ENDED, ended[manifest.id])
-            except OSError:  # someone else's folder: then it is asked again next time
+            except OSError:  # e.g. another user's folder: ask Slurm again next time
                 pass
     return states
 
@@ -73,17 +83,26 @@ def _slurm_state(
     ended: dict[str, str],
 ) -> JobState:
     if job_id is None:
-        return JobState(Status.missing, "never submitted")
+        return JobState(
+            Status.missing,
+            "not submitted to Slurm, which refused the job or was not reached; submit again",
+        )
     index = str(job.index)
     words = (answer or {}).get(job_id) or ended.get(index)
     if words is None and answer is None:
-        return JobState(Status.running, "Slurm does not answer")
+        return JobState(Status.running, "assumed to be running, since Slurm does not answer")
     if words is None and not _slurm_log(manifest, job_id, "out").exists():
-        # An element of an array that is cancelled while it waits is forgotten at once.
-        detail = f"Slurm job {job_id} never started, and Slurm no longer knows it"
+        # Slurm at once forgets an element of an array that is cancelled while pending.
+        detail = (
+            f"Slurm job {job_id} never started, and Slurm no longer knows it; it was probably "
+            "cancelled while pending"
+        )
         return JobState(Status.cancelled, detail)
     if words is None:
-        return JobState(Status.killed, f"Slurm no longer knows job {job_id}")
+        return JobState(
+            Status.killed,
+            f"Slurm job {job_id} has ended, and Slurm no longer knows how",
+        )
     name, detail = words.split()[0], f"Slurm job {job_id} is {words}"
     if name in _QUEUED | _RUNNING:
         ended.pop(index, None)
@@ -111,32 +130,45 @@ def _age_s(path: Path) -> float:
 
 
 def squeue(job_ids: list[str]) -> dict[str, str] | None:
-    """State, and the reason if Slurm has one, by job id (`123`, `123_4`); None: no answer."""
+    """Ask Slurm for the states of jobs.
+
+    Args:
+        job_ids: ids such as "123", or "123_4" for an element of an array.
+
+    Returns:
+        State of each job that Slurm knows, followed by the reason in parentheses if there is one,
+        by job id. None if Slurm does not answer.
+    """
     if not job_ids:
         return {}
     if shutil.which("squeue") is None:
         return None
     whole = sorted({job_id.split("_")[0] for job_id in job_ids})
     states: dict[str, str] = {}
-    for start in range(0, len(whole), 1000):  # a command line has an end
+    for start in range(0, len(whole), 1000):  # the length of a command line is limited
         ids = ",".join(whole[start : start + 1000])
         command = ["squeue", "-h", "-r", "-t", "all", "-j", ids, "-o", "%A|%F|%K|%T|%r"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        if done.returncode and "Invalid job id" not in done.stderr:  # of one that is forgotten
+        # squeue also fails if it is asked for a job that Slurm has forgotten. That is no error.
+        if done.returncode and "Invalid job id" not in done.stderr:
             return None
         for line in done.stdout.splitlines():
             job, array, index, state, reason = line.strip().split("|", 4)
-            if reason not in ("None", "") and state != "CANCELLED":  # then it is why it waited
+            # The reason of a cancelled job is still the one for which it was pending.
+            if reason not in ("None", "") and state != "CANCELLED":
                 state += f" ({reason})"
             states[f"{array}_{index}" if index != "N/A" else job] = state
     return states
 
 
 def with_last_words(manifest: Manifest, job: Job, state: JobState) -> JobState:
-    """Add what the job wrote to its stderr: a setup line's failure, or Slurm's reason."""
+    """Add the last line of the job's stderr, e.g. a failed setup line, to the state's detail.
+
+    A killed job becomes `oom` if its stderr says that it exceeded its memory limit.
+    """
     job_id = manifest.slurm_ids.get(job.index)
     if job_id is None:
         return state
@@ -144,9 +176,9 @@ def with_last_words(manifest: Manifest, job: Job, state: JobState) -> JobState:
         with _slurm_log(manifest, job_id, "err").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
             text = file.read().decode(errors="replace")
-    except OSError:  # it never started, or ran elsewhere
+    except OSError:  # the job never started, or its log is elsewhere
         return state
     over_memory = state.status is Status.killed and _OVER_MEMORY.search(text)
     words = [line.strip() for line in text.split("\n") if line.strip() and not _NOISE.search(line)]
-    detail = state.detail + (f"; its last words: {words[-1][:200]}" if words else "")
+    detail = state.detail + (f"; end of its stderr: {words[-1][:200]}" if words else "")
     return JobState(Status.oom if over_memory else state.status, detail)

@@ -1,7 +1,7 @@
-"""What a worker is doing now: `state.json` in its job's folder.
+"""Current state of a worker: `state.json` in the folder of its job.
 
-`status` shows it. The next worker of the job learns from it what the last was executing, should
-that have died.
+`jobs status` reads there which run is executing. If the worker dies, the next worker of the job
+reads there which run was executing.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class RunningAttempt(BaseModel):
     run: str
     repeat: int
     attempt: int
-    started_at: float | None = None  # since the epoch
+    started_at: float | None = None  # in seconds since the epoch
 
 
 class WorkerState(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     running: RunningAttempt | None = None
-    deaths: dict[str, int] = {}  # by "run/repeat", workers that ended without a word during it
+    deaths: dict[str, int] = {}  # by "run/repeat": workers that died during it without a record
     pid: int | None = None
     host: str | None = None
-    at: float | None = None  # since the epoch
+    at: float | None = None  # when the state was written, in seconds since the epoch
 
 
 def write_worker_state(job_folder: Path, state: WorkerState) -> None:
@@ -39,7 +39,7 @@ def write_worker_state(job_folder: Path, state: WorkerState) -> None:
 
 
 def read_worker_state(job_folder: Path) -> WorkerState:
-    """The last that a job's worker wrote; nothing where none has written."""
+    """Return the state that the job's worker wrote last, or an empty state if there is none."""
     try:
         return WorkerState.model_validate_json((job_folder / "state.json").read_text())
     except (OSError, ValueError):

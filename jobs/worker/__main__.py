@@ -1,6 +1,6 @@
-"""Run the jobs of one submission: `python -m jobs.worker DIR/submissions/ID INDEX...`.
+"""Run jobs of one submission: `python -m jobs.worker DIR/submissions/ID INDEX...`.
 
-The launcher does this. A submission to Slurm calls the worker through submitit instead.
+The local queue starts this command. A Slurm job calls the worker through submitit instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m jobs.worker", description=__doc__)
     parser.add_argument("submission", type=Path)
     parser.add_argument("index", type=int, nargs="+")
-    parser.add_argument("--parent", type=int, help="process without which this one is to end")
+    parser.add_argument("--parent", type=int, help="pid of the parent; stop when it exits")
     given = parser.parse_args(arguments)
     manifest = read_manifest(given.submission)
     for index in given.index:

@@ -1,4 +1,4 @@
-"""The environment variables of a job: nothing of a surrounding torchrun or Slurm allocation."""
+"""Environment variables of a job, without those of a surrounding torchrun or Slurm allocation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from jobs import ROOT
 
-# What a surrounding allocation or torchrun leaves in the environment; a job must not see it.
+# Variables that a surrounding torchrun or allocation sets. A job that inherited them would take
+# its rank, rendezvous or resources from the wrong launch.
 _LEAKS = re.compile(
     r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_RANK|ROLE_NAME"
     r"|ROLE_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|PMI_.*|PMIX_.*|OMPI_.*"
@@ -19,7 +20,12 @@ _SLURM_LEAKS = re.compile(r"(?!SLURM_CONF$)(SLURM|SBATCH|SRUN|SALLOC|SLURMD)_.*$
 
 
 def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, str]:
-    """The environment without what a surrounding torchrun, or (slurm) allocation, put there."""
+    """Return the environment without the variables of a surrounding torchrun or allocation.
+
+    Args:
+        environment: environment variables by name.
+        slurm: also remove Slurm's variables, except SLURM_CONF.
+    """
     return {
         name: value
         for name, value in environment.items()
@@ -28,20 +34,26 @@ def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, 
 
 
 def job_environment() -> dict[str, str]:
-    """The environment that a job starts from: this one without leaks, this project importable."""
+    """Return this process's environment for a job: without leaks, the project on PYTHONPATH."""
     return with_project(without_leaks(dict(os.environ)))
 
 
 def with_project(environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment with the project on PYTHONPATH and GPUs numbered by PCI bus."""
     paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    # Number GPUs as NVML and nvidia-smi do, or a record names another card than was measured.
+    # Number GPUs as NVML and nvidia-smi do. Otherwise CUDA may number them differently, and a
+    # record would name a GPU other than the one measured.
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return environment | order | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 @contextmanager
 def scoped_environment(slurm: bool) -> Iterator[None]:
-    """Take leaks out of this process's environment for a while; restore it as it was."""
+    """Remove leaked variables from this process's environment, and restore it on exit.
+
+    Args:
+        slurm: as in `without_leaks`.
+    """
     before = dict(os.environ)
     for name in before.keys() - without_leaks(before, slurm).keys():
         del os.environ[name]

@@ -1,11 +1,14 @@
-"""The process that runs are forked from. It has imported torch, or whatever else they need, once; a
-fork then costs milliseconds.
+"""Fork server: a process that imports torch (or what else the runs need) once and forks the runs.
 
-A worker starts it (`isolation.ForkServer`), tells it over a socket what to run, one run at a time,
-and hears how each ended. It adopts the orphans of what it forked, so when a run has ended it
-can end all that the run left behind, whatever its session, and wait until nothing is left. When
-its worker is gone it does the same and goes too. (multiprocessing's server lives as long as any of
-its children, has each import the worker's `__main__` again, and looks after no orphans.)
+Forking a run takes milliseconds. Importing torch in each run would take seconds.
+
+The worker starts the server (`isolation.ForkServer`) and sends it one run at a time over a socket.
+The server reports how each run ended. It adopts orphaned descendants, so after a run it can kill
+every process that the run left behind, whatever its session, and wait until all have exited. When
+the worker exits, the server does the same and exits too.
+
+The fork server of `multiprocessing` is not suitable: it lives as long as any of its children,
+imports the worker's `__main__` in each child, and does not adopt orphans.
 """
 
 from __future__ import annotations
@@ -23,25 +26,26 @@ from multiprocessing.connection import Connection, wait
 from types import ModuleType
 from typing import Any
 
-EXIT_S = 10.0  # for killed processes to go; one that is stuck in a driver may take longer
+EXIT_S = 10.0  # wait for killed processes to exit, in seconds; one stuck in a driver may need more
 DUMP_STACKS = signal.SIGUSR1
-# Slurm signals every process of a step it can find: these must reach the worker alone.
+# Slurm sends signals to every process of a step that it finds. Only the worker must handle these.
 WORKER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-PRELOAD = ("torch",)  # of a benchmark that does not say what its runs need
+PRELOAD = ("torch",)  # default for a benchmark module without PRELOAD
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
-    """The server's main function.
+    """Run the fork server: the main function of its process.
 
-    Orders:  ("start", function, arguments, scratch folder), ("stacks",), ("kill",)
-    Answers: ("ready",) once, then for each start ("ended", exit code or None, pids still there)
+    It receives the orders ("start", function, arguments, scratch folder), ("stacks",) and
+    ("kill",). It answers ("ready",) once, and ("ended", exit code or None, pids of processes that
+    are still alive) for each start. The process must be started with WORKER_SIGNALS blocked.
 
     Args:
-        handle: file descriptor of the worker's socket. WORKER_SIGNALS are blocked.
-        modules: what to import before the first run.
-        benchmarks: modules to import after those, each with what its own PRELOAD names.
+        handle: file descriptor of the socket to the worker.
+        modules: modules to import before the first run.
+        benchmarks: benchmark modules to import after those, each with the modules in its PRELOAD.
     """
     connection = Connection(handle)
     adopt_orphans()
@@ -51,7 +55,7 @@ def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
         module = _import(name)
         try:
             late_modules = tuple(getattr(module, "PRELOAD", PRELOAD))
-        except TypeError:  # no list of names
+        except TypeError:  # PRELOAD is not a sequence of names
             traceback.print_exc()
             late_modules = PRELOAD
         for late in late_modules:
@@ -61,41 +65,41 @@ def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
     try:
         connection.send(("ready",))
         server.loop()
-    except (EOFError, ConnectionError):  # the worker is gone
+    except (EOFError, ConnectionError):  # the worker has exited
         pass
-    except BaseException:  # no process can be had, say; the worker sees this one end
+    except BaseException:  # e.g. fork failed; the worker detects that the server ends
         traceback.print_exc()
         code = 1
     end_descendants()
-    if server.scratch is not None:  # a worker that was killed could not
+    if server.scratch is not None:  # a worker that was killed could not remove it
         shutil.rmtree(server.scratch, ignore_errors=True)
     flush()
-    os._exit(code)  # what torch does at exit takes longer than a run's start
+    os._exit(code)  # torch's exit handlers take longer than the start of a run
 
 
 def _import(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
-    except BaseException:  # the run that needs it will meet this too, and record it
+    except BaseException:  # the run that needs the module fails on it too, and records the error
         traceback.print_exc()
         return None
 
 
 class _Server:
     def __init__(self, connection: Connection):
-        self.scratch: str | None = None  # of what is running
+        self.scratch: str | None = None  # scratch folder of the current run
         self._connection = connection
         self._wakes, self._wake = os.pipe()
         os.set_blocking(self._wakes, False)
         os.set_blocking(self._wake, False)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler there is no wake-up
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup fd needs a handler
 
     def loop(self) -> None:
         while True:
             order = self._connection.recv()
             if order[0] != "start":
-                continue  # it crossed the end of its run
+                continue  # the order arrived after its run had ended
             _, function, arguments, self.scratch = order
             child = self._fork(function, arguments)
             statuses: dict[int, int] = {}
@@ -103,11 +107,11 @@ class _Server:
             left = end_descendants(statuses)
             status = statuses.get(child)
             code = None if status is None else os.waitstatus_to_exitcode(status)
-            self.scratch = None  # the worker will read it first
+            self.scratch = None  # the worker reads and removes it
             self._connection.send(("ended", code, left))
 
     def _watch(self, child: int, statuses: dict[int, int]) -> None:
-        """Until the run's process has ended, or is to be ended."""
+        """Wait until the run's process has ended or the worker orders to kill it."""
         while child not in statuses:
             ready = wait([self._connection, self._wakes])
             if self._wakes in ready:
@@ -121,7 +125,10 @@ class _Server:
                     _ask_for_stacks()
 
     def _fork(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> int:
-        """Start `function(*arguments)` in a process and session of its own, dying with this one."""
+        """Call `function(*arguments)` in a forked process and return the pid of that process.
+
+        The process has a separate session and is killed when this server ends.
+        """
         server = os.getpid()
         child = os.fork()
         if child:
@@ -131,7 +138,7 @@ class _Server:
             signal.set_wakeup_fd(-1)
             for number in (*WORKER_SIGNALS, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning is for the worker
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning, meant for the worker
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             self._connection.close()
             os.close(self._wakes)
@@ -144,12 +151,12 @@ class _Server:
             traceback.print_exc()
         finally:
             flush()
-            os._exit(code)  # whatever threads and exit handlers are left: the run is over
+            os._exit(code)  # skip remaining threads and exit handlers: the run is over
         return 0
 
 
 def flush() -> None:
-    """Write out what was printed, unless the benchmark has closed its own output."""
+    """Flush stdout and stderr, unless the benchmark has closed them."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -158,25 +165,30 @@ def flush() -> None:
 
 
 def adopt_orphans() -> None:
-    """Have processes whose parents end become this one's children, not init's."""
+    """Make orphaned descendants children of this process instead of init's."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when `parent`, which started it, ends."""
+    """Have the kernel send this process a signal when its parent exits.
+
+    Args:
+        parent: pid of the process that started this one.
+        number: the signal.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # the parent exited before the call
         os.kill(os.getpid(), number)
 
 
 def end_descendants(statuses: dict[int, int] | None = None) -> list[int]:
-    """Kill everything that this process started or adopted, again until nothing is left.
+    """Kill all descendants of this process, repeatedly until none is left.
 
     Args:
-        statuses: gets the status of each child that ends here.
+        statuses: receives the wait status of each child that is reaped here, by pid.
 
     Returns:
-        Processes that would not go within EXIT_S.
+        Pids of processes that have not exited within EXIT_S.
     """
     statuses = {} if statuses is None else statuses
     deadline = time.monotonic() + EXIT_S
@@ -193,7 +205,7 @@ def end_descendants(statuses: dict[int, int] | None = None) -> list[int]:
 
 
 def _reap(statuses: dict[int, int]) -> bool:
-    """Note the statuses of children that have ended. Returns whether there are others."""
+    """Collect the wait statuses of exited children. Returns whether other children remain."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -205,14 +217,14 @@ def _reap(statuses: dict[int, int]) -> bool:
 
 
 def descendants(root: int) -> list[int]:
-    """Children of a process, theirs, and so on."""
+    """Return the pids of all descendants of a process: its children, their children, and so on."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     stat = file.read()
-            except OSError:  # ended meanwhile
+            except OSError:  # the process has exited in the meantime
                 continue
             parent = int(stat[stat.rindex(b")") + 2 :].split()[1])
             children.setdefault(parent, []).append(int(name))
@@ -225,7 +237,7 @@ def descendants(root: int) -> list[int]:
 
 
 def _ask_for_stacks() -> None:
-    """Ask those processes of the run that know the signal; the others it would end."""
+    """Send DUMP_STACKS to the run's processes that handle it. It would terminate the others."""
     for pid in descendants(os.getpid()):
         try:
             with open(f"/proc/{pid}/status") as file:
@@ -237,6 +249,7 @@ def _ask_for_stacks() -> None:
 
 
 def send_signal(pid: int, number: int) -> None:
+    """Send a signal. Do nothing if the process has exited or may not be signalled."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

@@ -1,7 +1,8 @@
-"""Each run in a fresh process of its own: started, watched and ended from the worker.
+"""Isolation of runs: the worker starts, watches and kills each run in a fresh process.
 
-The processes are forked from a warm server (`fork_server`). The server never touches CUDA, so a
-run may; a fork costs milliseconds where an interpreter and torch's import cost seconds.
+The processes are forked from a server that has imported torch (`fork_server`). Forking takes
+milliseconds; starting an interpreter and importing torch takes seconds. The server never
+initializes CUDA, so the forked processes can.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from typing import Any
 from jobs.worker.environment import with_project
 from jobs.worker.fork_server import EXIT_S, WORKER_SIGNALS, descendants, send_signal
 
-SLICE_S = 0.5  # at most, until a signal that came meanwhile is handled
-START_S = 300.0  # for the server to import torch from a slow file system
-STACKS_S = 1.0  # for a hanging run to write where it hangs
-STACKS_BYTES = 16000  # of all processes of a run together
+SLICE_S = 0.5  # longest single wait, in seconds; pending signals are handled between waits
+START_S = 300.0  # timeout of the server's start, in seconds; a slow file system delays its imports
+STACKS_S = 1.0  # how long a hanging run has to write its stacks, in seconds
+STACKS_BYTES = 16000  # limit on the stacks of all processes of a run, in characters
 
 
 @contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Hold back the signals that stop a worker, for the length of what must not be cut in two."""
+    """Block the signals that stop a worker, around code that must not be interrupted."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WORKER_SIGNALS)
     try:
         yield
@@ -38,13 +39,23 @@ def blocked_signals() -> Iterator[None]:
 
 
 class ServerDied(RuntimeError):
-    """The fork server ended before it could start a run."""
+    """Raised if the fork server does not start: an import ended it, or took too long."""
 
 
 def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
-    """`multiprocessing.connection.wait`, in slices: the kernel may hand a signal to another thread
-    (numpy's, say; Slurm sends SIGCONT along, so this one looks busy), and Python runs its handler
-    only when this thread comes back."""
+    """Wait as `multiprocessing.connection.wait` does, in slices of at most SLICE_S.
+
+    The kernel may deliver a signal to another thread, such as one of numpy's: Slurm also sends
+    SIGCONT, which makes this thread look busy. Python runs the handler only when this thread
+    returns from its wait, so that must not last long.
+
+    Args:
+        waiting: connections, or objects with a `fileno` method.
+        seconds: the timeout, in seconds.
+
+    Returns:
+        The objects that are ready. Empty after the timeout.
+    """
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
@@ -54,19 +65,19 @@ def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
 
 
 class ForkServer:
-    """Starts processes, one at a time, that begin with modules already imported.
+    """A running fork server, which starts one process at a time with modules already imported.
 
     Args:
-        modules: what to import.
-        benchmarks: modules to import after those, each with what its own PRELOAD names.
+        modules: modules to import.
+        benchmarks: benchmark modules to import after those, each with the modules in its PRELOAD.
 
     Raises:
-        ServerDied: importing those modules ended the server, or took longer than START_S.
+        ServerDied: if an import ends the server, or the imports take longer than START_S.
     """
 
     def __init__(self, modules: Iterable[str] = (), benchmarks: Iterable[str] = ()):
         ours, theirs = socket.socketpair()
-        with theirs, blocked_signals():  # the server keeps the mask for its life
+        with theirs, blocked_signals():  # the server inherits the signal mask and keeps it
             code = "import sys; from jobs.worker.fork_server import serve; "
             code += "serve(int(sys.argv[1]), sys.argv[2].split(), sys.argv[3].split())"
             names = [" ".join(modules), " ".join(benchmarks)]
@@ -82,28 +93,32 @@ class ForkServer:
         self.alive = bool(wait_for([self.connection], START_S)) and self.receive() == ("ready",)
         if not self.alive:
             self.kill()
-            raise ServerDied(f"the fork server ended with {self._process.returncode}")
+            raise ServerDied(
+                f"the fork server was not ready within {START_S:.0f} s, or an import ended it "
+                f"(exit code {self._process.returncode})"
+            )
 
     def start(
         self, function: Callable[..., None], *arguments: Any, scratch: str | None = None
     ) -> Child:
-        """Run `function(*arguments)` in a new process; `function` goes by its name.
+        """Call `function(*arguments)` in a new process.
 
         Args:
-            scratch: folder to remove should this process be killed meanwhile.
+            function: a module-level function; it is pickled by name.
+            scratch: folder that the server removes if this process is killed during the run.
         """
         self.send(("start", function, arguments, scratch))
         return Child(self)
 
     def send(self, order: Any) -> None:
-        with blocked_signals():  # a handler that gives an order too must not cut this one in two
+        with blocked_signals():  # a signal handler may send too, in the middle of this message
             try:
                 self.connection.send(order)
-            except OSError:  # its end shows when the answer is waited for
+            except OSError:  # the server has ended; `receive` reports that
                 pass
 
     def receive(self) -> Any:
-        """The next answer; None if the server has ended."""
+        """Return the next answer, or None if the server has ended."""
         with blocked_signals():
             try:
                 return self.connection.recv()
@@ -112,14 +127,15 @@ class ForkServer:
                 return None
 
     def close(self) -> None:
-        """End the server and all that it started."""
-        self.connection.close()  # it takes that for its worker's end
+        """End the server and all processes that it started."""
+        self.connection.close()  # the server ends when the connection closes
         try:
             self._process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
+        """Kill the server and all its descendants."""
         self.alive = False
         for pid in (self.pid, *descendants(self.pid)):
             send_signal(pid, signal.SIGKILL)
@@ -128,20 +144,23 @@ class ForkServer:
 
 
 class Child:
-    """A run's process, seen from the worker. Ended means: it, and all that it started."""
+    """The worker's handle of a run's process.
+
+    `ended` means that the process and all its descendants have exited.
+    """
 
     def __init__(self, server: ForkServer):
         self._server = server
         self.ended = False
-        self.exit_code: int | None = None  # as subprocess has it; None where nobody can tell
-        self.lost = False  # the server ended first
+        self.exit_code: int | None = None  # negative: killed by that signal; None: unknown
+        self.lost = False  # whether the fork server ended before the run
 
     def fileno(self) -> int:
-        """To be waited for by `multiprocessing.connection.wait`; then call `wait(0)`."""
+        """Return a descriptor for `multiprocessing.connection.wait`. If ready, call `wait(0)`."""
         return self._server.connection.fileno()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end. Returns whether it has ended."""
+        """Wait at most `seconds` for the run to end. Returns whether it has ended."""
         if not self.ended and wait_for([self._server.connection], seconds):
             with blocked_signals():
                 self._take(self._server.receive())
@@ -155,10 +174,15 @@ class Child:
             return
         _, self.exit_code, left = answer
         if left:
-            print(f"processes {left} cannot be killed", file=sys.stderr, flush=True)
+            print(
+                f"processes {left} of a run are still alive {EXIT_S:.0f} s after SIGKILL and may "
+                "still hold GPU memory",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def kill(self) -> None:
-        """End it, and all that it started."""
+        """Kill the process and all its descendants."""
         if not self.ended:
             self._server.send(("kill",))
             if not self.wait(EXIT_S + 5):
@@ -166,7 +190,7 @@ class Child:
                 self._server.kill()
 
     def stacks(self, scratch: Path) -> str:
-        """Have every process of the run write its threads' stacks, and return them."""
+        """Make every process of the run write the stacks of its threads, and return the stacks."""
         before = _sizes(scratch)
         self._server.send(("stacks",))
         deadline = time.monotonic() + STACKS_S
@@ -175,7 +199,7 @@ class Child:
             time.sleep(0.05)
             now = _sizes(scratch)
             if now == last and all(now.get(path, 0) > size for path, size in before.items()):
-                break  # all have begun to write, and all are done
+                break  # every process has written, and no file grows
             last = now
         return read_stacks(scratch)
 
@@ -185,7 +209,7 @@ def _sizes(scratch: Path) -> dict[Path, int]:
 
 
 def read_stacks(scratch: Path) -> str:
-    """The stacks that a run's processes wrote, of a hang or of a crash."""
+    """Return the stacks that a run's processes wrote on a hang or crash, cut to STACKS_BYTES."""
     texts = {
         path.stem.removeprefix("stack"): path.read_text(errors="replace").strip()
         for path in sorted(scratch.glob("stack*.txt"), key=lambda path: (len(path.name), path.name))
@@ -195,7 +219,7 @@ def read_stacks(scratch: Path) -> str:
     if len(ranks) < 2 and set(texts) == set(ranks):
         return "".join(ranks.values())[-STACKS_BYTES:]
     share = STACKS_BYTES // max(1, len(ranks))
-    # The agent is waiting for its ranks: that tells something only where there are none.
+    # torchrun's agent only waits for its ranks. Its stack is useful only if no rank has one.
     return (
         "\n\n".join(f"[rank {name}] {text[-share:]}" for name, text in ranks.items())
         or ("".join(texts.values())[-STACKS_BYTES:])
@@ -203,7 +227,7 @@ def read_stacks(scratch: Path) -> str:
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed a process of this one's memory cgroup for want of memory."""
+    """Return how many processes the OOM killer has killed in this process's memory cgroup."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -216,7 +240,7 @@ def oom_kills() -> int:
             root, name = Path("/sys/fs/cgroup"), "memory.events"
         else:
             continue
-        # In a container the path may be the host's, and the mount begins at this cgroup.
+        # In a container the path may be the host's, while the mount starts at this cgroup.
         for folder in (root / path.lstrip("/"), root):
             try:
                 entries = dict(e.split() for e in (folder / name).read_text().splitlines())

@@ -1,7 +1,7 @@
-"""The nodes of one job: node 0's worker leads, the workers of the others follow.
+"""Coordination of the nodes of one job: the worker on node 0 leads, the other workers follow.
 
-The leader opens a socket on a port that the system picks and publishes its address in the job's
-folder. It tells the followers what to launch and when to stop, and they report back.
+The leader opens a socket on a port that the system picks, and publishes its address in the job's
+folder. For each run it tells the followers what to launch and when to stop, and they send a report.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from jobs.worker.outcome import NodeReport
 from jobs.worker.run_process import Request
 from jobs.worker.torchrun import agent, collect, outcomes_in
 
-MEET_S = 300.0  # for the other nodes' workers to appear
-CONSEQUENCES_S = 3.0  # for the other ranks to say how they ended, once one has failed
-LOOK_S = 0.5  # between looks for a rank that has failed
+MEET_S = 300.0  # how long a node waits for another node's worker to connect, in seconds
+CONSEQUENCES_S = 3.0  # how long other ranks have to report after one has failed, in seconds
+LOOK_S = 0.5  # interval between checks for a failed rank, in seconds
 
 
 def node_address() -> str:
-    """The address by which other nodes of the job reach this one."""
+    """Return a name or address at which the other nodes of the job can reach this node."""
     candidates = [os.environ.get("SLURMD_NODENAME"), socket.gethostname()]
     for name in candidates:
         try:
@@ -45,9 +45,9 @@ def node_address() -> str:
 
 
 class _Patience:
-    """When to stop waiting for the ranks: at the deadline, or soon after the first has failed.
+    """Deadline for the ranks of a run: the timeout, or shortly after the first rank has failed.
 
-    torchrun would wait 30 s for a rank that does not heed SIGTERM.
+    torchrun itself would wait 30 s for a rank that ignores SIGTERM.
     """
 
     def __init__(self, scratch: Path, seconds: float):
@@ -56,7 +56,7 @@ class _Patience:
         self.failed = False
 
     def look(self) -> bool:
-        """Look for a rank that has failed. Returns whether there is time left."""
+        """Check for a failed rank. Returns whether there is time left."""
         if not self.failed and any(not outcome.is_ok for outcome in outcomes_in(self._scratch)):
             self.note_failure()
         return time.monotonic() < self._deadline
@@ -74,14 +74,22 @@ class _Patience:
 
 
 class Followers:
-    """The leader's side: connections to the workers of the other nodes."""
+    """The leader's connections to the workers of the other nodes.
+
+    Args:
+        count: number of other nodes.
+        rendezvous_file: file that tells them this node's address; removed once all have connected.
+
+    Raises:
+        RuntimeError: if nodes are missing and none connects for MEET_S.
+    """
 
     def __init__(self, count: int, rendezvous_file: Path):
         key = os.urandom(16)
         self._listener = Listener(("0.0.0.0", 0), authkey=key)
         port = self._listener.address[1]
         rendezvous_file.parent.mkdir(parents=True, exist_ok=True)
-        previous = os.umask(0o077)  # the key lets a process launch commands as this user
+        previous = os.umask(0o077)  # a process with the key can run commands as this user
         try:
             write_json(rendezvous_file, {"host": node_address(), "port": port, "key": key.hex()})
         finally:
@@ -93,7 +101,7 @@ class Followers:
             rendezvous_file.unlink(missing_ok=True)
 
     def _accept(self, count: int) -> None:
-        # Listener has no timeout of its own: set it on the socket it holds.
+        # Listener has no timeout option, so set one on its socket.
         self._listener._listener._socket.settimeout(MEET_S)  # type: ignore[attr-defined]
         while len(self.connections) < count:
             try:
@@ -101,17 +109,19 @@ class Followers:
             except TimeoutError:
                 found = len(self.connections)
                 raise RuntimeError(
-                    f"{found} of {count} other nodes appeared within {MEET_S:.0f} s"
+                    f"only {found} of {count} other nodes connected to node 0, and none in the "
+                    f"last {MEET_S:.0f} s; check that their workers started and can reach node 0 "
+                    "by TCP"
                 ) from None
             except (AuthenticationError, EOFError, OSError):
-                continue  # a stranger, a port scanner say
+                continue  # not a worker of this job, e.g. a port scanner
 
     def send(self, message: tuple[Any, ...]) -> None:
         for connection in self.connections:
             try:
                 connection.send(message)
             except OSError:
-                continue  # its end shows when it is waited for
+                continue  # `_receive` reports a lost connection
 
     def close(self) -> None:
         self.send(("end",))
@@ -127,10 +137,17 @@ def lead(
     timeout_s: float,
     on_start: Callable[[Child], object],
 ) -> tuple[list[NodeReport], bool]:
-    """Run the ranks of one run on every node of the job.
+    """Run the ranks of one run on every node of the job. Called on node 0.
+
+    Args:
+        server: this node's fork server.
+        request: the run.
+        followers: the other nodes; None if the job has only one node.
+        timeout_s: timeout of the run, in seconds.
+        on_start: called with the process of this node's torchrun agent.
 
     Returns:
-        What each node left, node 0 first; and whether the run was ended at its timeout.
+        The reports of all nodes, node 0's first, and whether the run was killed at its timeout.
     """
     scratch = Path(request.scratch)
     kills = oom_kills()
@@ -174,14 +191,14 @@ def lead(
 
 
 def _ready(child: Child, waiting: list[Any], seconds: float) -> list[Any]:
-    """Those of the child and the other nodes that have something to tell."""
+    """Wait for the child and the other nodes. Returns those that have ended or sent a report."""
     if child in waiting and child.ended:
         return [child]
     return list(wait(waiting, seconds))
 
 
 def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:
-    """Where node 0's agent opened the rendezvous; None if it ended first."""
+    """Return host:port of the rendezvous that node 0's agent opened; None if it does not open."""
     path = scratch / "endpoint.json"
     while not path.exists():
         if child.wait(0.02) or not patience.look():
@@ -190,7 +207,7 @@ def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:
 
 
 def _receive(connection: Connection, token: str) -> NodeReport | None:
-    """A node's report; None if it is of an earlier run, for which it came too late."""
+    """Receive a node's report. Returns None for a late report of an earlier run."""
     try:
         report: NodeReport = connection.recv()
     except (EOFError, OSError):
@@ -199,7 +216,7 @@ def _receive(connection: Connection, token: str) -> NodeReport | None:
 
 
 def _last_word(connection: Connection, token: str) -> NodeReport:
-    """The report of a node that was told to stop."""
+    """Return the report of a node that was told to stop, or an empty one if none arrives."""
     deadline = time.monotonic() + EXIT_S + 5
     while connection.poll(max(0.0, deadline - time.monotonic())):
         report = _receive(connection, token)
@@ -214,7 +231,17 @@ def _last_word(connection: Connection, token: str) -> NodeReport:
 def follow(
     rendezvous_file: Path, node_rank: int, start_server: Callable[[], ForkServer], job_folder: Path
 ) -> None:
-    """The main loop of the workers of nodes 1, 2, …: launch what the leader says, report back."""
+    """Run the worker of any node but node 0: launch what the leader orders and report back.
+
+    Args:
+        rendezvous_file: file in which the leader publishes its address.
+        node_rank: rank of this node.
+        start_server: starts a fork server.
+        job_folder: folder for this node's logs.
+
+    Raises:
+        RuntimeError: if the leader cannot be reached within MEET_S.
+    """
     leader = _find_leader(rendezvous_file)
     server = start_server()
     try:
@@ -223,7 +250,7 @@ def follow(
             if message[0] == "end":
                 return
             if message[0] != "run":
-                continue  # an order to stop that crossed this node's report
+                continue  # an order to stop that arrived after this node's report was sent
             if not server.alive:
                 server = start_server()
             scratch = Path(tempfile.mkdtemp(prefix="run-"))
@@ -241,7 +268,7 @@ def follow(
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
     except (EOFError, OSError):
-        return  # the leader is gone, and so is the job
+        return  # the leader has exited, which ends the job
     finally:
         server.close()
 
@@ -250,20 +277,23 @@ def _find_leader(rendezvous_file: Path) -> Connection:
     deadline = time.monotonic() + MEET_S
     while True:
         try:
-            os.listdir(rendezvous_file.parent)  # makes a network file system look again
+            os.listdir(rendezvous_file.parent)  # refreshes the cache of a network file system
             where = json.loads(rendezvous_file.read_text())
             return Client((where["host"], where["port"]), authkey=bytes.fromhex(where["key"]))
         except (OSError, ValueError, EOFError):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"node 0 did not appear within {MEET_S:.0f} s") from None
+                raise RuntimeError(
+                    f"could not connect to node 0 within {MEET_S:.0f} s; check that its worker "
+                    f"started and that all nodes share {rendezvous_file.parent}"
+                ) from None
             time.sleep(0.2)
 
 
 def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeReport:
-    """Run this node's ranks of one run, until they have ended or the leader says stop."""
+    """Run this node's ranks of one run until they end or the leader orders to stop."""
     scratch = Path(request.scratch)
     kills = oom_kills()
-    patience = _Patience(scratch, float("inf"))  # the leader keeps the time
+    patience = _Patience(scratch, float("inf"))  # the leader enforces the timeout
     child = server.start(agent, request, scratch=request.scratch)
     try:
         while not child.ended and patience.look():

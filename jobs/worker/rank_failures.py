@@ -1,4 +1,4 @@
-"""One outcome of a run of several ranks: the measurements of all, or the failure behind it."""
+"""Merges the outcomes of a run's ranks into one: all measurements, or the failure of one rank."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from jobs.worker.outcome import LOST, NodeReport, Outcome, died, failed, timed_o
 
 
 class Cause(IntEnum):
-    """How a rank failed, most telling first: the failure of one rank ends the others."""
+    """How a rank failed. The failure of one rank ends the others; lower values explain more."""
 
-    crashed = 0  # by a signal of its own
+    crashed = 0  # killed by a signal that does not follow from another rank's end
     raised = 1
-    left = 2  # it exited before it had measured
-    lost_peer = 3  # it raised because another rank is gone
+    left = 2  # exited before it reported a result
+    lost_peer = 3  # a collective raised, because another rank had ended
     ended_by_torchrun = 4
 
     @property
     def is_consequence(self) -> bool:
-        """It follows from the end of another rank, as at a timeout."""
+        """Whether the failure follows from the end of another rank, e.g. at a timeout."""
         return self >= Cause.lost_peer
 
 
 class Failed(NamedTuple):
-    """A rank that failed. The first of several is the least: by cause, then time."""
+    """A rank that failed. The one with the lowest cause, then the earliest, explains the others."""
 
     cause: Cause
-    at: float  # since the epoch
+    at: float  # in seconds since the epoch
     rank: int
     outcome: Outcome
 
@@ -41,8 +41,10 @@ def outcome_of_ranks(
     """Merge the outcomes of all ranks, or pick the failure that explains the others.
 
     Args:
-        nodes: what each node left, node 0 first.
-        expired: it was ended at its timeout.
+        nodes: the reports of the nodes, node 0's first.
+        expired: whether the run was killed at its timeout.
+        timeout_s: the timeout, in seconds.
+        world_size: number of ranks.
     """
     outcomes = [outcome for node in nodes for outcome in node.outcomes]
     if len(outcomes) == world_size and all(outcome.is_ok for outcome in outcomes):
@@ -60,15 +62,15 @@ def outcome_of_ranks(
         failure = first.outcome.failure.model_copy(update={"rank": first.rank})
         return first.outcome.model_copy(update={"failure": failure})
     for node in nodes:
-        if node.exit_code != 0:  # torchrun's agent itself
+        if node.exit_code != 0:  # torchrun's agent itself failed
             return died(node.exit_code, node.log_end, node.out_of_memory)
     errors = [node.agent.error for node in nodes if node.agent and node.agent.error]
-    message = errors[0] if errors else f"{len(outcomes)} of {world_size} ranks left an outcome"
+    message = errors[0] if errors else f"{len(outcomes)} of {world_size} ranks reported a result"
     return failed(Status.error, "TorchrunError", message, nodes[0].log_end)
 
 
 def _raised(outcomes: list[Outcome]) -> Iterator[Failed]:
-    """Yield the ranks that raised. One may report another's end before that reports its own."""
+    """Yield the ranks that raised. A rank may report a lost peer before that peer reports."""
     for outcome in outcomes:
         if not outcome.is_ok:
             cause = Cause.lost_peer if outcome.lost_peer else Cause.raised
@@ -86,20 +88,21 @@ def _silent(nodes: list[NodeReport], world_size: int) -> Iterator[Failed]:
                 outcome = died(failure.exit_code, text, node.out_of_memory)
                 yield Failed(_cause_of(failure.exit_code), failure.at, failure.rank, outcome)
     if all(node.agent and not node.agent.error for node in nodes):
-        for rank in set(range(world_size)) - known:  # torchrun takes exit code 0 for success
+        for rank in set(range(world_size)) - known:  # torchrun treats exit code 0 as success
             yield Failed(Cause.left, 0.0, rank, died(0, nodes[0].log_end, False))
 
 
 def _cause_of(exit_code: int) -> Cause:
     if exit_code >= 0:
         return Cause.left
-    # torchrun ends the others by SIGTERM; libraries abort, as a lone rank may too.
+    # torchrun sends the other ranks SIGTERM, and libraries abort a rank that lost its peers. A
+    # rank may also abort by itself, which looks the same.
     ended = -exit_code in (signal.SIGTERM, signal.SIGABRT)
     return Cause.ended_by_torchrun if ended else Cause.crashed
 
 
 def merge_ranks(outcomes: list[Outcome]) -> Outcome:
-    """One outcome of all ranks: times and memory as lists by rank, the rest as rank 0 has it."""
+    """Merge the outcomes of all ranks: times and memory as lists by rank, the rest from rank 0."""
     outcomes = sorted(outcomes, key=lambda outcome: outcome.rank)
     measurements = [outcome.measurements or {} for outcome in outcomes]
     merged = dict(measurements[0])
@@ -107,7 +110,10 @@ def merge_ranks(outcomes: list[Outcome]) -> Outcome:
         by_rank = [measured.get(name, {}) for measured in measurements]
         for rank, phases in enumerate(by_rank):
             if not isinstance(phases, dict) or phases.keys() != by_rank[0].keys():
-                message = f"{name} of rank 0: {by_rank[0]!r:.200}; of rank {rank}: {phases!r:.200}"
+                message = (
+                    f"{name} must have the same phases on every rank, got {by_rank[0]!r:.200} on "
+                    f"rank 0 and {phases!r:.200} on rank {rank}"
+                )
                 return failed(Status.error, "RanksDisagree", message, rank=rank)
         merged[name] = {phase: [phases[phase] for phases in by_rank] for phase in by_rank[0]}
     slowest = max(outcome.measuring or 0.0 for outcome in outcomes)

@@ -1,4 +1,4 @@
-"""Turns outcomes into records, with all that is known of where they come from, and writes them."""
+"""Turns outcomes into records, adds where they were measured, and writes them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _SLURM = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of one run, from its beginning on."""
+    """One attempt of one run, created when it begins."""
 
     run: Run
     repeat: int
     number: int
     log: Path
-    artifacts: Path  # folder of the files that it leaves, if it leaves any
-    before: list[dict[str, Any]]  # state of its GPUs
-    started_at: float  # since the epoch
-    clock: float  # the same by the monotonic clock, for durations: the other may be set back
+    artifacts: Path  # folder for the run's files, which the benchmark creates if it needs it
+    before: list[dict[str, Any]]  # states of the GPUs when the attempt began
+    started_at: float  # in seconds since the epoch
+    clock: float  # the same time on the monotonic clock, for durations: it is never set back
 
     def as_state(self) -> RunningAttempt:
         return RunningAttempt(
@@ -49,17 +49,19 @@ class Attempt:
 
 
 def slurm_facts() -> dict[str, str]:
-    """The ids that Slurm gave this job."""
+    """Return the facts about this job in Slurm's environment variables: ids, partition, nodes."""
     names = {name: f"SLURM_{name.upper()}" for name in _SLURM}
     return {name: os.environ[known] for name, known in names.items() if known in os.environ}
 
 
 class Recorder:
-    """Writes the records of one job; nobody else writes to its file.
+    """Writes the records of one job, to a file that no other process writes.
 
     Args:
-        gpus: what the job's runs may use on this node.
-        slurm: `slurm_facts()` under Slurm, else nothing.
+        manifest: the submission.
+        job: the job.
+        gpus: the GPUs that the job's runs may use on this node.
+        slurm: `slurm_facts()` under Slurm, otherwise empty.
     """
 
     def __init__(self, manifest: Manifest, job: Job, gpus: list[str], slurm: dict[str, str]):
@@ -77,13 +79,14 @@ class Recorder:
         }
 
     def begin(self, run: Run, repeat: int, number: int) -> Attempt:
+        """Return a new attempt, with the present state of the GPUs."""
         log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
         before = provenance.gpu_states(self._gpus)
         return Attempt(run, repeat, number, log, artifacts, before, time.time(), time.monotonic())
 
     def write(self, attempt: Attempt, outcome: Outcome) -> Record:
-        """Write down how an attempt ended."""
+        """Write the record of an attempt that has ended, print one line about it, and return it."""
         record = self._record(attempt, outcome)
         if self._writer is None:
             name = f"{self._manifest.id}-{self._job.index}"
@@ -105,7 +108,7 @@ class Recorder:
             try:
                 measurements = Measurements.model_validate(outcome.measurements)
             except ValueError as error:
-                message = f"{run.benchmark}.run returned what is no measurement: {error}"
+                message = f"{run.benchmark}.run() returned facts that a record cannot hold: {error}"
                 status = Status.error
                 failure = Failure(type="ValidationError", message=message)
         compiling = measurements.compiling_seconds if measurements else None
@@ -144,16 +147,16 @@ class Recorder:
 
 
 def _holds(folder: Path) -> bool:
-    """Whether there is anything in a folder that another node may have made."""
+    """Return whether a folder exists, perhaps created by another node, and is not empty."""
     try:
-        os.listdir(folder.parent)  # makes a network file system look again
+        os.listdir(folder.parent)  # refreshes the cache of a network file system
         return bool(os.listdir(folder))
     except OSError:
         return False
 
 
 def _around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """One GPU: which it is, and its state before and after."""
+    """Return the name and UUID of a GPU, and its states before and after the run."""
     which = ("name", "uuid")
     states = {
         when: {name: value for name, value in state.items() if name not in which}
@@ -163,7 +166,7 @@ def _around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 def say(line: str) -> None:
-    """Print to the job's own output. A full disk must not end the job."""
+    """Print a line to the job's output. Ignore errors: a full disk must not end the job."""
     try:
         print(line, flush=True)
     except OSError:

@@ -1,8 +1,8 @@
-"""What happens inside a run's own process: call the benchmark, write down how it ended.
+"""Code inside a run's process: calls the benchmark and writes the outcome to a JSON file.
 
-A single-process run gets here by a fork from the warm server (`isolation`), a rank of several by
-`python -m jobs.worker.run_process REQUEST` under torchrun (`torchrun`), a debug run by a call of
-`execute`. The outcome is a small JSON file; only the worker turns outcomes into records.
+A single-process run is forked from the fork server and calls `run_alone`. A rank of a run with
+several processes is started by torchrun as `python -m jobs.worker.run_process REQUEST`. A debug run
+calls `execute` in the worker's process. Only the worker turns outcomes into records.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from systems.benchmark import ARTIFACTS
 
 @dataclass(frozen=True)
 class Request:
-    """One attempt of one run, as its processes are told of it."""
+    """Description of one attempt of one run, passed to its processes."""
 
     benchmark: str
-    version: int  # of the benchmark, as submitted
+    version: int  # version of the benchmark at submission
     params: dict[str, Any]
-    scratch: str  # a folder on this node for outcomes and stacks; gone after the run
-    gpus: list[str]  # what the run may see; none means CPU
-    artifacts: str  # folder for what it leaves, shared by all nodes; made by who writes there
-    token: str  # names this attempt among the nodes
-    asked_at: float  # by node 0's monotonic clock
-    log: str | None = None  # file that takes stdout and stderr; None: the terminal
-    # Several processes (jobs.worker.torchrun):
+    scratch: str  # folder on this node for outcomes and stacks; removed after the run
+    gpus: list[str]  # GPUs that the run may use; empty for the CPU
+    artifacts: str  # folder for the run's files, shared by all nodes; created by `artifacts_folder`
+    token: str  # identifies the attempt to all nodes
+    asked_at: float  # start of the attempt on node 0's monotonic clock
+    log: str | None = None  # file for stdout and stderr; None: the terminal
+    # For runs of several processes (jobs.worker.torchrun):
     nproc_per_node: int | None = None
     nodes: int = 1
     node_rank: int = 0
     host: str = "127.0.0.1"  # this node's address
     endpoint: str | None = None  # host:port of the rendezvous; None: this node opens it
-    agent: int | None = None  # process that starts this node's ranks
+    agent: int | None = None  # pid of the torchrun agent, which starts this node's ranks
 
     @property
     def world_size(self) -> int:
@@ -58,33 +58,37 @@ class Request:
 
 
 def become_run(request: Request) -> None:
-    """Make this process the run's: its output, its GPUs, and first to go where memory runs out."""
+    """Prepare this process for the run: its log, its GPUs, and its OOM score."""
     if request.log is not None:
         flush()
         try:
             log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:  # a full disk: the worker's own output will do
-            print(f"cannot open {request.log}: {error.strerror}", file=sys.stderr)
+        except OSError as error:  # e.g. a full disk: keep writing to the worker's output
+            print(
+                f"cannot open the run's log {request.log}: {error.strerror}; its output goes to "
+                "the job's log",
+                file=sys.stderr,
+            )
         else:
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.close(log)
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(request.gpus)
-    try:  # the kernel should end the run and not its worker
+    try:  # the OOM killer should choose the run, not its worker
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:
         pass
 
 
 def watch_stacks(path: Path) -> None:
-    """Write every thread's stack to `path` on DUMP_STACKS and on a crash."""
+    """Make this process write the stacks of its threads to `path` on DUMP_STACKS and on a crash."""
     file = path.open("w")
     faulthandler.register(DUMP_STACKS, file=file, all_threads=True)
     faulthandler.enable(file=file, all_threads=True)
 
 
 def run_alone(request: Request) -> None:
-    """The main function of a single-process run's process."""
+    """Run a benchmark in this process: the main function of a single-process run."""
     become_run(request)
     scratch = Path(request.scratch)
     watch_stacks(scratch / "stack0.txt")
@@ -92,7 +96,7 @@ def run_alone(request: Request) -> None:
 
 
 def run_rank(request_path: Path) -> int:
-    """The main function of one rank under torchrun."""
+    """Run one rank of a benchmark in this process, and return the process's exit code."""
     request = Request(**json.loads(request_path.read_text()))
     assert request.agent is not None
     die_with_parent(request.agent)
@@ -105,7 +109,7 @@ def run_rank(request_path: Path) -> int:
 
 
 def execute(request: Request) -> Outcome:
-    """Call the benchmark's `run` here. Never raises: every end is an outcome."""
+    """Call the benchmark's `run` in this process. Never raises: every failure is an outcome."""
     oom: dict[str, int] = {}
     called = starting = measuring = None
     os.environ[ARTIFACTS] = request.artifacts
@@ -114,23 +118,23 @@ def execute(request: Request) -> Outcome:
         version = getattr(module, "VERSION", 1)
         if version != request.version:
             raise RuntimeError(
-                f"{request.benchmark} is at version {version} here, and this was submitted for "
-                f"version {request.version}; submit it again"
+                f"{request.benchmark} is at version {version} here, but the run was submitted for "
+                f"version {request.version}; submit the sweep again"
             )
         _check_gpus(request.gpus)
         if request.gpus:
             _watch_gpu_memory(oom)
-        # As JSON, so that a list stands for a tuple: Params are strict, and were written as JSON.
+        # Params are strict and were stored as JSON. Only in JSON mode is a list valid for a tuple.
         params = module.Params.model_validate_json(json.dumps(request.params))
         called = time.monotonic()
         starting = called - request.asked_at
         facts = module.run(params)
         measuring = time.monotonic() - called
         if not isinstance(facts, dict):
-            raise TypeError(f"run returned {type(facts).__name__}, expected a dict of facts")
+            raise TypeError(f"run() must return a dict of facts, got {type(facts).__name__}")
         _check_plain(facts, "facts")
         outcome = Outcome(status=Status.ok, measurements=facts)
-    except BaseException as error:  # SystemExit too: a run that leaves early has not measured
+    except BaseException as error:  # SystemExit too: a run that exits early has not measured
         if called is not None:
             measuring = time.monotonic() - called
         outcome = outcome_of(error, oom)
@@ -148,27 +152,29 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _check_plain(fact: Any, name: str) -> None:
-    """Raise, naming the fact, unless it is what JSON can hold and a table can use."""
+    """Raise an error that names the fact if JSON cannot hold it or a table cannot show it."""
     if isinstance(fact, dict):
         for key, value in fact.items():
             if not isinstance(key, str):
-                raise TypeError(f"{name} has the key {key!r}, expected text")
+                raise TypeError(f"keys of {name} must be strings, got {key!r}")
             _check_plain(value, f"{name}.{key}")
     elif isinstance(fact, (list, tuple)):
         for i, value in enumerate(fact):
             _check_plain(value, f"{name}[{i}]")
     elif isinstance(fact, float):
         if not math.isfinite(fact):
-            raise ValueError(f"{name} is {fact}, expected a finite number")
+            raise ValueError(f"{name} must be a finite number, got {fact}")
     elif isinstance(fact, str):
         fact.encode()
     elif not isinstance(fact, (int, type(None))):
         kind = f"{type(fact).__module__}.{type(fact).__name__}"
-        raise TypeError(f"{name} is a {kind}, expected a number, text, list or dict")
+        raise TypeError(
+            f"{name} must be a number, string, list, dict or None, got a {kind}; convert it"
+        )
 
 
 def _check_gpus(gpus: list[str]) -> None:
-    """A run that was given GPUs must not measure the CPU because a driver is broken."""
+    """Raise if CUDA cannot use the GPUs: a broken driver must not make a run measure the CPU."""
     if gpus:
         import torch
 
@@ -176,15 +182,15 @@ def _check_gpus(gpus: list[str]) -> None:
         if seen < len(gpus):
             raise RuntimeError(
                 f"this job was given {len(gpus)} GPUs (CUDA_VISIBLE_DEVICES={','.join(gpus)}), "
-                f"but torch sees {seen}"
+                f"but torch sees {seen}; check the driver and torch's CUDA version on this node"
             )
-        # It counts what the driver lists; a driver that does not start would leave the benchmark
-        # to find no CUDA, and take the CPU.
+        # device_count() counts the GPUs that the driver lists, even if the driver cannot start.
+        # The benchmark would then find no CUDA and measure the CPU.
         torch.cuda.init()
 
 
 def _watch_gpu_memory(oom: dict[str, int]) -> None:
-    """Note what the allocation that fails asked for, and what was allocated then."""
+    """Make a failed GPU allocation store its size, and how much was allocated then, in `oom`."""
     torch = sys.modules.get("torch")
     attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
     if torch is None or attach is None or not torch.cuda.is_available():
@@ -216,4 +222,4 @@ def _loaded_versions() -> dict[str, Any]:
 if __name__ == "__main__":
     code = run_rank(Path(sys.argv[1]))
     flush()
-    os._exit(code)  # as for a run alone: threads that hang at exit have nothing more to say
+    os._exit(code)  # skip exit handlers and threads that may hang, as for a single-process run

@@ -1,4 +1,4 @@
-"""A run of one process: started, waited for, and ended at its timeout."""
+"""Single-process runs: starts the process, waits for it, and kills it at its timeout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.worker.outcome import Outcome, died, timed_out
 from jobs.worker.run_process import Request, run_alone
 from jobs.worker.torchrun import log_end
 
-TERM_S = 0.5  # for a SIGTERM that a run got to reach its worker
+TERM_S = 0.5  # how long a SIGTERM that ended a run may take to reach its worker too, in seconds
 
 
 def run_with_timeout(
@@ -22,10 +22,13 @@ def run_with_timeout(
     timeout_s: float,
     on_start: Callable[[Child], object],
 ) -> Outcome:
-    """Run a benchmark in a process of its own, and end that after timeout_s seconds.
+    """Run a benchmark in a separate process and return its outcome.
 
     Args:
-        on_start: is called with the process.
+        server: forks the process.
+        request: the run.
+        timeout_s: the process is killed after this time, in seconds.
+        on_start: called with the process.
     """
     kills = oom_kills()
     child = server.start(run_alone, request, scratch=request.scratch)
@@ -34,7 +37,7 @@ def run_with_timeout(
     path = scratch / "outcome0.json"
     expired = not child.wait(timeout_s)
     if expired and path.exists():
-        expired = not child.wait(EXIT_S)  # it has measured; only its end takes long
+        expired = not child.wait(EXIT_S)  # it has measured; only its exit is slow
     stacks = child.stacks(scratch) if expired else read_stacks(scratch)
     child.kill()
     if path.exists():
@@ -42,5 +45,5 @@ def run_with_timeout(
     if expired:
         return timed_out(timeout_s, stacks)
     if child.exit_code == -signal.SIGTERM:
-        time.sleep(TERM_S)  # Slurm signals process by process: this one's turn may come
+        time.sleep(TERM_S)  # Slurm signals processes one by one: the worker's may follow
     return died(child.exit_code, stacks or log_end(request.log), oom_kills() > kills)

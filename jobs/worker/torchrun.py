@@ -1,7 +1,7 @@
-"""torchrun on one node: its agent starts the ranks of a run, and reports which of them failed.
+"""torchrun on one node: its agent starts the node's ranks and reports which of them failed.
 
-For each run node 0's agent opens the rendezvous store on a port of the system's choice, so no port
-is fixed and none is picked before it is bound. `nodes` brings the nodes of a job together.
+For each run, node 0's agent opens the rendezvous store on a port that the system picks when it
+binds the socket, so concurrent runs cannot collide. `nodes` coordinates the nodes of a job.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from jobs.worker.isolation import Child, oom_kills, read_stacks
 from jobs.worker.outcome import AgentReport, NodeReport, Outcome, RankFailure
 from jobs.worker.run_process import Request, become_run, watch_stacks
 
-LOG_END = 2000  # bytes of a log that may tell how its process ended
+LOG_END = 2000  # length of the end of a log that a failure quotes, in bytes
 
 
 def agent(request: Request) -> None:
-    """The main function of a node's torchrun agent: starts the ranks, waits, reports failures.
+    """Run a node's torchrun agent: start the ranks, wait for them, and report those that failed.
 
-    Writes agent.json to the scratch folder: the ranks that failed, with exit codes.
+    This is the main function of the agent's process. It writes its `AgentReport` to agent.json in
+    the scratch folder.
     """
     become_run(request)
     scratch = Path(request.scratch)
@@ -35,7 +36,7 @@ def agent(request: Request) -> None:
 
 
 def _launch(request: Request) -> list[RankFailure]:
-    """Run the ranks of this node to their end; returns those that failed."""
+    """Run the ranks of this node to their end, and return those that failed."""
     assert request.nproc_per_node is not None
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -49,7 +50,7 @@ def _launch(request: Request) -> list[RankFailure]:
         store = TCPStore(request.host, 0, is_master=True, wait_for_workers=False)
         endpoint = f"{request.host}:{store.port}"
         write_json(scratch / "endpoint.json", endpoint)
-    # As torchrun does when it is not told: the ranks share the cores.
+    # The ranks share the cores. torchrun's command line would set 1.
     share = len(os.sched_getaffinity(0)) // request.nproc_per_node
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
     config = LaunchConfig(
@@ -62,7 +63,8 @@ def _launch(request: Request) -> list[RankFailure]:
         rdzv_configs={"is_host": False, "timeout": 120},
         max_restarts=0,
         local_addr=request.host,
-        logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "torchrun")),  # else it stays in /tmp
+        # The default would leave a folder in /tmp.
+        logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "torchrun")),
     )
     request_path = replace(request, agent=os.getpid()).dump(scratch / "request.json")
     command = ["-u", "-m", "jobs.worker.run_process", str(request_path)]
@@ -79,10 +81,12 @@ def _launch(request: Request) -> list[RankFailure]:
 
 
 def collect(request: Request, kills: int, child: Child) -> NodeReport:
-    """End a node's agent and ranks where they have not ended, and read what they left.
+    """Kill a node's agent and ranks if they are still running, and return the node's report.
 
     Args:
-        kills: `oom_kills()` before they started.
+        request: the run.
+        kills: value of `oom_kills()` before the agent started.
+        child: the agent's process.
     """
     exit_code = child.exit_code if child.ended else 0
     child.kill()
@@ -105,7 +109,7 @@ def outcomes_in(scratch: Path) -> list[Outcome]:
 
 
 def log_end(path: str | None) -> str:
-    """The last lines of a run's output: of an abort they are all there is."""
+    """Return the last LOG_END bytes of a run's log, which may be the only trace of an abort."""
     try:
         with open(path or os.devnull, "rb") as file:
             file.seek(0, os.SEEK_END)

@@ -1,8 +1,8 @@
-"""The worker: inside the allocation, runs the runs of one job one after another.
+"""The worker: executes the runs of one job, one after another, inside the job's allocation.
 
-It is the only writer of records. It never imports torch and never runs a benchmark itself (but for
-`--debug`), so that whatever a run does, the worker can say how it ended and start the next one
-clean.
+Only workers write records. A worker never imports torch and, except with `--debug`, never runs a
+benchmark in its own process. Whatever a run does, the worker can therefore record how it ended and
+start the next one in a clean process.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts
 from jobs.worker.run_process import Request, execute
 from jobs.worker.run_with_timeout import run_with_timeout
 
-MAX_DEATHS = 2  # workers that one run may take down before it is left alone
-LIMIT_MARGIN_S = 120.0  # a stop this close to the time limit is the time limit's doing
+MAX_DEATHS = 2  # a run is skipped after this many workers have died during it
+LIMIT_MARGIN_S = 120.0  # a stop in this time before the limit is due to the limit, in seconds
 
 
 class Stopped(SystemExit):
-    """The worker was told to stop; what was running is recorded."""
+    """Raised to exit from a worker that was told to stop, after it has recorded the current run."""
 
 
 class NodeLost(SystemExit):
-    """The worker of another node is gone, and with it all that this job had still to run."""
+    """Raised to exit from the worker if another node's worker is lost: the job cannot go on."""
 
 
 class Worker:
-    """Runs one job of a submission.
+    """Executes one job of a submission.
 
     Args:
         manifest: the submission.
-        index: the job in it.
-        in_process: call the benchmark here, without isolation or timeout (`--debug`).
-        node_rank: of this node among the job's; only node 0's worker writes records.
+        index: index of the job in the manifest.
+        in_process: call benchmarks in this process, without isolation or timeout (`--debug`).
+        node_rank: rank of this node in the job. Only the worker on node 0 writes records.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Worker:
         self.started = time.monotonic()
         under_slurm = manifest.executor is Executor.slurm
         self.visible = provenance.visible_gpus()
-        if under_slurm and "CUDA_VISIBLE_DEVICES" in os.environ:  # what Slurm gave the job
+        if under_slurm and "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPUs that Slurm allocated
             self.visible = [t for t in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if t]
         self.gpus = self.visible[: self.job.shape.gpus_per_node]
         self.slurm = slurm_facts() if under_slurm else {}
@@ -82,7 +82,7 @@ class Worker:
         self.executed = 0
         self.failures: list[Record] = []
         self._deaths: Counter[str] = Counter()
-        self._current: tuple[Attempt, Path] | None = None  # what runs, and its scratch folder
+        self._current: tuple[Attempt, Path] | None = None  # current attempt, its scratch folder
         self._child: Child | None = None
         self._server: ForkServer | None = None
         self._followers: Followers | None = None
@@ -90,7 +90,7 @@ class Worker:
     # ---- the loop --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Every run of the job that is not done, one after another."""
+        """Execute every run of the job that is not done, one after another."""
         with scoped_environment(slurm=self.manifest.executor is not Executor.slurm):
             self._run_job()
 
@@ -111,14 +111,15 @@ class Worker:
                 self._server.close()
 
     def _rendezvous_file(self) -> Path:
-        """Where the workers of this job's nodes find each other, in this allocation."""
+        """Return the file by which the workers on the nodes of this allocation find each other."""
         restarts = self.slurm.get("restart_count", "0")
         return self.folder / f"rendezvous-{self.slurm.get('job_id', '0')}-{restarts}.json"
 
     def _run_tasks(self, reason: str | None) -> None:
-        """
+        """Execute the job's runs that are not done, and record them.
+
         Args:
-            reason: why no run can be done here, if none can.
+            reason: why this machine cannot execute any of them; None if it can.
         """
         self._deaths = self._count_deaths()
         for run_id, repeat in self.job.tasks:
@@ -128,7 +129,10 @@ class Worker:
             if reason is not None:
                 self._record(attempt, failed(Status.unsupported, "Unsupported", reason))
             elif self._deaths[f"{run_id}/{repeat}"] >= MAX_DEATHS:
-                message = f"its worker died {MAX_DEATHS} times while this ran"
+                message = (
+                    f"the job's worker died {MAX_DEATHS} times during this run; see the job's log, "
+                    "and submit the sweep again to try once more"
+                )
                 self._record(attempt, failed(Status.killed, "WorkerDied", message))
             else:
                 self._attempt_run(attempt)
@@ -137,24 +141,28 @@ class Worker:
         self._write_state(None)
 
     def _unsupported_reason(self) -> str | None:
-        """Why this machine cannot give the job's shape, or None."""
+        """Return why this machine does not have the nodes or GPUs of the job, or None if it has."""
         shape = self.job.shape
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if self.slurm else 1
         if shape.nodes > nodes:
-            where = "Slurm gave" if self.slurm else "without Slurm there is"
-            return f"needs {shape.nodes} nodes; {where} {nodes}"
+            where = "Slurm allocated" if self.slurm else "a job that is not under Slurm has only"
+            return f"needs {shape.nodes} nodes, but {where} {nodes}"
         if shape.gpus_per_node > len(self.visible):
-            offers = f"{socket.gethostname()} offers {len(self.visible)}"
-            return f"needs {shape.gpus_per_node} GPUs; {offers}"
+            offers = f"{len(self.visible)} are visible on {socket.gethostname()}"
+            return f"needs {shape.gpus_per_node} GPUs per node, but {offers}"
         return None
 
     def _is_done(self, run_id: str, repeat: int) -> bool:
-        """Whether this submission, or (unless forced) any other, has measured it meanwhile."""
+        """Return whether a run need not be executed.
+
+        It is done if this submission has a final record of it or, unless forced, if any submission
+        has measured it on the same kind of device.
+        """
         self.records += self.tail.new()
         for record in self.records:
             if (record.run, record.repeat) != (run_id, repeat):
                 continue
-            # In its own submission a run that was killed is not tried again.
+            # Within one submission, a run that was killed is not repeated.
             status = record.status
             own = record.submission == self.manifest.id
             if own and (not status.runs_again_on_submit or status is Status.killed):
@@ -168,7 +176,7 @@ class Worker:
         return False
 
     def _count_deaths(self) -> Counter[str]:
-        """How many workers of this job ended, without a word, during each run."""
+        """Count the workers of this job that died without a record, by the run they executed."""
         state = read_worker_state(self.folder)
         deaths, running = Counter(state.deaths), state.running
         if running is not None:
@@ -179,8 +187,10 @@ class Worker:
         return deaths
 
     def _write_state(self, attempt: Attempt | None) -> None:
-        """Say what is running now: `status` shows it, and the next worker of this job learns of it
-        if this one dies."""
+        """Write the current attempt to state.json, for `jobs status`.
+
+        If this worker dies, the next worker of the job reads there which run it was executing.
+        """
         state = WorkerState(
             running=attempt.as_state() if attempt else None,
             deaths=dict(self._deaths),
@@ -191,7 +201,10 @@ class Worker:
         try:
             write_worker_state(self.folder, state)
         except OSError as error:  # a full disk must not end the job
-            say(f"cannot write state.json: {error.strerror}")
+            say(
+                f"cannot write {self.folder}/state.json: {error.strerror}; "
+                "`python -m jobs status` cannot show the current run"
+            )
 
     # ---- one run ---------------------------------------------------------------------------------
 
@@ -199,7 +212,7 @@ class Worker:
         before = [r.attempt for r in self.records if (r.run, r.repeat) == (run.id, repeat)]
         number = 1 + max(before, default=0)
         while self.manifest.artifacts(run.id, repeat, number).exists():
-            number += 1  # its worker died and left no record; what it left there is not this one's
+            number += 1  # an attempt without a record, because its worker died; keep its files
         return self.recorder.begin(run, repeat, number)
 
     def _attempt_run(self, attempt: Attempt) -> None:
@@ -223,18 +236,18 @@ class Worker:
         )
         try:
             outcome = self._run_and_wait(request, run.timeout_s)
-            with blocked_signals():  # a stop comes before the record or after it
+            with blocked_signals():  # `stop` runs either before this or after it
                 self._child = None
                 self._record(attempt, outcome)
                 self._current = None
-        except KeyboardInterrupt:  # only --debug has it raised
+        except KeyboardInterrupt:  # raised only with --debug
             self.stop("cancelled")
             raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         self.executed += 1
         if outcome.failure is not None and outcome.failure.type == "NodeLost":
-            raise NodeLost("the worker of another node is gone")
+            raise NodeLost("the job ends because the worker on another node was lost")
 
     def _run_and_wait(self, request: Request, timeout_s: float) -> Outcome:
         if request.nproc_per_node is not None:
@@ -264,14 +277,14 @@ class Worker:
         modules = ["jobs.worker.run_process"]
         benchmarks = [n if "." in n else f"systems.benchmarks.{n}" for n in names]
         shape = self.job.shape
-        if shape.nproc_per_node is not None:  # each rank is a new process, which imports those
+        if shape.nproc_per_node is not None:  # ranks are new processes and import for themselves
             modules, benchmarks = ["torch", "jobs.worker.torchrun"], []
-        elif shape.gpus_per_node > 0:  # a run looks with torch whether it has the GPUs it was given
+        elif shape.gpus_per_node > 0:  # each run checks its GPUs with torch
             modules = ["torch", *modules]
         try:
             return ForkServer(modules, benchmarks)
-        except ServerDied as error:  # an import that ends its process: let it end the runs' own
-            say(f"{error}; the runs import what they need themselves")
+        except ServerDied as error:  # without preloading, the import ends only runs that need it
+            say(f"{error}; continuing without preloaded modules, so runs start more slowly")
             return ForkServer()
 
     def _record(self, attempt: Attempt, outcome: Outcome) -> None:
@@ -282,11 +295,12 @@ class Worker:
     # ---- stopping --------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """End what is running and record it: at the time limit, on preemption, when cancelled.
+        """Kill and record the current run: at the time limit, on preemption or on cancellation.
 
         Args:
-            reason: limit, preempted or cancelled. The first run of an allocation that meets the
-                limit can never end within it: that is its timeout. Others get another chance.
+            reason: "limit", "preempted" or "cancelled". If the first run of an allocation reaches
+                the limit, it can never end within the limit, and is recorded as a timeout. A later
+                run is recorded as preempted and gets another chance.
         """
         with blocked_signals():
             if self._current is None:
@@ -295,25 +309,38 @@ class Worker:
             if self._child is not None:
                 self._child.kill()
             if reason == "limit" and self.executed == 0:
-                message = f"needs more than the job's limit of {self.job.timeout_min} min"
+                message = (
+                    f"takes longer than the job's time limit of {self.job.timeout_min} min; raise "
+                    "resources.timeout_min in the sweep and submit with --retry-failed"
+                )
                 outcome = failed(Status.timeout, "Limit", message)
             elif reason == "limit":
-                message = "the job's time limit came; the rest is requeued"
+                message = "the job reached its time limit; Slurm requeues it to repeat this run"
                 outcome = failed(Status.preempted, "Limit", message)
             elif reason == "preempted":
-                outcome = failed(Status.preempted, "Preempted", "stopped: preempted")
+                outcome = failed(
+                    Status.preempted,
+                    "Preempted",
+                    "Slurm preempted the job; this run is repeated when the job is requeued or the "
+                    "sweep is submitted again",
+                )
             else:
-                outcome = failed(Status.cancelled, "Cancelled", "stopped: cancelled")
+                outcome = failed(
+                    Status.cancelled,
+                    "Cancelled",
+                    "the job was cancelled or interrupted; submit the sweep again to repeat "
+                    "this run",
+                )
             self._record(attempt, outcome)
             self._current = None
             shutil.rmtree(scratch, ignore_errors=True)
 
     def near_limit(self) -> bool:
-        """Whether the job's time is about up."""
+        """Return whether the job is within LIMIT_MARGIN_S of its time limit."""
         return time.monotonic() - self.started > self.job.timeout_min * 60 - LIMIT_MARGIN_S
 
     def handle_term(self) -> None:
-        """On SIGTERM (which the local queue sends on Ctrl-C) and SIGINT: record, leave."""
+        """On SIGTERM and SIGINT, record the current run and exit. The local queue sends SIGTERM."""
 
         def on_term(signum: int, frame: FrameType | None) -> None:
             self.stop("cancelled")

@@ -34,8 +34,8 @@ def test_a_broken_manifest_is_named_with_what_is_wrong(manifest: Path) -> None:
 
     broken: list[tuple[Any, str]] = [
         (torn, "manifest.json cannot be read: "),
-        (lambda: manifest.write_text("[]"), "no manifest that this version reads"),
-        (lambda: spoil(manifest, jobs=None), "no manifest that this version reads: 'jobs' is m"),
+        (lambda: manifest.write_text("[]"), "not a manifest that this version can read"),
+        (lambda: spoil(manifest, jobs=None), "that this version can read: the key 'jobs' is m"),
         (lambda: spoil(manifest, sweep={"name": "a", "later": 1}), "sweep."),
         (lambda: (manifest.parent / "handles.json").write_text("{"), "handles.json cannot be read"),
     ]

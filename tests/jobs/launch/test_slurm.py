@@ -249,7 +249,9 @@ def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
     scenario.finish()
     status = scenario.status()
     assert states(status) == ["ok", "missing"]
-    assert status["tasks"][1]["detail"] == "never submitted"
+    assert status["tasks"][1]["detail"] == (
+        "not submitted to Slurm, which refused the job or was not reached; submit again"
+    )
 
 
 def test_one_job_from_inside_another(scenarios: Scenarios) -> None:

@@ -1,4 +1,4 @@
-"""Looking at a results folder changes nothing, and what later versions add is passed over."""
+"""Reading a results folder has no side effects, and keys of later versions are ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading and following records: damage costs only the lines that it touches."""
+"""Reading and following records: a damaged file loses only the damaged lines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_record_comes_back_as_it_was() -> None:
 
 
 def test_any_truncation_loses_at_most_the_last_line() -> None:
-    """Every cut of a file, byte by byte."""
+    """The file is truncated at every byte."""
     whole, _ = split(FILE)
     ends = [sum(map(len, LINES[: i + 1])) for i in range(len(LINES))]
     for cut in range(len(FILE) + 1):
@@ -99,10 +99,13 @@ def test_what_is_no_record_is_a_bad_line(text: bytes) -> None:
 
 def test_a_later_schema_is_skipped_with_that_reason() -> None:
     later = json.loads(LINES[0]) | {"schema_version": SCHEMA_VERSION + 1}
-    reason = f"schema version {SCHEMA_VERSION + 1}; this reads up to {SCHEMA_VERSION}"
+    reason = (
+        f"schema version must be at most {SCHEMA_VERSION} in this version of the project, got "
+        f"{SCHEMA_VERSION + 1}; update the project"
+    )
     for changed in (
         later,
-        later | {"status": "excellent"},  # though nothing else of it would be valid here
+        later | {"status": "excellent"},  # invalid in this version too
         {"schema_version": SCHEMA_VERSION + 1},
     ):
         _, (bad,) = split(json.dumps(changed).encode())
@@ -153,7 +156,7 @@ def test_measurements_if_and_only_if_ok(outcome: dict[str, Any], valid: bool) ->
     ],
 )
 def test_what_json_or_a_median_cannot_hold_is_no_measurement(facts: dict[str, Any]) -> None:
-    """Else the line would be written, and nobody could read it."""
+    """If such a value were accepted, the record would be written but could not be read."""
     with pytest.raises(ValidationError):
         Measurements.model_validate(facts)
 
@@ -172,7 +175,7 @@ def test_facts_of_any_kind_survive_the_way_through_the_file(tmp_path: Path) -> N
 
 
 def test_a_failure_may_quote_what_is_no_text(tmp_path: Path) -> None:
-    """As a file name that is not UTF-8 does, in an exception's message."""
+    """The message of an exception may quote a file name that is not UTF-8."""
     failure = Failure(type="OSError", message="no file 'caf\udce9'", traceback="\udcff")
     assert (failure.message, failure.traceback) == ("no file 'caf?'", "?")
 
@@ -211,7 +214,7 @@ def test_a_tail_sees_whole_lines_only_and_each_once(
 
 def test_a_tail_follows_only_the_runs_it_is_asked_for(tmp_path: Path) -> None:
     tail = RecordTail(tmp_path, {run(1).id, run(3).id})
-    assert tail.new() == []  # not even the folder is there
+    assert tail.new() == []  # the folder does not exist yet
     for name in ("a", "b"):
         writer = RecordWriter(tmp_path / "records", name)
         for i in range(4):

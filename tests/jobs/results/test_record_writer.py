@@ -1,4 +1,4 @@
-"""Writing records: whatever fails, what was written before stays readable."""
+"""Writing records: after any failure, the records written before it stay readable."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_processes_write_side_by_side(tmp_path: Path) -> None:
 def test_a_torn_line_is_not_glued_to_the_next(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path / "records", "a")
     assert writer.write(record(run(1), ok(1.0)))
-    with writer.path.open("ab") as file:  # a half line that nobody could undo
+    with writer.path.open("ab") as file:  # a partial line that was not undone
         file.write(record(run(2), ok(1.0)).model_dump_json().encode()[:100])
     assert writer.write(record(run(3), ok(1.0)))
     records, bad = read_records(tmp_path)
@@ -72,7 +72,7 @@ def test_a_torn_line_is_not_glued_to_the_next(tmp_path: Path) -> None:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a real file system of 64 kB, which one file fills but for some 4 kB."""
+    """A folder on a real file system of 64 KiB, of which one file leaves about 4 KiB free."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
@@ -86,7 +86,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def big(index: int) -> Record:
-    return record(run(index), ok(*[1 / 3] * 150))  # some 3 kB
+    return record(run(index), ok(*[1 / 3] * 150))  # about 3 kB
 
 
 def test_a_full_disk_costs_no_record_that_was_there(
@@ -99,9 +99,9 @@ def test_a_full_disk_costs_no_record_that_was_there(
         assert written < 100
     assert "No space left on device" in capfd.readouterr().err
     records, bad = read_records(full_disk)
-    assert (len(records), bad) == (written, [])  # no half line either
+    assert (len(records), bad) == (written, [])  # and no partial line
     assert writer.path.read_bytes().endswith(b"\n")
-    (full_disk / "ballast").unlink()  # there is room again
+    (full_disk / "ballast").unlink()  # frees space
     assert writer.write(big(written), tries=1)
     records, bad = read_records(full_disk)
     assert [r.run for r in records] == [run(i).id for i in range(written + 1)]
@@ -131,7 +131,7 @@ def test_room_that_comes_while_it_tries_again_is_used(
 def test_a_limit_on_file_size_leaves_no_half_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A quota, as RLIMIT_FSIZE: the write itself comes back short. Needs no root."""
+    """RLIMIT_FSIZE cuts a write short, as a disk quota does, and needs no root."""
     writer = RecordWriter(tmp_path / "records", "a")
     assert writer.write(big(0))
     size = writer.path.stat().st_size
@@ -142,7 +142,9 @@ def test_a_limit_on_file_size_leaves_no_half_line(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     printed = capsys.readouterr().err
-    assert f'unwritten record: {{"schema_version":1,"run":"{run(1).id}"' in printed  # not lost
+    assert (  # the record is not lost
+        f'append this line to {writer.path}: {{"schema_version":1,"run":"{run(1).id}"' in printed
+    )
     assert writer.path.stat().st_size == size
     assert writer.write(big(2), tries=1)
     records, bad = read_records(tmp_path)
@@ -168,7 +170,7 @@ def test_a_disk_full_from_the_start_does_not_kill_the_writer(full_disk: Path) ->
 def test_a_full_disk_under_the_log_does_not_kill_the_writer(
     full_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker's stderr is a file of the same results folder."""
+    """A worker's stderr may be a file in the same results folder, on the same full disk."""
     writer = RecordWriter(full_disk / "records", "a")
     with (full_disk / "worker.log").open("w") as log:
         monkeypatch.setattr(sys, "stderr", log)

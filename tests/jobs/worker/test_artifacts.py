@@ -1,5 +1,7 @@
-"""Files that runs leave: where they go, and who tells of them. (test_stop.py: those of a run whose
-worker died.)"""
+"""Files that runs write (artifacts): their folders, and how `jobs logs` and records refer to them.
+
+test_stop.py tests the files of a run whose worker died.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ LEFT = {"trace": "a trace"}
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of runs that leave a file and then measure, or are killed, or leave nothing."""
+    """Results folder with runs that write a file and are ok or killed, and runs without files."""
     folder = tmp_path_factory.mktemp("artifacts")
     cases: list[dict[str, Any]] = [
         {"what": "ok", "artifact": "trace"},

@@ -1,4 +1,4 @@
-"""Runs of several ranks under torchrun, on one node and on two."""
+"""Runs of several ranks under torchrun, on one node and on two nodes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from tests.jobs.harness import (
     write_sweep,
 )
 
-TIMEOUT_S = 12  # for what hangs; two ranks start in it, without torch
-LONG_S = 200  # for the other runs
+TIMEOUT_S = 12  # timeout of hanging runs, in seconds; enough to start two ranks without torch
+LONG_S = 200  # timeout of the other runs, in seconds
 
 
-# A worker of two, with the environment that Slurm would give it.
+# Main program of the worker of one node. `start_nodes` gives it the environment of a Slurm job.
 NODE = """
 import sys
 from pathlib import Path
@@ -67,8 +67,8 @@ def start_nodes(manifest_path: Path) -> list[subprocess.Popen[bytes]]:
 
 
 class Ranks:
-    """Two jobs at once on this machine, two ranks a run; and a job of two nodes, one rank each,
-    whose second worker is killed."""
+    """Results of a submission with two concurrent jobs on this machine, with two ranks per run, and
+    of a job on two (simulated) nodes with one rank each, whose second worker is killed."""
 
     def __init__(self, folder: Path):
         self.here, self.nodes = folder / "here", folder / "nodes"
@@ -139,7 +139,7 @@ def took(record: Record) -> float:
 
 
 def concluding(record: Record) -> float:
-    """From the moment that a rank raised."""
+    """Return the time from the moment that a rank raised to the end of the attempt, in seconds."""
     assert record.seconds.starting is not None and record.seconds.measuring is not None
     return took(record) - record.seconds.starting - record.seconds.measuring
 
@@ -296,24 +296,24 @@ OK = Outcome(status=Status.ok, measuring=1.0, measurements={"samples_ms": {"a": 
 @pytest.mark.parametrize(
     ("reports", "status", "rank"),
     [
-        # the first to raise, and torchrun's SIGTERM for the other
+        # the rank that raised first, whether torchrun ended the other by SIGTERM or it raised too
         ([node([left(1, 50.0)], [(0, -15), (1, 1)])], "error", 1),
         ([node([left(1, 50.0), left(0, 49.0)], [(0, 1), (1, 1)])], "error", 0),
-        # the one that raised of its own, though the other told sooner
+        # rank 1 raised by itself, although rank 0 reported its lost peer earlier
         ([node([left(0, 49.0, True), left(1, 50.0)], [(0, 1), (1, 1)])], "error", 1),
-        # the one that was killed, though the other could tell of it
+        # rank 1 was killed, although only rank 0 could report
         ([node([left(0, 49.0, True)], [(0, 1), (1, -9)])], "killed", 1),
         ([node([], [(0, -15), (1, -11)])], "killed", 1),
-        # by the kernel, for memory, on its node and not on the other
+        # the OOM killer was active on the node of rank 1 only
         (
             [node([left(0, 9.0, True)], [(0, 1)]), node([], [(1, -9)], out_of_memory=True)],
             "oom",
             1,
         ),
-        # gone without a trace
+        # rank 1 exited without an outcome
         ([node([left(0, 49.0, True)], [(0, 1)])], "error", 1),
         ([node([OK], [(1, 3)])], "error", 1),
-        # nobody to blame
+        # no failed rank is known, or the ranks disagree
         ([node([], [], agent=AgentReport(error="no rendezvous"))], "error", None),
         ([node([], [], agent=None, exit_code=-9)], "killed", None),
         ([node([], [], lost="NodeLost")], "killed", None),
@@ -330,9 +330,9 @@ def test_which_rank_failed_first(reports: list[NodeReport], status: str, rank: i
 @pytest.mark.parametrize(
     ("other", "status"),
     [
-        (node([left(1, 50.0, True)], [(1, 1)]), "timeout"),  # it lost the rank that was ended
+        (node([left(1, 50.0, True)], [(1, 1)]), "timeout"),  # it lost the rank that was killed
         (node([], [(1, -15)]), "timeout"),
-        (node([left(1, 50.0)], [(1, 1)]), "error"),  # of its own, in the last moment
+        (node([left(1, 50.0)], [(1, 1)]), "error"),  # it raised by itself, just before the timeout
     ],
 )
 def test_what_an_end_at_the_timeout_brings_about_is_no_failure(

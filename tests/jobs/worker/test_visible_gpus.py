@@ -1,4 +1,4 @@
-"""Runs that break on a GPU: each leaves a record that says how, and the next one starts clean."""
+"""Runs that fail on a GPU: each has a record with the reason, and the next run starts clean."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory) -> dict[str, Record]:
-    """Every fault with a good run after it, all packed into one job."""
+    """Records of one job with every GPU fault, each followed by a run that succeeds, by run."""
     folder = tmp_path_factory.mktemp("faults")
     whats = ["oom", "ok", "assert", "ok", "illegal_access", "ok", "hang", "ok"]
     sweep = {
@@ -34,7 +34,7 @@ def faults(tmp_path_factory) -> dict[str, Record]:
     submit = [sys.executable, "-m", "jobs.submit", str(path), "--local"]
     command = [*submit, "--out", str(folder / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout + done.stderr  # some runs failed, and it says so
+    assert done.returncode == 1, done.stdout + done.stderr  # because some runs failed
     records, bad = read_records(folder / "out")
     assert not bad and len(records) == len(whats)
     return {f"{record.params['what']}{record.params['order']}": record for record in records}

@@ -1,4 +1,4 @@
-"""Each way a run can end, by really ending so, and what its worker makes of it."""
+"""The worker's record for each way in which a run can end. The runs really end in these ways."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from tests.jobs.harness import (
     write_sweep,
 )
 
-TRIVIAL = 12  # runs in a row that do nothing
-TORCH_S = 0.5  # of processor time: less than any import of torch takes
+TRIVIAL = 12  # consecutive runs that do nothing
+TORCH_S = 0.5  # CPU time in seconds; any import of torch takes longer
 ENDINGS = {
     "raises": "error",
     "raise_unprintable": "error",
@@ -66,8 +66,8 @@ ENDINGS = {
 
 
 class Endings:
-    """One job: every ending once, a harmless run after each, and a few that do nothing. One of its
-    benchmarks does not say what to import, so torch is there for all of its runs."""
+    """Records of one job: every ending once, each followed by a run that succeeds, and TRIVIAL runs
+    that do nothing. One of its benchmarks has no PRELOAD, so torch is imported for all runs."""
 
     def __init__(self, folder: Path):
         self.out = folder / "out"
@@ -162,14 +162,17 @@ def test_a_hang_is_cut_at_its_timeout_and_shows_where(
 ) -> None:
     record = endings.of(what)
     _, message, traceback = failure_of(record)
-    assert message == "took more than 1 s"
+    assert message == (
+        "took longer than 1 s; if it does not hang, raise timeout_s in the sweep and submit with "
+        "--retry-failed"
+    )
     assert f"in {where}" in traceback
     assert 1.0 <= record.finished_at - record.started_at < 30.0  # and not the sweep's 60 s
 
 
 def test_a_run_that_has_measured_does_not_wait_for_its_threads(endings: Endings) -> None:
     record = endings.of("hang_at_exit")
-    assert record.finished_at - record.started_at < 30.0  # of 60
+    assert record.finished_at - record.started_at < 30.0  # the timeout is 60 s
 
 
 def test_out_of_memory_on_the_host(endings: Endings) -> None:
@@ -180,8 +183,11 @@ def test_out_of_memory_on_the_host(endings: Endings) -> None:
 
 
 def test_a_fact_that_is_no_fact_is_named(endings: Endings) -> None:
-    assert "facts.loss[1] is nan" in failure_of(endings.of("nan"))[1]
-    assert "facts.loss is a torch.Tensor" in failure_of(endings.of("tensor"))[1]
+    assert "facts.loss[1] must be a finite number, got nan" in failure_of(endings.of("nan"))[1]
+    assert (
+        "facts.loss must be a number, string, list, dict or None, got a torch.Tensor"
+        in (failure_of(endings.of("tensor"))[1])
+    )
     assert "surrogates" in failure_of(endings.of("undecodable_fact"))[1]
 
 
@@ -206,12 +212,12 @@ def test_each_run_starts_clean(endings: Endings) -> None:
     seen = [facts(record) for record in endings.records if record.params["what"] == "ok"]
     assert len({fact["pid"] for fact in seen}) == len(seen)
     assert len({fact["worker"] for fact in seen}) == 1
-    assert len({fact["server"] for fact in seen}) == 1  # nothing that they did harmed it
+    assert len({fact["server"] for fact in seen}) == 1  # no ending affected the fork server
     for fact in seen:
         assert fact["blocked"] == []
-        # Python's own, and a background shell's
+        # Python ignores the first two, and a background shell the third.
         ignored = set(fact["ignored"]) - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGQUIT}
-        assert ignored == {signal.SIGUSR2}  # Slurm's warning is for the worker
+        assert ignored == {signal.SIGUSR2}  # Slurm's warning, meant for the worker
         own = [name for name in fact["files"] if "/stack0.txt" not in name and name]
         assert [Path(name).name for name in own[:1]] == ["null"]
         assert len(own) == 3 and own[1] == own[2] and own[1].endswith(".log")
@@ -241,7 +247,7 @@ def test_isolation_costs_much_less_than_an_import_of_torch(endings: Endings) -> 
 
 @pytest.fixture
 def memory_cgroup() -> Any:
-    """A memory cgroup of 512 MiB inside this process's own."""
+    """A memory cgroup with a limit of 512 MiB, inside the cgroup of this process."""
     mine = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     v1 = [path for _, controllers, path in mine if "memory" in controllers.split(",")]
     root = "/sys/fs/cgroup/memory" if v1 else "/sys/fs/cgroup"
@@ -272,7 +278,7 @@ def test_the_kernels_kill_for_want_of_memory_is_oom_and_spares_the_worker(
     assert filled.status == "oom" and filled.failure is not None
     assert filled.failure.memory == "host" and "memory cgroup" in filled.failure.message
     assert only_record(manifest.folder, what="ok").status == "ok"
-    assert only_record(manifest.folder, what="sigkill").status == "killed"  # that one was no oom
+    assert only_record(manifest.folder, what="sigkill").status == "killed"  # not oom
 
 
 # ---- the pieces ----------------------------------------------------------------------------------
@@ -345,7 +351,7 @@ def test_a_full_disk_for_the_log_does_not_hide_the_failure(tmp_path: Path) -> No
 
 
 def test_what_a_benchmark_preloads_is_there_when_its_runs_begin(endings: Endings) -> None:
-    assert facts(endings.of("silent"))["torch"] is True  # it does not say, and so it has torch
+    assert facts(endings.of("silent"))["torch"] is True  # it has no PRELOAD; the default is torch
     assert endings.of("silent").environment["loaded"]["torch"]
 
 
@@ -374,7 +380,7 @@ def test_an_import_that_fails_does_not_end_the_server_and_one_that_exits_is_told
     child = server.start(time.sleep, 0)
     assert child.wait(PATIENCE_S) and child.exit_code == 0
     server.close()
-    with pytest.raises(ServerDied, match="5"):
+    with pytest.raises(ServerDied, match="exit code 5"):
         ForkServer(["exiting"])
 
 
