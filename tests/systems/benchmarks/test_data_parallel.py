@@ -124,11 +124,11 @@ def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, tmp_path):
 def test_the_check_finds_what_is_wrong(ranks):
     ranks.assert_passes(a_wrong_wrapper_is_found, Summed, r"gradient 1\.00e\+00", repeats=1)
     ranks.assert_passes(
-        a_wrong_wrapper_is_found, NotAveraged, "not the same on all ranks", repeats=1
+        a_wrong_wrapper_is_found, NotAveraged, "weights differ from rank 0", repeats=1
     )
     ranks.assert_passes(
         a_wrong_wrapper_is_found, OneBitOff,
-        r"^rank 1: not the same on all ranks: final_norm.weight$", repeats=1,
+        r"^rank 1: weights differ from rank 0: final_norm.weight$", repeats=1,
     )  # fmt: skip
     ranks.assert_passes(an_optimizer_that_skips_is_found, repeats=1)
 
@@ -168,9 +168,9 @@ def test_predictions_count_the_gradients_and_their_ring():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"strategy": "bucketed", "bucket_size_mb": None}, "given none with strategy: bucketed"),
-        ({"strategy": "flat", "bucket_size_mb": 1.0}, "given 1 with strategy: flat"),
-        ({"cuda_graph": True}, "cuda_graph"),
+        ({"strategy": "bucketed", "bucket_size_mb": None}, "got none with strategy: bucketed"),
+        ({"strategy": "flat", "bucket_size_mb": 1.0}, "got 1 with strategy: flat"),
+        ({"cuda_graph": True}, "cuda_graph must be false"),
         ({"precision": "bf16_master", "optimizer": "fused"}, "'fp32', 'tf32' or 'bf16'"),
     ],
 )

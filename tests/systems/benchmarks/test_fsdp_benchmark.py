@@ -54,7 +54,9 @@ def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
     alone = ParallelTraining(point, here.device, here.rank)
     whole, steps = training.optimizer_step, iter(range(CHECK_STEPS))
     training.optimizer_step = lambda: None if next(steps) == here.rank == 1 else whole()
-    with pytest.raises(WrongOutput, match=r"^rank 0: against one process .*weights .*rank 1: "):
+    with pytest.raises(
+        WrongOutput, match=r"^rank 0: error against one process .*weights .*rank 1: "
+    ):
         check(training, alone)
 
 
@@ -91,7 +93,7 @@ def test_predictions_share_the_state_and_add_activations():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"strategy": "layers", "mode": "compiled_blocks"}, "strategy layers is of mode: eager"),
+        ({"strategy": "layers", "mode": "compiled_blocks"}, "strategy: layers needs mode: eager"),
         ({"precision": "bf16"}, "'fp32', 'tf32' or 'bf16_master'"),
     ],
 )

@@ -125,7 +125,9 @@ def test_without_ranges_in_attention_the_phases_are_profiled():
 
 
 def test_nsys_keeps_no_trace_of_the_torch_profiler():
-    with pytest.raises(ValidationError, match="trace: true keeps the trace of profiler: torch"):
+    with pytest.raises(
+        ValidationError, match="trace: true needs profiler: torch, got profiler: nsys"
+    ):
         params(profiler="nsys", trace=True)
 
 
@@ -178,7 +180,7 @@ def test_under_nsys_the_steps_run_and_the_report_stays(nsys, tmp_path, monkeypat
 def test_a_failure_under_nsys_is_told(nsys, tmp_path, monkeypatch):
     """With a stand-in that ends with 7."""
     monkeypatch.setenv("FAIL", "1")
-    with pytest.raises(RuntimeError, match=r"nsys ended with 7, and did not write .*report"):
+    with pytest.raises(RuntimeError, match=r"nsys exited with code 7 and did not write .*report"):
         run_under_nsys(PROFILE, params(profiler="nsys").model_dump_json(), tmp_path)
 
 
