@@ -77,7 +77,7 @@ def test_the_check_finds_a_wrong_gradient_of_any_parameter(precision, sabotage):
 def test_the_check_finds_a_parameter_without_gradient(precision):
     training = _trained(precision)
     training.model.blocks[1].feed_forward.down.weight.requires_grad_(False)
-    with pytest.raises(WrongOutput, match=r"no gradient: blocks\.1\.feed_forward\.down\.weight"):
+    with pytest.raises(WrongOutput, match=r"no gradient for blocks\.1\.feed_forward\.down\.weight"):
         check_training(training)
 
 
@@ -137,7 +137,7 @@ def test_the_right_attention_through_the_same_door_passes():
 def test_the_check_finds_a_block_that_is_left_out(precision):
     training = _trained(precision)
     training.model.apply_blocks = lambda blocks, x: blocks[2](blocks[0](x))
-    with pytest.raises(WrongOutput, match=r"no gradient: blocks\.1\.attention_norm"):
+    with pytest.raises(WrongOutput, match=r"no gradient for blocks\.1\.attention_norm"):
         check_training(training)
 
 
@@ -152,7 +152,7 @@ def test_the_check_finds_a_loss_that_is_off():
 def test_the_check_finds_a_training_that_blew_up():
     training = _trained("fp32")
     training.loss = torch.tensor(math.nan)
-    with pytest.raises(WrongOutput, match="the last loss is nan"):
+    with pytest.raises(WrongOutput, match="the last loss must be finite, got nan"):
         check_training(training)
 
 
