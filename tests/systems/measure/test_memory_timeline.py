@@ -159,7 +159,7 @@ def test_allocations_of_one_line_are_one_row():
 
 
 def test_marks_that_were_lost():
-    with pytest.raises(ValueError, match=r"4 marks in .* expected 3: one before each of a, b"):
+    with pytest.raises(ValueError, match=r"must have 3 marks, one before each of a, b .* got 4 in"):
         read_timeline(step(), ["a", "b"])
 
 
