@@ -261,7 +261,7 @@ def main() -> int:
             if found.spilled:
                 wrong = "SPILLS"
             elif found.resident < tile.resident or (is_causal and found.resident != tile.resident):
-                wrong = f"{found.resident} RESIDENT"
+                wrong = f"{found.resident} RESIDENT, NOT {tile.resident}"
             bad += bool(wrong)
             mask = "causal" if is_causal else "full"
             row = [label, head_dim, name, mask, *tile, *found[:2], found.shared / 1024, wrong]

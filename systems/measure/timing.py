@@ -1,9 +1,9 @@
-"""Time a function: warm up, flush the L2 cache before each call, and return every sample.
+"""Time a function: warm up, call it repeatedly, and return the duration of every call.
 
-On a GPU, CUDA events measure the time. Before each sample the GPU is kept busy until all kernels of
-the sample have been launched. So the samples do not include launch overhead on the host, which
-depends on the machine and its load. `host_ms` measures that overhead. On a CPU,
-`time.perf_counter` measures the time.
+On a GPU, CUDA events measure the time. Before each call the L2 cache is flushed, and the GPU is
+kept busy until all kernels of the call have been launched (at most MAX_HOLD_MS). So the result does
+not include launch overhead on the host, which depends on the machine and its load. `host_ms`
+measures that overhead. On a CPU, `time.perf_counter` measures the time.
 """
 
 from __future__ import annotations
