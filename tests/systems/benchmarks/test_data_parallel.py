@@ -1,6 +1,6 @@
-"""The benchmark of data parallel training on two ranks: its facts, and what its check finds.
+"""Tests of the data-parallel benchmark on two ranks: its facts, and errors that its check finds.
 
-A function that takes `RankContext` first is a case: every rank runs it.
+Every rank runs the functions whose first parameter is a `RankContext`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def on(here: RankContext, strategy: str, **given) -> Params:
     return params(strategy, backend=here.backend, **given)
 
 
-# ---- cases ---------------------------------------------------------------------------------------
+# ---- functions that ranks run --------------------------------------------------------------------
 
 
 def every_strategy_is_measured(here: RankContext, folder: str) -> None:
@@ -82,7 +82,7 @@ class NotAveraged(NaiveDDP):
 
 
 class OneBitOff(NaiveDDP):
-    """On rank 1 the last step leaves one weight its smallest step from where it should be."""
+    """Changes one weight on rank 1 by the smallest possible amount after the last step."""
 
     def finish_gradient_synchronization(self) -> None:
         super().finish_gradient_synchronization()
