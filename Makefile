@@ -1,11 +1,11 @@
-# make quickstart   install, run a small sweep on this machine, print its tables
-# make test         install what the tests need, run them: 4 minutes on two cores
+# make quickstart       install the project, run a small sweep on this machine, print its tables
+# make test             install the test dependencies and run the tests (4 minutes on two cores)
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# Some tests wait for most of their time
+# Some tests mostly wait, so one more test process than cores
 JOBS ?= $(shell expr $$(nproc) + 1)
-# Hundreds of processes would each compile the project's modules again
+# Tests start hundreds of processes. Without bytecode files each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install quickstart lint format compile-check bench report docs clean \
@@ -36,26 +36,26 @@ quickstart: $(VENV)/installed
 	$(BIN)/python aggregate.py logs/quickstart --plot logs/quickstart/plots
 
 PYTEST = $(BIN)/python -m pytest -n $(JOBS)
-# Triton decides at import whether it interprets its kernels on the CPU, so those tests run apart.
+# Triton decides at import whether to interpret kernels on the CPU, so these tests run separately.
 define interpreted
 env $(SETTING) $(2) TRITON_INTERPRET=1 $(PYTEST) tests/interpreted $(1) $(SELECTED)
 endef
-# pytest ends with 5 where ARGS select none of the tests
+# pytest exits with 5 if ARGS select no test
 SELECTED = $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 
 test: $(VENV)/installed-test
 	$(PYTEST) $(SELECTED)
 	$(call interpreted)
 
-# make test-slow     what make test leaves out: compiling for long, and all studies
+# make test-slow        the tests that make test skips: long compilations, sweeps in sweeps/cpu
 test-slow: $(VENV)/installed-test
 	$(PYTEST) -m 'slow and not gpu' $(SELECTED)
 	$(call interpreted,-m slow)
 
-# make test-all      make test, make test-slow
+# make test-all         make test and make test-slow
 test-all: test test-slow
 
-# make test-portable the numeric tests as other processors, libraries and thread counts compute
+# make test-portable    the numeric tests with other vector units, math libraries and thread counts
 PORTABLE = ATEN_CPU_CAPABILITY=default \
   $(shell grep -qw avx2 /proc/cpuinfo && echo ATEN_CPU_CAPABILITY=avx2) \
   $(shell grep -qw avx512f /proc/cpuinfo && echo ATEN_CPU_CAPABILITY=avx512) \
@@ -65,23 +65,23 @@ test-portable: $(VENV)/installed-test
 	  $(MAKE) --no-print-directory test-numeric SETTING=$$setting || exit 1; \
 	done
 
-# make test-numeric  the numeric tests; SETTING=ATEN_CPU_CAPABILITY=default, or another variable
+# make test-numeric     the numeric tests with a variable set, for example SETTING=OMP_NUM_THREADS=1
 test-numeric: $(VENV)/installed-test
 	env $(SETTING) $(PYTEST) tests/systems $(SELECTED)
 	$(call interpreted)
 
-# make test-exhaustive  many seeds, many repeats, every integer operation of a kernel checked
+# make test-exhaustive  tests with many seeds and repeats, and integer overflow checks in kernels
 test-exhaustive: $(VENV)/installed-test
 	$(PYTEST) -m exhaustive $(SELECTED)
 	REPEATS=20 $(PYTEST) tests/systems/parallel $(SELECTED)
 	$(call interpreted,-m exhaustive)
 	$(call interpreted,-m 'slow or not exhaustive',CHECK_OVERFLOW=1)
 
-# make test-gpu      the tests that need an NVIDIA GPU; those that need two skip where there is one
+# make test-gpu         the tests that need an NVIDIA GPU; tests that need two are skipped with one
 test-gpu: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m 'gpu and not exhaustive' $(ARGS)
 
-# make lint         formatting, lint, types, spelling and links
+# make lint             check formatting, lint, types, spelling and links
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -93,15 +93,15 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# make compile-check  registers, spills and shared memory of the attention kernels on sm_90; no GPU
+# make compile-check    registers, spills and shared memory of attention kernels on sm_90; no GPU
 compile-check: $(VENV)/installed
 	$(BIN)/python scripts/compile_check.py
 
-# make bench        what the launcher itself costs
+# make bench            measure the launcher's own time and memory
 bench: $(VENV)/installed-test
 	$(BIN)/python scripts/bench_launcher.py
 
-# make report       tables, texts and plots of the reference results, docs/results from logs/h200
+# make report           write tables, texts and plots of the results in logs/h200 to docs/results
 report: $(VENV)/installed
 	@mkdir -p docs/results
 	@for folder in logs/h200/*/; do \
@@ -111,7 +111,7 @@ report: $(VENV)/installed
 	    $$([ -f $$text ] && echo --text $$text) >docs/results/$$name.md || exit 1; \
 	done
 
-# make docs         generated parts of README.md and docs/: tables and the command-line reference
+# make docs             update the generated parts of README.md and docs/
 docs: $(VENV)/installed
 	$(BIN)/python scripts/update_docs.py
 

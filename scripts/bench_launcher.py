@@ -1,8 +1,8 @@
-"""What the launcher itself costs: expansion, a packed run, submission, aggregation.
+"""Measure the launcher's own cost: expansion of a sweep, packed runs, submission, aggregation.
 
     python scripts/bench_launcher.py [--records 100000]
 
-Prints one line a figure, with the aim beside it. Submission is measured where Slurm answers.
+Prints one line per measurement, with its target. Submission is measured only if Slurm is available.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ sys.path.insert(0, str(ROOT))
 
 
 def command(*arguments: str) -> tuple[float, int]:
-    """Wall seconds and peak resident bytes of a command that must succeed."""
+    """Run a command; return its wall time in seconds and its peak resident memory in bytes.
+
+    Raises:
+        SystemExit: if the command fails; the message has its output.
+    """
     start = time.perf_counter()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(arguments, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
@@ -33,31 +37,34 @@ def command(*arguments: str) -> tuple[float, int]:
         seconds = time.perf_counter() - start
         output.seek(0)
         if process.returncode:
-            told = f"{' '.join(arguments)} failed with {process.returncode}"
+            told = f"{' '.join(arguments)} failed with exit code {process.returncode}"
             raise SystemExit(f"{told}:\n{output.read()}")
     return seconds, usage.ru_maxrss * 1024
 
 
 def submit(*arguments: str) -> float:
-    """Wall seconds of a call of the launcher."""
+    """Run jobs.submit; return its wall time in seconds."""
     return command(sys.executable, "-m", "jobs.submit", *arguments)[0]
 
 
 def sweep(path: Path, **more: Any) -> Path:
+    """Write a sweep of the benchmark `attention` with the given sections."""
     path.write_text(json.dumps({"benchmark": "attention"} | more))  # JSON is YAML
     return path
 
 
 def expansion(folder: Path) -> None:
+    """Time a dry run of 10,000 runs."""
     grid = {"seq_len": list(range(1, 101)), "head_dim": list(range(1, 101))}
     path = sweep(
         folder / "expansion.yaml", name="expansion", fixed={"implementation": "naive"}, grid=grid
     )
     seconds = submit(str(path), "--dry-run", "--local", "--out", str(folder / "expansion"))
-    print(f"dry run of 10,000 runs: {seconds:.2f} s (aim: 2 s)")
+    print(f"dry run of 10,000 runs: {seconds:.2f} s (target: 2 s)")
 
 
 def packed_run(folder: Path) -> None:
+    """Time the runs of a job that has 40 very short runs."""
     path = sweep(
         folder / "packed.yaml",
         name="packed",
@@ -77,14 +84,15 @@ def packed_run(folder: Path) -> None:
     inside = sorted(record.seconds.measuring or 0 for record in records)[len(records) // 2]
     middle, first = starting[len(starting) // 2], starting[-1]
     print(
-        f"a packed run: {each:.3f} s, {each - inside:.3f} s of it overhead (aim: well under 1 s); "
-        f"from decision to run(): {middle:.3f} s, of the first {first:.1f} s"
+        f"packed runs: {each:.3f} s per run, of which {each - inside:.3f} s overhead (target: well "
+        f"under 1 s); start-up before run(): median {middle:.3f} s, maximum {first:.1f} s"
     )
 
 
 def submission(folder: Path) -> None:
+    """Time the submission of 1,000 runs to Slurm, one run per job, and cancel them."""
     if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True).returncode:
-        print("submission of 1,000 runs: not measured, Slurm does not answer here")
+        print("submission of 1,000 runs: not measured, because sinfo is missing or fails")
         return
     path = sweep(
         folder / "submission.yaml",
@@ -96,11 +104,14 @@ def submission(folder: Path) -> None:
     out = folder / "submission"
     seconds = submit(str(path), "--out", str(out))
     command(sys.executable, "-m", "jobs", "cancel", str(out))
-    print(f"submission of 1,000 runs, one a job: {seconds:.1f} s")
+    print(f"submission of 1,000 runs, one run per job: {seconds:.1f} s")
 
 
 def aggregation(folder: Path, count: int) -> None:
-    """Tables of `count` records, each of three phases of 100 samples, one file a job of 1,000."""
+    """Time the tables of `count` records, each with 100 samples of three phases.
+
+    The records are in one file per job of 1,000 runs.
+    """
     from jobs.launch.packing import pack
     from jobs.launch.resume import tasks_of
     from jobs.results.manifest import Executor, Manifest, new_id, write_manifest
@@ -150,8 +161,8 @@ def aggregation(folder: Path, count: int) -> None:
     size = sum(file.stat().st_size for file in records.iterdir())
     seconds, peak = command(sys.executable, "aggregate.py", str(out))
     print(
-        f"tables of {len(expanded.runs):,} records ({size / 1e6:.0f} MB): {seconds:.1f} s, "
-        f"{peak / 1e9:.2f} GB (aim: 10 s, 1 GB for 100,000)"
+        f"tables of {len(expanded.runs):,} records ({size / 1e6:.0f} MB): {seconds:.1f} s, peak "
+        f"memory {peak / 1e9:.2f} GB (target for 100,000 records: 10 s, 1 GB)"
     )
 
 

@@ -2,10 +2,11 @@
 
     make compile-check
 
-Prints registers per thread, spilled bytes per thread and shared memory per program for every
-default configuration: head dimension, dtype, causal or full, pass. Exits 1 if one spills, needs
-more shared memory than a program may have, or has a lower occupancy than its tile says, or a higher
-one in a causal pass.
+Prints registers per thread, spilled bytes per thread and shared memory per program of every default
+configuration (dtype, head dimension, pass, causal or full). Exits with 1 if a kernel
+    - spills registers,
+    - needs more shared memory than a program may have, or
+    - has a lower occupancy than `Tile.resident` of its tile, or in a causal pass a different one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from tabulate import tabulate
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the systems of this checkout
+sys.path.insert(0, str(Path(__file__).parents[1]))  # import `systems` of this checkout
 from systems.kernels.flash_attention.hopper.forward_launch import FORWARD, HopperTile
 from systems.kernels.flash_attention.triton.backward_kernel import (
     delta_kernel,
@@ -38,7 +39,7 @@ from systems.kernels.flash_attention.triton.tile_table import (
 )
 from tests.systems.kernels.hopper import compile_for_hopper, compile_gluon_for_hopper, resources
 
-SHARED_LIMIT = 227 << 10  # bytes a program may have on sm_90
+SHARED_LIMIT = 227 << 10  # maximum shared memory of a program on sm_90, in bytes
 HEAD_DIMS = (16, 32, 64, 80, 128)
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 KINDS = {
@@ -53,7 +54,7 @@ MEMORY_BOUND_KERNELS = {
     "delta": delta_kernel, "combine": combine_kernel, "sum": sum_kernel, "peak": peak_kernel,
     "parts": parts_kernel,
 }  # fmt: skip
-# Names of pointer arguments by dtype
+# Names of pointer arguments, by the dtype that they point to
 FLOAT32 = {"lse", "delta", "partials", "partial_lse"} | {
     f"{which}_whole" for which in ("first", "second", "third", "fourth")
 }
@@ -62,24 +63,28 @@ OUTPUTS = {"out", "other", "dkey", "dvalue", "dquery"}
 
 
 class Resources(NamedTuple):
-    """Registers and spilled bytes per thread of a compiled kernel, shared bytes per program."""
+    """Resources of a compiled kernel."""
 
-    registers: int
-    spilled: int
-    shared: int
-    warps: int
-    ptx: str
+    registers: int  # per thread
+    spilled: int  # bytes per thread
+    shared: int  # bytes per program
+    warps: int  # per program
+    ptx: str  # PTX code
     compiled: Any  # Triton's CompiledKernel
 
     @property
     def resident(self) -> int:
-        """Programs that fit on a multiprocessor: 65,536 registers, 228 KiB, 64 warps."""
+        """Programs that fit on a multiprocessor, which has 65,536 registers, 228 KiB and 64 warps.
+
+        Registers are allocated in units of 8 per thread; each program needs 1 KiB of shared memory
+        in addition to its own.
+        """
         registers = -(-self.registers // 8) * 8 * 32 * self.warps
         return min(65_536 // registers, (228 << 10) // (self.shared + 1024), 64 // self.warps)
 
 
 def passes(tiles: Configuration) -> dict[str, Tile]:
-    """Return the passes that a configuration launches."""
+    """Return the tiles of the passes that a configuration launches, by name of the pass."""
     if tiles.dv is None:
         return {"forward": tiles.forward, "dkdv": tiles.dkdv, "dq": tiles.dq}
     return {"forward": tiles.forward, "dk": tiles.dkdv, "dv": tiles.dv, "dq": tiles.dq}
@@ -93,7 +98,16 @@ def compile_pass(
     tile: Tile,
     precision: str = "fp16x3",
 ) -> Resources:
-    """Compile a kernel of PASSES for contiguous, aligned inputs."""
+    """Compile a kernel of PASSES for contiguous, aligned inputs.
+
+    Args:
+        name: key of PASSES.
+        head_dim: head dimension.
+        dtype: dtype of the inputs.
+        is_causal: whether the causal mask is applied.
+        tile: tile sizes and launch options.
+        precision: precision of float32 matmuls, fp16x3 or tf32.
+    """
     sums = {"dkdv": {"DK": True, "DV": True}, "dk": {"DK": True, "DV": False}}
     sums["dv"] = {"DK": False, "DV": True}
     fp16x3 = dtype == torch.float32 and precision == "fp16x3"
@@ -156,13 +170,20 @@ def _compile(
     return Resources(used["REG"], spilled, made.metadata.shared, warps, made.asm["ptx"], made)
 
 
-HOPPER_FORMS = ("full", "causal", "split")  # "split" of a causal pass
+HOPPER_FORMS = ("full", "causal", "split")  # split is causal, too
 
 
 def compile_hopper(
     name: str, head_dim: int, form: str, tile: HopperTile | None = None
 ) -> Resources:
-    """Compile the Gluon kernel of "forward" or "backward" for bfloat16, in one of HOPPER_FORMS."""
+    """Compile a warp-specialized Gluon kernel for bfloat16.
+
+    Args:
+        name: forward or backward.
+        head_dim: 64 or 128.
+        form: one of HOPPER_FORMS.
+        tile: tile of forward; None for the default of head_dim.
+    """
     from triton.experimental.gluon import language as gl
 
     from systems.kernels.flash_attention.hopper.backward_d128 import wide_backward_kernel
@@ -214,7 +235,7 @@ def compile_hopper(
 
 
 def hopper_table() -> tuple[list[list[object]], int]:
-    """Return the rows of the warp-specialised kernels and the number of failures."""
+    """Return the table rows of the warp-specialized kernels and the number of failures."""
     rows: list[list[object]] = []
     bad = 0
     for name, head_dim, form in product(("forward", "backward"), (64, 128), HOPPER_FORMS):
@@ -240,7 +261,7 @@ def main() -> int:
             if found.spilled:
                 wrong = "SPILLS"
             elif found.resident < tile.resident or (is_causal and found.resident != tile.resident):
-                wrong = f"{found.resident} RESIDENT"
+                wrong = f"{found.resident} RESIDENT, NOT {tile.resident}"
             bad += bool(wrong)
             mask = "causal" if is_causal else "full"
             row = [label, head_dim, name, mask, *tile, *found[:2], found.shared / 1024, wrong]
@@ -252,12 +273,12 @@ def main() -> int:
             rows.append([*row, "SPILLS" if found.spilled else ""])
     headers = [
         "dtype", "head_dim", "pass", "mask", "block_q", "block_k", "warps", "stages", "resident",
-        "at most", "registers", "spilled bytes", "shared KiB", "",
+        "max registers", "registers", "spilled bytes", "shared KiB", "",
     ]  # fmt: skip
     print(tabulate(rows, headers))
     hopper_rows, hopper_bad = hopper_table()
     headers = ["hopper", "head_dim", "form", "registers", "spilled bytes", "shared KiB", ""]
-    print("\nregisters: at the start; then warps hand them to one another\n")
+    print("\nregisters: per thread at the launch, before warpgroups reallocate them\n")
     print(tabulate(hopper_rows, headers))
     return 1 if bad or hopper_bad else 0
 

@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# On a bare machine with NVIDIA GPUs: install, run the CPU tests on its torch, the GPU tests, then
-# sweeps through the local queue; everything worth keeping goes to one folder.
+# Install the project on a new machine with NVIDIA GPUs, run the CPU tests, the GPU tests and then
+# sweeps on the local queue, and pack all results into one archive.
 #
 #   scripts/gpu_box.sh OUT [SWEEP ...]        for example: scripts/gpu_box.sh out sweeps/flash.yaml
 #
-# Results go to logs/$RESULTS/<sweep>, are resumed from there, and come back with every log and table
-# in one archive, OUT/results.tar.gz: the records as logs/$RESULTS, the rest as box/.
-#   RESULTS=h200         folder under logs/ (default: h200)
-#   WHEELS=DIR           install from the wheels in DIR, without a network, beside the torch that is
-#                        here; otherwise pip installs the project into a virtual environment
-#   TESTS=all            all, gpu or none
-#   BUDGET_S=N           stop the sweeps after N seconds; the next call goes on from there
+# Results are written to logs/$RESULTS/<sweep>; a sweep that has results there is resumed. The archive
+# OUT/results.tar.gz contains logs/$RESULTS, and in box/ the logs of tests and sweeps and the tables.
+# Exits with 1 if a test or a sweep failed.
+#
+# Environment variables:
+#   RESULTS=NAME         folder under logs/ (default: h200)
+#   WHEELS=DIR           install from the wheels in DIR without a network, and use the installed torch.
+#                        Default: pip installs the project into the virtual environment .venv
+#   TESTS=all|gpu|none   tests to run (default: all)
+#   BUDGET_S=N           stop the sweeps after N seconds; the next call resumes them (default: no limit)
+#   PYTHON=PATH          Python interpreter (default: python3)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?usage: scripts/gpu_box.sh OUT [SWEEP ...]}
@@ -22,7 +26,8 @@ mkdir "$box"
 results=logs/${RESULTS:-h200}
 python=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1
-# Where packages came without bytecode and cannot get any, each run would compile what it imports late.
+# Packages may be installed without bytecode in a folder that is not writable. Each run would then
+# compile the modules that it imports.
 export PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-$(mktemp -d)}
 unset PYTHONDONTWRITEBYTECODE
 failed=0
@@ -62,12 +67,12 @@ for sweep in "$@"; do
     step "$sweep"
     left=$((deadline - SECONDS))
     if [ "$left" -lt 10 ]; then
-        echo "no time left: not run"
+        echo "not run: BUDGET_S is used up"
         failed=1
         continue
     fi
     name=$(basename "$sweep" .yaml)
-    # SIGINT lets the queue record what it was doing, so that the next call resumes.
+    # SIGINT lets the queue record the interrupted runs, so that the next call resumes them.
     timeout --signal=INT --kill-after=60 "$left" \
         "$python" -m jobs.submit "$sweep" --local --out "$results/$name" >"$box/$name.log" 2>&1 || failed=1
     tail -n 6 "$box/$name.log"

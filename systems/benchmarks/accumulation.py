@@ -1,4 +1,4 @@
-"""Add 0.01 a thousand times: the error by dtype of the sum and of the terms.
+"""Rounding error of a long sum, by the dtype of the accumulator and of the terms.
 
 python -m jobs.submit sweeps/mixed_precision.yaml --local
 """
@@ -13,8 +13,8 @@ from systems.benchmark import BenchmarkParams
 
 VERSION = 1
 FLOAT16_MAX = 65_504
-# (dtype of the sum, dtype of the term, True if the term is cast to the sum's dtype before it is
-# added); the addition is in place, so a sum keeps its dtype.
+# (dtype of the sum, dtype of the term, True if the term is cast to the dtype of the sum before the
+# addition). The addition is in place, so the sum keeps its dtype.
 WAYS = (
     ("float32", "float32", False),
     ("float16", "float16", False),
@@ -26,24 +26,25 @@ WAYS = (
 
 
 class Params(BenchmarkParams):
-    """The number of terms, and the number that each of them is."""
+    """Parameters of a sum of equal terms. `terms * addend` must be at most 65,504, the largest
+    float16 number."""
 
-    terms: Annotated[int, Field(ge=1)] = 1000
-    addend: Annotated[float, Field(gt=0)] = 0.01
+    terms: Annotated[int, Field(ge=1)] = 1000  # number of additions
+    addend: Annotated[float, Field(gt=0)] = 0.01  # value of each term
 
     @model_validator(mode="after")
     def _fits_float16(self) -> Self:
         exact = self.terms * self.addend
         if exact > FLOAT16_MAX:
             raise ValueError(
-                f"terms {self.terms} times addend {self.addend} is {exact:g}; float16 ends at "
-                f"{FLOAT16_MAX:,}"
+                f"terms * addend must be at most {FLOAT16_MAX:,}, the largest float16 number, got "
+                f"{self.terms} * {self.addend} = {exact:g}"
             )
         return self
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return facts: `ways`, with the sum and its relative error of each."""
+    """Return the fact `ways`: one row per entry of WAYS with dtypes, sum and relative error."""
     import torch
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""All-reduce by backend, size and number of ranks: latency of one call, bandwidth of many.
+"""Latency and bandwidth of all-reduce, by backend, message size and number of ranks.
 
 python -m jobs.submit sweeps/all_reduce.yaml --local --filter 'backend == gloo'
 """
@@ -17,35 +17,45 @@ if TYPE_CHECKING:
     import torch
 
 VERSION = 1
-PERIOD = 1009  # of the pattern that is summed
-PIECE = PERIOD * 10_000  # elements that are filled or checked at once
-GLOO_BYTES = 256 * 10**6  # of buffers for calls in flight
+PERIOD = 1009  # period of the test pattern, in elements
+PIECE = PERIOD * 10_000  # elements that are filled or checked at a time
+GLOO_BYTES = 256 * 10**6  # memory limit for the buffers of calls in flight, in bytes
 Positive = Annotated[int, Field(ge=1)]
 
 
 class Params(BenchmarkParams):
-    """One float32 all-reduce, summed in place."""
+    """Parameters of an in-place float32 sum."""
 
-    backend: Literal["gloo", "nccl"]
-    size_mb: Positive  # MB = 10^6 bytes
-    world_size: Positive
-    samples: Positive = 50  # at most; fewer, but at least 3, where they would take over measure_s
-    # Calls issued back to back in one throughput sample, likewise
+    backend: Literal["gloo", "nccl"]  # gloo: on CPUs; nccl: one GPU per rank
+    size_mb: Positive  # buffer size in MB (10^6 bytes)
+    world_size: Positive  # number of ranks; must equal the number of processes torchrun starts
+    # Maximum number of samples in each phase. If they would take longer than measure_s, fewer are
+    # taken, but at least 3.
+    samples: Positive = 50
+    # Maximum number of calls issued back to back in one throughput sample. If 3 samples would take
+    # longer than measure_s, fewer are issued, but at least 2.
     in_flight: Annotated[int, Field(ge=2)] = 20
-    measure_s: Annotated[float, Field(gt=0)] = 2.0  # for each of the two phases
+    # Time limit of each of the two phases, latency and throughput, in seconds.
+    measure_s: Annotated[float, Field(gt=0)] = 2.0
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return this rank's facts. Phases: `latency`, one call after a barrier; `throughput`, the time
-    per call of many issued back to back. `in_flight` is how many of them can run at once: all with
-    NCCL, with Gloo those that fit in GLOO_BYTES of buffers.
+    """Check the all-reduce, then time it; return the measurements of this rank.
 
-    `bytes` is the buffer's size, so bandwidth is nccl-tests' algorithm bandwidth; `bus_bytes`
-    gives its bus bandwidth (nccl-tests, doc/PERFORMANCE.md).
+    The phase `latency` times one call after a barrier. The phase `throughput` times calls that are
+    issued back to back, as time per call.
+
+    Facts:
+        calls_a_sample: calls in one throughput sample.
+        in_flight: how many of these calls can run at once. With NCCL all of them, with Gloo those
+            whose buffers fit in GLOO_BYTES.
+
+    `bytes` is the buffer size, so bytes divided by time is the algorithm bandwidth of nccl-tests.
+    `bus_bytes` divided by time is its bus bandwidth (nccl-tests, doc/PERFORMANCE.md).
 
     Raises:
-        WrongOutput: a sum is wrong.
-        RuntimeError: the number of processes is not `world_size`.
+        WrongOutput: if a sum is wrong.
+        RuntimeError: if the number of processes is not `world_size`.
     """
     import torch
 
@@ -53,8 +63,8 @@ def run(params: Params) -> dict[str, Any]:
     from systems.measure.ranks import rank_process_group
 
     size = params.size_mb * 10**6
-    # NCCL runs calls in the order of its stream, so they can share one buffer, as nccl-tests does.
-    # Gloo runs them on threads: each call in flight needs a buffer of its own.
+    # NCCL runs calls in stream order, so they can share one buffer, as in nccl-tests. Gloo runs
+    # them on several threads, so each call in flight needs a separate buffer.
     copies = 1 if params.backend == "nccl" else max(1, min(params.in_flight, GLOO_BYTES // size))
     with rank_process_group(params.backend, params.world_size) as device:
         buffers = [torch.empty(size // 4, device=device) for _ in range(copies)]
@@ -71,7 +81,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def _check(buffers: list[torch.Tensor]) -> None:
-    """All-reduce a pattern in each buffer; raise WrongOutput if a sum is wrong."""
+    """All-reduce a test pattern in each buffer; raise WrongOutput if a sum is wrong."""
     import torch.distributed as dist
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -84,7 +94,8 @@ def _check(buffers: list[torch.Tensor]) -> None:
 
 
 def _samples(params: Params, buffers: list[torch.Tensor]) -> tuple[list[float], list[float], int]:
-    """Milliseconds per call: of single calls and of calls in a row; and how many are in a row."""
+    """Return latency samples and throughput samples, both in milliseconds per call, and the number
+    of calls in a throughput sample."""
     import torch
     import torch.distributed as dist
 
@@ -92,7 +103,7 @@ def _samples(params: Params, buffers: list[torch.Tensor]) -> tuple[list[float], 
         return _ms_per_call(buffers, calls, params.backend)
 
     sample(1)
-    # All ranks must take as many samples: the slowest one's estimate holds for all.
+    # All ranks must take the same number of samples, so all use the estimate of the slowest.
     estimate = torch.tensor([min(sample(1) for _ in range(3))], device=buffers[0].device)
     dist.all_reduce(estimate, dist.ReduceOp.MAX)
     fit = max(1, int(params.measure_s * 1e3 / estimate.item()))
@@ -104,7 +115,10 @@ def _samples(params: Params, buffers: list[torch.Tensor]) -> tuple[list[float], 
 
 
 def _ms_per_call(buffers: list[torch.Tensor], calls: int, backend: str) -> float:
-    """Milliseconds per call of `calls` issued before the first is waited for."""
+    """Issue `calls` asynchronous calls back to back; return milliseconds per call.
+
+    With Gloo, a call waits until its buffer is free again.
+    """
     import torch.distributed as dist
 
     from systems.measure.ranks import barrier
@@ -122,17 +136,20 @@ def _ms_per_call(buffers: list[torch.Tensor], calls: int, backend: str) -> float
         work.wait()
     synchronize(device)
     elapsed = time.perf_counter() - start
-    for i in range(min(calls, copies)):  # each call multiplied its buffer by world_size
+    # Each call multiplied its buffer by world_size. Undo it, so that repeated sums do not overflow.
+    for i in range(min(calls, copies)):
         buffers[i].mul_(float(dist.get_world_size()) ** -len(range(i, calls, copies)))
     return round(elapsed * 1e3 / calls, 6)
 
 
 def _fill(buffer: torch.Tensor, factor: int) -> None:
-    """Fill with small integers times `factor`: their sums are exact in float32, so a check can
-    demand equality."""
+    """Fill the buffer with the pattern 0, 1, ..., PERIOD - 1, multiplied by `factor`.
+
+    Sums of these small integers are exact in float32, so the check can require equality.
+    """
     import torch
 
-    # A piece at a time: float32 cannot count past 2^24.
+    # arange covers one piece only, because float32 cannot represent all integers above 2^24.
     pattern = torch.arange(min(PIECE, buffer.numel()), dtype=buffer.dtype, device=buffer.device)
     pattern.remainder_(PERIOD).mul_(factor)
     for piece in buffer.split(PIECE):
@@ -140,7 +157,10 @@ def _fill(buffer: torch.Tensor, factor: int) -> None:
 
 
 def _count_wrong(buffer: torch.Tensor, factor: int) -> int:
-    """Count elements that differ from `_fill(buffer, factor)`, a piece at a time to save memory."""
+    """Count the elements that differ from the pattern times `factor`.
+
+    The comparison goes piece by piece to save memory.
+    """
     import torch
 
     expected = torch.empty(min(PIECE, buffer.numel()), device=buffer.device)

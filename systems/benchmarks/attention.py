@@ -1,4 +1,6 @@
-"""Attention by implementation: checks forward and backward against float64, then times them.
+"""Time and peak memory of attention, forward and backward, by implementation.
+
+Outputs and gradients are checked against a float64 reference before they are timed.
 
 python -m jobs.submit sweeps/quickstart.yaml --local
 """
@@ -18,36 +20,44 @@ from systems.benchmark import AttentionName, BenchmarkParams, Unsupported, Wrong
 if TYPE_CHECKING:
     import torch
 
-# 1: the peak memory of forward held the graph of another call. 2: backward kept its graph, and so
-# the probabilities, to be called again. 3: no wall time, nothing under a CUDA graph.
+# Differences of records of earlier versions:
+# 1: peak memory of forward includes the autograd graph of another call.
+# 2: peak memory of backward includes a retained graph with the probabilities.
+# 3: wall_ms and the samples of the CUDA graph are missing.
 VERSION = 4
-PRELOAD = ("torch.fx.experimental.symbolic_shapes",)  # a first backward imports it
+PRELOAD = ("torch.fx.experimental.symbolic_shapes",)  # imported by a process's first backward
 Positive = Annotated[int, Field(ge=1)]
 PHASES = ("forward", "backward", "forward_backward")
-LAUNCH_BOUND = 1024  # tokens up to which launches on the host limit the speed
-# Largest allowed relative L2 error of outputs and gradients. The unit roundoffs are 2^-8, 2^-11 and
-# 2^-24; naive attention rounds the scores themselves, which makes a relative error of about 3 to 5
-# roundoffs in the softmax of a long row.
+LAUNCH_BOUND = 1024  # largest seq_len for which launch overhead is also measured
+# Maximum relative L2 error of outputs and gradients. The unit roundoffs are 2^-8, 2^-11 and 2^-24.
+# Naive attention rounds the scores, which causes a relative error of about 3 to 5 unit roundoffs in
+# the softmax of a long row.
 TOLERANCE = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 5e-5}
 
 
 class Params(BenchmarkParams):
-    """Self-attention of (batch_size, num_heads, seq_len, head_dim) q, k, v of unit variance."""
+    """Parameters of self-attention on random q, k and v with unit variance.
 
+    q, k and v have shape (batch_size, num_heads, seq_len, head_dim).
+    """
+
+    # A name in `systems.kernels.flash_attention.ATTENTIONS`, or naive_compiled, which is naive
+    # under torch.compile.
     implementation: Literal[AttentionName, "naive_compiled"]
-    seq_len: Positive
-    head_dim: Positive
-    batch_size: Positive = 1
-    num_heads: Positive = 1
-    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    causal: bool = True
-    warmup_ms: Annotated[float, Field(gt=0)] = 25.0
+    seq_len: Positive  # tokens; queries and keys have the same length
+    head_dim: Positive  # elements per head
+    batch_size: Positive = 1  # sequences
+    num_heads: Positive = 1  # heads of q; k and v have the same number
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"  # of q, k, v, output and gradients
+    causal: bool = True  # apply the causal mask
+    warmup_ms: Annotated[float, Field(gt=0)] = 25.0  # warm-up time of each phase, in milliseconds
+    # Sampling time of each phase, in milliseconds. At least 10 and at most 100 samples are taken.
     measure_ms: Annotated[float, Field(gt=0)] = 100.0
-    seed: int = 0
+    seed: int = 0  # seed of the random inputs
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the bytes of the implementation that materialises its scores, even if it failed."""
+    """Predict the memory in bytes of `naive`, which materializes the scores; {} for all others."""
     if params.implementation != "naive":
         return {}
     sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
@@ -56,11 +66,19 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return facts: samples_ms, peak_memory_bytes, flops and bytes by phase, and errors.
+    """Check one attention call, then measure time and peak memory of each phase.
+
+    Phases: forward, backward and forward_backward. On a GPU, for at most LAUNCH_BOUND tokens, also
+    forward_backward_graph, the replay of a CUDA graph. Peak memory is measured on a GPU only.
+
+    Facts:
+        relative_error: of out, dq, dk and dv.
+        checking_seconds: time of the check against float64.
+        host_ms, before_backward_bytes, wall_ms: see `_measure`.
 
     Raises:
-        Unsupported: the implementation does not take this dtype, shape or device.
-        WrongOutput: an output or gradient is further from float64 than TOLERANCE.
+        Unsupported: if the implementation does not support this dtype, shape or device.
+        WrongOutput: if the relative error of an output or a gradient is above TOLERANCE.
     """
     import torch
 
@@ -90,10 +108,12 @@ def run(params: Params) -> dict[str, Any]:
 
 
 class _Call:
-    """One call of attention, phase by phase; backward runs on the graph of the last `new_graph`.
+    """Inputs of an attention call, with a method for each phase.
+
+    `backward` runs on the autograd graph that the last `new_graph` built.
 
     Raises:
-        Unsupported: the implementation does not take this dtype, shape or device.
+        Unsupported: if the implementation does not support this dtype, shape or device.
     """
 
     def __init__(self, params: Params, device: torch.device):
@@ -123,7 +143,7 @@ class _Call:
         self.forward().backward(self.dout)
 
     def gradients(self) -> object:
-        """Forward and backward that leaves no `grad`."""
+        """Run forward and backward; return the gradients instead of adding them to `grad`."""
         import torch
 
         return torch.autograd.grad(self.forward(), self.inputs, self.dout)
@@ -133,7 +153,7 @@ class _Call:
             tensor.grad = None
 
     def new_graph(self) -> None:
-        self.out = None  # the last one's memory must be free before the next takes its own
+        self.out = None  # free the old graph before the new one allocates memory
         self.clear_gradients()
         self.out = self.forward()
 
@@ -158,8 +178,14 @@ def _implementation(
 def _measure(
     call: _Call, params: Params, device: torch.device
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Measure times and peak memory by phase; and on a GPU as facts host_ms, the launch overhead,
-    before_backward_bytes, what is allocated when backward begins, and for few tokens wall_ms."""
+    """Measure the time and, on a GPU, the peak memory of each phase.
+
+    Returns:
+        Measurements (samples_ms and peak_memory_bytes), and facts. On a GPU the facts are:
+        host_ms, the launch overhead of each phase; before_backward_bytes, memory allocated when
+        backward starts; and for at most LAUNCH_BOUND tokens wall_ms, the latency of a synchronized
+        forward_backward.
+    """
     import torch
 
     from systems.measure.peak_memory import peak_memory_by_phase
@@ -194,7 +220,7 @@ def _measure(
 
 
 def _captured(fn: Callable[[], object]) -> Callable[[], None]:
-    """Capture fn as a CUDA graph and return its replay, which has no launch overhead."""
+    """Capture fn as a CUDA graph and return its replay, which is a single launch."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -210,21 +236,32 @@ def _captured(fn: Callable[[], object]) -> Callable[[], None]:
 
 
 def require_right(errors: dict[str, float], implementation: str, dtype: str) -> None:
-    """Raise WrongOutput where one of `relative_errors` is above TOLERANCE."""
-    # NaN is wrong, too
+    """Check the result of `relative_errors`.
+
+    Raises:
+        WrongOutput: if an error is above TOLERANCE of the dtype, or NaN.
+    """
+    # "not <=" instead of ">", so that NaN is wrong, too
     wrong = [name for name, error in errors.items() if not error <= TOLERANCE[dtype]]
     if wrong:
         shown = ", ".join(f"{name} {errors[name]:.2e}" for name in wrong)
         raise WrongOutput(
-            f"{implementation}: relative L2 error against float64 is {shown}; "
-            f"at most {TOLERANCE[dtype]:.0e} is right for {dtype}"
+            f"{implementation}: relative L2 error against float64 must be at most "
+            f"{TOLERANCE[dtype]:.0e} in {dtype}, got {shown}"
         )
 
 
 def relative_errors(
     forward: Any, q: Any, k: Any, v: Any, dout: Any, causal: bool
 ) -> dict[str, float]:
-    """Return ||x - reference|| / ||reference|| of out, dq, dk and dv."""
+    """Return the relative L2 errors ||x - reference|| / ||reference|| of out, dq, dk and dv.
+
+    Args:
+        forward: function without arguments that computes attention of q, k and v.
+        q, k, v: leaf tensors that require gradients; their `grad` is None at the end.
+        dout: gradient of the output.
+        causal: whether forward applies the causal mask.
+    """
     import torch
 
     from systems.kernels.flash_attention import attention_reference
@@ -238,7 +275,7 @@ def relative_errors(
     for name, tensor in given.items():
         exact = getattr(reference, name)
         norm = torch.linalg.vector_norm(exact).item()
-        # With one visible key dq and dk are zero: then the error is relative to dout.
+        # If each query sees one key only, dq and dk are zero. Compare the error with dout then.
         norm = norm if norm > 1e-9 * scale else scale
         errors[name] = torch.linalg.vector_norm(tensor.double() - exact).item() / norm
     q.grad = k.grad = v.grad = None

@@ -1,11 +1,12 @@
-"""Attention as the leaderboard of Stanford CS336's second assignment times it.
+"""Attention, timed as in the leaderboard of assignment 2 of Stanford CS336.
 
     python -m jobs.submit sweeps/flash_leaderboard.yaml --local
 
-Forward and backward of one batch of 16 heads, 16,384 tokens of 64 dimensions, causal, in bfloat16,
-by `triton.testing.do_bench(warmup=1000, rep=10000)`, which returns the mean. The function is under
-torch.compile, the loss is the sum, whose gradient is one number expanded, and gradients are never
-cleared, so that each call adds to them. `attention` measures the same by this project's rules.
+The leaderboard times forward and backward of causal attention in bfloat16, with batch size 1, 16
+heads, 16,384 tokens and head_dim 64. `triton.testing.do_bench(warmup=1000, rep=10000)` returns the
+mean time. The function is compiled with torch.compile. The loss is the sum of the output, so the
+gradient of the output is one number, expanded. Gradients are never cleared, so each call adds to
+them. The benchmark `attention` measures the same call with this project's own timing.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VERSION = 1
-PRELOAD = ("torch.fx.experimental.symbolic_shapes",)  # a first backward imports it
+PRELOAD = ("torch.fx.experimental.symbolic_shapes",)  # imported by a process's first backward
 
 
 class Params(BenchmarkParams):
-    """The leaderboard's case by default; tests use smaller ones."""
+    """Parameters of the leaderboard's case. The defaults are those of the leaderboard."""
 
-    implementation: Literal[AttentionName]
-    num_heads: Annotated[int, Field(ge=1)] = 16
-    seq_len: Annotated[int, Field(ge=1)] = 16_384
-    head_dim: Annotated[int, Field(ge=1)] = 64
-    warmup_ms: Annotated[int, Field(ge=1)] = 1000
-    rep_ms: Annotated[int, Field(ge=1)] = 10_000
+    implementation: Literal[AttentionName]  # name in `systems.kernels.flash_attention.ATTENTIONS`
+    num_heads: Annotated[int, Field(ge=1)] = 16  # heads of q, k and v
+    seq_len: Annotated[int, Field(ge=1)] = 16_384  # tokens
+    head_dim: Annotated[int, Field(ge=1)] = 64  # elements per head
+    warmup_ms: Annotated[int, Field(ge=1)] = 1000  # `warmup` of do_bench, in milliseconds
+    rep_ms: Annotated[int, Field(ge=1)] = 10_000  # `rep` of do_bench, the timed part, milliseconds
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return facts; samples_ms of forward_backward is a single number, the mean.
+    """Check the call, then time it. The only sample of forward_backward is the mean of do_bench.
 
     Raises:
-        Unsupported: no GPU, or the implementation does not take this.
-        WrongOutput: the error of an output or gradient is above `attention.TOLERANCE`.
+        Unsupported: if there is no GPU, or the implementation does not support the inputs.
+        WrongOutput: if the error of an output or a gradient is above `attention.TOLERANCE`.
     """
     import torch
     from triton.testing import do_bench
@@ -49,7 +50,7 @@ def run(params: Params) -> dict[str, Any]:
     from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
 
     if not torch.cuda.is_available():
-        raise Unsupported("do_bench needs a GPU")
+        raise Unsupported("triton.testing.do_bench needs a GPU; this machine has none")
     device = torch.device("cuda")
     torch.manual_seed(0)
     shape = (1, params.num_heads, params.seq_len, params.head_dim)
@@ -65,7 +66,8 @@ def run(params: Params) -> dict[str, Any]:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, is_causal=True)
 
-    # flex calls torch.compile itself; inside another one it would make its mask in every call.
+    # flex calls torch.compile itself. Inside another torch.compile it would rebuild its block mask
+    # in every call.
     function = attend if params.implementation == "flex" else torch.compile(attend)
 
     expanded = torch.ones((), dtype=q.dtype, device=device).expand(shape)

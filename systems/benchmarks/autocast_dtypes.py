@@ -1,4 +1,4 @@
-"""Dtypes of the parts of a small model under autocast.
+"""Dtypes of weights, activations, loss and gradients of a small model under autocast.
 
 python -m jobs.submit sweeps/mixed_precision.yaml --local
 """
@@ -13,13 +13,13 @@ VERSION = 1
 
 
 class Params(BenchmarkParams):
-    """The dtype that autocast computes in."""
+    """Parameters of the autocast context."""
 
-    autocast: Literal["fp16", "bf16"]
+    autocast: Literal["fp16", "bf16"]  # dtype of torch.autocast
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return facts: `dtypes` of weights, layers, logits, loss and gradients, by name."""
+    """Return the fact `dtypes`: dtypes of weights, layer outputs, loss and gradients, by name."""
     import torch
     from torch import Tensor, nn
 

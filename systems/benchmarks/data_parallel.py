@@ -1,9 +1,9 @@
-"""Data parallel training of a Transformer, by strategy: step time and exposed communication.
+"""Step time and exposed communication of data-parallel training, by strategy.
 
 python -m jobs.submit sweeps/ddp.yaml --local
 
-Each rank records its step time, the time of a step without communication, and the communication
-that the profiler saw; rank 0 draws one profiled step of every rank into timeline.png.
+Each rank measures the time of a step, the time of a step without communication, and the
+communication time in a profile. Rank 0 draws one profiled step of every rank into timeline.png.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 VERSION = 1
 Strategy = Literal["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
-PROBE_BYTES = 256 * 10**6  # at most, of the all-reduce that measures the bandwidth
-PROBES = 20
+PROBE_BYTES = 256 * 10**6  # maximum size of the all-reduce that measures bandwidth, in bytes
+PROBES = 20  # all-reduces that are timed together
 
 
 class Params(ParallelParams):
-    """A TransformerLM trained data parallel.
+    """A TransformerLM trained data-parallel. Has all fields of `ParallelParams`."""
 
-    strategy:
-        naive, flat, overlapped, bucketed   of `systems.parallel.ddp`
-        torch         torch's DistributedDataParallel with its defaults: buckets of 25 MiB
-        torch_tuned   with gradient_as_bucket_view and static_graph, its buffers not broadcast
-    bucket_size_mb: of bucketed, in 10^6 bytes.
-    beside: another strategy, whose step is drawn above this one's.
-    """
-
+    # How gradients are averaged:
+    #   naive, flat, overlapped, bucketed   wrappers of `systems.parallel.ddp`
+    #   torch         torch's DistributedDataParallel with its defaults (buckets of 25 MiB)
+    #   torch_tuned   the same with gradient_as_bucket_view=True, static_graph=True and
+    #                 broadcast_buffers=False
     strategy: Strategy
+    # Bucket size in MB (10^6 bytes). Must be given with strategy: bucketed, and only with it.
     bucket_size_mb: Annotated[float, Field(gt=0)] | None = None
+    # A second strategy, whose profiled step timeline.png shows above that of `strategy`. None: no
+    # second strategy.
     beside: Literal["naive", "flat", "overlapped", "torch", "torch_tuned"] | None = None
 
     @model_validator(mode="after")
@@ -50,33 +50,40 @@ class Params(ParallelParams):
         if (self.strategy == "bucketed") != (self.bucket_size_mb is not None):
             given = "none" if self.bucket_size_mb is None else f"{self.bucket_size_mb:g}"
             raise ValueError(
-                f"bucket_size_mb is of strategy: bucketed and it alone; given {given} with "
-                f"strategy: {self.strategy}"
+                "bucket_size_mb must be given with strategy: bucketed, and only with it, got "
+                f"{given} with strategy: {self.strategy}"
             )
         return self
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the bytes of gradients, and the bytes that a rank sends in a step on a ring."""
+    """Predict the size of the gradients, and the bytes that a rank sends per step in a ring."""
     state = accounting.model_state_bytes(params.model_size, params.precision)
     sent = accounting.step_sent_bytes("ddp", state, params.world_size)
     return {"gradients_bytes": state["gradients"], "sent_bytes": sum(sent.values())}
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return this rank's facts. Phases: `train_step`; `alone`, the same step without communication,
-    on all ranks at the same time, in rounds that alternate with those of train_step; and of the
-    profiled steps `communication`, the time with any in flight, and `exposed`, the part of it
-    without computation.
+    """Join the process group, check and measure the training; return the results of this rank.
 
-    Facts: `parallel_timing.step_facts` and `exposed_facts` of the slowest rank, and by_rank; error,
-    as `check_parallel` returns it; and `model`, accounting's model of buckets with this process
-    group's latency and bandwidth.
+    Phases:
+        train_step: a step of the data-parallel training.
+        alone: the same step without communication, on all ranks at the same time. Its rounds
+            alternate with those of train_step.
+        communication: time with communication in flight, in each profiled step.
+        exposed: the part of `communication` during which this rank computes nothing.
+
+    Facts:
+        results of `parallel_timing.step_facts` and `exposed_facts`, of the slowest rank.
+        by_rank: the same facts, of every rank.
+        error: errors that `check_parallel` returns.
+        model: accounting's model of buckets, see `_bucket_model`.
 
     Raises:
-        Unsupported: this machine cannot do what is asked.
-        WrongOutput: ranks differ, or differ from one process on the batches of all.
-        RuntimeError: the number of processes is not `world_size`.
+        Unsupported: if this machine does not support the parameters.
+        WrongOutput: if weights differ between ranks, or if the training differs from a single
+            process that trains on the batches of all ranks.
+        RuntimeError: if the number of processes is not `world_size`.
     """
     from systems.measure.ranks import rank_process_group
 
@@ -85,7 +92,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Run in the current process group."""
+    """Measure in the current process group; `run` describes the result."""
     import torch.distributed as dist
 
     from systems.measure.peak_memory import peak_memory_by_phase
@@ -131,7 +138,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
 
 def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTimeline]:
-    """Return a profiled step of another strategy, of every rank."""
+    """Profile another strategy; return the timeline of its last step on each rank. A collective."""
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
@@ -148,7 +155,7 @@ def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTi
 
 
 def wrapped(module: nn.Module, params: Params) -> nn.Module:
-    """Wrap the module by the strategy that params names."""
+    """Wrap the module with the data-parallel wrapper of `params.strategy`."""
     from torch.nn.parallel import DistributedDataParallel
 
     from systems import parallel
@@ -170,11 +177,24 @@ def wrapped(module: nn.Module, params: Params) -> nn.Module:
 
 
 def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
-    """Evaluate accounting's model of buckets with the latency o and bandwidth w of this process
-    group, and the time of backward on this device. A collective.
+    """Predict exposed communication with `accounting.ddp_overhead_seconds`. A collective.
 
-    In overlapped a bucket is a parameter. No exposed time is predicted for naive and flat, which
-    overlap nothing, and for torch, which fills its buckets differently.
+    The inputs of the model are measured: the latency of an all-reduce in this process group, its
+    bandwidth, and the time of backward on this device. Only `overlapped`, where each parameter is a
+    bucket, and `bucketed` get a prediction: naive and flat overlap nothing, and torch fills its
+    buckets differently.
+
+    Returns:
+        call_us: latency of a small all-reduce, in microseconds.
+        all_reduce_gb_per_second: bandwidth of a large all-reduce.
+        all_gradients_ms: predicted time of one all-reduce of all gradients.
+        backward_ms: time of backward, of the slowest rank.
+        best_bucket_bytes: bucket size with the least predicted overhead.
+        largest_parameter_bytes: size of the largest parameter.
+        buckets: number of buckets.
+        exposed_ms: predicted exposed communication, if backward takes as long as the transfer of
+            all gradients (size / bandwidth).
+        exposed_beside_backward_ms: the same with the measured time of backward.
     """
     from systems.measure.ranks import all_gather_objects
     from systems.measure.timing import clock_ms
@@ -210,7 +230,7 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
 
 
 def _all_reduce_seconds(elements: int, device: torch.device) -> float:
-    """Time one float32 all-reduce of many back to back, on the slowest rank."""
+    """Return the mean time of back-to-back float32 all-reduces on the slowest rank, in seconds."""
     import torch
     import torch.distributed as dist
 

@@ -1,9 +1,10 @@
-"""Fully sharded data parallel training: step time, peak memory compared with accounting's, and the
-share of weights gathered in time; this project's wrapper and torch's FSDP2.
+"""Fully sharded data-parallel training with this project's wrapper and with torch's FSDP2.
 
 python -m jobs.submit sweeps/fsdp.yaml --local
 
-Rank 0 draws one profiled step of every rank into timeline.png.
+Measures step time, peak memory (compared with a prediction of `systems.accounting`) and the share
+of all-gathers that end before computation needs their weights. Rank 0 draws one profiled step of
+every rank into timeline.png.
 """
 
 from __future__ import annotations
@@ -25,46 +26,49 @@ if TYPE_CHECKING:
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
-WARMUP_STEPS = 2  # before the step whose peak is measured
+WARMUP_STEPS = 2  # steps before the one whose peak memory is measured
 Strategy = Literal["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
 
 
 class Params(ParallelParams):
-    """A TransformerLM trained with sharded weights.
+    """A TransformerLM trained with sharded weights. Has all fields of `ParallelParams`."""
 
-    strategy:
-        layers, blocks   `systems.parallel.FullyShardedDataParallel`, in which each module with
-                         weights is a layer, or each block
-        fsdp2            torch's fully_shard of each block and of the model
-        fsdp2_prefetch   the same, gathering two blocks ahead
-    precision: fp32, tf32, or bf16_master: weights are gathered and gradients reduced in bf16, and
-        the optimizer steps float32 shards with torch's AdamW. The training without sharding then
-        has bf16 copies of float32 weights, stepped by `FusedAdamW`.
-    """
-
+    # How weights are sharded and gathered:
+    #   layers           `systems.parallel.FullyShardedDataParallel`; each module with weights is
+    #                    gathered separately
+    #   blocks           the same wrapper; each Transformer block is gathered as a whole
+    #   fsdp2            torch's fully_shard, applied to each block and to the model
+    #   fsdp2_prefetch   the same, with explicit prefetch of the next two blocks
     strategy: Strategy
+    # fp32 and tf32 as in `TransformerParams`. With bf16_master weights are gathered and gradients
+    # are reduced in bf16, and torch's AdamW updates float32 shards. The training without sharding
+    # then has bf16 weights with float32 master weights, updated by `FusedAdamW`, so bf16_master
+    # needs optimizer: fused.
     precision: Literal["fp32", "tf32", "bf16_master"] = "fp32"  # type: ignore[assignment]
 
     @model_validator(mode="after")
     def _compiled_blocks_are_layers(self) -> Self:
         if self.strategy == "layers" and self.mode != "eager":
             raise ValueError(
-                "strategy layers is of mode: eager; a compiled block is a layer, which is what "
-                "strategy: blocks says"
+                f"strategy: layers needs mode: eager, got mode: {self.mode}; use strategy: blocks, "
+                "which gathers each compiled block as a whole"
             )
         return self
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the bytes that a rank keeps and sends, and its peak: shards of weights and optimizer
-    state, the larger of activations and shards of gradients, and of the largest layer three
-    gathered copies of weights and one of gradients."""
+    """Predict the bytes that a rank keeps, sends per step, and uses at the peak.
+
+    The peak is the sum of the shards of weights and optimizer state, the larger of activations and
+    shards of gradients, and four times the size of the largest layer (three gathered layers of
+    weights and one of gradients).
+    """
     size, precision, n = params.model_size, params.precision, params.world_size
     shards = accounting.rank_state_bytes("zero3", accounting.model_state_bytes(size, "fp32"), n)
     width = accounting.DTYPE_BYTES[accounting.MATMUL_DTYPE[precision]]
     full = accounting.transformer_parameters(size) * width
     sent = accounting.step_sent_bytes("zero3", {"weights": full, "gradients": full}, n)
-    # bf16_master computes everything in bf16: activations are those of bf16_pure.
+    # With bf16_master everything is computed in bf16, so activations are those of bf16_pure.
     computed: accounting.Precision = "bf16_pure" if precision == "bf16_master" else precision
     point = (params.batch_size, params.context_length, computed, params.attention_kind)
     activations = accounting.activation_bytes(size, *point)
@@ -87,19 +91,29 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return this rank's facts. Phases: `train_step`; `alone`, a step without communication and
-    sharding, in rounds that alternate with those of train_step; of the profiled steps
-    `communication` and `exposed`, as in `data_parallel`. Peak memory of a step, on a GPU, with no
-    other training in memory.
+    """Join the process group, check and measure the training; return the results of this rank.
 
-    Facts: weights_bytes, gradients_bytes and optimizer_state_bytes at the end of a step, of the
-    rank that keeps most; `parallel_timing.step_facts` and `gather_facts` of the rank that waited
-    longest for gathers, and by_rank; error, as `check_parallel` returns it.
+    Phases:
+        train_step: a step of the sharded training.
+        alone: a step without communication and sharding. Its rounds alternate with those of
+            train_step.
+        communication, exposed: as in `data_parallel`, of the profiled steps.
+
+    Peak memory of train_step is measured on a GPU, while no other training is in memory.
+
+    Facts:
+        weights_bytes, gradients_bytes, optimizer_state_bytes: at the end of a step; the maximum of
+            all ranks.
+        results of `parallel_timing.step_facts` and `gather_facts`, of the rank that waited longest
+            for gathers.
+        by_rank: these results, of every rank.
+        error: errors that `check_parallel` returns.
 
     Raises:
-        Unsupported: this machine cannot do what is asked.
-        WrongOutput: it differs too much from one process on the batches of all.
-        RuntimeError: the number of processes is not `world_size`.
+        Unsupported: if this machine does not support the parameters.
+        WrongOutput: if weights differ between ranks, or if the training differs from a single
+            process that trains on the batches of all ranks.
+        RuntimeError: if the number of processes is not `world_size`.
     """
     from systems.measure.ranks import rank_process_group
 
@@ -108,7 +122,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Run in the current process group."""
+    """Measure in the current process group; `run` describes the result."""
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
@@ -149,9 +163,15 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
 
 def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
-    """Return from one rank's profiled steps: gathers, per step; gathers_in_time, the share of them
-    that ended while computation still ran; gather_wait_ms, how long per step nothing was computed
-    at the ends of the others."""
+    """Summarize the all-gathers in the profiled steps of one rank.
+
+    Returns:
+        gathers: all-gathers per step.
+        gathers_in_time: share of them that ended while computation was running. Missing if there
+            are no gathers.
+        gather_wait_ms: time per step without computation at the end of the other gathers, in
+            milliseconds.
+    """
     waits = [wait for step in steps for wait in step.waits_ms("all_gather")]
     facts = {"gathers": len(waits) / len(steps), "gather_wait_ms": sum(waits) / len(steps)}
     if waits:
@@ -160,7 +180,7 @@ def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
 
 
 def _memory(training: ParallelTraining) -> tuple[dict[str, int], dict[str, int]]:
-    """Return bytes that this rank keeps at the end of a step, and the step's peak, on a GPU."""
+    """Return the bytes that this rank keeps at the end of a step, and on a GPU the step's peak."""
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.state_memory import state_bytes
 
@@ -171,11 +191,11 @@ def _memory(training: ParallelTraining) -> tuple[dict[str, int], dict[str, int]]
     return state_bytes(training.wrapper.parameters(), training.optimizer), peaks
 
 
-# ---- the wrappers --------------------------------------------------------------------------------
+# ---- wrappers ------------------------------------------------------------------------------------
 
 
 def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
-    """Return a training of this rank with the wrapper that the strategy names."""
+    """Return this rank's training with the wrapper of `params.strategy`."""
     import torch
     import torch.distributed as dist
 
@@ -185,7 +205,7 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
 
     dtype = None
     updates: dict[str, Any] = {"optimizer": "torch"}
-    if params.precision == "bf16_master":  # computed in bf16, from float32 weights, by the wrapper
+    if params.precision == "bf16_master":  # the wrapper casts its float32 shards to bf16
         dtype, updates["precision"] = torch.bfloat16, "bf16"
     compiled = params.mode == "compiled_blocks"
     if params.strategy in ("layers", "blocks"):
@@ -197,8 +217,8 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
             lambda module: FullyShardedDataParallel(module, dtype, layers=classes),
             autocasts=False,
         )
-    # fully_shard's hooks must stay outside of compiled code: it gets blocks wrapped by
-    # torch.compile(block), not blocks compiled in place.
+    # The hooks of fully_shard must stay outside of compiled code. So `_fully_shard` wraps blocks
+    # with torch.compile(block), instead of compiling them in place with block.compile().
     training = ParallelTraining(
         params.model_copy(update={**updates, "mode": "eager"}),
         device,
@@ -219,7 +239,15 @@ def _fully_shard(
     compiled: bool,
     strategy: Strategy,
 ) -> nn.Module:
-    """Apply torch's FSDP2 by block, gathering and reducing in `dtype` as this project's does."""
+    """Apply torch's FSDP2 to each block and to the model.
+
+    Args:
+        module: the TransformerLM.
+        dtype: dtype of all-gathers, computation and reduce-scatters; None for that of the weights.
+        device: device of this rank.
+        compiled: whether to compile each block.
+        strategy: fsdp2 or fsdp2_prefetch.
+    """
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -245,12 +273,12 @@ def _fully_shard(
 
 
 def _plain_name(name: str) -> str:
-    """Remove the prefix of the module in which torch.compile wraps another."""
+    """Remove the prefix that torch.compile adds to the parameter names of a wrapped module."""
     return name.replace("_orig_mod.", "")
 
 
 def check(training: ParallelTraining, alone: ParallelTraining) -> dict[str, float]:
-    """Run `check_parallel` on weights and gradients gathered from their shards."""
+    """Run `check_parallel` with weights and gradients gathered from their shards. A collective."""
     from systems.training.parallel_check import check_parallel
 
     shapes = {name: p.shape for name, p in alone.model.named_parameters()}
@@ -266,7 +294,15 @@ def check(training: ParallelTraining, alone: ParallelTraining) -> dict[str, floa
 def full_gradients(
     training: ParallelTraining, shapes: Mapping[str, torch.Size]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the averaged gradients, gathered from the shards of all ranks. A collective."""
+    """Yield (name, averaged gradient), gathered from the shards of all ranks. A collective.
+
+    Args:
+        training: a sharded training after `synchronize_gradients`.
+        shapes: full shapes of the parameters, by name.
+
+    Raises:
+        WrongOutput: if a parameter has no gradient.
+    """
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor
@@ -277,7 +313,7 @@ def full_gradients(
         name, grad = _plain_name(compiled_name), parameter.grad
         shape = shapes[name]
         if grad is None:
-            raise WrongOutput(f"no gradient: {name}")
+            raise WrongOutput(f"backward computed no gradient for {name}")
         if isinstance(grad, DTensor):
             yield name, grad.full_tensor()
         elif grad.shape == shape:
@@ -292,7 +328,7 @@ def full_gradients(
 
 
 def full_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
-    """Return the weights that the optimizer steps, gathered likewise. A collective."""
+    """Return the weights that the optimizer updates, gathered from all ranks. A collective."""
     from torch.distributed.tensor import DTensor
 
     from systems.parallel import FullyShardedDataParallel
@@ -306,7 +342,7 @@ def full_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
 
 
 def master_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
-    """Return the float32 master weights, or the model's own where there are none."""
+    """Return the float32 master weights, or the model's weights if there are no master weights."""
     state = training.optimizer.state
     return {
         name: state[p].get("master", p.detach()) for name, p in training.model.named_parameters()

@@ -1,10 +1,11 @@
-"""Memory of a training step: peaks by phase, state, and what a block saves for backward.
+"""Memory of a training step: peak by phase, model and optimizer state, and saved activations.
 
 python -m jobs.submit sweeps/memory.yaml --local
 
-Weights, gradients, optimizer state and activations are measured on live tensors and compared with
-predictions of `systems.accounting`. On a GPU the allocator's history of one step is drawn into
-memory_timeline.png, and its largest allocations are traced to the source lines that made them.
+Weights, gradients, optimizer state and activations are measured on live tensors; tables compare
+them with predictions of `systems.accounting`. On a GPU, memory_timeline.png shows the memory in use
+during one step, from the history of the CUDA allocator, and the largest allocations are listed with
+the source lines that made them.
 """
 
 from __future__ import annotations
@@ -29,37 +30,40 @@ if TYPE_CHECKING:
     from systems.training.training import Training
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
-# Before the measured step: the optimizer makes its state, and cuBLAS its workspaces, which would be
-# counted as activations.
+PRELOAD = ("torch._dynamo",)  # imported by a process's first optimizer
+# Steps before the measured one. In them the optimizer allocates its state, and cuBLAS its
+# workspaces, which would otherwise be counted as activations.
 WARMUP_STEPS = 2
 
 
 class Params(TransformerParams):
-    """A TransformerLM's memory in one forward pass, without an optimizer, or in one training step.
+    """Memory of a TransformerLM in one step. Has all fields of `TransformerParams`.
 
-    snapshot: also keep the allocator's snapshot, as snapshot.pickle, for
-        https://pytorch.org/memory_viz.
+    Only mode: eager without cuda_graph is allowed.
     """
 
+    # What is measured: forward (one forward pass, without optimizer state) or train_step.
     passes: Literal["forward", "train_step"] = "train_step"
+    # Keep the snapshot of the CUDA allocator as the artifact snapshot.pickle, which
+    # https://pytorch.org/memory_viz displays. Needs a GPU.
     snapshot: bool = False
 
     @model_validator(mode="after")
     def _allocates_as_it_runs(self) -> Self:
         if self.mode != "eager" or self.cuda_graph:
             raise ValueError(
-                "memory is measured in mode: eager without cuda_graph: a replayed graph allocates "
-                "nothing, and what a compiled block saves has no source line"
+                "the memory benchmark needs mode: eager and cuda_graph: false, got mode: "
+                f"{self.mode} and cuda_graph: {str(self.cuda_graph).lower()}. A replayed graph "
+                "allocates nothing, and the tensors that a compiled block saves have no source line"
             )
         return self
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the facts of a run, as far as accounting can.
+    """Predict the memory of a run in bytes.
 
-    Activations are not predicted with checkpointing, and the peak is not for policies that
-    accounting does not know.
+    Activations are predicted only without checkpointing, and the peak only with checkpointing: none
+    or every_k.
     """
     size, precision, kind = params.model_size, params.precision, params.attention_kind
     point = (params.batch_size, params.context_length)
@@ -87,19 +91,29 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return peak memory by phase, on a GPU, and facts in bytes, under the names of `predict`:
+    """Measure the memory of one step, then check the training against float64.
 
-    weights, gradients, optimizer_state   of the tensors alive at the end of a step
-    activations       allocated in forward and alive after it; on a GPU
-    saved, weight_copies   what autograd saves for backward, without weights and batch, and the part
-                      of it that is autocast's 16-bit copies of weights; without checkpointing
-    residual_stream, block_saved, block_gradients, block_weight_copies   of the first block
-    block_saved       the list of its five largest contributors
-    timeline_peak, peak_phase, at_peak, largest_allocations   of the step's timeline; on a GPU
+    Peak memory by phase is measured on a GPU only.
+
+    Facts:
+        weights_bytes, gradients_bytes, optimizer_state_bytes: tensors alive at the end of a step.
+        activations_bytes: memory allocated in forward and alive after it. On a GPU.
+        requested_peak_bytes: largest sum of the sizes that tensors requested. On a GPU.
+        saved_bytes: tensors that autograd saves for backward, except weights and the batch.
+            Without checkpointing.
+        weight_copies_bytes: the part of saved_bytes that is 16-bit copies of weights, made by
+            autocast. Without checkpointing.
+        residual_stream_bytes: input of the first block.
+        block_saved_bytes, block_weight_copies_bytes, block_gradients_bytes: of the first block, see
+            `block_report`.
+        block_saved: list of the five largest contributors to block_saved_bytes.
+        timeline_peak_bytes, peak_phase, at_peak, largest_allocations: size, phase and composition
+            of the peak in the step's timeline. On a GPU.
+        relative_error: errors that `check_training` returns.
 
     Raises:
-        Unsupported: this machine cannot do what is asked.
-        WrongOutput: loss or gradient is too far from float64.
+        Unsupported: if this machine does not support the parameters.
+        WrongOutput: if the error of the loss or a gradient is above the tolerance.
     """
     import torch
 
@@ -110,8 +124,8 @@ def run(params: Params) -> dict[str, Any]:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if params.snapshot and device.type != "cuda":
-        raise Unsupported("snapshot: true keeps what CUDA's allocator records; this is a CPU")
-    # From the start, so that weights, too, are traced to the line that made them.
+        raise Unsupported("snapshot: true needs the CUDA allocator; this machine has no GPU")
+    # Record from the start, so that the allocations of weights have source lines, too.
     with recording() if device.type == "cuda" else contextlib.nullcontext():
         training = make_training(params, device)
         _warm_up(training, params)
@@ -131,7 +145,7 @@ def run(params: Params) -> dict[str, Any]:
 
 def _warm_up(training: Training, params: Params) -> None:
     if params.passes == "forward":
-        training.optimizer.state.clear()  # master weights, if there are any
+        training.optimizer.state.clear()  # frees master weights, if there are any
     for _ in range(WARMUP_STEPS):
         if params.passes == "forward":
             training.forward()
@@ -141,13 +155,13 @@ def _warm_up(training: Training, params: Params) -> None:
 
 
 def _free(training: Training) -> None:
-    """Free gradients and the graph of the loss, also what reference cycles keep of them."""
+    """Free the gradients and the autograd graph, including tensors kept by reference cycles."""
     training.zero_grad()
     gc.collect()
 
 
 def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
-    """Return facts that need no allocator statistics."""
+    """Run one step; return the facts that need no allocator statistics."""
     from systems.measure.state_memory import state_bytes
 
     for run_phase in phases.values():
@@ -158,13 +172,13 @@ def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
 def _step_on_gpu(
     training: Training, params: Params, phases: Phases
 ) -> tuple[dict[str, int], dict[str, Any]]:
-    """Run one step; return peaks by phase and facts, and draw its timeline."""
+    """Run one step and draw its timeline; return the peak memory by phase, and facts."""
     from systems.measure.memory_timeline import mark_phase
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.state_memory import state_bytes
 
     peaks: dict[str, int] = {}
-    requested: dict[str, int] = {}  # bytes that tensors asked for, after each phase
+    requested: dict[str, int] = {}  # bytes that live tensors requested, after each phase
     requested_peak = 0
     owned = {"weights": _weights(training), "optimizer state": _optimizer_state(training)}
     before = _requested("current")
@@ -194,7 +208,7 @@ def _requested(which: str) -> int:
 def _timeline(
     params: Params, phases: Sequence[str], owned: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> dict[str, Any]:
-    """Read and draw the allocator's history; return what is in use at the peak."""
+    """Read and draw the allocator's history; return facts about the peak."""
     import torch
 
     from systems.measure.memory_timeline import (
@@ -212,7 +226,7 @@ def _timeline(
         with (folder / "snapshot.pickle").open("wb") as file:
             pickle.dump(snapshot, file)
     timeline = read_timeline(snapshot, phases, torch.cuda.current_device())
-    # Addresses of gradients hold at the end of backward, the others from the start.
+    # Gradients have their addresses at the end of the step, all other owners from its start.
     at = {"gradients": timeline.phases[-1].end}
     owners = [
         Owner(
@@ -244,7 +258,7 @@ def _timeline(
 
 
 def _any_block(name: str) -> str:
-    """Replace the block's number in a parameter's name, to group parameters of all blocks."""
+    """Replace the index of the block in a parameter's name by *, to group the same parameters."""
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
@@ -258,7 +272,7 @@ def _gradients(training: Training) -> dict[str, torch.Tensor]:
 
 
 def _optimizer_state(training: Training) -> dict[str, torch.Tensor]:
-    """Return moments, master weights and step counts."""
+    """Return the tensors of the optimizer state: moments, master weights and step counts."""
     return {
         f"{i} {name}": tensor
         for i, state in enumerate(training.optimizer.state.values())
@@ -267,7 +281,7 @@ def _optimizer_state(training: Training) -> dict[str, torch.Tensor]:
 
 
 def _saved(training: Training) -> dict[str, int]:
-    """Return bytes that autograd saves in forward, and how many are autocast's copies."""
+    """Return the bytes that autograd saves in forward, and the part that is copies of weights."""
     from systems.measure.saved_tensors import saved_tensors
 
     model = training.model
@@ -280,7 +294,7 @@ def _saved(training: Training) -> dict[str, int]:
 
 
 def _block(training: Training) -> dict[str, Any]:
-    """Report what the first block saves, for the embedding's output as its input."""
+    """Return `block_report` of the first block, with the embedding's output as its input."""
     import torch
 
     from systems.measure.saved_tensors import block_report

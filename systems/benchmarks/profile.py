@@ -1,9 +1,9 @@
-"""Kernels of a training step, by phase and inside attention, and its time without a profiler.
+"""Time by kernel in a training step, for each phase and for each part of attention.
 
 python -m jobs.submit sweeps/profile.yaml --local
 
-`profiler: nsys` runs the same steps under Nsight Systems and keeps its report. It has only been
-tested with a stand-in for nsys.
+The same steps are also timed without a profiler. `profiler: nsys` runs them under Nsight Systems
+and keeps its report; this has been tested only with a script that imitates nsys.
 """
 
 from __future__ import annotations
@@ -29,36 +29,39 @@ if TYPE_CHECKING:
     from systems.training.training import Training
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
-PROFILED_STEPS = 3  # they differ little, and each makes megabytes of trace
-TRACE = "trace.json.gz"
+PRELOAD = ("torch._dynamo",)  # imported by a process's first optimizer
+PROFILED_STEPS = 3  # few, because steps are alike and each adds megabytes to the trace
+TRACE = "trace.json.gz"  # file name of the artifact
 
 
 class Params(TransformerParams):
     """A TransformerLM's training step, timed without a profiler and then profiled.
 
-    profiler: torch (kernel tables), or nsys (Nsight Systems' report, kept as an artifact).
-    trace: keep the trace of the torch profiler, for https://ui.perfetto.dev, as an artifact.
-    warmup_steps: steps before the first sample.
-    measure_steps: steps timed by phase, and as many again timed as a whole, unprofiled.
+    Has all fields of `TransformerParams`.
     """
 
+    # torch (torch.profiler, for tables of kernels) or nsys (Nsight Systems, whose report is kept as
+    # an artifact).
     profiler: Literal["torch", "nsys"] = "torch"
+    # Keep the trace of torch.profiler as an artifact, which https://ui.perfetto.dev displays. Only
+    # with profiler: torch.
     trace: bool = False
-    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    warmup_steps: Annotated[int, Field(ge=0)] = 5  # untimed steps before the first sample
+    # Steps timed phase by phase, and as many more timed as a whole, all without a profiler.
     measure_steps: Annotated[int, Field(ge=1)] = 10
 
     @model_validator(mode="after")
     def _one_trace(self) -> Self:
         if self.trace and self.profiler != "torch":
             raise ValueError(
-                f"trace: true keeps the trace of profiler: torch; {self.profiler} keeps its own"
+                f"trace: true needs profiler: torch, got profiler: {self.profiler}, which always "
+                "keeps its report"
             )
         return self
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the operations of attention's softmax per FLOP of its matmuls."""
+    """Predict the ratio of operations in attention's softmax to FLOPs in its matmuls, by phase."""
     size = params.model_size
     head_dim = size.d_model // size.num_heads
     return {
@@ -70,13 +73,23 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return samples_ms by phase, unprofiled, as `train_step` does; `kernel_table.kernel_facts` of
-    the profiled steps; and by phase, relative to its unprofiled time, range_over_clock, the time
-    under the profiler, and kernels_over_clock, the time of kernels.
+    """Time training steps without a profiler, profile some more, and check the training.
+
+    samples_ms has the same phases as in the benchmark `train_step`.
+
+    Facts:
+        results of `kernel_table.kernel_facts` for the profiled steps, with profiler: torch.
+        report, profiled_steps, range_ms: name of the report, number of profiled steps, and mean
+            time of each phase in them, with profiler: nsys.
+        trace: name of the trace, with trace: true.
+        range_over_clock: time of each phase under the profiler, divided by its time without.
+        kernels_over_clock: time of all kernels of each phase, divided by the phase's time without
+            the profiler. With profiler: torch.
+        relative_error: errors that `check_training` returns.
 
     Raises:
-        Unsupported: this machine cannot do what is asked.
-        WrongOutput: loss or gradient is too far from float64.
+        Unsupported: if this machine does not support the parameters.
+        WrongOutput: if the error of the loss or a gradient is above the tolerance.
     """
     import torch
 
@@ -98,7 +111,7 @@ def run(params: Params) -> dict[str, Any]:
     facts = _torch_facts(training, params) if params.profiler == "torch" else {}
     errors = check_training(training)
     if params.profiler == "nsys":
-        del training, phases  # another process needs the memory
+        del training, phases  # frees GPU memory for the process under nsys
         gc.collect()
         torch.cuda.empty_cache()
         facts = nsys.run_under_nsys(
@@ -130,7 +143,7 @@ def _profile(training: Training, trace: Path) -> None:
     from systems.training.phases import phases_of
     from systems.training.profiling import annotate_attention, annotated_step, step_profiler
 
-    annotate_attention(training)  # only now: unprofiled steps run without annotations
+    annotate_attention(training)  # after the unprofiled steps, which run without annotations
     phases = phases_of(training)
     with step_profiler(training.device, trace, PROFILED_STEPS) as profiler:
         for _ in range(1 + PROFILED_STEPS):
@@ -139,7 +152,7 @@ def _profile(training: Training, trace: Path) -> None:
 
 
 def _over_clock(facts: dict[str, Any], samples: dict[str, list[float]]) -> dict[str, Any]:
-    """Return times in the profile divided by Python's clock without it, phase by phase."""
+    """Return times in the profile divided by the median unprofiled time, phase by phase."""
     clock = {
         name: statistics.median(samples[name]) for name in ("forward", "backward", "optimizer")
     }
@@ -151,7 +164,10 @@ def _over_clock(facts: dict[str, Any], samples: dict[str, list[float]]) -> dict[
 
 
 def _steps_under_nsys(params: Params) -> dict[str, Any]:
-    """Run the annotated steps that nsys records; milliseconds of each range by Python's clock."""
+    """Run the annotated steps that nsys records; return the mean time of each range.
+
+    Times are in milliseconds, by Python's clock.
+    """
     import torch
 
     from systems.training.phases import phases_of
@@ -174,7 +190,7 @@ def _steps_under_nsys(params: Params) -> dict[str, Any]:
     return {"profiled_steps": PROFILED_STEPS, "range_ms": range_ms}
 
 
-if __name__ == "__main__":  # under nsys: PARAMS.json FACTS.json
+if __name__ == "__main__":  # arguments under nsys: PARAMS.json FACTS.json
     _given, _facts = (Path(argument) for argument in sys.argv[1:])
     _params = Params.model_validate_json(_given.read_text())
     _facts.write_text(json.dumps(_steps_under_nsys(_params)))

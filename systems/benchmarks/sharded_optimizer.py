@@ -1,9 +1,8 @@
-"""Optimizers with sharded state: memory by kind before and after a step, and step time, compared
-with a replicated optimizer.
+"""Memory and step time of optimizers with sharded state, compared with a replicated optimizer.
 
 python -m jobs.submit sweeps/sharded_optimizer.yaml --local
 
-All strategies average gradients by `systems.parallel.BucketedDDP`.
+All strategies average gradients with `systems.parallel.BucketedDDP`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
-BUCKET_SIZE_MB = 100.0
+BUCKET_SIZE_MB = 100.0  # of BucketedDDP, in 10^6 bytes
 Strategy = Literal["replicated", "sharded", "torch_zero"]
 _ACCOUNTING: dict[str, Literal["ddp", "sharded_optimizer"]] = {
     "replicated": "ddp",
@@ -31,18 +30,17 @@ _ACCOUNTING: dict[str, Literal["ddp", "sharded_optimizer"]] = {
 
 
 class Params(ParallelParams):
-    """A TransformerLM trained data parallel.
+    """A TransformerLM trained data-parallel. Has all fields of `ParallelParams`."""
 
-    strategy: replicated (every rank has all of the optimizer's state), sharded
-        (`systems.parallel.ShardedOptimizer`), or torch_zero (torch's ZeroRedundancyOptimizer, its
-        parameters views of buckets).
-    """
-
+    # Where the optimizer state is:
+    #   replicated   every rank has the full state
+    #   sharded      `systems.parallel.ShardedOptimizer`
+    #   torch_zero   torch's ZeroRedundancyOptimizer with parameters_as_bucket_view=True
     strategy: Strategy
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the bytes that a rank keeps, with equal shares, and sends in a step."""
+    """Predict the bytes that a rank keeps, if all shards are equal, and sends per step."""
     state = accounting.model_state_bytes(params.model_size, params.precision)
     strategy = _ACCOUNTING[params.strategy]
     sent = accounting.step_sent_bytes(strategy, state, params.world_size)
@@ -53,18 +51,30 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return this rank's facts. Phases: `train_step`; `alone`, a step without communication and
-    sharding, in rounds that alternate with those of train_step; `optimizer`, its step with the
-    transfers that it makes. Peak memory by phase, on a GPU.
+    """Join the process group, check and measure the training; return the results of this rank.
 
-    Facts: after_init, before_step and after_step, each with weights_bytes, gradients_bytes,
-    optimizer_state_bytes, and on a GPU other_bytes and allocated_bytes, of the first step, on the
-    rank that has most in that moment; by_rank all.
+    Phases:
+        train_step: a step of the data-parallel training.
+        alone: a step without communication and sharding. Its rounds alternate with those of
+            train_step.
+        optimizer: the optimizer's step, including its communication.
+
+    Peak memory is measured on a GPU, for init (construction), forward_backward and optimizer of the
+    first step, and train_step (the second step).
+
+    Facts:
+        after_init, before_step, after_step: memory after construction, and before and after the
+            first step of the optimizer, on the rank that uses most at that time. Each has
+            weights_bytes, gradients_bytes and optimizer_state_bytes; on a GPU also allocated_bytes
+            and other_bytes, the allocated bytes that are none of these three.
+        by_rank: these facts, of every rank.
+        error: errors that `check_parallel` returns.
 
     Raises:
-        Unsupported: this machine cannot do what is asked.
-        WrongOutput: ranks differ, or differ from one process on the batches of all.
-        RuntimeError: the number of processes is not `world_size`.
+        Unsupported: if this machine does not support the parameters.
+        WrongOutput: if weights differ between ranks, or if the training differs from a single
+            process that trains on the batches of all ranks.
+        RuntimeError: if the number of processes is not `world_size`.
     """
     from systems.measure.ranks import rank_process_group
 
@@ -73,7 +83,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Run in the current process group."""
+    """Measure in the current process group; `run` describes the result."""
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
@@ -100,7 +110,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
 
 def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
-    """Return a training of this rank with the optimizer that the strategy names."""
+    """Return this rank's training with the optimizer of `params.strategy`."""
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -131,8 +141,13 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
 def _memory(
     params: Params, device: torch.device
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
-    """Return bytes in use after construction and around the first step, by kind; and peaks of the
-    phases between, and of a second step, when the optimizer's state exists."""
+    """Measure memory in use and peak memory of this rank from construction to the second step.
+
+    Returns:
+        Bytes in use by kind, at after_init, before_step and after_step; and peak bytes by phase.
+        The second step is measured because it is the first in which all optimizer state exists from
+        the start.
+    """
     import torch
 
     from systems.measure.peak_memory import peak_memory_by_phase
@@ -145,7 +160,7 @@ def _memory(
     training = made.pop()
 
     def used_bytes() -> dict[str, int]:
-        # ZeroRedundancyOptimizer keeps the one that steps its share inside.
+        # ZeroRedundancyOptimizer updates its shard with an inner optimizer, which has the state.
         optimizer = getattr(training.optimizer, "optim", training.optimizer)
         used = state_bytes(training.model.parameters(), optimizer)
         if device.type == "cuda":
@@ -178,7 +193,11 @@ def _total(used: dict[str, int]) -> int:
 
 
 def _optimizer_ms(training: ParallelTraining, count: int) -> list[float]:
-    """Time the optimizer's step by Python's clock, all ranks starting together."""
+    """Time the optimizer's step with Python's clock; all ranks start together.
+
+    Returns:
+        Milliseconds of each of `count` steps.
+    """
     from systems.measure.ranks import barrier
     from systems.measure.timing import clock_ms
 

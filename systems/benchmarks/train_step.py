@@ -1,4 +1,4 @@
-"""Time a Transformer's forward, backward and optimizer separately, and whole steps.
+"""Time and peak memory of a Transformer's forward, backward, optimizer and whole training step.
 
 python -m jobs.submit sweeps/transformer.yaml --local
 """
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from systems.training.training import Training
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
+PRELOAD = ("torch._dynamo",)  # imported by a process's first optimizer
 
 
 class Params(TransformerParams):
-    """A TransformerLM on one batch.
+    """A TransformerLM trained on one fixed batch. Has all fields of `TransformerParams`."""
 
-    passes: forward, forward_backward or train_step.
-    warmup_steps: steps before the first sample; 0 includes the first step of a fresh process.
-    measure_steps: steps timed by phase, and as many again timed as a whole.
-    fresh_caches: start with empty torch.compile and Triton caches, so that compilation is measured.
-    """
-
+    # Phases of a measured step: forward, forward_backward (no optimizer) or train_step (all).
     passes: accounting.Phase = "train_step"
+    # Untimed steps before the first sample. With 0 the samples include the first step of a fresh
+    # process.
     warmup_steps: Annotated[int, Field(ge=0)] = 5
+    # Steps that are timed phase by phase. With passes: train_step as many more are timed as a
+    # whole.
     measure_steps: Annotated[int, Field(ge=1)] = 10
+    # Start with empty torch.compile and Triton caches, so that compilation is measured.
     fresh_caches: bool = False
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict parameters, FLOPs, and bytes of memory in mode: eager.
+    """Predict the number of parameters, FLOPs, and memory in bytes.
 
-    Memory is not predicted for checkpointing that accounting does not know.
+    The memory is that of mode: eager. It is not predicted with checkpointing: nested or selective.
     """
     size, point = params.model_size, (params.batch_size, params.context_length)
     kind = params.attention_kind
@@ -65,15 +65,23 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return facts of one point: samples_ms and peak memory by phase, FLOPs, tokens, losses.
+    """Time training steps, measure peak memory, and check the loss and gradients.
 
-    forward, backward and optimizer are timed by Python's clock with the GPU idle at both ends, as
-    in the published studies, so Python overhead is included. train_step is the time from the end of
-    one step to the end of the next, without synchronisation in between.
+    The phases forward, backward and optimizer are timed with Python's clock while the GPU is idle
+    at both ends, as in the published studies, so they include Python overhead. forward_backward is
+    the sum of two. train_step is the time from the end of one step to the end of the next, without
+    synchronization in between. Peak memory is measured on a GPU only.
+
+    Facts:
+        parameters: number of parameters of the model.
+        losses: loss of each step, warm-up steps included.
+        relative_error: errors that `check_training` returns.
+        first_step_ms: time of the first step.
+        building_and_measuring_seconds: time from construction to the last measurement.
 
     Raises:
-        Unsupported: this machine cannot do what is asked.
-        WrongOutput: the error of the loss or a gradient is too large.
+        Unsupported: if this machine does not support the parameters.
+        WrongOutput: if the error of the loss or a gradient is above the tolerance.
     """
     with _empty_caches() if params.fresh_caches else contextlib.nullcontext():
         return _measure(params)
@@ -81,7 +89,7 @@ def run(params: Params) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _empty_caches() -> Iterator[None]:
-    """Point torch.compile and Triton to empty cache folders in this block."""
+    """Let torch.compile and Triton use empty cache folders in this context."""
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     before = {name: os.environ.pop(name, None) for name in names}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -136,7 +144,7 @@ def _measure(params: Params) -> dict[str, Any]:
 
 
 def _peaks(phases: Phases, training: Training) -> dict[str, int]:
-    """Return the peak memory of each phase, and of the step; empty on a CPU."""
+    """Return the peak memory of each phase and of the whole step, in bytes; {} on a CPU."""
     from systems.measure.peak_memory import peak_memory_by_phase
 
     if training.device.type != "cuda":
@@ -152,15 +160,18 @@ def _peaks(phases: Phases, training: Training) -> dict[str, int]:
 def _once_seconds(
     training: Training, warmup_steps: int, first_step: float, samples: dict[str, list[float]]
 ) -> float | None:
-    """Return seconds spent on compiling, capturing and other work that is done once: before the
-    first step, and in it beyond the time of a later step. None if nothing is compiled or there is
-    no later step."""
+    """Return the seconds spent on work that is done once, such as compilation and graph capture.
+
+    This is the preparation before the first step, plus the time by which the first step is longer
+    than the mean of later steps. The result is None if nothing is compiled or captured, or if there
+    is no later step.
+    """
     params = training.params
     if params.mode == "eager" and not params.cuda_graph:
         return None
     apart = [s for name, s in samples.items() if name in ("forward", "backward", "optimizer")]
     if not warmup_steps:
-        apart = [s[1:] for s in apart]  # the first step is no later one
+        apart = [s[1:] for s in apart]  # without the first step
     if not apart[0]:
         return None
     later = sum(sum(s) / len(s) for s in apart)

@@ -1,4 +1,4 @@
-"""Compare the losses of a faster way to train with those of eager float32, step by step.
+"""Compare the losses of a training configuration with those of eager float32, step by step.
 
 python -m jobs.submit sweeps/training_loss.yaml --local
 """
@@ -15,26 +15,34 @@ from systems.benchmark import WrongOutput
 from systems.training.params import TransformerParams
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)  # a first optimizer imports it
+PRELOAD = ("torch._dynamo",)  # imported by a process's first optimizer
 
 
 class Params(TransformerParams):
-    """Trained on one fixed batch for `steps` steps, and likewise in eager float32."""
+    """A TransformerLM trained on one fixed batch, compared with eager float32.
 
-    steps: Annotated[int, Field(ge=2)] = 20
-    lr: Annotated[float, Field(gt=0)] = 1e-3
+    Has all fields of `TransformerParams`.
+    """
+
+    steps: Annotated[int, Field(ge=2)] = 20  # training steps
+    lr: Annotated[float, Field(gt=0)] = 1e-3  # learning rate
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return facts: `losses` and `reference_losses` by step; `worst_deviation_share`, the largest
-    relative difference of any step; `reference_fall`, the first reference loss over the last.
+    """Train with the given parameters and as the reference; compare the losses.
 
-    The reference is the same model from the same initial weights, eager, in float32 with
-    materialised attention and torch's AdamW.
+    The reference is the same model with the same initial weights, in eager float32 with naive
+    attention, torch's AdamW and no checkpointing.
+
+    Facts:
+        losses, reference_losses: loss of each step.
+        worst_deviation_share: largest relative difference of the losses of a step.
+        reference_fall: first reference loss divided by the last.
+        last_loss, last_reference_loss: losses of the last step.
 
     Raises:
-        Unsupported: this machine cannot do what is asked.
-        WrongOutput: a loss is not a positive number: there is nothing to compare.
+        Unsupported: if this machine does not support the parameters.
+        WrongOutput: if a loss is not a positive finite number, so that it cannot be compared.
     """
     import torch
 
@@ -52,8 +60,11 @@ def run(params: Params) -> dict[str, Any]:
         for step in range(params.steps):
             training.step()
             loss = training.loss.item()
-            if not 0 < loss < math.inf:  # NaN is not
-                raise WrongOutput(f"the {name}loss of step {step + 1} is {loss}, lr {params.lr}")
+            if not 0 < loss < math.inf:  # true for NaN, too
+                raise WrongOutput(
+                    f"the {name}loss of step {step + 1} must be a positive finite number, got "
+                    f"{loss} (lr {params.lr})"
+                )
             losses[-1].append(loss)
         del training
         gc.collect()

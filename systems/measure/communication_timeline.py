@@ -1,8 +1,8 @@
-"""Find a step's communication in a torch.profiler trace, and the part that is exposed; draw it.
+"""Find total and exposed communication of training steps in a torch.profiler trace, and draw it.
 
-Communication is NCCL's kernels, or Gloo's calls on a CPU, including the wait for a slower rank.
-Computation is all other kernels, or torch's operators on a CPU (compiled code has none there).
-Communication is exposed while this rank computes nothing.
+On a GPU, communication is the NCCL kernels and computation is all other kernels. On a CPU,
+communication is the Gloo calls and computation is torch's operators (compiled code has none).
+Communication includes the wait for slower ranks. It is exposed while this rank computes nothing.
 """
 
 from __future__ import annotations
@@ -25,46 +25,51 @@ from systems.measure.trace import (
 )
 
 PHASES = ("forward", "backward", "synchronize", "optimizer")
-STEP = "train_step"
+STEP = "train_step"  # name of the range around a step
 _COLOURS = dict(zip(PHASES, ("#4c72b0", "#55a868", "#937860", "#8172b3"), strict=True))
 
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """One step on one rank, in microseconds from its beginning."""
+    """Timeline of one step on one rank. Times are in microseconds from the start of the step."""
 
-    length: float
-    calls: dict[str, list[Span]]  # of communication, by collective
-    computation: dict[str, list[Span]]  # by the phase that launched it
+    length: float  # duration of the step
+    calls: dict[str, list[Span]]  # spans of communication, by collective
+    computation: dict[str, list[Span]]  # spans of computation, by the phase that launched it
 
     @property
     def communication(self) -> list[Span]:
-        """Spans with any communication in flight."""
+        """Spans in which any communication is in flight."""
         return merged(one for spans in self.calls.values() for one in spans)
 
     @property
     def busy(self) -> list[Span]:
-        """Spans with any computation."""
+        """Spans in which anything is computed."""
         return merged(one for spans in self.computation.values() for one in spans)
 
     @property
     def exposed(self) -> list[Span]:
-        """Spans with communication and no computation."""
+        """Spans in which communication is in flight and nothing is computed."""
         return without(self.communication, self.busy)
 
     @property
     def communication_ms(self) -> float:
-        """Milliseconds with any communication in flight."""
+        """Total length of `communication`, in milliseconds."""
         return total(self.communication) / 1e3
 
     @property
     def exposed_ms(self) -> float:
-        """Milliseconds of communication without computation."""
+        """Total length of `exposed`, in milliseconds."""
         return total(self.exposed) / 1e3
 
     def waits_ms(self, collective: str) -> list[float]:
-        """Return for each call of the collective how many milliseconds at its end nothing was
-        computed: 0 if computation still ran when it finished, so nothing waited for it."""
+        """Return the time between the end of computation and the end of each call, in milliseconds.
+
+        It is 0 for a call that ended while computation was running, because nothing waited for it.
+
+        Args:
+            collective: key of `calls`.
+        """
         waits, busy = [], self.busy
         for start, end in self.calls.get(collective, []):
             last = max((b for a, b in busy if a < end), default=0.0)
@@ -73,17 +78,19 @@ class StepTimeline:
 
 
 def read_steps(path: Path) -> list[StepTimeline]:
-    """Return the steps in a Chrome trace of `torch.profiler`: ranges named STEP, with ranges named
-    as PHASES inside; the GPU must be idle at both ends of a step.
+    """Read the timelines of all steps in a Chrome trace of `torch.profiler`.
+
+    A step is a range named STEP that contains ranges named as in PHASES. The GPU must be idle at
+    both ends of a step.
 
     Raises:
-        ValueError: the trace has no such range.
+        ValueError: if the trace has no range named STEP.
     """
     return steps_of(read_events(path))
 
 
 def steps_of(events: Iterable[Event]) -> list[StepTimeline]:
-    """Return the steps in a trace's events, as `read_steps` does."""
+    """Return the timelines of all steps in the events of a trace. See `read_steps`."""
     categories = by_category(events)
     ranges = categories.get("user_annotation", [])
     steps = sorted(span(event) for event in ranges if event["name"] == STEP)
@@ -99,11 +106,12 @@ def steps_of(events: Iterable[Event]) -> list[StepTimeline]:
         work = [event for event in work if not _is_nccl(event["name"])]
     else:
         communication = [event for event in ranges if event["name"].startswith("gloo:")]
-        # Only aten's: an autograd node's time has the hooks in it, which may wait.
+        # Only aten operators: the events of autograd nodes include hooks, which may wait.
         work = [e for e in categories.get("cpu_op", []) if e["name"].startswith("aten::")]
     computation: dict[str, list[Span]] = {}
     for event in work:
-        # A kernel belongs to the phase of its launch: it may run when the host is past the phase.
+        # A kernel belongs to the phase that launched it, even if it runs after the host has left
+        # the phase.
         at = launched_at.get(event.get("args", {}).get("correlation"), float(event["ts"]))
         phase = next((name for start, end, name in phases if start <= at < end), None)
         if phase is not None:
@@ -127,14 +135,14 @@ def _is_nccl(name: str) -> bool:
 
 
 def _collective(name: str) -> str:
-    """Return the collective: all_gather of ncclDevKernel_AllGather_RING_LL or gloo:all_gather."""
+    """Return the collective of an event: ncclDevKernel_AllGather_RING_LL gives all_gather."""
     letters = name.lower().replace("_", "")
     known = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     return next((name for name in known if name.replace("_", "") in letters), "other")
 
 
 def _within(spans: Iterable[Span], start: float, end: float) -> list[Span]:
-    """Clip spans to a step and count time from its start."""
+    """Clip spans to a step and make them relative to its start."""
     return [
         (max(low, start) - start, min(high, end) - start)
         for low, high in spans
@@ -143,8 +151,16 @@ def _within(spans: Iterable[Span], start: float, end: float) -> list[Span]:
 
 
 def draw_steps(panels: Mapping[str, Sequence[StepTimeline]], title: str, path: Path) -> None:
-    """Draw a panel per training, with one step of every rank: computation by phase above,
-    communication below, darker where it is exposed. All panels have the same scale."""
+    """Draw one step of every rank, in one panel per training, all with the same time scale.
+
+    Each rank has two rows: computation, colored by phase, and below it communication, darker where
+    it is exposed.
+
+    Args:
+        panels: steps of all ranks in rank order, by name of the training.
+        title: title of the figure.
+        path: PNG file to write.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -161,24 +177,24 @@ def draw_steps(panels: Mapping[str, Sequence[StepTimeline]], title: str, path: P
             panel.broken_barh(_bars(step.exposed), (rank + 0.42, 0.4), color="#c44e52", lw=0)
         exposed_ms = max(step.exposed_ms for step in steps)
         panel.set_title(
-            f"{name}: {max(step.length for step in steps) / 1e3:.4g} ms, communication exposed "
-            f"{exposed_ms:.3g} ms",
+            f"{name}: step {max(step.length for step in steps) / 1e3:.4g} ms, exposed "
+            f"communication {exposed_ms:.3g} ms",
             fontsize=9, loc="left",
         )  # fmt: skip
         panel.set_yticks([rank + 0.41 for rank in range(len(steps))])
         panel.set_yticklabels([f"rank {rank}" for rank in range(len(steps))])
         panel.invert_yaxis()
         panel.set_xlim(0, longest)
-    axes[-1].set_xlabel("milliseconds, profiled")
+    axes[-1].set_xlabel("time in the profiled step (ms)")
     figure.suptitle(title, fontsize=10)
     used = [p for p in PHASES if any(s.computation.get(p) for ss in panels.values() for s in ss)]
-    handles = [Patch(color=_COLOURS[phase], label=f"{phase}, computed") for phase in used]
-    handles.append(Patch(color="#f0b07c", label="communication beside it"))
-    handles.append(Patch(color="#c44e52", label="communication exposed"))
+    handles = [Patch(color=_COLOURS[phase], label=f"computation, {phase}") for phase in used]
+    handles.append(Patch(color="#f0b07c", label="communication, overlapped"))
+    handles.append(Patch(color="#c44e52", label="communication, exposed"))
     figure.legend(handles=handles, loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=110)
 
 
 def _bars(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """(start, width) in milliseconds."""
+    """Return merged spans as (start, width) in milliseconds."""
     return [(start / 1e3, (end - start) / 1e3) for start, end in merged(spans)]

@@ -1,4 +1,4 @@
-"""Classify kernels by their names, and shorten names for a table."""
+"""Classify kernels by their names, and shorten the names for tables."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 from functools import cache
 from typing import Literal
 
-NAME_LENGTH = 120
+NAME_LENGTH = 120  # maximum length of a shortened name
 
 KernelClass = Literal[
     "matmul", "softmax", "attention", "elementwise", "reduction", "copy", "optimizer", "other"
 ]
 
-# The first match decides: a fused attention's name may hold gemm, a softmax's
-# reduce, a copy's elementwise; and Inductor's hold every operator that was fused.
+# The first match decides. The order matters, because the name of fused attention may contain
+# "gemm", that of a softmax "reduce" and that of a copy "elementwise", and the names of Inductor's
+# kernels contain all operators that were fused.
 _CLASSES: tuple[tuple[KernelClass, str], ...] = (
     ("matmul", r"^triton_(tem|mm)_"),
     ("elementwise", r"^triton_(poi|for)_"),
@@ -25,7 +26,7 @@ _CLASSES: tuple[tuple[KernelClass, str], ...] = (
     ("optimizer", r"multi_tensor_apply|adam|^aten::_foreach"),
     ("attention", r"flash|fmha|sdpa|attention"),
     ("softmax", r"softmax"),
-    # nvjet and xmma are cuBLAS's own; splitKreduce adds up the parts of one product.
+    # nvjet and xmma are kernels of cuBLAS. splitKreduce adds the partial sums of one matmul.
     ("matmul", r"gemm|gemv|cutlass|xmma|nvjet|cublas|splitk|"
                r"^aten::(mm|bmm|addmm|baddbmm|matmul|linear|mv|dot)$"),
     ("reduction", r"reduce|^aten::(sum|mean|amax|max|argmax|norm)$"),
@@ -41,13 +42,16 @@ _NAMESPACES = (
 
 @cache
 def kernel_class(name: str) -> KernelClass:
-    """Return the class of a kernel, or on a CPU of an operator, by its name."""
+    """Return the class of a kernel (or of a torch operator, on a CPU) by its name."""
     return next((kind for kind, pattern in _CLASSES if re.search(pattern, name, re.I)), "other")
 
 
 def short_kernel_name(name: str) -> str:
-    """Return a kernel's name without return type, arguments and namespaces, at most NAME_LENGTH
-    long. Both ends are kept: the operation of an elementwise kernel is named late."""
+    """Return a kernel's name without return type, arguments and common namespaces.
+
+    A name longer than NAME_LENGTH is shortened in the middle, because the operation of an
+    elementwise kernel is near the end of its name.
+    """
     name = _without_arguments(name.removeprefix("void "))
     for namespace in _NAMESPACES:
         name = name.replace(namespace, "")
@@ -59,7 +63,7 @@ def short_kernel_name(name: str) -> str:
 
 
 def _without_arguments(name: str) -> str:
-    """Cut off the last pair of parentheses and what is in it."""
+    """Remove the last pair of parentheses and its contents from the end of a name."""
     if not name.endswith(")"):
         return name
     depth = 0

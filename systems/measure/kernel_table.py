@@ -1,13 +1,15 @@
-"""Tabulate the kernels of a step, by annotated range, from a torch.profiler trace.
+"""Tabulate the kernels of training steps by annotated range, from a torch.profiler trace.
 
-Pure functions of the exported Chrome trace (its format changes less than torch's Python objects).
-A kernel belongs to the range in which it was launched, and the trace links the two by a correlation
-id. For the phases that is exact because the GPU is idle at both ends of each. Kernels of backward
-are launched by another thread, inside the evaluation of an autograd node. The node has the sequence
-number of the forward operator that made it, so the kernel also belongs to that operator's range,
-under the range's name and `_backward`.
+The input is the exported Chrome trace, whose format changes less often than torch's Python objects.
 
-On a CPU there are no kernels; operators take their place, each with its own time, without that of
+A kernel belongs to the range in which it was launched. The trace links kernel and launch by a
+correlation id. This is exact for phases, because the GPU is idle at both ends of each phase.
+
+Kernels of backward are launched by another thread, which evaluates an autograd node. The node has
+the sequence number of the forward operator that created it. So the kernel also belongs to the range
+of that operator, under the range's name with the suffix `_backward`.
+
+On a CPU there are no kernels. Operators take their place, each with its self time, which excludes
 the operators that it calls.
 """
 
@@ -32,10 +34,10 @@ from systems.measure.trace import (
 )
 
 PHASES = ("forward", "backward", "optimizer")
-STEP = "train_step"  # all three together
+STEP = "train_step"  # name for all phases together
 ATTENTION_RANGES = ("attention_scores", "attention_softmax", "attention_output")
 _BACKWARD = "_backward"
-LIMIT = 10  # rows of a table: the rest is a few percent
+LIMIT = 10  # rows of a table of kernels; the others take a few percent of the time
 
 T = TypeVar("T")
 
@@ -47,34 +49,34 @@ class Work:
     name: str
     start_us: float
     end_us: float
-    own_us: float  # of an operator, without those that it calls
-    phase: str | None
-    part: str | None  # the range inside the phase, if it is in one
+    own_us: float  # duration in microseconds; of an operator, its self time
+    phase: str | None  # None outside of all phases
+    part: str | None  # range inside the phase, None outside of all ranges
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The work of some training steps, and the spans of their phases, as a trace shows them."""
+    """Work and phases of the training steps in a trace."""
 
     work: list[Work]
-    phase_spans: dict[str, list[Span]]  # on the host
-    is_gpu: bool
+    phase_spans: dict[str, list[Span]]  # time spans of the phases on the host, one per step
+    is_gpu: bool  # True if the work is GPU kernels, False if it is CPU operators
 
     @property
     def steps(self) -> int:
         return len(self.phase_spans["forward"])
 
 
-# ---- from a trace to work in ranges --------------------------------------------------------------
+# ---- reading a trace -----------------------------------------------------------------------------
 
 
 def read_profile(path: Path) -> Profile:
-    """Read what `torch.profiler` exports as a Chrome trace."""
+    """Read the work and phases in a Chrome trace that `torch.profiler` exported."""
     return profile_of(read_events(path))
 
 
 def profile_of(events: Iterable[Event]) -> Profile:
-    """Return the work in a trace's events, with the ranges that it belongs to."""
+    """Return the work in the events of a trace, each with its phase and range."""
     categories = by_category(events)
     operators = categories.get("cpu_op", [])
     ranges = _Ranges(categories.get("user_annotation", []), operators)
@@ -83,7 +85,8 @@ def profile_of(events: Iterable[Event]) -> Profile:
     if by_correlation:
         work = []
         for event in on_gpu:
-            # Without its launch, when it ran still tells its phase: the GPU is idle in between.
+            # If the launch is missing, the kernel's own time still gives the right phase, because
+            # the GPU is idle between phases.
             cause = by_correlation.get(event.get("args", {}).get("correlation"), event)
             work.append(_work(event, event["dur"], ranges, cause))
     else:
@@ -98,7 +101,7 @@ def _work(event: Event, own_us: float, ranges: _Ranges, cause: Event) -> Work:
 
 
 class _Spans(Generic[T]):
-    """Spans that do not overlap, each with a value; `at` finds the value at a time."""
+    """Spans that do not overlap, each with a value. `at` returns the value at a time, or None."""
 
     def __init__(self, spans: Iterable[tuple[float, float, T]]):
         self._spans = sorted(spans, key=lambda span: span[0])
@@ -110,7 +113,7 @@ class _Spans(Generic[T]):
 
 
 class _Ranges:
-    """The annotated ranges of a trace; `find` returns those at a time on a thread."""
+    """Annotated ranges of a trace. `find` returns the ranges at a time on a thread."""
 
     def __init__(self, annotations: Sequence[Event], operators: Sequence[Event]):
         phases = [e for e in annotations if e["name"] in PHASES]
@@ -126,10 +129,11 @@ class _Ranges:
         self._made_in = self._parts_of_nodes(operators)
 
     def _parts_of_nodes(self, operators: Iterable[Event]) -> dict[int, str | None]:
-        """Return the range in which forward made each autograd node, by sequence number.
+        """Return the range in which forward created each autograd node, by sequence number.
 
-        An operator shows the number that the next node will get, whether it makes that node or
-        calls another that does: of those with one number, the last to start made it.
+        The sequence number of an operator is that of the next node to be created, even if the
+        operator creates none or another operator that it calls creates the node. Of all operators
+        with the same number, the last to start created the node.
         """
         last: dict[int, Event] = {}
         for event in operators:
@@ -144,7 +148,7 @@ class _Ranges:
         return self._parts[thread].at(time) if thread in self._parts else None
 
     def find(self, time: float, thread: Any) -> tuple[str | None, str | None]:
-        """Return the phase, and the range inside it, at a time on a thread."""
+        """Return the phase, and the range inside it, at a time on a thread. Each may be None."""
         phase = self._phases.at(time)
         if phase == "forward":
             return phase, self._part(time, thread)
@@ -168,9 +172,9 @@ def _sequence_number(event: Event) -> int | None:
 
 
 def _own_times(operators: Sequence[Event]) -> list[float]:
-    """Return microseconds of each operator without those that it calls: on a thread they nest."""
+    """Return the self time of each operator in microseconds; operators nest on their thread."""
     own: list[float] = [event["dur"] for event in operators]
-    # The caller first where both start in the same tick.
+    # If caller and callee start at the same time, the caller comes first.
     order = sorted(
         range(len(operators)), key=lambda i: (operators[i]["ts"], -operators[i]["dur"], i)
     )
@@ -186,21 +190,27 @@ def _own_times(operators: Sequence[Event]) -> list[float]:
     return [max(0.0, us) for us in own]
 
 
-# ---- from work to facts --------------------------------------------------------------------------
+# ---- tables and facts ----------------------------------------------------------------------------
 
 
 def kernel_facts(profile: Profile) -> dict[str, Any]:
-    """Return facts of one step, the mean of the profiled ones, by range; times in milliseconds.
+    """Return tables and totals of kernels by range. Times are means per step, in milliseconds.
 
-    kernels                 the ten that take longest: name, class, time, share, calls
-    kernel_classes          the same by class, all of them
-    kernel_ms               of all kernels together
-    matmul_share, top_kernel, top_kernel_share   of that time
-    and of the phases
-    range_ms                from start to end on the host, the profiler's own cost included
-    busy_share              of range_ms, the part in which at least one kernel ran
-    and where attention was annotated, of forward and backward
-    softmax_ms, attention_matmul_ms, softmax_over_matmul_time
+    Returns, for each range:
+        kernels: the ten kernels that take most time, with name, class, time, share and calls.
+        kernel_classes: time, share and calls of all kernels by class.
+        kernel_ms: total time of all kernels.
+        matmul_share: share of kernel_ms that is matmuls.
+        top_kernel, top_kernel_share: kernel that takes most time, and its share of kernel_ms.
+    for each phase and the whole step:
+        range_ms: duration on the host, including the overhead of the profiler.
+        busy_share: share of range_ms in which at least one kernel ran.
+    for forward and backward, if attention was annotated:
+        softmax_ms, attention_matmul_ms: time of attention's softmax and matmuls.
+        softmax_over_matmul_time: their ratio.
+    and for the profile:
+        counted: what counts as a kernel.
+        profiled_steps: number of steps.
     """
     parts = [name + suffix for suffix in ("", _BACKWARD) for name in ATTENTION_RANGES]
     ranges: dict[str, list[Work]] = {name: [] for name in (*PHASES, STEP, *parts)}
@@ -217,7 +227,7 @@ def kernel_facts(profile: Profile) -> dict[str, Any]:
         name: _table(work, steps, lambda w: kernel_class(w.name)) for name, work in ranges.items()
     }
     return {
-        "counted": "GPU kernels" if profile.is_gpu else "CPU operators, without what they call",
+        "counted": "GPU kernels" if profile.is_gpu else "CPU operators, self time only",
         "profiled_steps": steps,
         "kernels": {
             name: [
@@ -248,10 +258,10 @@ def kernel_facts(profile: Profile) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Row:
-    of: str
-    time_ms: float
-    share: float
-    calls: float
+    of: str  # name or class
+    time_ms: float  # per step
+    share: float  # of the time of all rows
+    calls: float  # per step
 
     def facts(self) -> dict[str, float]:
         calls = int(self.calls) if self.calls.is_integer() else round(self.calls, 2)
@@ -263,7 +273,7 @@ class _Row:
 
 
 def _table(work: list[Work], steps: int, key: Callable[[Work], str]) -> list[_Row]:
-    """Sum time and calls by `key`, the longest first."""
+    """Sum time and calls of the work by `key`; rows with most time come first."""
     groups: dict[str, list[Work]] = {}
     for one in work:
         groups.setdefault(key(one), []).append(one)
@@ -280,7 +290,7 @@ def _time_ms(work: Iterable[Work], steps: int) -> float:
 
 
 def _span_facts(profile: Profile, ranges: dict[str, list[Work]]) -> dict[str, Any]:
-    """Return how long the phases took on the host, and the share in which the device was busy."""
+    """Return range_ms and busy_share of the phases and the step. See `kernel_facts`."""
     range_us = {
         name: sum(end - start for start, end in spans)
         for name, spans in profile.phase_spans.items()
@@ -299,8 +309,10 @@ def _span_facts(profile: Profile, ranges: dict[str, list[Work]]) -> dict[str, An
 
 
 def _softmax_facts(ranges: dict[str, list[Work]], steps: int) -> dict[str, Any]:
-    """Compare the time of the softmax with that of attention's matmuls; scaling, masking and copies
-    belong to neither."""
+    """Return the time of attention's softmax, of its matmuls, and their ratio; {} if not annotated.
+
+    Scaling, masking and copies belong to neither.
+    """
     softmax: dict[str, float] = {}
     matmul: dict[str, float] = {}
     for phase, suffix in (("forward", ""), ("backward", _BACKWARD)):

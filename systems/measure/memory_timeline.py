@@ -1,18 +1,19 @@
-"""Read active memory over time from a snapshot of torch's CUDA allocator, and draw it.
+"""Memory in use over time, from a snapshot of torch's CUDA allocator, with a drawing.
 
     with recording():
-        ...                              build what is alive at the start
-        mark_phase(); forward()          a mark where each phase begins
+        ...                              # create model and optimizer
+        mark_phase(); forward()          # a mark at the start of each phase
         mark_phase(); backward()
-        mark_phase()                     and one at the end
+        mark_phase()                     # and one at the end
         snapshot = torch.cuda.memory._snapshot()
     timeline = read_timeline(snapshot, ["forward", "backward"])
 
-A mark is an allocation of one byte by `mark_phase`, recognised by its stack. So the allocator
-records it in order with all others; a time would have to be compared across two clocks.
+A mark is an allocation of one byte in `mark_phase`, recognized by its stack. The allocator records
+it in order with all other events, so no clocks have to be compared.
 
-Bytes are those that tensors asked for. The allocator rounds each up, to 512 bytes or to the size of
-the block it reuses, up to 1 MiB more; `torch.cuda.max_memory_allocated` counts that too.
+Sizes are the bytes that tensors requested. The allocator rounds each up to a multiple of 512 bytes
+or to the size of the block that it reuses, which can add up to 1 MiB.
+`torch.cuda.max_memory_allocated` counts the rounded sizes.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ import numpy as np
 
 from systems.measure.source_lines import ROOT, Frame, Source, source_of
 
-MAX_ENTRIES = 1_000_000  # a step of the largest model makes some 40,000
-MARK = "mark_phase"
-NOT_OWNED = ("activations", "temporaries", "before")
+# Number of events that the allocator keeps. A step of the largest model has about 40,000.
+MAX_ENTRIES = 1_000_000
+MARK = "mark_phase"  # function name by which marks are recognized
+NOT_OWNED = ("activations", "temporaries", "before")  # kinds of memory without an `Owner`
 KINDS = ("weights", "optimizer state", "gradients", *NOT_OWNED)
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
-    """Record all events of the allocator in this block, with the Python stack of allocations."""
+    """Record all allocator events in this context, with the Python stack of each allocation."""
     import torch
 
-    # With context "alloc" the event of a free has the stack of its allocation.
+    # With context="alloc" a free event has the stack of the allocation.
     torch.cuda.memory._record_memory_history(
         "all", context="alloc", stacks="python", max_entries=MAX_ENTRIES
     )
@@ -49,7 +51,7 @@ def recording() -> Iterator[None]:
 
 
 def mark_phase() -> None:
-    """Put a mark between the allocator's events."""
+    """Add a mark to the allocator's events. Call it at the start of each phase and at the end."""
     import torch
 
     torch.empty(1, dtype=torch.uint8, device="cuda")
@@ -57,11 +59,13 @@ def mark_phase() -> None:
 
 @dataclass(frozen=True)
 class Allocation:
-    """One tensor's memory. Time is the count of events since the first mark.
+    """One allocation. Time is the number of allocator events since the first mark.
 
     Attributes:
-        start, end: alive after `start` events, and no more after `end`; 0 if it was there before,
-            one more than the last event if it stays.
+        address, size: address and requested bytes.
+        start: time from which it is alive; 0 if it was allocated before the first mark.
+        end: time at which it is freed; the number of events + 1 if it is not freed.
+        frames: Python stack of the allocation.
     """
 
     address: int
@@ -76,6 +80,8 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Phase:
+    """A phase from time `start` to time `end`."""
+
     name: str
     start: int
     end: int
@@ -83,12 +89,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Owner:
-    """Names of the memory that live tensors hold at a time.
+    """Memory that belongs to known tensors, such as the weights.
 
     Attributes:
         kind: weights, gradients or optimizer state.
-        at: the time at which these addresses were in use.
-        names: by address.
+        at: time at which the tensors were at the addresses in `names`.
+        names: name of each tensor by its address.
     """
 
     kind: str
@@ -108,7 +114,11 @@ class Timeline:
         return self.phases[-1].end
 
     def active_bytes(self, chosen: Sequence[bool] | None = None) -> np.ndarray:
-        """Return bytes in use after 0, 1, ... events, of the chosen allocations if given."""
+        """Return the bytes in use after 0, 1, ... events.
+
+        Args:
+            chosen: whether to count each allocation. None counts all.
+        """
         change = np.zeros(self.events + 2, dtype=np.int64)
         for i, allocation in enumerate(self.allocations):
             if chosen is None or chosen[i]:
@@ -117,15 +127,18 @@ class Timeline:
         return np.cumsum(change)[: self.events + 1]
 
     def peak(self) -> tuple[int, int]:
-        """Return the first time at which most bytes are in use, and how many."""
+        """Return the first time of the maximum of bytes in use, and the maximum."""
         active = self.active_bytes()
         time = int(active.argmax())
         return time, int(active[time])
 
     def phase_of(self, start: int) -> str:
-        """Return the phase in which an allocation was made, or `before` if it was there already.
+        """Return the name of the phase in which an allocation was made.
 
-        An allocation lives from after its event on, so one in a phase starts later than the phase.
+        An allocation is alive after its event, so its start is later than the start of its phase.
+
+        Args:
+            start: `start` of the allocation. For 0 the result is `before`.
         """
         if start == 0:
             return "before"
@@ -133,12 +146,19 @@ class Timeline:
 
 
 def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: int = 0) -> Timeline:
-    """Return the events between marks: one at the start of each phase and one at the end.
+    """Return the timeline between the first and the last mark in a snapshot.
+
+    Args:
+        snapshot: result of `torch.cuda.memory._snapshot`.
+        phases: names of the phases between the marks.
+        device: index of the GPU.
 
     Raises:
-        ValueError: the number of marks is wrong. The allocator keeps the last MAX_ENTRIES events.
+        ValueError: if the number of marks is not the number of phases plus 1. Marks are lost if
+            more than MAX_ENTRIES events follow.
     """
-    # start, size and frames by address; and (address, size, start, end, frames) of what was freed
+    # alive: (start, size, frames) by address
+    # over: (address, size, start, end, frames) of freed allocations
     alive: dict[int, tuple[int, int, Any]] = {}
     over: list[tuple[int, int, int, int, Any]] = []
     marks: list[int] = []
@@ -163,10 +183,10 @@ def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: in
             over.append((address, size, start, time, frames))
     if len(marks) != len(phases) + 1:
         raise ValueError(
-            f"{len(marks)} marks in {len(trace)} events; expected {len(phases) + 1}: one before "
-            f"each of {', '.join(phases)}, and one at the end"
+            f"the allocator's history must have {len(phases) + 1} marks, one before each of "
+            f"{', '.join(phases)} and one at the end, got {len(marks)} in {len(trace)} events"
         )
-    for block in _active_blocks(snapshot, device):  # without an event: it was there all the time
+    for block in _active_blocks(snapshot, device):  # blocks without events are alive all the time
         there = (0, block["requested_size"], block.get("frames", ()))
         alive.setdefault(block["address"], there)
     over += [(address, size, start, time + 1, f) for address, (start, size, f) in alive.items()]
@@ -183,11 +203,11 @@ def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: in
 
 
 def kinds(timeline: Timeline, owners: Sequence[Owner]) -> list[str]:
-    """Return the kind of each allocation.
+    """Return the kind of each allocation, one of KINDS.
 
-    Weights, gradients and optimizer state by the tensors that own them; activations are allocated
-    in forward and alive at its end; temporaries are all other allocations; before is what was
-    there before and has no owner: the batch, RoPE's tables, workspaces of cuBLAS.
+    weights, gradients and optimizer state belong to an owner. activations are allocated in forward
+    and alive at its end. before was allocated before the first mark and has no owner: the batch,
+    tables of RoPE, workspaces of cuBLAS. temporaries are all other allocations.
     """
     saved_at = next((p.end for p in timeline.phases if p.name == "forward"), -1)
     found = []
@@ -205,7 +225,7 @@ def kinds(timeline: Timeline, owners: Sequence[Owner]) -> list[str]:
 
 
 def owner_of(allocation: Allocation, owners: Sequence[Owner]) -> Owner | None:
-    """Return the owner of the memory, if any."""
+    """Return the owner of the allocation, or None."""
     for owner in owners:
         if allocation.address in owner.names and allocation.alive_at(owner.at):
             return owner
@@ -213,7 +233,7 @@ def owner_of(allocation: Allocation, owners: Sequence[Owner]) -> Owner | None:
 
 
 def bytes_by_kind(timeline: Timeline, kinds: Sequence[str], time: int) -> dict[str, int]:
-    """Return bytes in use at a time, by kind."""
+    """Return the bytes in use at a time, by kind."""
     total = dict.fromkeys(KINDS, 0)
     for allocation, kind in zip(timeline.allocations, kinds, strict=True):
         if allocation.alive_at(time):
@@ -227,10 +247,16 @@ def largest_allocations(
     top: int = 10,
     root: Path = ROOT,
 ) -> list[dict[str, Any]]:
-    """Return what is in use at the peak, summed by source line, kind and phase, largest first.
+    """Return the memory in use at the peak, summed by source line, kind and phase, largest first.
 
-    Autograd computes gradients in threads without Python frames; a gradient is named after its
-    parameter.
+    Gradients have no source line, because autograd computes them in threads without Python frames.
+    They are listed by the names of their parameters.
+
+    Args:
+        timeline: allocations of a step.
+        owners: owners of weights, gradients and optimizer state.
+        top: maximum number of rows.
+        root: folder of the project.
     """
     time, peak = timeline.peak()
     groups: dict[tuple[Source, str, str], list[int]] = {}
@@ -257,21 +283,23 @@ def largest_allocations(
     ]
 
 
-# Tol's bright scheme, which colour-blind readers can tell apart.
+# Paul Tol's bright color scheme, which is safe for color-blind readers.
 _COLOURS = {
     "weights": "#4477aa", "optimizer state": "#66ccee", "gradients": "#228833",
     "activations": "#ee6677", "temporaries": "#ccbb44", "before": "#bbbbbb",
 }  # fmt: skip
-_NARROWEST = 0.1  # of the width: a phase without allocations, the optimizer say, must be visible
+# Smallest width of a phase, as a share of all events, so that a phase with few or no allocations,
+# such as the optimizer, is visible.
+_NARROWEST = 0.1
 
 
 def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path: Path) -> None:
-    """Draw active memory by kind, in the order of the allocator's events."""
+    """Draw the memory in use by kind over the allocator's events, and write it to a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     named = kinds(timeline, owners)
-    # A narrow phase is widened; memory is constant in the added width.
+    # Short phases are widened. Memory is constant in the added width.
     x, times, edges = _axis(timeline)
     layers = {
         kind: timeline.active_bytes([name == kind for name in named])[times] / 2**30
@@ -308,7 +336,7 @@ def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path:
         textcoords="offset points", ha="right" if right else "left", va="bottom",
     )  # fmt: skip
     panel.set_xticks([])
-    panel.set_xlabel(f"{timeline.events:,} allocations and frees, in their order")
+    panel.set_xlabel(f"{timeline.events:,} allocations and frees in order")
     panel.set_ylabel("memory in use (GiB)")
     panel.set_title(title, fontsize=10)
     figure.legend(loc="outside right upper", fontsize=9, reverse=True)
@@ -316,7 +344,7 @@ def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path:
 
 
 def _axis(timeline: Timeline) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Return x positions, the time that each shows, and where phases begin and the last ends."""
+    """Return x positions, the time at each, and the x positions of the phases' borders."""
     narrowest = max(1.0, _NARROWEST * timeline.events)
     x: list[float] = []
     times: list[int] = []

@@ -1,7 +1,7 @@
-"""Run a module under Nsight Systems (nsys) and keep the report.
+"""Run a module under Nsight Systems (nsys) and keep its report.
 
-What nsys finds is in its report; `nsys stats --report nvtx_gpu_proj_sum,cuda_gpu_kern_sum` prints
-it by range and by kernel.
+`nsys stats --report nvtx_gpu_proj_sum,cuda_gpu_kern_sum REPORT` prints the times by range and by
+kernel.
 """
 
 from __future__ import annotations
@@ -17,32 +17,36 @@ from typing import Any
 
 import torch
 
-REPORT = "report.nsys-rep"
-_ROOT = Path(__file__).parents[2]  # of the package `systems`, wherever the run was started
+REPORT = "report.nsys-rep"  # file name of the report
+_ROOT = Path(__file__).parents[2]  # folder of the package `systems`
 
 
 def unsupported_reason() -> str | None:
     """Return why nsys cannot profile on this machine, or None if it can."""
     if not torch.cuda.is_available():
-        return "profiler: nsys shows what a GPU does; this machine has none"
+        return "profiler: nsys needs a GPU; this machine has none"
     if shutil.which("nsys") is None:
-        return "profiler: nsys needs Nsight Systems; there is no nsys on PATH"
+        return "profiler: nsys needs Nsight Systems; no program nsys was found on PATH"
     return None
 
 
 def run_under_nsys(module: str, params_json: str, folder: Path) -> dict[str, Any]:
     """Run `python -m MODULE PARAMS.json FACTS.json` under nsys and return the facts it wrote.
 
-    nsys records between the module's calls of torch.cuda.profiler.start and stop; without them the
-    report stays empty.
+    nsys records from the module's call of torch.cuda.profiler.start to its call of stop. Without
+    these calls the report is empty.
 
     Args:
-        module: a module to run, by its full name.
-        params_json: what it finds in PARAMS.json.
-        folder: where the report is left; the facts name it under `report`.
+        module: full name of the module.
+        params_json: contents of PARAMS.json.
+        folder: folder for the report.
+
+    Returns:
+        The contents of FACTS.json, and the file name of the report as `report`.
 
     Raises:
-        RuntimeError: nsys, or the process under it, failed; their output is this process's.
+        RuntimeError: if nsys or the process under it fails. Their output goes to stdout and stderr
+            of this process.
     """
     nsys = shutil.which("nsys")
     assert nsys is not None
@@ -55,14 +59,14 @@ def run_under_nsys(module: str, params_json: str, folder: Path) -> dict[str, Any
         code = subprocess.run(command, env=os.environ | {"PYTHONPATH": python_path}).returncode
         missing = [str(file) for file in (facts, report) if not file.exists()]
         if code or missing:
-            left = f", and did not write {', '.join(missing)}" if missing else ""
-            raise RuntimeError(f"nsys ended with {code}{left}: {' '.join(command)}")
+            left = f" and did not write {', '.join(missing)}" if missing else ""
+            raise RuntimeError(f"nsys exited with code {code}{left}; command: {' '.join(command)}")
         found: dict[str, Any] = json.loads(facts.read_text())
     return found | {"report": report.name}
 
 
 def _command(nsys: str, report: Path, module: list[str]) -> list[str]:
-    """Return the nsys command. The CPU is not sampled, which would slow it."""
+    """Return the nsys command. CPU sampling is off, because it would slow down the process."""
     return [
         nsys, "profile",
         "--trace=cuda,nvtx",

@@ -1,4 +1,4 @@
-"""Measure the peak of GPU memory, phase by phase."""
+"""Measure peak GPU memory, phase by phase."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from systems.measure.timing import synchronize
 def peak_memory_by_phase(
     phases: Mapping[str, Callable[[], object]], device: torch.device
 ) -> dict[str, int]:
-    """Run the phases in order; return for each the most bytes that were allocated while it ran.
+    """Run the phases in order; return the peak of allocated bytes in each.
 
-    Counts as torch.cuda.max_memory_allocated does: all live tensors, those made before the phase
-    included, in the sizes that torch's allocator rounds them up to. Its cache is not counted, nor
-    what others take from the driver (NCCL, a CUDA context). Resets torch's peak statistics.
-    Garbage that Python has yet to collect counts as live: call gc.collect() before.
+    The value is that of torch.cuda.max_memory_allocated. It counts all live tensors, including
+    those created before the phase, with the rounded sizes of torch's allocator. It does not count
+    the allocator's cache or memory that NCCL and the CUDA context allocate. Torch's peak statistics
+    are reset.
+
+    Tensors in reference cycles count until Python collects them, so call gc.collect() before.
+
+    Args:
+        phases: functions to run, by name of the phase.
+        device: on a CPU the phases run and nothing is measured.
 
     Returns:
-        Bytes by name; nothing on a CPU, where the phases only run.
+        Bytes by name of the phase; {} on a CPU.
     """
     peaks = {}
     for name, fn in phases.items():

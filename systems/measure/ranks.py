@@ -1,4 +1,4 @@
-"""Start, synchronise and gather from the ranks of a benchmark under torchrun."""
+"""Process group, barrier and gather of objects for benchmarks that run under torchrun."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ from systems.parallel import process_group
 
 @contextlib.contextmanager
 def rank_process_group(backend: str, world_size: int) -> Iterator[torch.device]:
-    """Join `systems.parallel.process_group` and check its size; yields this rank's device.
+    """Join `systems.parallel.process_group` and check that it has `world_size` ranks.
+
+    Args:
+        backend: gloo or nccl.
+        world_size: expected number of ranks.
+
+    Yields:
+        The device of this rank.
 
     Raises:
-        RuntimeError: torchrun started another number of processes than `world_size`.
+        RuntimeError: if the process was not started by torchrun, if torchrun did not start
+            `world_size` processes, or if nccl has no GPU for this rank.
     """
     with process_group(backend) as device:
         started = dist.get_world_size()
@@ -31,14 +39,14 @@ def rank_process_group(backend: str, world_size: int) -> Iterator[torch.device]:
 
 
 def barrier(device: torch.device) -> None:
-    """Wait until all ranks are here and their GPUs are idle."""
+    """Wait until all ranks have called this and their GPUs are idle."""
     synchronize(device)
     dist.barrier()
     synchronize(device)
 
 
 def all_gather_objects(value: Any) -> list[Any]:
-    """Return the values of all ranks, in rank order; values are pickled. A collective."""
+    """Return the values of all ranks in rank order. Values are pickled. A collective."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

@@ -1,4 +1,4 @@
-"""List what a forward pass saves for backward: each storage once, with the line that saved it."""
+"""List the tensors that a forward pass saves for backward, with the source lines that save them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from systems.measure.source_lines import Source, calling_frames, source_of
 from systems.measure.state_memory import storage_address, storage_bytes
 
-# Operations that allocate nothing: their outputs are named after their inputs.
+# Operations that allocate nothing. Their outputs are attributed to the operation before them.
 _VIEWS = {
     "Alias", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split", "Squeeze", "T",
     "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View",
@@ -24,13 +24,15 @@ _LEAF = "torch::autograd::AccumulateGrad"
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A storage that the autograd graph keeps.
+    """A storage that the autograd graph keeps for backward.
 
     Attributes:
-        contributor: the operation that made it, views passed over; `input` for a leaf, `constant`
-            for what needs no gradient.
-        source: the line that saved it first.
-        weight_copy: True if it is a parameter in another dtype, as autocast makes them.
+        contributor: operation that created it, ignoring views; `input` for a leaf, `constant` for a
+            tensor that requires no gradient.
+        source: source line that saved it first.
+        shape, dtype: of the tensor that was saved first.
+        saved_bytes: size of the storage.
+        weight_copy: True if it is a copy of a parameter in another dtype, as autocast makes.
     """
 
     contributor: str
@@ -42,11 +44,12 @@ class SavedTensor:
 
 
 def saved_tensors(forward: Callable[[], object], excluded: Iterable[Tensor]) -> list[SavedTensor]:
-    """Return what `forward` saves, in order.
+    """Return the storages that `forward` saves for backward, in order, each once.
 
     Args:
-        forward: builds a graph, and keeps it.
-        excluded: tensors that exist anyway (parameters, buffers, inputs) and are not counted.
+        forward: function that runs a forward pass and keeps its autograd graph alive.
+        excluded: tensors that are not counted, because they exist anyway, such as parameters and
+            buffers.
     """
     existing = list(excluded)
     seen = {storage_address(tensor) for tensor in existing}
@@ -69,7 +72,7 @@ def saved_tensors(forward: Callable[[], object], excluded: Iterable[Tensor]) -> 
                     leaf is not None and storage_address(leaf) in weights,
                 )
             )
-        # Not with its history: an output that its own operation saves would keep itself alive.
+        # Detach: an output that its own operation saves would be in a reference cycle.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -80,17 +83,19 @@ def saved_tensors(forward: Callable[[], object], excluded: Iterable[Tensor]) -> 
 def block_report(
     forward: Callable[[Tensor], Tensor], block: torch.nn.Module, x: Tensor, top: int = 5
 ) -> dict[str, Any]:
-    """Report what one block saves for backward, and the bytes of its gradients.
+    """Report the tensors that a block saves for backward, and the size of its gradients.
 
     Args:
-        forward: applies the block as in training, under autocast say.
-        block: its parameters and buffers are not counted.
-        x: its input, which is counted if it is saved.
-        top: how many contributors to list.
+        forward: function that applies the block as in training, for example under autocast.
+        block: the block. Its parameters and buffers are not counted.
+        x: input of the block, which requires a gradient. It is counted if it is saved.
+        top: maximum number of contributors to list.
 
     Returns:
-        block_saved_bytes, and the largest of it in `block_saved`; block_weight_copies_bytes, the
-        parameters that autocast keeps in 16 bits; block_gradients_bytes, of parameters and input.
+        block_saved_bytes: saved tensors without copies of weights.
+        block_saved: the largest contributors to block_saved_bytes.
+        block_weight_copies_bytes: copies of parameters that autocast makes in 16 bits.
+        block_gradients_bytes: gradients of parameters and input.
     """
     outputs: list[Tensor] = []
     parameters = list(block.parameters())
@@ -119,7 +124,10 @@ def block_report(
 
 
 def _origin(tensor: Tensor) -> tuple[str, Tensor | None]:
-    """Return the operation that made the bytes, and the leaf they are a view or cast of, if any."""
+    """Return the operation that created a tensor's storage, and its leaf or None.
+
+    The leaf is the tensor of which this one is a view or a cast.
+    """
     node: Any = tensor.grad_fn
     if node is None:
         return "input" if tensor.requires_grad else "constant", None

@@ -1,4 +1,4 @@
-"""Find the source line of this project that a call came from, in a stack of Python frames."""
+"""Find the source line of this project that is responsible for a call, in a Python stack."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]  # unresolved, as frames name their files
+ROOT = Path(__file__).parents[2]  # symlinks not resolved, as in the file names of frames
 PROJECT = ROOT / "systems"  # the measured code, without the launcher
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of a stack."""
+    """One frame of a Python stack."""
 
     filename: str
     line: int
@@ -23,12 +23,13 @@ class Frame:
 
 @dataclass(frozen=True)
 class Source:
-    """The place of a call in the source.
+    """Source line of a call.
 
-    source: file, line and function, `systems/model.py:42 forward`.
-    code: the text of that line, which still identifies it when line numbers change.
-    called_at: the line of the project that called it: all Linears share a line, their callers
-        differ.
+    Attributes:
+        source: file, line and function, for example `systems/model.py:42 forward`.
+        code: text of the line, which identifies it even after line numbers have changed.
+        called_at: next line of this project up the stack. It tells apart the calls of a shared
+            line, such as that in Linear.forward.
     """
 
     source: str
@@ -37,7 +38,12 @@ class Source:
 
 
 def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
-    """Return the first frame inside the project, or the first of all; innermost frames first."""
+    """Return the innermost line of this project in a stack, or the innermost line if there is none.
+
+    Args:
+        frames: frames of the stack, innermost first.
+        root: folder of the project.
+    """
     stack = list(frames)
     if not stack:
         return Source("no Python frame", "", "")
@@ -62,7 +68,7 @@ def calling_frames() -> list[Frame]:
 
 
 def _place(frame: Frame, root: Path) -> str:
-    """Return file and line: relative to the project, or the last two names of another path."""
+    """Return `file:line`, with a path relative to the project or the last two parts of the path."""
     path = Path(frame.filename)
     inside = path.is_relative_to(root / PROJECT.name)
     shown = path.relative_to(root) if inside else Path(*path.parts[-2:])

@@ -10,21 +10,26 @@ from torch.distributed.tensor import DTensor
 
 
 def storage_bytes(tensors: Iterable[Tensor | None]) -> int:
-    """Bytes of the tensors' storages; one that several share counts once, None not at all."""
+    """Return the total bytes of the tensors' storages. A shared storage counts once, None as 0."""
     sizes = {storage_address(t): t.untyped_storage().nbytes() for t in tensors if t is not None}
     return sum(sizes.values())
 
 
 def storage_address(tensor: Tensor) -> int:
-    """Address of the tensor's storage, which tells two storages apart while both are alive."""
+    """Return the address of the tensor's storage, which is unique among live storages."""
     return tensor.untyped_storage().data_ptr()
 
 
 def state_bytes(
     parameters: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> dict[str, int]:
-    """Bytes of the parameters, of their gradients and of the optimizer's state; of a DTensor, of
-    this rank's part."""
+    """Return the bytes of parameters, gradients and optimizer state on this rank.
+
+    Of a DTensor only the shard of this rank is counted.
+
+    Returns:
+        weights_bytes, gradients_bytes and optimizer_state_bytes.
+    """
     weights = list(parameters)
     kinds: dict[str, Iterable[Tensor | None]] = {
         "weights_bytes": weights,

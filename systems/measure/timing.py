@@ -1,8 +1,9 @@
-"""Time one callable: warm up, flush the L2 cache, keep every sample.
+"""Time a function: warm up, call it repeatedly, and return the duration of every call.
 
-On a GPU, CUDA events measure the time while the host is ahead: the GPU is held back before each
-sample until all of its kernels have been launched, so launch overhead on the host, which varies
-with machine and load, is not included; `host_ms` measures it. On a CPU, `time.perf_counter` does.
+On a GPU, CUDA events measure the time. Before each call the L2 cache is flushed, and the GPU is
+kept busy until all kernels of the call have been launched (at most MAX_HOLD_MS). So the result does
+not include launch overhead on the host, which depends on the machine and its load. `host_ms`
+measures that overhead. On a CPU, `time.perf_counter` measures the time.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from collections.abc import Callable
 import torch
 
 MIN_SAMPLES, MAX_SAMPLES = 10, 100
-MAX_WARMUP = 1000
-HOLD = 3.0  # how long the GPU is held back, in multiples of the host's launch time
-MAX_HOLD_MS = 50.0
-CYCLES_PER_MS = 2_000_000  # at 2 GHz; a GPU with a slower clock is held back longer
+MAX_WARMUP = 1000  # maximum number of warm-up calls
+HOLD = 3.0  # how long the GPU is kept busy before a sample, as a multiple of the launch time
+MAX_HOLD_MS = 50.0  # maximum of that time, in milliseconds
+CYCLES_PER_MS = 2_000_000  # at 2 GHz; a GPU with a lower clock rate is kept busy longer
 Thunk = Callable[[], object]
 
 
@@ -29,14 +30,15 @@ def time_ms(
     warmup_ms: float = 25.0,
     measure_ms: float = 100.0,
 ) -> list[float]:
-    """Time calls of `fn`; return milliseconds of each.
+    """Time calls of `fn`; return the duration of each in milliseconds.
 
     Args:
-        fn: the function to time.
-        device: the device that it runs on.
-        before: called before each sample, untimed (to clear gradients, say).
-        warmup_ms: time to spend on warm-up calls; at least two are made.
-        measure_ms: time to spend on samples; at least 10 and at most 100 are taken.
+        fn: function to time.
+        device: device on which it runs.
+        before: function that is called before each sample and not timed, for example to clear
+            gradients.
+        warmup_ms: time for warm-up calls. At least two are made.
+        measure_ms: time for samples. At least 10 and at most 100 are taken.
     """
     if device.type != "cuda":
         _cpu_samples(fn, before, warmup_ms, 2, MAX_WARMUP)
@@ -51,7 +53,17 @@ def time_ms(
 def _cpu_samples(
     fn: Thunk, before: Thunk | None, budget_ms: float, fewest: int, most: int
 ) -> list[float]:
-    """Take samples until they add up to the budget; a busy machine would break an estimate."""
+    """Take samples until their sum reaches the budget.
+
+    The number of samples is not estimated from a few calls, because on a busy machine the estimate
+    would be wrong.
+
+    Args:
+        fn: function to time.
+        before: function that is called before each sample and not timed.
+        budget_ms: time for all samples, in milliseconds.
+        fewest, most: limits of the number of samples.
+    """
     samples: list[float] = []
     while len(samples) < fewest or (len(samples) < most and sum(samples) < budget_ms):
         if before is not None:
@@ -65,8 +77,11 @@ def _cpu_samples(
 def host_ms(
     fn: Thunk, device: torch.device, *, before: Thunk | None = None, calls: int = 10
 ) -> float:
-    """Return milliseconds until a call of `fn` returns, the median of `calls` after two warm-up
-    calls: on an idle GPU, the launch overhead on the host."""
+    """Return the milliseconds until a call of `fn` returns on the host, with an idle GPU.
+
+    On a GPU this is the launch overhead. The result is the median of `calls` calls after two
+    warm-up calls. `before` is called before each and not timed.
+    """
     samples = []
     for _ in range(calls + 2):
         if before is not None:
@@ -82,8 +97,11 @@ def host_ms(
 def wall_ms(
     fn: Thunk, device: torch.device, *, before: Thunk | None = None, calls: int = 50
 ) -> float:
-    """Return the latency of a synchronised call of `fn` in milliseconds, the median of `calls`
-    after ten warm-up calls."""
+    """Return the latency of a synchronized call of `fn` on a GPU, in milliseconds.
+
+    The result is the median of `calls` calls after ten warm-up calls. `before` is called before
+    each and not timed.
+    """
     samples = []
     for _ in range(calls + 10):
         if before is not None:
@@ -97,7 +115,10 @@ def wall_ms(
 
 
 def clock_ms(fn: Thunk, device: torch.device) -> float:
-    """Time one call by Python's clock, until the GPU has finished; the GPU must be idle before."""
+    """Return the milliseconds of one call with Python's clock, until the GPU has finished.
+
+    The GPU must be idle before the call.
+    """
     start = time.perf_counter()
     fn()
     synchronize(device)
@@ -105,7 +126,7 @@ def clock_ms(fn: Thunk, device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the GPU; does nothing on a CPU."""
+    """Wait until the GPU has finished all work; do nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -114,7 +135,7 @@ def _cuda_sampler(
     fn: Thunk, before: Thunk | None, device: torch.device, launch_ms: float
 ) -> Callable[[int], list[float]]:
     cycles = int(min(HOLD * launch_ms, MAX_HOLD_MS) * CYCLES_PER_MS)
-    # Writing four times the size of the L2 evicts what the last sample left there.
+    # Writing four times the size of the L2 cache evicts the data of the last sample.
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     flush = torch.empty(4 * max(l2_bytes, 1 << 24), dtype=torch.int8, device=device)
 

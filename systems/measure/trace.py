@@ -1,4 +1,4 @@
-"""Read torch.profiler's Chrome traces, and compute with spans of time."""
+"""Read the Chrome traces of torch.profiler; merge, add and subtract time spans."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 Event = Mapping[str, Any]
-Span = tuple[float, float]  # start and end, microseconds
-DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what runs on a GPU
+Span = tuple[float, float]  # start and end, in microseconds
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of events on a GPU
 
 
 def read_events(path: Path) -> list[Event]:
@@ -20,7 +20,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def by_category(events: Iterable[Event]) -> dict[str, list[Event]]:
-    """Group the complete events, those with a duration, by category."""
+    """Group the complete events (those with a duration) by category."""
     categories: dict[str, list[Event]] = {}
     for event in events:
         if event.get("ph") == "X":
@@ -29,7 +29,7 @@ def by_category(events: Iterable[Event]) -> dict[str, list[Event]]:
 
 
 def launches(categories: Mapping[str, Iterable[Event]]) -> dict[Any, Event]:
-    """Return the runtime and driver calls that launched work, by correlation id."""
+    """Return the CUDA runtime and driver calls that launched GPU work, by correlation id."""
     return {
         event["args"]["correlation"]: event
         for category in ("cuda_runtime", "cuda_driver")
@@ -39,12 +39,12 @@ def launches(categories: Mapping[str, Iterable[Event]]) -> dict[Any, Event]:
 
 
 def span(event: Event) -> Span:
-    """Return start and end of an event."""
+    """Return start and end of an event, in microseconds."""
     return float(event["ts"]), float(event["ts"] + event["dur"])
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return the same time as sorted spans that do not overlap."""
+    """Return sorted spans without overlaps that cover the same time."""
     result: list[Span] = []
     for start, end in sorted(spans):
         if result and start <= result[-1][1]:
@@ -55,12 +55,12 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def total(spans: Iterable[Span]) -> float:
-    """Return the length of time that the spans cover, overlaps counted once."""
+    """Return the total time that the spans cover. Overlaps count once."""
     return sum(end - start for start, end in merged(spans))
 
 
 def without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
-    """Return the time of `spans` that no span in `taken` covers."""
+    """Return the parts of `spans` that no span in `taken` covers."""
     result: list[Span] = []
     holes = merged(taken)
     first = 0

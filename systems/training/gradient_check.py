@@ -1,14 +1,15 @@
-"""Check a training's loss and gradients against the same weights in float64.
+"""Check the loss and gradients of a training against float64 with the same weights.
 
-Each matrix's gradient g is compared with the exact e by two numbers: `gradient`, |g - e| / |e|,
-which finds any error, and `slope`, |<g - e, e>| / <e, e>, which rounding hardly changes, so that a
-gradient a few percent too long or too short shows even in bfloat16. Exact gradients are computed
-one block at a time: no more than one block is in float64 at once.
+The gradient g of each parameter is compared with the float64 gradient e by two errors:
+    gradient    |g - e| / |e|, which finds any kind of error
+    slope       |<g - e, e>| / <e, e>, the error along e. Rounding hardly changes it, so it shows
+                even in bfloat16 that a gradient is a few percent too long or too short.
+Float64 gradients are computed block by block, so that only one block is in float64 at a time.
 
-The check uses the initial weights: after some steps on one batch the gradient is a small difference
-of large terms, and rounding alone can change its direction (48 blocks in bfloat16 after 15 steps:
-by half its length). It comes after the timing, which must see a cold start where warm-up is
-studied.
+The check uses the initial weights. After several steps on one batch the gradient is a small
+difference of large terms, and rounding alone can change it a lot: with 48 blocks in bfloat16, after
+15 steps, by half of its norm. The check runs after the timing, because benchmarks of warm-up must
+time a cold start.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from systems.kernels.flash_attention import naive
 from systems.model import TransformerLM, cross_entropy
 from systems.training.training import Training, new_model
 
-# About four times the rounding error of the worst parameter of 3 to 48 blocks (slope: two). 2.7b on
-# an H200 reaches a twentieth of it in float32, and a tenth with bf16 copies of master weights.
+# Maximum relative errors: about four times (slope: two times) the error that rounding causes in the
+# worst parameter of models with 3 to 48 blocks.
 TOLERANCE = {
     "fp32": {"loss": 1e-5, "gradient": 1e-4, "slope": 1e-4},
     "tf32": {"loss": 1e-3, "gradient": 2e-2, "slope": 1e-2},
@@ -34,24 +35,29 @@ TOLERANCE = {
     "bf16_pure": {"loss": 1e-2, "gradient": 2e-1, "slope": 4e-2},
     "bf16_master": {"loss": 1e-2, "gradient": 2e-1, "slope": 4e-2},
 }
-# Matrices stacked in one parameter are checked separately: q's share of the gradient can be small.
+# Parameters that stack several matrices. Each matrix is checked separately, because the gradient of
+# q, for example, can be small compared with those of the others.
 _PARTS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-# A part with less than this share of its parameter's gradient is compared with this share of it:
-# the gradients of q and k are zero for a single token.
+# Smallest norm by which the error of a matrix is divided, as a share of the norm of its parameter's
+# gradient. The gradients of q and k can be zero: they are with a single token.
 _LEAST_SHARE = 0.03
 
 
 def check_training(training: Training) -> dict[str, float]:
-    """Return relative errors at the initial weights: of the loss, and the worst parameter's
-    gradient and slope. Resets the weights and clears the optimizer's state.
+    """Check one forward and backward at the initial weights against float64.
+
+    Resets the training's weights to their initial values and clears the optimizer state.
+
+    Returns:
+        The relative error `loss`, and the largest errors `gradient` and `slope` of all parameters.
 
     Raises:
-        WrongOutput: an error is above the precision's tolerance, a parameter has no
-            gradient, or the training's last loss is not a number.
+        WrongOutput: if an error is above TOLERANCE of the precision, a parameter has no gradient,
+            or the last loss of the training is not finite.
     """
     last = training.loss.item()
     if not math.isfinite(last):
-        raise WrongOutput(f"the last loss is {last}")
+        raise WrongOutput(f"the last loss must be finite, got {last}")
     training.zero_grad()
     training.optimizer.state.clear()
     _load_first_weights(training)
@@ -59,7 +65,7 @@ def check_training(training: Training) -> dict[str, float]:
     training.backward()
     missing = [name for name, p in training.model.named_parameters() if p.grad is None]
     if missing:
-        raise WrongOutput(f"no gradient: {', '.join(missing)}")
+        raise WrongOutput(f"backward computed no gradient for {', '.join(missing)}")
     loss = training.loss.item()
     training.loss = training.loss.detach()
     scale = training.scaler.get_scale() if training.scaler.is_enabled() else 1.0
@@ -68,7 +74,7 @@ def check_training(training: Training) -> dict[str, float]:
     wrong: list[str] = []
 
     def hold(name: str, what: str, error: float) -> None:
-        if not error <= limits[name]:  # NaN is not
+        if not error <= limits[name]:  # true for NaN, too
             wrong.append(f"{what} {error:.2e} (at most {limits[name]:.0e})")
         worst[name] = max(worst[name], error)
 
@@ -91,7 +97,7 @@ def check_training(training: Training) -> dict[str, float]:
     if wrong:
         more = f", and {len(wrong) - 6} more" if len(wrong) > 6 else ""
         raise WrongOutput(
-            f"relative error of {training.params.precision} against float64: "
+            f"relative error of {training.params.precision} against float64 is too large: "
             f"{', '.join(wrong[:6])}{more}"
         )
     return worst
@@ -101,12 +107,16 @@ def check_training(training: Training) -> dict[str, float]:
 def _load_first_weights(training: Training) -> None:
     first = new_model(training.params, training.device, naive)
     for weight, begin in zip(training.model.parameters(), first.parameters(), strict=True):
-        weight.copy_(begin)  # in place: CUDA graphs read this address
+        weight.copy_(begin)  # in place, because CUDA graphs read this address
 
 
 def _exact(training: Training) -> Iterator[tuple[str, Tensor | None, Tensor]]:
-    """Yield ("loss", None, the exact loss), then (name, given gradient, exact gradient) of each
-    parameter, from the last to the first."""
+    """Compute the float64 loss and gradients at the training's weights.
+
+    Yields:
+        ("loss", None, float64 loss), then (name, training's gradient, float64 gradient) of each
+        parameter, from the last layer to the first.
+    """
     model = training.model
     one_block = training.params.model_copy(update={"num_layers": 1})
     exact: TransformerLM = new_model(one_block, torch.device("meta"), naive).double()

@@ -1,4 +1,4 @@
-"""Check a parallel training against one process that trains on the batches of all ranks."""
+"""Check a data-parallel training against a single process that uses the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -14,32 +14,38 @@ from systems.measure.ranks import all_gather_objects
 from systems.training.parallel_training import ParallelTraining, rank_batch
 
 CHECK_STEPS = 3
-# `gradient` is the worst parameter's relative error. `weights` is the root mean square of the
-# difference, as a share of lr * steps, about the most that AdamW moves a weight: its first steps
-# are the gradient's sign, which rounding turns where it is near zero, and how often it does grows
-# with the rounding. Some ten times what was seen on a CPU; weights that are not trained are off by
-# 0.6 to 1, gradients that are summed and not averaged by 1.
+# Maximum errors, about ten times those seen on a CPU. `loss` and `gradient` are relative errors,
+# `gradient` that of the worst parameter.
+# `weights` is the root mean square of the difference, divided by lr * CHECK_STEPS, which is about
+# the largest change that AdamW can make to a weight. The first steps of AdamW are close to lr times
+# the sign of the gradient, and rounding can flip the sign of a gradient near zero. So this error is
+# large, and it grows with the rounding error. For comparison: weights that are not updated have an
+# error of 0.6 to 1, and gradients that two ranks sum instead of average have an error of 1.
 TOLERANCE = {
     "fp32": {"loss": 1e-5, "gradient": 1e-4, "weights": 5e-2},
     "tf32": {"loss": 1e-3, "gradient": 2e-2, "weights": 0.2},
     "bf16": {"loss": 5e-3, "gradient": 5e-2, "weights": 0.3},
     "bf16_master": {"loss": 1e-2, "gradient": 0.1, "weights": 0.3},
 }
-MAX_NAMES = 6  # in a message
+MAX_NAMES = 6  # most names listed in a message
 GradientsOf = Callable[[ParallelTraining], Iterator[tuple[str, Tensor]]]
 WeightsOf = Callable[[ParallelTraining], Mapping[str, Tensor]]
 
 
 def local_gradients(training: ParallelTraining) -> Iterator[tuple[str, Tensor]]:
-    """Yield the gradients of a wrapper that does not shard them, by name."""
+    """Yield (name, gradient) of a wrapper that does not shard gradients.
+
+    Raises:
+        WrongOutput: if a parameter has no gradient.
+    """
     for name, parameter in training.model.named_parameters():
         if parameter.grad is None:
-            raise WrongOutput(f"no gradient: {name}")
+            raise WrongOutput(f"backward computed no gradient for {name}")
         yield name, parameter.grad
 
 
 def local_weights(training: ParallelTraining) -> Mapping[str, Tensor]:
-    """Return the weights of a wrapper that does not shard them, by name."""
+    """Return the weights by name, of a wrapper that does not shard them."""
     return {name: p.detach() for name, p in training.model.named_parameters()}
 
 
@@ -50,20 +56,24 @@ def check_parallel(
     weights_of: WeightsOf = local_weights,
     expected_weights_of: WeightsOf = local_weights,
 ) -> dict[str, float]:
-    """Train CHECK_STEPS and compare with `alone`, which trains on the batches of all ranks. Both
-    must be at their first weights. A collective.
+    """Train both for CHECK_STEPS steps and compare them. A collective.
 
     Args:
-        gradients_of: unsharded gradients by name in the model, after synchronize_gradients.
-        weights_of: unsharded weights, likewise.
-        expected_weights_of: the weights of `alone`.
+        training: the data-parallel training, with its initial weights.
+        alone: the same training without communication, with its initial weights. It trains on the
+            batches of all ranks.
+        gradients_of: function that yields the unsharded gradients of `training` with their names in
+            the model. It is called after synchronize_gradients.
+        weights_of: function that returns the unsharded weights of `training` by name.
+        expected_weights_of: function that returns the weights of `alone` by name.
 
     Returns:
-        The worst errors of any step: loss, gradient and weights, as TOLERANCE has them.
+        The errors described at TOLERANCE: the largest `loss` and `gradient` of all steps on this
+        rank, and `weights` after the last step.
 
     Raises:
-        WrongOutput: on all ranks: an error is above TOLERANCE, or ranks differ in any bit of any
-            weight.
+        WrongOutput: on all ranks, if an error is above TOLERANCE on any rank, or if any weight
+            differs from that of rank 0 in any bit.
     """
     params = alone.params
     rank_tokens = alone.tokens, alone.targets
@@ -82,7 +92,7 @@ def check_parallel(
 def _step_errors(
     training: ParallelTraining, alone: ParallelTraining, gradients_of: GradientsOf
 ) -> dict[str, float]:
-    """Take one step of both; relative errors of this rank's loss and of the worst gradient."""
+    """Take one step of both; return the relative errors of this rank's loss and worst gradient."""
     world_size, rank = dist.get_world_size(), dist.get_rank()
     expected_loss = 0.0
     for other in range(world_size):
@@ -108,7 +118,7 @@ def _step_errors(
 
 
 def _worse(worst: float, error: float) -> float:
-    """Return the larger one, or NaN if either is NaN: max() would lose it."""
+    """Return the larger error, or NaN if one of them is NaN, which max() could drop."""
     return worst if error <= worst or math.isnan(worst) else error
 
 
@@ -121,7 +131,7 @@ def _root_mean_square_difference(
 
 
 def _different(weights: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of weights that differ in any bit from rank 0's. A collective."""
+    """Return the names of the weights that differ from rank 0 in any bit. A collective."""
     different = []
     for name, tensor in weights.items():
         mine = tensor.contiguous().view(-1).view(torch.uint8)
@@ -135,19 +145,22 @@ def _different(weights: Mapping[str, Tensor]) -> list[str]:
 def _raise_problems(
     errors: Mapping[str, float], limits: Mapping[str, float], different: list[str]
 ) -> None:
-    """Raise WrongOutput on all ranks with the problems of each. A collective."""
+    """Raise WrongOutput on all ranks if any rank has a problem. A collective.
+
+    The message lists the problems of all ranks.
+    """
     problems = []
     wrong = [
         f"{name} {error:.2e} (at most {limits[name]:.0e})"
         for name, error in errors.items()
-        if not error <= limits[name]  # NaN is not
+        if not error <= limits[name]  # true for NaN, too
     ]
     if wrong:
-        problems.append(f"against one process on all batches: {', '.join(wrong)}")
+        problems.append(f"error against one process on all batches: {', '.join(wrong)}")
     if different:
         left = len(different) - MAX_NAMES
         more = f", and {left} more" if left > 0 else ""
-        problems.append(f"not the same on all ranks: {', '.join(different[:MAX_NAMES])}{more}")
+        problems.append(f"weights differ from rank 0: {', '.join(different[:MAX_NAMES])}{more}")
     by_rank = all_gather_objects(problems)
     if any(by_rank):
         raise WrongOutput("; ".join(f"rank {r}: {p}" for r, ps in enumerate(by_rank) for p in ps))

@@ -1,4 +1,4 @@
-"""Time and profile steps of parallel trainings: alternating rounds, a timeline of each rank."""
+"""Time data-parallel trainings in alternating rounds, and profile and draw their steps."""
 
 from __future__ import annotations
 
@@ -26,10 +26,18 @@ PROFILED_STEPS = 3
 def alternating_rounds(
     trainings: Mapping[str, ParallelTraining], rounds: int, steps: int, warmup_steps: int = 0
 ) -> dict[str, list[float]]:
-    """Time rounds of the trainings in turn; milliseconds per step, one sample per round, by name.
+    """Time the trainings in turn, round by round, with Python's clock. A collective.
 
-    A round is `steps` steps in a row by Python's clock: all ranks start together, and it ends when
-    this rank's GPU has finished.
+    In a round all ranks start together. It ends when this rank's GPU is idle.
+
+    Args:
+        trainings: trainings by name.
+        rounds: number of rounds of each training.
+        steps: consecutive steps in a round.
+        warmup_steps: untimed steps of each training before the first round.
+
+    Returns:
+        Mean time of a step in each round, in milliseconds, by name.
     """
     samples: dict[str, list[float]] = {name: [] for name in trainings}
     for training in trainings.values():
@@ -72,20 +80,31 @@ def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
 def draw_timeline(
     panels: Mapping[str, Sequence[StepTimeline]], params: ParallelParams, device: torch.device
 ) -> None:
-    """Draw steps of all ranks into timeline.png among the run's artifacts, on rank 0."""
+    """Draw one step of every rank into the artifact timeline.png; does nothing except on rank 0.
+
+    Args:
+        panels: timelines of all ranks in rank order, by name of the strategy.
+        params: parameters that the title shows.
+        device: device of this rank.
+    """
     if dist.get_rank() != 0:
         return
-    where = torch.cuda.get_device_name() if device.type == "cuda" else "processors, Gloo"
-    size = f"{params.size}, batch {params.batch_size} a rank, {params.precision}"
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, Gloo"
+    size = f"{params.size}, batch {params.batch_size} per rank, {params.precision}"
     path = artifacts_folder() / "timeline.png"
     draw_steps(panels, f"A training step of {size}; {where}", path)
 
 
 def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:
-    """Return the medians, in milliseconds, of one rank's samples: train_step, alone, communication
-    and exposed.
+    """Return the medians of one rank's samples, in milliseconds, and overlap_share.
 
-    overlap_share: the part of the profiled communication that overlaps computation.
+    Args:
+        samples: milliseconds of the phases train_step, alone, communication and exposed.
+
+    Returns:
+        train_step_ms, alone_ms, profiled_communication_ms and profiled_exposed_ms; and
+        overlap_share, the part of the profiled communication that overlaps with computation. It is
+        missing if there is no communication.
     """
     middle = {name: statistics.median(ms) for name, ms in samples.items()}
     facts = {
@@ -100,7 +119,13 @@ def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def exposed_facts(facts: Mapping[str, float]) -> dict[str, float]:
-    """Return what communication adds to a step, from `step_facts`, where the step alone computes as
-    much: exposed_ms, and communication_share, its share of the step."""
+    """Return the time that communication adds to a step, from the result of `step_facts`.
+
+    This is valid only if `alone` does the same computation as train_step.
+
+    Returns:
+        exposed_ms: train_step_ms - alone_ms.
+        communication_share: exposed_ms as a share of train_step_ms.
+    """
     exposed = facts["train_step_ms"] - facts["alone_ms"]
     return {"exposed_ms": exposed, "communication_share": exposed / facts["train_step_ms"]}

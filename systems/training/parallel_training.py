@@ -1,12 +1,12 @@
-"""Train a Transformer on several ranks, each with its own batch.
+"""Train a Transformer data-parallel, each rank on a separate batch.
 
 training = ParallelTraining(params, device, rank, wrap=NaiveDDP)
-alone = ParallelTraining(params, device, rank)  # communicates nothing
+alone = ParallelTraining(params, device, rank)  # without communication
 errors = check_parallel(training, alone)
 samples = alternating_rounds({"train_step": training, "alone": alone}, rounds=5, steps=10)
 
-A step of `training` is timed against one of `alone` (`parallel_timing`), and its result is checked
-against it (`parallel_check`).
+`alone` is the reference: `parallel_check` compares the results of `training` with it, and
+`parallel_timing` the time of a step.
 """
 
 from __future__ import annotations
@@ -28,15 +28,21 @@ MakeOptimizer = Callable[..., Any]  # (parameters) -> Optimizer
 
 
 class ParallelTraining(Training):
-    """A Training on one rank's batch. All ranks start from the same weights.
+    """Training of one rank. All ranks start with the same weights.
 
     Args:
-        rank: the rank whose batch it trains on.
-        wrap: makes the model data parallel; without it nothing is communicated.
-        make_optimizer: makes the optimizer of the wrapped model's parameters; by default the one
-            that params names.
-        autocasts: False where the wrapper casts by itself, instead of the autocast that the
-            precision asks for.
+        params: model, precision, mode and optimizer.
+        device: device of this rank.
+        rank: rank whose batch it trains on.
+        wrap: function that returns the model in a data-parallel wrapper. None trains the model
+            without communication.
+        make_optimizer: function that returns an optimizer for the parameters of the wrapped model.
+            None uses the optimizer of `params`. It is ignored without `wrap`.
+        autocasts: whether forward runs under the autocast of the precision. False for wrappers that
+            cast weights and inputs themselves.
+
+    Raises:
+        Unsupported: if the device does not support the parameters.
     """
 
     def __init__(
@@ -71,12 +77,15 @@ class ParallelTraining(Training):
             self.loss = self.cross_entropy(self.wrapper(self.tokens), self.targets)
 
     def synchronize_gradients(self) -> None:
-        """Finish the averaging of this project's wrappers; torch's finish it in backward."""
+        """Finish averaging the gradients, if the wrapper is one of this project's.
+
+        Torch's wrappers finish in backward.
+        """
         if self._finish is not None:
             self._finish()
 
     def step_keeping_gradients(self) -> None:
-        """Run a step without `zero_grad`."""
+        """Run one step without `zero_grad`."""
         self.forward()
         self.backward()
         self.synchronize_gradients()
@@ -88,5 +97,5 @@ class ParallelTraining(Training):
 
 
 def rank_batch(params: ParallelParams, device: torch.device, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the batch of a rank: tokens and targets."""
+    """Return tokens and targets of a rank, each of shape (batch_size, context_length)."""
     return batch(params.model_copy(update={"seed": params.seed + 1 + rank}), device)

@@ -1,4 +1,4 @@
-"""Parameters that all benchmarks of the Transformer share. No torch."""
+"""Parameters shared by all Transformer benchmarks. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -17,77 +17,82 @@ Size = Literal[*MODEL_SIZES]  # type: ignore[valid-type]
 
 
 class TransformerParams(BenchmarkParams):
-    """The Transformer and how it is trained.
+    """Size of a TransformerLM and how it is trained."""
 
-    precision:
-        fp32         everything in float32, matmuls without tensor cores
-        tf32         the same, matmuls in TF32 on tensor cores
-        bf16, fp16   float32 weights under autocast; fp16 with a scaled loss
-        bf16_pure    weights, gradients and optimizer state in bf16
-        bf16_master  bf16 matrices and their gradients; float32 master weights, gains of norms and
-                     optimizer state
-    mode: eager; compiled (model and loss as one torch.compile); compiled_blocks (each block).
-    cuda_graph: forward, backward and optimizer are captured once and replayed.
-    optimizer: torch (AdamW, fused) or fused (`systems.kernels.adamw`).
-    checkpointing: none, every_k (checkpoint_every blocks at a time), nested or selective.
-    """
-
-    size: Size
-    context_length: Positive
-    batch_size: Positive = 4
-    vocab_size: Annotated[int, Field(ge=2)] = 10_000  # with one token every loss is zero
-    # Where given, instead of the size's own:
-    d_model: Positive | None = None
-    d_ff: Positive | None = None
-    num_layers: Positive | None = None
-    num_heads: Positive | None = None
+    size: Size  # name in `systems.accounting.MODEL_SIZES`
+    context_length: Positive  # tokens per sequence
+    batch_size: Positive = 4  # sequences per step (per rank, if there are several)
+    # Vocabulary size, in tokens. At least 2: with a single token every loss is zero.
+    vocab_size: Annotated[int, Field(ge=2)] = 10_000
+    # The next four replace a dimension of `size`. None keeps the dimension of `size`.
+    d_model: Positive | None = None  # width of the residual stream
+    d_ff: Positive | None = None  # width of the feed-forward layer
+    num_layers: Positive | None = None  # number of blocks
+    num_heads: Positive | None = None  # attention heads per block
+    # Numeric formats:
+    #   fp32         everything in float32; matmuls do not use tensor cores
+    #   tf32         as fp32, but matmuls use TF32 on tensor cores
+    #   bf16, fp16   float32 weights, autocast to this dtype; fp16 with loss scaling
+    #   bf16_pure    weights, gradients and optimizer state in bf16
+    #   bf16_master  matrices and their gradients in bf16; master weights, gains of norms and
+    #                optimizer state in float32. Needs optimizer: fused
     precision: accounting.Precision = "fp32"
+    # eager; compiled (torch.compile of model and loss together); compiled_blocks (torch.compile of
+    # each block, the final norm and the loss).
     mode: Literal["eager", "compiled", "compiled_blocks"] = "eager"
+    # Capture forward, backward and the optimizer step as CUDA graphs, and replay them in each step.
     cuda_graph: bool = False
-    attention: AttentionName = "naive"
+    attention: AttentionName = "naive"  # name in `systems.kernels.flash_attention.ATTENTIONS`
+    # torch (torch.optim.AdamW with fused=True) or fused (`systems.kernels.adamw.FusedAdamW`).
     optimizer: Literal["torch", "fused"] = "torch"
-    lr: Annotated[float, Field(gt=0)] = 1e-4
+    lr: Annotated[float, Field(gt=0)] = 1e-4  # learning rate
+    # Activation checkpointing: none, or a policy of `systems.checkpointing`. every_k saves the
+    # input of every checkpoint_every-th block.
     checkpointing: Literal["none", "every_k", "nested", "selective"] = "none"
-    checkpoint_every: Positive = 1
-    seed: int = 0
+    checkpoint_every: Positive = 1  # blocks; only with checkpointing: every_k
+    seed: int = 0  # seed of the initial weights and of the batch
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> TransformerParams:
         size = self.model_size
         if size.d_model % size.num_heads:
             raise ValueError(
-                f"d_model {size.d_model} is not divisible by num_heads {size.num_heads}"
+                "d_model must be divisible by num_heads, got "
+                f"d_model {size.d_model} and num_heads {size.num_heads}"
             )
         if (size.d_model // size.num_heads) % 2:
             raise ValueError(
-                f"head_dim {size.d_model // size.num_heads} (d_model {size.d_model} / num_heads "
-                f"{size.num_heads}) is odd; RoPE rotates pairs"
+                "head_dim must be even, because RoPE rotates pairs of elements, got "
+                f"{size.d_model // size.num_heads} (d_model {size.d_model} / num_heads "
+                f"{size.num_heads})"
             )
         if self.precision == "bf16_master" and self.optimizer != "fused":
             raise ValueError(
-                "precision bf16_master keeps its master weights in optimizer: fused, "
-                f"not {self.optimizer}"
+                "precision: bf16_master needs optimizer: fused, which keeps the master weights, "
+                f"got optimizer: {self.optimizer}"
             )
         if self.precision == "fp16" and self.optimizer == "fused" and self.cuda_graph:
             raise ValueError(
-                "precision fp16 skips a step whose gradients overflow; under cuda_graph optimizer: "
-                "torch decides that on the GPU, fused would have to ask the CPU"
+                "precision: fp16 with cuda_graph needs optimizer: torch, got optimizer: fused. "
+                "A step whose gradients overflow must be skipped, and in a CUDA graph only "
+                "optimizer: torch can do so, because it makes the decision on the GPU"
             )
         if self.checkpoint_every != 1 and self.checkpointing != "every_k":
             raise ValueError(
-                f"checkpoint_every {self.checkpoint_every} is of checkpointing: every_k, not "
-                f"{self.checkpointing}"
+                "checkpoint_every is allowed only with checkpointing: every_k, got "
+                f"checkpoint_every {self.checkpoint_every} with checkpointing: {self.checkpointing}"
             )
         if self.checkpointing == "selective" and self.mode == "compiled_blocks":
             raise ValueError(
-                "checkpointing selective tells operations apart, and a compiled block writes its "
-                "products into buffers that cannot be kept: valid are mode: eager and compiled"
+                "checkpointing: selective needs mode: eager or mode: compiled, got mode: "
+                "compiled_blocks. The policy saves the outputs of single operations, and a "
+                "compiled block writes them into buffers that cannot be saved"
             )
         return self
 
     @property
     def model_size(self) -> TransformerSize:
-        """The named size, with what is given replaced."""
+        """Dimensions of `size`, with those replaced that are given as separate parameters."""
         own = {"vocab_size": self.vocab_size}
         for name in ("d_model", "d_ff", "num_layers", "num_heads"):
             given = getattr(self, name)
@@ -97,13 +102,15 @@ class TransformerParams(BenchmarkParams):
 
     @property
     def attention_kind(self) -> accounting.Attention:
-        """Accounting's class of the attention, by whether and how scores are kept. `sdpa`, for
-        which torch chooses, is a fused one."""
+        """Class of the attention in `systems.accounting`: how it saves the scores for backward.
+
+        `sdpa`, where torch chooses the kernel, counts as fused.
+        """
         kinds: dict[str, accounting.Attention] = {"naive": "materialised", "sdpa_math": "math"}
         return kinds.get(self.attention, "fused")
 
     def counts(self, phases: Iterable[str]) -> dict[str, dict[str, int]]:
-        """Return `flops` and `tokens` of phases, as in a record; an optimizer has no FLOPs."""
+        """Return `flops` and `tokens` of a step by phase; the optimizer has tokens but no FLOPs."""
         point = (self.model_size, self.batch_size, self.context_length)
         return {
             "flops": {

@@ -1,4 +1,4 @@
-"""Time training steps: phase by phase with Python's clock, and whole steps in a row."""
+"""Time training steps phase by phase with Python's clock, or as whole consecutive steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Phases = dict[str, Callable[[], None]]
 
 
 def phases_of(training: Training, passes: Phase = "train_step") -> Phases:
-    """Return the phases of `passes`, in order."""
+    """Return the functions of the phases that belong to `passes`, in order, by name."""
     phases = {
         "forward": training.forward,
         "backward": training.backward,
@@ -26,7 +26,7 @@ def phases_of(training: Training, passes: Phase = "train_step") -> Phases:
 
 
 def timed_steps(training: Training, phases: Phases, count: int) -> Iterator[dict[str, float]]:
-    """Yield milliseconds by phase for each step; gradients are freed in between."""
+    """Run `count` steps; yield the milliseconds of each phase after freeing the gradients."""
     for _ in range(count):
         times = {name: clock_ms(fn, training.device) for name, fn in phases.items()}
         training.zero_grad()
@@ -34,7 +34,7 @@ def timed_steps(training: Training, phases: Phases, count: int) -> Iterator[dict
 
 
 def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Return the samples of each phase, and of forward and backward together."""
+    """Return the samples of each phase, and their sum for forward and backward."""
     samples = {name: [times[name] for times in steps] for name in steps[0]}
     if "backward" in samples:
         both = zip(samples["forward"], samples["backward"], strict=True)
@@ -43,11 +43,11 @@ def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
 
 
 def steps_ms(training: Training, count: int) -> list[float]:
-    """Time steps in a row: milliseconds from the end of one to the end of the next."""
+    """Time consecutive steps; return milliseconds from the end of one to the end of the next."""
     if training.device.type != "cuda":
         return [clock_ms(training.step, training.device) for _ in range(count)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    training.step()  # the host must be ahead of the GPU in the first sample, too
+    training.step()  # so that the host is ahead of the GPU in the first sample, too
     for i, event in enumerate(events):
         if i:
             training.step()

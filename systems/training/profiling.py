@@ -1,4 +1,4 @@
-"""Profile training steps: torch.profiler's set-up, and ranges that it and Nsight Systems show."""
+"""Set up torch.profiler for training steps, and annotate ranges for it and Nsight Systems."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _SCORES, _SOFTMAX, _OUTPUT = ATTENTION_RANGES
 
 
 def step_profiler(device: torch.device, trace: Path, steps: int) -> torch.profiler.profile:
-    """Return a profiler of `steps` steps, after one that it discards, into a Chrome trace. Call its
-    `step()` after each step."""
+    """Return a profiler that discards one step, records `steps` steps and writes a Chrome trace.
+
+    Call its `step()` after each step.
+    """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -35,14 +37,14 @@ def step_profiler(device: torch.device, trace: Path, steps: int) -> torch.profil
 
 @contextlib.contextmanager
 def annotated(name: str) -> Iterator[None]:
-    """Open a range for torch.profiler (record_function) and for nsys (NVTX)."""
+    """Annotate a range for torch.profiler (record_function) and for nsys (NVTX)."""
     nvtx = torch.cuda.nvtx.range(name) if torch.cuda.is_available() else contextlib.nullcontext()
     with nvtx, torch.profiler.record_function(name):
         yield
 
 
 def annotated_naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """Compute `systems.kernels.flash_attention.naive`, its three parts in a range each."""
+    """Compute `systems.kernels.flash_attention.naive`, with each of its three parts in a range."""
     with annotated(_SCORES):
         scores = masked_scores(q, k, is_causal)
     with annotated(_SOFTMAX):
@@ -52,8 +54,11 @@ def annotated_naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
 
 
 def has_attention_ranges(params: TransformerParams) -> bool:
-    """Return True if attention's parts can be annotated: a fused one has none, compiled or replayed
-    code skips the Python annotations, and recomputation would count as part of forward."""
+    """Return True if the parts of attention can be annotated.
+
+    Fused attention has no separate parts, compiled code and replayed graphs skip Python
+    annotations, and recomputation in backward would be counted as forward.
+    """
     eager = params.mode == "eager" and not params.cuda_graph
     return params.attention == "naive" and eager and params.checkpointing == "none"
 
@@ -67,8 +72,10 @@ def annotate_attention(training: Training) -> None:
 
 
 def annotated_step(training: Training, phases: Phases) -> dict[str, float]:
-    """Run one step, each phase in a range, with the GPU idle at both ends of each, so that all work
-    in a range belongs to it. Returns milliseconds by phase."""
+    """Run one step with each phase in a range; return the milliseconds of each phase.
+
+    The GPU is idle at both ends of a range, so all GPU work in a range belongs to its phase.
+    """
     times = {}
     for name, fn in phases.items():
         with annotated(name):

@@ -1,4 +1,4 @@
-"""Train a Transformer phase by phase, in any precision and mode, on one fixed batch.
+"""Train a Transformer on one fixed batch, phase by phase, in any precision and mode.
 
 training = make_training(params, device)
 training.forward(); training.backward(); training.optimizer_step(); training.zero_grad()
@@ -22,18 +22,19 @@ from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
 from systems.model import TransformerLM, cross_entropy
 from systems.training.params import TransformerParams
 
-_AUTOCAST = ("bf16", "fp16")  # the precisions that run under autocast
-# Steps before a capture: cuBLAS, autotuning and lazy loading allocate in the first.
+_AUTOCAST = ("bf16", "fp16")  # precisions that run under autocast
+# Steps before a graph capture. In the first, cuBLAS, autotuning and lazy loading allocate memory,
+# which must not happen during the capture.
 _GRAPH_WARMUP = 2
 BETAS = (0.9, 0.95)
 
 
 @contextlib.contextmanager
 def tf32_matmuls(allowed: bool) -> Iterator[None]:
-    """Allow or forbid TF32 in float32 matmuls on CUDA; the former setting is restored at the end.
+    """Allow or forbid TF32 in float32 matmuls on CUDA; restore the previous setting at the end.
 
-    torch.compile guards on the setting, and a CUDA graph keeps the kernels that were chosen under
-    it: enter this around tracing and capture as well as around what runs.
+    Use it not only around execution but also around compilation and graph capture: torch.compile
+    guards on the setting, and a CUDA graph keeps the kernels that were chosen under it.
     """
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -44,15 +45,15 @@ def tf32_matmuls(allowed: bool) -> Iterator[None]:
 
 
 class Training:
-    """One fixed batch and the three phases of a step on it.
+    """A model, its optimizer and one fixed batch, with a method for each phase of a step.
 
     Args:
-        params: the model, and how it is trained.
-        device: where.
-        attention: used instead of the one that params names.
+        params: model, precision, mode and optimizer.
+        device: device of model and batch.
+        attention: attention function to use instead of `params.attention`.
 
     Raises:
-        Unsupported: this device cannot do what is asked; the message says why.
+        Unsupported: if the device does not support the parameters; the message says why.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Training:
         self.optimizer = _optimizer(params, self.model, master)
         self.scaler = torch.amp.GradScaler(device.type, enabled=params.precision == "fp16")
         self.loss = torch.zeros((), device=device)
-        self.preparing_seconds = 0.0  # compiling and capturing, before the first step
+        self.preparing_seconds = 0.0  # time for warm-up and graph capture in the constructor
         self._loss_fn = _loss_function(params, self.model)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -77,16 +78,16 @@ class Training:
         precision = self.params.precision
         if precision not in _AUTOCAST:
             return contextlib.nullcontext()
-        # A graph would not replay a cast that was cached before the capture.
+        # A CUDA graph would not replay a cast that autocast cached before the capture.
         cached = not self.params.cuda_graph
         return torch.autocast(self.device.type, TORCH_DTYPES[precision], cache_enabled=cached)
 
     def matmul_precision(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of forward and backward: TF32 only if the precision says so."""
+        """Return the context of forward and backward. It allows TF32 only with precision: tf32."""
         return tf32_matmuls(self.params.precision == "tf32")
 
     def forward(self) -> None:
-        """Compute the loss and save what backward needs."""
+        """Compute the loss and save the tensors that backward needs."""
         with self.matmul_precision(), self.autocast():
             self.loss = self._loss_fn(self.tokens, self.targets)
 
@@ -101,7 +102,7 @@ class Training:
         self.scaler.update()
 
     def zero_grad(self) -> None:
-        """Free the gradients, and the graph of a forward without backward."""
+        """Free the gradients, and the autograd graph if forward ran without backward."""
         self.optimizer.zero_grad(set_to_none=True)
         self.loss = self.loss.detach()
 
@@ -114,9 +115,9 @@ class Training:
 
 
 class GraphedTraining(Training):
-    """A Training whose phases are three CUDA graphs with a shared memory pool, one launch each.
+    """A Training whose phases are three CUDA graphs with a shared memory pool.
 
-    Gradients keep their addresses: each replay of backward overwrites them.
+    Gradients are never freed: each replay of backward overwrites them at the same addresses.
     """
 
     def __init__(self, params: TransformerParams, device: torch.device, **kwargs: Any):
@@ -136,8 +137,11 @@ class GraphedTraining(Training):
         self.preparing_seconds = time.perf_counter() - started
 
     def _warm_up(self) -> None:
-        """Run on a side stream what will be captured; at the end weights, optimizer state and loss
-        scale are as before."""
+        """Run the phases on a side stream before the capture.
+
+        Weights, loss scale and optimizer state keep their values; torch's optimizer allocates its
+        state, with zeros.
+        """
         scale = self.scaler.state_dict()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -147,14 +151,14 @@ class GraphedTraining(Training):
                 super().backward()
                 if self.params.optimizer == "torch":
                     self._create_state()
-                # Frees the nodes that accumulate gradients, which remember this stream.
+                # This frees the AccumulateGrad nodes, which would keep using this stream.
                 super().zero_grad()
         torch.cuda.current_stream().wait_stream(stream)
-        self.scaler.load_state_dict(scale)  # in place: the graphs read its tensors
+        self.scaler.load_state_dict(scale)  # in place, because the graphs read its tensors
         torch.cuda.synchronize()
 
     def _create_state(self) -> None:
-        """Take a step with a learning rate of 0: torch's optimizer makes its state in the first."""
+        """Let torch's optimizer allocate its state in a step with learning rate 0, then zero it."""
         rates = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
@@ -179,12 +183,12 @@ class GraphedTraining(Training):
 
 
 def make_training(params: TransformerParams, device: torch.device, **kwargs: Any) -> Training:
-    """Return a Training, or a GraphedTraining if params ask for CUDA graphs."""
+    """Return a GraphedTraining if `params.cuda_graph` is set, otherwise a Training."""
     return (GraphedTraining if params.cuda_graph else Training)(params, device, **kwargs)
 
 
 def batch(params: TransformerParams, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return random token ids and targets, each (batch_size, context_length)."""
+    """Return random tokens and targets, each of shape (batch_size, context_length)."""
     generator = torch.Generator(device).manual_seed(params.seed)
     shape = (2, params.batch_size, params.context_length)
     ids = torch.randint(params.vocab_size, shape, device=device, generator=generator)
@@ -194,9 +198,9 @@ def batch(params: TransformerParams, device: torch.device) -> tuple[Tensor, Tens
 def _check_device(params: TransformerParams, device: torch.device) -> None:
     if device.type != "cuda":
         if params.cuda_graph:
-            raise Unsupported("CUDA graphs need an NVIDIA GPU")
+            raise Unsupported("CUDA graphs need an NVIDIA GPU; this is a CPU")
         if params.precision == "tf32":
-            raise Unsupported("TF32 is a format of NVIDIA's tensor cores; this is a CPU")
+            raise Unsupported("TF32 needs the tensor cores of an NVIDIA GPU; this is a CPU")
     size = params.model_size
     dtype = TORCH_DTYPES[MATMUL_DTYPE[params.precision]]
     shape = (1, size.num_heads, params.context_length, size.d_model // size.num_heads)
@@ -211,7 +215,7 @@ def new_model(
     device: torch.device,
     attention: Callable[..., Tensor],
 ) -> TransformerLM:
-    """Return the model with its initial float32 weights, the same for all precisions and modes."""
+    """Return the model with initial float32 weights, which depend on sizes and seed only."""
     size = params.model_size
     torch.manual_seed(params.seed)
     return TransformerLM(
@@ -229,15 +233,19 @@ def new_model(
 def _prepared_model(
     params: TransformerParams, device: torch.device, attention: Callable[..., Tensor]
 ) -> tuple[TransformerLM, dict[nn.Parameter, Tensor]]:
-    """Return the model, and float32 master weights of the parameters that are bf16 copies."""
+    """Return the model in its precision, and the float32 master weights of its bf16 parameters.
+
+    The master weights are {} unless the precision is bf16_master.
+    """
     model = new_model(params, device, attention)
     master: dict[nn.Parameter, Tensor] = {}
     for parameter in model.parameters():
         if params.precision == "bf16_master" and parameter.ndim > 1:
             master[parameter] = parameter.detach()
         elif params.precision != "bf16_pure":
-            # With master weights a norm's gains stay float32: they start at 1, where bf16 has steps
-            # of 2^-8, so a copy would stay for many updates and then all gains would jump at once.
+            # With bf16_master the gains of norms stay float32. They start at 1, and the next bf16
+            # number below 1 is 1 - 2^-8. A bf16 copy would not change for many updates, and then
+            # all gains would jump at once.
             continue
         parameter.data = parameter.data.bfloat16()
     policies = {
@@ -251,7 +259,7 @@ def _prepared_model(
 
 
 def optimizer_class_and_options(params: TransformerParams) -> tuple[Any, dict[str, Any]]:
-    """Return the class of the optimizer that params names, and its keyword arguments."""
+    """Return the class of `params.optimizer` and its keyword arguments."""
     options: dict[str, Any] = {"lr": params.lr, "betas": BETAS, "weight_decay": 0.01}
     if params.optimizer == "torch":
         return torch.optim.AdamW, {"fused": True, "capturable": params.cuda_graph, **options}
@@ -274,7 +282,7 @@ def _optimizer(
 def _loss_function(
     params: TransformerParams, model: TransformerLM
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function (tokens, targets) -> loss, compiled as the mode says."""
+    """Return the function (tokens, targets) -> loss, compiled according to `params.mode`."""
 
     def loss_fn(tokens: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(model(tokens), targets)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of benchmarks."""
+"""Fixtures for the benchmark tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """A process group of a test file's own: benchmarks change settings of their processes."""
-    from tests.systems.parallel.ranks import (
-        world,
-    )  # imports torch, for which some tests have no use
+    """Process group for one test file, not shared because benchmarks change process settings."""
+    from tests.systems.parallel.ranks import world  # imports torch, which some tests do not need
 
     with world(*request.param) as ranks:
         yield ranks

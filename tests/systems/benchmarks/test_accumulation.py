@@ -1,4 +1,4 @@
-"""Long sums in 16 bits: known cases, and what is refused."""
+"""Tests of the accumulation benchmark: sums with known rounding, and rejected parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from systems.benchmarks.accumulation import Params, run
 
 def test_a_sum_in_16_bits_stops_where_half_a_unit_is_more_than_the_term():
     ways = run(Params(terms=3000, addend=1.0))["facts"]["ways"]
-    # 2048 + 1 is no float16, 256 + 1 no bfloat16: both round to even, back to where they were.
+    # 2048 + 1 is not a float16 number and 256 + 1 not a bfloat16 number. Both round to even, back
+    # to the sum before the addition.
     results = {(way["sum"], way["term"]): float(way["result"]) for way in ways}
     assert results == {
         ("float32", "float32"): 3000.0,
@@ -31,7 +32,7 @@ def test_a_sum_in_16_bits_stops_where_half_a_unit_is_more_than_the_term():
         ({"terms": 0}, "terms\n.*greater than or equal to 1"),
         (
             {"terms": 1000, "addend": 1e3},
-            r"terms 1000 times addend 1000.0 is 1e\+06; float16 ends at 65,504",
+            r"terms \* addend must be at most 65,504, .*, got 1000 \* 1000.0 = 1e\+06",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The all-reduce benchmark: its check, and what it refuses. Runs of it: tests/jobs."""
+"""Tests of the all-reduce benchmark's check and of its errors. tests/jobs has tests that run it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from systems.benchmarks.all_reduce import PERIOD, PIECE, Params, _count_wrong, _
 @pytest.mark.parametrize("elements", [1, PERIOD, PIECE + 17, 2**24 + 12_345])
 def test_the_check_finds_a_single_wrong_sum(elements):
     buffer = torch.empty(elements)
-    _fill(buffer, 21)  # of six ranks: 1 + ... + 6
+    _fill(buffer, 21)  # the sum of six ranks: 1 + ... + 6
     exact = torch.arange(elements).remainder(PERIOD) * 21
     assert torch.equal(buffer.long(), exact)
     assert _count_wrong(buffer, 21) == 0
@@ -38,7 +38,7 @@ def test_without_torchrun_it_says_what_to_set(monkeypatch):
 
 @pytest.fixture
 def rank_of_one(monkeypatch):
-    """torchrun's environment for a group of one, its store on a port the system picks."""
+    """Environment of torchrun for one rank, with a store on a port that the system chooses."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {
         "RANK": "0",
@@ -46,12 +46,12 @@ def rank_of_one(monkeypatch):
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # join the store, do not open it again
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # connect to the existing store
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     yield
-    if torch.distributed.is_initialized():  # a run that fails leaves that to its process's end
+    if torch.distributed.is_initialized():  # true after a run that failed
         torch.distributed.destroy_process_group()
     del store
 

@@ -1,4 +1,4 @@
-"""Attention: the float64 reference against autograd, implementations against the reference."""
+"""Tests of attention: the float64 reference against autograd, others against the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from systems.benchmarks.attention import TOLERANCE, Params, run
 from systems.kernels.flash_attention import ATTENTIONS, attention_reference, naive, sdpa
 from systems.kernels.flash_attention import reference as reference_module
 
-# (queries, keys): equal, longer, shorter, one, and no power of two
+# (queries, keys): equal and different lengths, a single one, and lengths that are no power of two
 LENGTHS = [(1, 1), (17, 17), (64, 96), (96, 64), (33, 1), (1, 33)]
 
 
@@ -29,7 +29,8 @@ def _inputs(n_queries: int, n_keys: int, dtype: torch.dtype, seed: int = 0) -> l
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("block_bytes", [1, 1 << 29])
 def test_reference_agrees_with_autograd(lengths, causal, block_bytes, monkeypatch):
-    monkeypatch.setattr(reference_module, "BLOCK_BYTES", block_bytes)  # one row a block, or all
+    # one row per block, or all rows in one block
+    monkeypatch.setattr(reference_module, "BLOCK_BYTES", block_bytes)
     q, k, v, dout = _inputs(*lengths, torch.float64)
     for tensor in (q, k, v):
         tensor.requires_grad_()
@@ -103,10 +104,12 @@ def test_a_wrong_output_is_not_timed(monkeypatch):
     import systems.kernels.flash_attention as package
 
     def off_by_a_little(q, k, v, is_causal=False, scale=None):
-        return naive(q, k, v, is_causal, scale) * 1.001  # far past float32's tolerance
+        return naive(q, k, v, is_causal, scale) * 1.001  # far above the tolerance of float32
 
     monkeypatch.setattr(package, "naive", off_by_a_little)
-    with pytest.raises(WrongOutput, match=r"naive: relative L2 error against float64 is out 1\.0"):
+    with pytest.raises(
+        WrongOutput, match=r"naive: relative L2 error .*5e-05 in fp32, got out 1\.0"
+    ):
         run(Params(implementation="naive", seq_len=32, head_dim=16, dtype="fp32"))
 
 
@@ -153,12 +156,12 @@ def test_every_backend_on_a_gpu(implementation, dtype, causal):
     )  # fmt: skip
     assert all(error <= TOLERANCE[dtype] for error in facts["facts"]["relative_error"].values())
     rows = 2 * 1024 * 64 * {"fp32": 4, "bf16": 2, "fp16": 2}[dtype]
-    # q, k, v, dout and an output are alive at the least
+    # at least q, k, v, dout and the output are alive
     assert all(peak >= 5 * rows for peak in facts["peak_memory_bytes"].values())
 
 
 def _peak(phase: str, seq_len: int) -> int:
-    """Bytes at the peak of a phase of naive attention, less what other tests have left."""
+    """Return the peak memory of a phase of naive attention, without memory of other tests."""
     gc.collect()
     before = torch.cuda.memory_allocated()
     params = Params(implementation="naive", seq_len=seq_len, head_dim=64, dtype="fp32")
@@ -169,14 +172,15 @@ def _peak(phase: str, seq_len: int) -> int:
 def test_materialised_scores_show_in_peak_memory():
     scores = 4096 * 4096 * 4
     assert 3 * scores <= _peak("forward_backward", 4096) <= 6 * scores
-    # quadratic, less the flush buffer and the inputs
+    # quadratic in seq_len, except for the flush buffer and the inputs
     assert _peak("forward_backward", 8192) / _peak("forward_backward", 4096) > 3
 
 
 @pytest.mark.gpu
 def test_the_peak_of_forward_holds_one_call_and_no_graph_of_another():
     scores = 8192 * 8192 * 4
-    # two of scores, scaled, masked and softmax at once, and two masks of a quarter the size
+    # Two score-sized tensors at a time (scores, scaled, masked or softmax), and two masks, each a
+    # quarter of their size.
     assert _peak("forward", 8192) <= 2.75 * scores
 
 
@@ -189,7 +193,7 @@ def test_float32_is_unsupported_by_16_bit_backends(implementation):
 
 @pytest.mark.gpu
 def test_gpu_time_is_what_the_work_takes():
-    """A copy of known size: time_ms must give a bandwidth that the card can have."""
+    """The bandwidth of a copy of known size, timed with time_ms, must be plausible for a GPU."""
     from systems.measure.timing import time_ms
 
     device = torch.device("cuda")
@@ -204,4 +208,4 @@ def test_gpu_time_is_what_the_work_takes():
 def test_sdpa_holds_to_its_backend():
     q = torch.randn(1, 1, 64, 64, device="cuda")
     with pytest.raises(RuntimeError):
-        sdpa(q, q, q, implementation="sdpa_flash")  # float32
+        sdpa(q, q, q, implementation="sdpa_flash")  # does not support float32

@@ -1,6 +1,6 @@
-"""The benchmark of data parallel training on two ranks: its facts, and what its check finds.
+"""Tests of the data-parallel benchmark on two ranks: its facts, and errors that its check finds.
 
-A function that takes `RankContext` first is a case: every rank runs it.
+Every rank runs the functions whose first parameter is a `RankContext`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def on(here: RankContext, strategy: str, **given) -> Params:
     return params(strategy, backend=here.backend, **given)
 
 
-# ---- cases ---------------------------------------------------------------------------------------
+# ---- functions that ranks run --------------------------------------------------------------------
 
 
 def every_strategy_is_measured(here: RankContext, folder: str) -> None:
@@ -82,7 +82,7 @@ class NotAveraged(NaiveDDP):
 
 
 class OneBitOff(NaiveDDP):
-    """On rank 1 the last step leaves one weight its smallest step from where it should be."""
+    """Changes one weight on rank 1 by the smallest possible amount after the last step."""
 
     def finish_gradient_synchronization(self) -> None:
         super().finish_gradient_synchronization()
@@ -124,11 +124,11 @@ def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, tmp_path):
 def test_the_check_finds_what_is_wrong(ranks):
     ranks.assert_passes(a_wrong_wrapper_is_found, Summed, r"gradient 1\.00e\+00", repeats=1)
     ranks.assert_passes(
-        a_wrong_wrapper_is_found, NotAveraged, "not the same on all ranks", repeats=1
+        a_wrong_wrapper_is_found, NotAveraged, "weights differ from rank 0", repeats=1
     )
     ranks.assert_passes(
         a_wrong_wrapper_is_found, OneBitOff,
-        r"^rank 1: not the same on all ranks: final_norm.weight$", repeats=1,
+        r"^rank 1: weights differ from rank 0: final_norm.weight$", repeats=1,
     )  # fmt: skip
     ranks.assert_passes(an_optimizer_that_skips_is_found, repeats=1)
 
@@ -168,9 +168,9 @@ def test_predictions_count_the_gradients_and_their_ring():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"strategy": "bucketed", "bucket_size_mb": None}, "given none with strategy: bucketed"),
-        ({"strategy": "flat", "bucket_size_mb": 1.0}, "given 1 with strategy: flat"),
-        ({"cuda_graph": True}, "cuda_graph"),
+        ({"strategy": "bucketed", "bucket_size_mb": None}, "got none with strategy: bucketed"),
+        ({"strategy": "flat", "bucket_size_mb": 1.0}, "got 1 with strategy: flat"),
+        ({"cuda_graph": True}, "cuda_graph must be false"),
         ({"precision": "bf16_master", "optimizer": "fused"}, "'fp32', 'tf32' or 'bf16'"),
     ],
 )

@@ -1,6 +1,6 @@
-"""The benchmark of sharded weights on two ranks: its facts, and what its check finds.
+"""Tests of the fsdp benchmark on two ranks: its facts, and errors that its check finds.
 
-A function that takes `RankContext` first is a case: every rank runs it.
+Every rank runs the functions whose first parameter is a `RankContext`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def is_measured(here: RankContext, strategy: str, precision: str, folder: str) -
     point = params(strategy, precision=precision, backend=here.backend)
     measured = measure(point, here.device)
     facts, predicted = measured["facts"], predict(point)
-    # Uneven slices and replicated gains make a rank's share a little more than its part.
+    # Shards of unequal size and replicated gains of norms make a share slightly larger.
     for part in ("weights_bytes", "gradients_bytes", "optimizer_state_bytes"):
         assert 1 <= facts[part] / predicted[part] < 1.03, part
-    assert facts["gathers"] >= 2 * 3  # blocks, twice; the embedding and the head at least once
+    assert facts["gathers"] >= 2 * 3  # each block twice, embedding and head at least once
     assert 0 <= facts["gathers_in_time"] <= 1
     assert len(facts["by_rank"]) == here.world_size
     for whole, exposed in zip(
@@ -54,7 +54,9 @@ def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
     alone = ParallelTraining(point, here.device, here.rank)
     whole, steps = training.optimizer_step, iter(range(CHECK_STEPS))
     training.optimizer_step = lambda: None if next(steps) == here.rank == 1 else whole()
-    with pytest.raises(WrongOutput, match=r"^rank 0: against one process .*weights .*rank 1: "):
+    with pytest.raises(
+        WrongOutput, match=r"^rank 0: error against one process .*weights .*rank 1: "
+    ):
         check(training, alone)
 
 
@@ -80,7 +82,7 @@ def test_predictions_share_the_state_and_add_activations():
     parameters = accounting.transformer_parameters(size)
     assert (
         predicted["weights_bytes"] == predicted["gradients_bytes"] == parameters
-    )  # 4 bytes, of 4 ranks
+    )  # 4 bytes per parameter on 4 ranks
     assert predicted["sent_bytes"] == 3 * 0.75 * 4 * parameters
     least = predicted["weights_bytes"] + predicted["optimizer_state_bytes"]
     assert predicted["peak_memory_bytes"] > least + predicted["activations_bytes"]
@@ -91,7 +93,7 @@ def test_predictions_share_the_state_and_add_activations():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"strategy": "layers", "mode": "compiled_blocks"}, "strategy layers is of mode: eager"),
+        ({"strategy": "layers", "mode": "compiled_blocks"}, "strategy: layers needs mode: eager"),
         ({"precision": "bf16"}, "'fp32', 'tf32' or 'bf16_master'"),
     ],
 )

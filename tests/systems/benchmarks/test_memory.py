@@ -1,5 +1,8 @@
-"""The memory study: what is alive against arithmetic, and a step's timeline on a stand-in for the
-allocator; on a GPU, against the allocator's own counts."""
+"""Tests of the memory benchmark.
+
+On a CPU, live tensors are compared with predictions, and the timeline of a step is read from a fake
+allocator. On a GPU, results are compared with the counts of the CUDA allocator.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +46,10 @@ def test_what_is_alive_is_what_arithmetic_says(precision, passes):
     point = params(precision=precision, passes=passes)
     result, predicted = run(point), predict(point)
     facts = result["facts"]
-    assert result["peak_memory_bytes"] == {}  # no allocator counts on a CPU
+    assert result["peak_memory_bytes"] == {}  # CPUs have no allocator statistics
     for name in ("weights", "gradients", "residual_stream", "block_saved", "block_gradients"):
         assert facts[f"{name}_bytes"] == predicted[f"{name}_bytes"], name
-    # AdamW counts its steps in four bytes a parameter; the loss saves one number, its weight.
+    # AdamW has a step count of 4 bytes per parameter. The loss saves one number, its weight.
     extra = facts["optimizer_state_bytes"] - predicted["optimizer_state_bytes"]
     assert extra == (4 * 21 if passes == "train_step" else 0)
     assert facts["saved_bytes"] == predicted["activations_bytes"] + 4
@@ -62,7 +65,7 @@ def test_autocast_keeps_copies_of_weights():
     assert facts["block_weight_copies_bytes"] == copies
     copies = size.num_layers * copies + 2 * size.d_model * size.vocab_size
     assert facts["weight_copies_bytes"] == predict(point)["weight_copies_bytes"] == copies
-    # A CPU takes the softmax under autocast in bf16, a GPU in float32.
+    # Under autocast softmax runs in bf16 on a CPU and in float32 on a GPU.
     wide_softmax = 4 * point.batch_size * size.num_heads * point.context_length**2
     assert facts["block_saved_bytes"] == predict(point)["block_saved_bytes"] - wide_softmax
 
@@ -73,7 +76,7 @@ def test_contributors_of_a_block():
     size = params().model_size
     assert len(saved) == 5
     first, softmax = saved[0], next(row for row in saved if row["contributor"] == "Softmax")
-    assert first["contributor"] == "Mm"  # gate and up, in one tensor
+    assert first["contributor"] == "Mm"  # gate and up are one tensor
     assert first["saved_bytes"] == 3 * 64 * 2 * size.d_ff * 4
     assert first["source"].startswith("systems/model.py:")
     assert first["source"].endswith(" forward") and "silu" in first["code"]
@@ -88,8 +91,8 @@ def test_a_storage_is_counted_once():
     x = torch.randn(4, 8, requires_grad=True)
     weight = torch.nn.Parameter(torch.randn(8, 8))
     results = []
-    # x is saved for the weight's gradient, tanh's result by tanh and, as two views, by both
-    # products; the weight is apart.
+    # x is saved for the gradient of the weight. The output of tanh is saved by tanh and, as two
+    # views, by the second matmul. The weight is excluded.
     saved = saved_tensors(
         lambda: results.append((y := torch.tanh(x @ weight)).T @ y[:, :4]), [weight]
     )
@@ -98,7 +101,7 @@ def test_a_storage_is_counted_once():
 
 
 def test_hooks_do_not_keep_the_graph_alive():
-    """An output saved by its own operation, with its history, would be a cycle."""
+    """An output that its own operation saves must not be in a reference cycle."""
     x = torch.randn(4, requires_grad=True)
     results: list[torch.Tensor] = []
     saved_tensors(lambda: results.append(torch.tanh(x).exp()), [])
@@ -117,13 +120,13 @@ def test_gradients_that_a_block_emits():
 
 @pytest.mark.parametrize("given", [{"mode": "compiled"}, {"cuda_graph": True}])
 def test_only_what_allocates_as_it_runs_is_measured(given):
-    with pytest.raises(ValidationError, match="mode: eager without cuda_graph"):
+    with pytest.raises(ValidationError, match="needs mode: eager and cuda_graph: false"):
         params(**given)
 
 
 @no_gpu
 def test_a_cpu_has_no_snapshot():
-    with pytest.raises(Unsupported, match="snapshot: true keeps what CUDA's allocator records"):
+    with pytest.raises(Unsupported, match="snapshot: true needs the CUDA allocator"):
         run(params(snapshot=True))
 
 
@@ -134,9 +137,9 @@ def test_no_prediction_of_what_accounting_does_not_know():
 
 
 class StandIn(TorchDispatchMode):
-    """Records storages of a CPU as the CUDA allocator records its blocks, and counts as it does.
+    """Fake of the CUDA allocator that records and counts the storages of CPU tensors.
 
-    It looks between operations: what one allocates and frees within itself stays unseen.
+    It runs between operations, so it does not see memory that one operation allocates and frees.
     """
 
     def __init__(self) -> None:
@@ -191,7 +194,7 @@ class StandIn(TorchDispatchMode):
 
 @contextlib.contextmanager
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    """The CPU in the place of a GPU, for the code that asks the allocator."""
+    """Replace functions of the CUDA allocator with those of a `StandIn`, to test on a CPU."""
     allocator = StandIn()
 
     def count() -> int:
@@ -232,7 +235,7 @@ def test_timeline_of_a_step(passes, monkeypatch, artifacts):
     predicted = predict(point)
     assert set(peaks) == {*phases, *(["train_step"] if passes == "train_step" else [])}
     assert facts["timeline_peak_bytes"] == facts["requested_peak_bytes"] == max(peaks.values())
-    # The loss, and the weight that it saves, are four bytes each.
+    # The loss and the weight that it saves have 4 bytes each.
     assert 0 <= facts["activations_bytes"] - predicted["activations_bytes"] <= 8
     at_peak = facts["at_peak"]
     assert sum(at_peak.values()) == facts["timeline_peak_bytes"]
@@ -249,7 +252,7 @@ def test_timeline_of_a_step(passes, monkeypatch, artifacts):
     assert saved.peak()[1] == facts["timeline_peak_bytes"]
 
 
-# Sizes in whole MiB: of others the allocator rounds a good part up.
+# Tensor sizes are whole MiB, because the allocator rounds other sizes up considerably.
 SMALL: dict[str, Any] = {
     "size": "small", "d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 4,
     "context_length": 256, "vocab_size": 8192, "snapshot": True,
@@ -277,11 +280,11 @@ def test_measured_on_a_gpu(precision, attention, passes, artifacts):
         assert facts[f"{name}_bytes"] == predicted[f"{name}_bytes"], name
     for name in ("activations", "block_saved"):
         assert facts[f"{name}_bytes"] == pytest.approx(predicted[f"{name}_bytes"], rel=0.02), name
-    # Two ways to the same bytes: the allocator's count, and autograd's own.
+    # The allocator and the hooks of autograd must count the same bytes.
     assert facts["saved_bytes"] == pytest.approx(facts["activations_bytes"], rel=0.01)
     peak = facts["timeline_peak_bytes"]
     assert peak == pytest.approx(facts["requested_peak_bytes"], rel=1e-4)
-    # The allocator rounds up, and leaves up to 1 MiB at the end of a block.
+    # The allocator rounds up, and leaves up to 1 MiB unused at the end of a block.
     assert facts["requested_peak_bytes"] <= max(peaks.values())
     assert max(peaks.values()) == pytest.approx(peak, rel=0.01)
     assert sum(facts["at_peak"].values()) == peak
@@ -297,11 +300,12 @@ def test_measured_on_a_gpu(precision, attention, passes, artifacts):
 
 @pytest.mark.gpu
 def test_marks_and_owners_on_a_gpu():
-    """A step whose bytes are known: 4 MiB of weight, of activation and of gradient."""
+    """Check a step with 4 MiB each of weight, activation and gradient."""
     with memory_timeline.recording():
         weight = torch.ones(1 << 20, device="cuda", requires_grad=True)
         memory_timeline.mark_phase()
-        loss = (weight.exp() * 2).sum()  # keeps exp's result, and frees the product
+        # saves the output of exp, and frees that of the multiplication
+        loss = (weight.exp() * 2).sum()
         memory_timeline.mark_phase()
         loss.backward()
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""The profile study: real profiles of a small training, on a processor and on a GPU."""
+"""Tests of the profile benchmark with profiles of a small training, on a CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ def params(**given: Any) -> Params:
 
 
 def test_operations_of_softmax_by_hand():
-    # 5 a score against two products of 2 * 64 operations a score, and 4 against four.
+    # 5 operations per score and two matmuls of 2 * 64 operations per score in forward; 4 operations
+    # and four matmuls in backward.
     assert softmax_over_matmul_flops("forward", 64) == 5 / 256
     assert softmax_over_matmul_flops("backward", 64) == 4 / 512
-    assert predict(params())["softmax_over_matmul_flops"]["forward"] == 5 / 64  # heads of 16
+    assert predict(params())["softmax_over_matmul_flops"]["forward"] == 5 / 64  # head_dim 16
 
 
 def test_annotated_attention_is_naive_attention():
@@ -56,7 +57,7 @@ def test_annotated_attention_is_naive_attention():
 
 
 def check(measured: dict[str, Any], steps: int) -> None:
-    """What holds for every profile."""
+    """Check the properties that every profile has."""
     facts = measured["facts"]
     samples = measured["samples_ms"]
     assert set(samples) == {*PHASES, "forward_backward", "train_step"}
@@ -66,7 +67,7 @@ def check(measured: dict[str, Any], steps: int) -> None:
         assert sum(row["time_share"] for row in rows) == pytest.approx(1, abs=1e-4)
         total = sum(row["time_ms"] for row in rows)
         assert total == pytest.approx(facts["kernel_ms"][name], rel=1e-3)
-        # Every step is alike: what is called is called equally often.
+        # All steps are alike, so the number of calls per step is an integer.
         assert all(isinstance(row["calls"], int) for row in facts["kernels"][name])
     for phase in PHASES:
         assert facts["kernels"][phase] and 0 < facts["busy_share"][phase] <= 1
@@ -82,13 +83,13 @@ def test_ranges_of_a_training_on_a_processor():
         name: {row["kernel"]: row["calls"] for row in rows}
         for name, rows in measured["facts"]["kernels"].items()
     }
-    # Three blocks, each with one product in the scores and one in the output: two each backward.
+    # Three blocks, each with one matmul for scores and one for the output; two each in backward.
     for part, products in (("attention_scores", 3), ("attention_output", 3)):
         assert calls[part]["aten::bmm"] == products
         assert calls[part + "_backward"]["aten::bmm"] == 2 * products
     assert calls["attention_softmax"]["aten::_softmax"] == 3
     assert calls["attention_softmax_backward"]["aten::_softmax_backward_data"] == 3
-    # Four products of weights a block, and the output head.
+    # Four matmuls with weights per block, and the output head.
     assert calls["forward"]["aten::mm"] == 3 * 4 + 1
     assert calls["backward"]["aten::mm"] == 2 * (3 * 4 + 1)
     assert calls["optimizer"]["aten::_fused_adamw_"] == 1
@@ -125,7 +126,9 @@ def test_without_ranges_in_attention_the_phases_are_profiled():
 
 
 def test_nsys_keeps_no_trace_of_the_torch_profiler():
-    with pytest.raises(ValidationError, match="trace: true keeps the trace of profiler: torch"):
+    with pytest.raises(
+        ValidationError, match="trace: true needs profiler: torch, got profiler: nsys"
+    ):
         params(profiler="nsys", trace=True)
 
 
@@ -151,8 +154,10 @@ sys.exit(code)
 
 @pytest.fixture
 def nsys(tmp_path, monkeypatch) -> Path:
-    """A stand-in for nsys on PATH, which cannot be installed where this is tested: it notes its
-    options, runs the program, and leaves an empty report where nsys would leave its own."""
+    """Put a script named nsys on PATH, because the real one is not installed on test machines.
+
+    It writes its options to the returned file, runs the program and creates an empty report.
+    """
     script = tmp_path / "bin" / "nsys"
     script.parent.mkdir()
     script.write_text(STAND_IN.format(python=sys.executable))
@@ -163,8 +168,8 @@ def nsys(tmp_path, monkeypatch) -> Path:
 
 
 def test_under_nsys_the_steps_run_and_the_report_stays(nsys, tmp_path, monkeypatch):
-    """With a stand-in: the command, and what passes between the processes; not nsys itself."""
-    monkeypatch.chdir(tmp_path)  # the package is found from anywhere
+    """Check the command and the exchange of params and facts, with a script that imitates nsys."""
+    monkeypatch.chdir(tmp_path)  # the package must be found from any working directory
     facts = run_under_nsys(PROFILE, params(profiler="nsys").model_dump_json(), tmp_path)
     assert (tmp_path / facts["report"]).exists()
     assert set(facts["range_ms"]) == {*PHASES, "train_step"} and facts["profiled_steps"] == 3
@@ -176,9 +181,9 @@ def test_under_nsys_the_steps_run_and_the_report_stays(nsys, tmp_path, monkeypat
 
 
 def test_a_failure_under_nsys_is_told(nsys, tmp_path, monkeypatch):
-    """With a stand-in that ends with 7."""
+    """The script that imitates nsys exits with 7."""
     monkeypatch.setenv("FAIL", "1")
-    with pytest.raises(RuntimeError, match=r"nsys ended with 7, and did not write .*report"):
+    with pytest.raises(RuntimeError, match=r"nsys exited with code 7 and did not write .*report"):
         run_under_nsys(PROFILE, params(profiler="nsys").model_dump_json(), tmp_path)
 
 
@@ -212,25 +217,28 @@ def _calls(facts: dict[str, Any], name: str, kind: str) -> float:
 def test_kernels_inside_attention_are_found_forward_and_backward(on_gpu):
     facts = on_gpu["facts"]
     for part in ("attention_scores", "attention_output"):
-        # One product a block, two of them backward; cuBLAS may cut one into several kernels.
+        # One matmul per block, two in backward; cuBLAS may split one into several kernels.
         assert _calls(facts, part, "matmul") >= 12
         assert _calls(facts, part + "_backward", "matmul") >= 24
         assert facts["kernel_ms"][part] < facts["kernel_ms"]["forward"]
-    # Backward first multiplies P and dP, in a kernel of its own.
+    # Backward first multiplies P and dP in a separate kernel.
     for part, classes in (("", {"softmax"}), ("_backward", {"softmax", "elementwise"})):
         assert _calls(facts, f"attention_softmax{part}", "softmax") == 12
         rows = facts["kernel_classes"][f"attention_softmax{part}"]
         assert {row["class"] for row in rows} == classes
     assert set(facts["softmax_ms"]) == set(facts["attention_matmul_ms"]) == {"forward", "backward"}
-    # Its few operations move as many bytes as the products: in time it is no such trifle.
+    # Softmax has few operations, but moves as many bytes as the matmuls. So its share of the time
+    # is larger than its share of the operations.
     for phase, ratio in facts["softmax_over_matmul_time"].items():
         assert ratio > softmax_over_matmul_flops(phase, 64)
 
 
 @pytest.mark.gpu
 def test_kernel_time_is_within_the_unprofiled_clock(on_gpu):
-    """Kernels cannot take longer than the phase that they are; the clock was read without a
-    profiler, so clocks of the GPU may differ between the two."""
+    """Kernels cannot take longer than their phase.
+
+    The tolerance allows for GPU clock rates that differ between profiled and unprofiled steps.
+    """
     for phase, ratio in on_gpu["facts"]["kernels_over_clock"].items():
         assert 0 < ratio < 1.1, phase
 

@@ -1,6 +1,6 @@
-"""The benchmark of sharded optimizers on two ranks: memory by kind beside accounting's prediction.
+"""Tests of the sharded_optimizer benchmark on two ranks: memory compared with predictions.
 
-A function that takes `RankContext` first is a case: every rank runs it.
+Every rank runs the functions whose first parameter is a `RankContext`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def memory_is_as_predicted(here: RankContext, strategy: str) -> None:
     assert facts["after_init"]["optimizer_state_bytes"] == 0
     assert facts["before_step"]["gradients_bytes"] == predicted["gradients_bytes"]
     assert facts["before_step"]["optimizer_state_bytes"] == 0
-    # Beside the moments there is a count of steps for each of 15 parameters.
+    # The state has the moments and a step count for each of 15 parameters.
     state = sum(rank["after_step"]["optimizer_state_bytes"] for rank in facts["by_rank"])
     expected = predicted["optimizer_state_bytes"] * here.world_size
     assert expected <= state <= expected + 15 * 8 * here.world_size

@@ -1,4 +1,4 @@
-"""What of communication is exposed: arithmetic of spans, and a trace's events."""
+"""Tests of exposed communication: operations on spans, and timelines from trace events."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_kernels_belong_to_the_phase_that_launched_them():
             event("user_annotation", "train_step", 1000, 100),
             event("user_annotation", "forward", 1000, 20),
             event("user_annotation", "backward", 1020, 30),
-            event("user_annotation", "nccl:all_reduce", 1030, 60),  # the host's part of it
-            *on_gpu("gemm", 1005, 1010, 20, 1),  # goes on when the host is in backward
+            event("user_annotation", "nccl:all_reduce", 1030, 60),  # on the host
+            *on_gpu("gemm", 1005, 1010, 20, 1),  # still runs when the host is in backward
             *on_gpu("gemm", 1025, 1040, 20, 2),
             *on_gpu("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 1035, 1050, 30, 3),
-            *on_gpu("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 900, 950, 30, 4),  # before
+            *on_gpu("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 900, 950, 30, 4),  # before the step
         ]
     )
     assert step.length == 100

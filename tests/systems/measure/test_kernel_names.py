@@ -1,4 +1,4 @@
-"""What kernels do, by their names, and the short names that tables show."""
+"""Tests of the classes and short names of kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which range a kernel belongs to, on a trace written by hand."""
+"""Tests of tables of kernels by range, with handwritten traces."""
 
 from __future__ import annotations
 
@@ -33,19 +33,21 @@ class Trace:
         number = len(self.events)
         runtime = event("cuda_runtime", "cudaLaunchKernel", at, 1, tid, correlation=number)
         work = event(cat, name, start, end - start, STREAM, correlation=number)
-        self.events += [work, runtime]  # in the file kernels may come first
+        self.events += [work, runtime]  # kernels may precede their launch in the file
 
 
 def step(trace: Trace, at: float) -> None:
-    """1000 us: forward 300, backward 500, optimizer 100. Kernels run after they were launched, and
-    after the range that launched them, but for the phases."""
-    number = int(at)  # autograd counts on
+    """Add a step with 300 us of forward, 500 us of backward and 100 us of optimizer.
+
+    Kernels run after the inner range that launched them has ended, but inside of its phase.
+    """
+    number = int(at)  # sequence numbers increase from step to step
     trace.range("forward", at, at + 300)
     trace.range("attention_scores", at + 10, at + 30)
     trace.range("attention_softmax", at + 30, at + 50)
     trace.range("attention_output", at + 50, at + 70)
-    # aten::matmul shows the number of the node that aten::bmm makes; aten::ones makes none, and
-    # shows the softmax's while still in the range of the scores.
+    # aten::matmul has the sequence number of the node that aten::bmm creates. aten::ones creates no
+    # node and has the number of the softmax, but is in the range of the scores.
     trace.operator("aten::matmul", at + 11, at + 20, **{"Sequence number": number})
     trace.operator("aten::bmm", at + 12, at + 19, **{"Sequence number": number})
     trace.operator("aten::ones", at + 21, at + 22, **{"Sequence number": number + 1})
@@ -161,8 +163,8 @@ def test_an_operator_has_its_own_time_only():
     trace.operator("aten::linear", 10, 60)
     trace.operator("aten::t", 11, 14)
     trace.operator("aten::mm", 20, 55)
-    trace.operator("aten::resize_", 20, 22)  # as early as its caller
-    trace.operator("aten::mul", 60, 70)  # begins as the one before ends
+    trace.operator("aten::resize_", 20, 22)  # starts at the same time as its caller
+    trace.operator("aten::mul", 60, 70)  # starts when the previous one ends
     facts = kernel_facts(profile_of(trace.events))
     assert {row["kernel"]: row["time_ms"] for row in facts["kernels"]["forward"]} == {
         "aten::mm": 0.033, "aten::linear": 0.012, "aten::mul": 0.01, "aten::t": 0.003,

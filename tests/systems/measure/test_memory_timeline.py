@@ -1,4 +1,4 @@
-"""Reading a snapshot: traces worked by hand, and any sequence of events against brute force."""
+"""Tests of memory timelines: handwritten snapshots, and random events against brute force."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def alloc(address: int, size: int, *frames: dict[str, Any]) -> dict[str, Any]:
 
 
 def free(address: int, size: int, *frames: dict[str, Any]) -> list[dict[str, Any]]:
-    """Both events that freeing leaves; the frames are those of the allocation."""
+    """Return both events of a free; their frames are those of the allocation."""
     entry = {"addr": address, "size": size, "frames": list(frames)}
     return [{"action": "free_requested", **entry}, {"action": "free_completed", **entry}]
 
@@ -63,7 +63,9 @@ WEIGHT, STATE, BATCH, ACTIVATION, SCRATCH, GRADIENT = 10, 20, 30, 40, 50, 60
 
 
 def step() -> dict[str, Any]:
-    """Weights 100, state 200 and a batch of 3, in a step that peaks in backward.
+    """Return the snapshot of a step that has its peak in backward.
+
+    Weights have 100 bytes, optimizer state 200 and the batch 3.
 
     time     0    1    2    3  |  4    5    6
     event         +40  +50  -50   +100 +70  -40
@@ -71,7 +73,7 @@ def step() -> dict[str, Any]:
     """
     return snapshot(
         [
-            *free(1, 5000),  # of a tensor from before the trace, over before the step
+            *free(1, 5000),  # a tensor older than the trace, freed before the step
             alloc(WEIGHT, 100, frame(37, name="__init__")),
             {"action": "segment_alloc", "addr": 0, "size": 1 << 21, "frames": []},
             *mark(),
@@ -79,7 +81,7 @@ def step() -> dict[str, Any]:
             alloc(SCRATCH, 50, frame(80)),
             *free(SCRATCH, 50, frame(80)),
             *mark(),
-            alloc(GRADIENT, 100),  # autograd's thread has no Python frames
+            alloc(GRADIENT, 100),  # threads of autograd have no Python frames
             alloc(SCRATCH, 70),
             {"action": "oom", "size": 1 << 40, "device_free": 0},
             *free(ACTIVATION, 40, frame(42), frame(150)),
@@ -95,8 +97,7 @@ PHASES = ["forward", "backward", "optimizer"]
 OWNERS = [
     Owner("weights", 0, {WEIGHT: "w"}),
     Owner("optimizer state", 0, {STATE: "0 exp_avg"}),
-    # The address of what was scratch memory in forward would be a gradient's at the end, had it
-    # been asked of the wrong time.
+    # Gradients have their addresses at time 6. Earlier, other tensors may use the same addresses.
     Owner("gradients", 6, {GRADIENT: "blocks.*.down.weight"}),
 ]
 
@@ -129,7 +130,7 @@ def test_kinds_of_memory():
 
 
 def test_an_owner_is_of_a_time():
-    """An address that a gradient has at the end is not the gradient's before."""
+    """Memory at the address of a later gradient does not belong to the gradient before."""
     timeline = read_timeline(step(), PHASES)
     found = kinds(timeline, [Owner("gradients", 6, {SCRATCH: "later"})])
     assert bytes_by_kind(timeline, found, 2)["gradients"] == 0
@@ -159,7 +160,7 @@ def test_allocations_of_one_line_are_one_row():
 
 
 def test_marks_that_were_lost():
-    with pytest.raises(ValueError, match=r"4 marks in .* expected 3: one before each of a, b"):
+    with pytest.raises(ValueError, match=r"must have 3 marks, one before each of a, b .* got 4 in"):
         read_timeline(step(), ["a", "b"])
 
 
@@ -188,8 +189,11 @@ def test_the_picture_is_drawn(build, tmp_path):
     st.integers(0, 60),
 )
 def test_any_sequence_against_brute_force(moves, skip, begin, length):
-    """Each move allocates an address, or frees it where it is in use; the trace begins after
-    `skip` moves, the first phase after `begin`."""
+    """Bytes in use at every time match a simulation of random allocations and frees.
+
+    Each move allocates an address, or frees it if it is in use. The trace starts after `skip` moves
+    and the phase after `begin` moves.
+    """
     skip, begin = min(skip, len(moves)), min(begin, len(moves))
     skip = min(skip, begin)
     end = min(begin + length, len(moves))

@@ -1,4 +1,4 @@
-"""The peak of memory in a phase."""
+"""Tests of peak memory by phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing on a CPU: what counts, and how often."""
+"""Tests of timing: what a sample includes, and how many samples are taken."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Clock:
-    """Time that passes only where a test says so."""
+    """Fake clock that advances only when a test calls `pass_ms`."""
 
     now = 0.0
 

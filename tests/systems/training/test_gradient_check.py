@@ -1,4 +1,4 @@
-"""The check of a training step: it passes what is right, and finds whatever is wrong."""
+"""Tests of the gradient check: it accepts correct trainings and finds injected errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.systems.training.tiny_training import CPU, GPU, ON_CPU, params
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# The narrowest limits, and the widest of a precision with autocast
+# Always test the smallest tolerances and the largest of a precision with autocast
 SABOTAGED = [
     precision if precision in ("fp32", "bf16") else pytest.param(precision, marks=pytest.mark.slow)
     for precision in ON_CPU
@@ -34,7 +34,7 @@ GRADIENTS: dict[str, Sabotage] = {
     "noise of its length": lambda g: torch.randn_like(g) * g.std(),
     "not a number": lambda g: g * math.nan,
 }
-# one of each kind, and one of which there are many
+# one parameter of each kind
 PARAMETERS = [
     "token_embedding.weight",
     "blocks.1.attention_norm.weight",
@@ -57,7 +57,7 @@ def _trained(precision: str, steps: int = 0, **given: Any) -> Training:
 @pytest.mark.parametrize("precision", ON_CPU)
 def test_the_check_passes_what_is_right(precision):
     errors = check_training(_trained(precision, steps=2))
-    # with room to spare: a tolerance that is nearly met would fail elsewhere
+    # with a margin, because rounding differs between machines
     assert all(0 < errors[name] < 0.5 * limit for name, limit in TOLERANCE[precision].items())
 
 
@@ -77,12 +77,12 @@ def test_the_check_finds_a_wrong_gradient_of_any_parameter(precision, sabotage):
 def test_the_check_finds_a_parameter_without_gradient(precision):
     training = _trained(precision)
     training.model.blocks[1].feed_forward.down.weight.requires_grad_(False)
-    with pytest.raises(WrongOutput, match=r"no gradient: blocks\.1\.feed_forward\.down\.weight"):
+    with pytest.raises(WrongOutput, match=r"no gradient for blocks\.1\.feed_forward\.down\.weight"):
         check_training(training)
 
 
 class _Scaled(torch.autograd.Function):
-    """x, whose gradient is multiplied by a factor."""
+    """Identity whose gradient is multiplied by a factor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
@@ -137,7 +137,7 @@ def test_the_right_attention_through_the_same_door_passes():
 def test_the_check_finds_a_block_that_is_left_out(precision):
     training = _trained(precision)
     training.model.apply_blocks = lambda blocks, x: blocks[2](blocks[0](x))
-    with pytest.raises(WrongOutput, match=r"no gradient: blocks\.1\.attention_norm"):
+    with pytest.raises(WrongOutput, match=r"no gradient for blocks\.1\.attention_norm"):
         check_training(training)
 
 
@@ -152,12 +152,12 @@ def test_the_check_finds_a_loss_that_is_off():
 def test_the_check_finds_a_training_that_blew_up():
     training = _trained("fp32")
     training.loss = torch.tensor(math.nan)
-    with pytest.raises(WrongOutput, match="the last loss is nan"):
+    with pytest.raises(WrongOutput, match="the last loss must be finite, got nan"):
         check_training(training)
 
 
 def test_a_wrong_training_is_no_result(monkeypatch):
-    """Through `run`, as a study has it."""
+    """A benchmark whose training is wrong raises WrongOutput in `run`."""
     from systems.kernels.flash_attention import ATTENTIONS as by_name
 
     monkeypatch.setitem(by_name, "naive", ATTENTIONS["dk 5 % too long"])

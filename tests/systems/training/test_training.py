@@ -1,4 +1,4 @@
-"""Training as the studies run it: every precision, what is refused, and what fp16 takes."""
+"""Tests of Training and train_step on a CPU: precisions, rejected parameters, fp16, caches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.systems.training.tiny_training import CPU, ON_CPU, TINY, no_gpu, para
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# ---- from Params to facts ------------------------------------------------------------------------
+# ---- results of train_step -----------------------------------------------------------------------
 
 
 @no_gpu
@@ -57,14 +57,14 @@ def test_facts_of_a_training_step(precision):
     }  # fmt: skip
     assert result["bytes"] == {"optimizer": accounting.optimizer_step_bytes(size, precision)}
     assert result["tokens"] == dict.fromkeys(phases, 48)
-    assert result["peak_memory_bytes"] == {}  # a CPU has none by phase
+    assert result["peak_memory_bytes"] == {}  # not measured on a CPU
     assert result["compiling_seconds"] is None
     facts = result["facts"]
     assert facts["parameters"] == accounting.transformer_parameters(size)
     assert facts["parameters"] == predict(point)["parameters"]
     losses = facts["losses"]
-    assert len(losses) == 4  # warm-up, too
-    # logits of first weights are small: near the loss of a guess
+    assert len(losses) == 4  # including the warm-up step
+    # initial logits are small, so the loss is near that of a uniform guess
     assert losses[0] == pytest.approx(math.log(101), rel=0.3)
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
     limits = TOLERANCE[precision]
@@ -124,7 +124,7 @@ def _first(precision: str) -> dict[str, Tensor]:
     return make_training(params(precision=precision), CPU).model.state_dict()
 
 
-# ---- what is refused -----------------------------------------------------------------------------
+# ---- rejected parameters -------------------------------------------------------------------------
 
 
 @no_gpu
@@ -132,7 +132,7 @@ def _first(precision: str) -> dict[str, Tensor]:
     ("given", "reason"),
     [
         ({"cuda_graph": True}, "CUDA graphs need an NVIDIA GPU"),
-        ({"precision": "tf32"}, "TF32 is a format of NVIDIA's tensor cores; this is a CPU"),
+        ({"precision": "tf32"}, "TF32 needs the tensor cores of an NVIDIA GPU; this is a CPU"),
         ({"attention": "sdpa_cudnn"}, "sdpa_cudnn needs a CUDA GPU"),
         ({"attention": "sdpa_efficient"}, "sdpa_efficient needs a CUDA GPU"),
     ],
@@ -145,20 +145,29 @@ def test_what_a_cpu_cannot(given, reason):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_heads": 3}, "d_model 64 is not divisible by num_heads 3"),
+        (
+            {"num_heads": 3},
+            "d_model must be divisible by num_heads, got d_model 64 and num_heads 3",
+        ),
         (
             {"d_model": 36},
-            r"head_dim 9 \(d_model 36 / num_heads 4\) is odd; RoPE rotates pairs",
+            r"head_dim must be even, .*RoPE.*, got 9 \(d_model 36 / num_heads 4\)",
         ),
-        ({"precision": "bf16_master", "optimizer": "torch"}, "optimizer: fused, not torch"),
+        (
+            {"precision": "bf16_master", "optimizer": "torch"},
+            "bf16_master needs optimizer: fused, .* got optimizer: torch",
+        ),
         (
             {"precision": "fp16", "optimizer": "fused", "cuda_graph": True},
-            "fp16 skips a step whose gradients overflow; under cuda_graph",
+            "fp16 with cuda_graph needs optimizer: torch, got optimizer: fused",
         ),
-        ({"checkpoint_every": 4}, "checkpoint_every 4 is of checkpointing: every_k, not none"),
+        (
+            {"checkpoint_every": 4},
+            "only with checkpointing: every_k, got checkpoint_every 4 with checkpointing: none",
+        ),
         (
             {"checkpointing": "selective", "mode": "compiled_blocks"},
-            "selective tells operations apart.*valid are mode: eager and compiled",
+            "selective needs mode: eager or mode: compiled, got mode: compiled_blocks",
         ),
         ({"vocab_size": 1}, "vocab_size\n.*greater than or equal to 2"),
         ({"context_length": 0}, "context_length\n.*greater than or equal to 1"),
@@ -196,7 +205,7 @@ def users_tf32(request) -> Iterator[bool]:
 def test_tf32_is_set_while_a_phase_runs_and_restored_after(
     precision, mode, users_tf32, monkeypatch
 ):
-    """A compiled function is traced and compiled in the first forward and backward."""
+    """The setting must also hold during compilation, in the first forward and backward."""
     monkeypatch.setattr(training_module, "_check_device", lambda params, device: None)
     seen: dict[str, bool] = {}
 
@@ -240,7 +249,7 @@ def test_fp16_gradients_are_unscaled_before_the_step():
     factor = scaled.scaler.get_scale()
     assert factor > 1000 and not plain.scaler.is_enabled()
     pairs = list(zip(scaled.model.parameters(), plain.model.parameters(), strict=True))
-    for a, b in pairs:  # the gradients of the scaled loss, as they are
+    for a, b in pairs:  # gradients of the scaled loss
         assert (a.grad / factor - b.grad).norm() < 1e-2 * b.grad.norm()
     for training in (scaled, plain):
         training.optimizer_step()
@@ -253,7 +262,7 @@ def test_fp16_gradients_are_unscaled_before_the_step():
 def test_fp16_skips_a_step_whose_gradients_overflow():
     training = make_training(params(precision="fp16"), CPU)
     before = {name: w.clone() for name, w in training.model.state_dict().items()}
-    training.scaler.scale(training.loss)  # makes its state
+    training.scaler.scale(training.loss)  # creates the scaler's state
     training.scaler.update(2.0**40)
     training.step()
     assert all(torch.equal(w, before[name]) for name, w in training.model.state_dict().items())
@@ -264,7 +273,10 @@ def test_fp16_skips_a_step_whose_gradients_overflow():
 
 
 def test_a_graph_s_warm_up_leaves_the_scale_as_it_was(monkeypatch):
-    """On a CPU, what a graph would record is only run; the scale must be the same tensors after."""
+    """The warm-up restores the loss scale in the same tensors, which a CUDA graph would read.
+
+    On a CPU the warm-up runs without streams and graphs.
+    """
     stream = SimpleNamespace(wait_stream=lambda other: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
@@ -272,8 +284,8 @@ def test_a_graph_s_warm_up_leaves_the_scale_as_it_was(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     training = GraphedTraining.__new__(GraphedTraining)
     Training.__init__(training, params(precision="fp16"), CPU)
-    training.scaler.scale(training.loss)  # makes its state
-    training.scaler.update(2.0**40)  # of which every step overflows, and halves it
+    training.scaler.scale(training.loss)  # creates its state
+    training.scaler.update(2.0**40)  # every step overflows with this scale and halves it
     scale, before = training.scaler._scale, training.scaler.state_dict()
     training._warm_up()
     assert training.scaler.state_dict() == before
@@ -283,7 +295,7 @@ def test_a_graph_s_warm_up_leaves_the_scale_as_it_was(monkeypatch):
         assert torch.equal(weight, begin)
 
 
-# ---- what is predicted ---------------------------------------------------------------------------
+# ---- predictions ---------------------------------------------------------------------------------
 
 
 def test_memory_is_predicted_of_what_runs():
@@ -293,8 +305,8 @@ def test_memory_is_predicted_of_what_runs():
     }
     size = params().model_size
     gradients = accounting.model_state_bytes(size, "fp32")["gradients"]
-    assert peak["forward_backward"] == 2 * gradients  # and as many bytes of weights
-    assert peak["train_step"] == 4 * gradients  # both moments, too
+    assert peak["forward_backward"] == 2 * gradients  # weights and gradients have equal sizes
+    assert peak["train_step"] == 4 * gradients  # and both moments
     assert gradients < peak["forward"] < 2 * gradients
     assert "peak_memory_bytes" not in predict(params(checkpointing="nested"))
     assert "activations_bytes" not in predict(params(checkpointing="selective"))
@@ -306,10 +318,12 @@ def test_memory_is_predicted_of_what_runs():
 @no_gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_training_that_blows_up_has_no_deviation(precision):
-    """max() of a list passes NaN over: it would be told as the deviation of the step before."""
+    """A NaN loss is an error, because max() of deviations with NaN could return a finite number."""
     given = {name: TINY[name] for name in ("size", "context_length", "batch_size", "vocab_size")}
     point = training_loss.Params(**given, precision=precision, steps=12, lr=1e3)
-    with pytest.raises(WrongOutput, match=r"the loss of step \d+ is (nan|inf), lr 1000"):
+    with pytest.raises(
+        WrongOutput, match=r"the loss of step \d+ must be .*, got (nan|inf) \(lr 1000"
+    ):
         training_loss.run(point)
 
 
@@ -356,7 +370,7 @@ def test_fresh_caches_leaves_those_of_others_alone(tmp_path, monkeypatch):
     assert list(mine.iterdir()) == []
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(mine)
     assert "TRITON_CACHE_DIR" not in os.environ
-    # the first call compiles, and says what that took
+    # the first call compiles, and its time is reported
     assert 0 < fresh["compiling_seconds"] < fresh["facts"]["building_and_measuring_seconds"]
     torch.compile(lambda x: x.sin() + 1)(torch.ones(8))
-    assert list(mine.iterdir())  # it is where torch would have left its files
+    assert list(mine.iterdir())  # torch uses the user's folder again

@@ -1,5 +1,5 @@
-"""Training on a GPU: CUDA graphs, compiled models and every precision train as eager launches do,
-and memory is what arithmetic says."""
+"""Tests of Training on a GPU: graphs, compilation and precisions have the losses of eager training,
+and memory is as predicted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.systems.training.tiny_training import GPU
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("one_thread")]
 
-# Of losses, relative: of a first step from the same weights, and after four more, in which atomic
-# additions and other kernels may round otherwise.
+# Tolerances of losses, relative: of the first step, with equal weights, and of the next four, in
+# which atomic additions and different kernels may round differently.
 FIRST_LOSS = {"fp32": 1e-6, "tf32": 1e-3, "bf16": 1e-3, "fp16": 1e-4, "bf16_pure": 1e-3}
 LATER_LOSS = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 1e-2, "fp16": 5e-3, "bf16_pure": 2e-2}
 
@@ -36,7 +36,7 @@ def _losses(**given: Any) -> list[float]:
 def _assert_trains_alike(losses: list[float], plain: list[float], precision: str) -> None:
     assert losses[0] == pytest.approx(plain[0], rel=FIRST_LOSS[precision])
     assert losses == pytest.approx(plain, rel=LATER_LOSS[precision])
-    assert plain[-1] < 0.9 * plain[0]  # it learns; the tolerance is far below what it moves
+    assert plain[-1] < 0.9 * plain[0]  # the loss decreases far more than the tolerance
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled_blocks"])
@@ -64,8 +64,10 @@ def test_compiled_trains_as_eager_does(precision, mode):
     "given", [{"mode": "compiled"}, {"mode": "compiled_blocks"}, {"cuda_graph": True}]
 )
 def test_tf32_is_what_is_compiled_and_captured(given):
-    """Outside of the phases the setting forbids TF32: were it not set in them, the first loss would
-    be that of float32 to the bit."""
+    """TF32 is allowed during compilation and capture, although it is forbidden outside of phases.
+
+    Otherwise the first loss would be bitwise equal to that of float32.
+    """
     assert not torch.backends.cuda.matmul.allow_tf32
     losses = _losses(precision="tf32", **given)
     _assert_trains_alike(losses, _losses(precision="tf32"), "tf32")
@@ -119,7 +121,7 @@ def test_facts_on_a_gpu(given):
 
 
 def _requested(device: torch.device) -> int:
-    """Bytes asked for: a block that is used again may be larger, by up to 1 MiB a tensor."""
+    """Return the bytes that tensors requested; the allocator's blocks may be up to 1 MiB larger."""
     return torch.cuda.memory_stats(device)["requested_bytes.all.current"]
 
 
@@ -134,7 +136,7 @@ def test_activations_of_the_small_model_are_what_arithmetic_says(precision, atte
     )
     device = torch.device("cuda")
     training = make_training(point, device)
-    training.forward()  # cuBLAS takes its workspace
+    training.forward()  # cuBLAS allocates its workspace
     if passes == "train_step":
         training.backward()
         training.optimizer_step()

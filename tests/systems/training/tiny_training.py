@@ -1,4 +1,4 @@
-"""A Transformer small enough to train in a test, on a processor and on a GPU."""
+"""Parameters of Transformers that are small enough to train in a test, on a CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from systems.benchmarks.train_step import Params
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 CPU = torch.device("cpu")
-ON_CPU = ["fp32", "bf16", "fp16", "bf16_pure", "bf16_master"]  # the precisions it can train in
+ON_CPU = ["fp32", "bf16", "fp16", "bf16_pure", "bf16_master"]  # precisions that a CPU supports
 TINY: dict[str, Any] = {
     "size": "tiny", "context_length": 24, "batch_size": 2, "vocab_size": 101,
     "warmup_steps": 1, "measure_steps": 3,
@@ -24,7 +24,7 @@ GPU: dict[str, Any] = {
 
 
 def params(**given: Any) -> Params:
-    """TINY, but for what is given."""
+    """Return TINY with the given parameters replaced."""
     if given.get("precision") == "bf16_master":
         given = {"optimizer": "fused", **given}
     return Params.model_validate(TINY | given)
