@@ -305,11 +305,11 @@ def test_every_answer_is_printed_with_its_derivation():
         "7.993 GB x 7 / (8 x 450 GB/s)\n      = 15.54 ms",
         "2 x 7.993 GB x 7 / (8 x 450 GB/s)\n      = 31.08 ms",
         "7.993 GB x 7 / 450 GB/s\n      = 124.3 ms",
-        "202.7 MB a bucket, n_b = 39.4; whole: 39",
+        "202.7 MB per bucket, n_b = 39.4; best integer: 39",
         "219,848,638,464",
         "17,547,264 bytes x b",
-        "2550 / (2 x 4)\n      = 318.8 tokens a device, B = 20,400",
-        "394.3 tokens a device, B = 25,234",
+        "2550 / (2 x 4)\n      = 318.8 tokens per device, B = 20,400",
+        "394.3 tokens per device, B = 25,234",
     ):
         assert answer in done.stdout, answer
 
@@ -323,4 +323,4 @@ def test_other_sizes_are_printed_too():
 def test_sizes_that_cannot_be_are_told():
     done = printed("--world-size", "1")
     assert done.returncode == 2
-    assert "--world-size: given '1', expected a whole number, at least 2" in done.stderr
+    assert "--world-size: must be a whole number of at least 2, got '1'" in done.stderr
