@@ -204,5 +204,5 @@ def test_peak_memory_of_a_step():
 
 @pytest.mark.parametrize("k", [0, -3])
 def test_k_below_one_is_an_error(k):
-    with pytest.raises(ValueError, match=f"k: given {k}, expected at least 1"):
+    with pytest.raises(ValueError, match=f"k must be at least 1, got {k}"):
         every_k_blocks(k)

@@ -275,12 +275,12 @@ def test_16_bit_first_weights_are_the_rounded_float32_ones():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((10, 8, 10, 1, 3, 8), "d_model 10 is not divisible by num_heads 3"),
-        ((10, 8, 15, 1, 3, 8), r"head_dim must be even, and is 5 \(d_model 15 / num_heads 3\)"),
-        ((0, 8, 16, 1, 2, 8), "vocab_size is 0; each must be at least 1"),
-        ((10, 8, 16, -1, 0, 8), "num_layers is -1, num_heads is 0; each must be at least 1"),
-        ((10, 0, 0, 1, 2, -3), "context_length is 0, d_model is 0, d_ff is -3"),
-        ((10, 8, 16, 1, 2, 8, 0.0), "rope_theta is 0.0; it must be above 0"),
+        ((10, 8, 10, 1, 3, 8), "d_model must be divisible by num_heads, got 10 and 3"),
+        ((10, 8, 15, 1, 3, 8), r"head_dim must be even .*, got 5 \(d_model 15 / num_heads 3\)"),
+        ((0, 8, 16, 1, 2, 8), "sizes must be at least 1, got vocab_size 0"),
+        ((10, 8, 16, -1, 0, 8), "sizes must be at least 1, got num_layers -1, num_heads 0"),
+        ((10, 0, 0, 1, 2, -3), "context_length 0, d_model 0, d_ff -3"),
+        ((10, 8, 16, 1, 2, 8, 0.0), "rope_theta must be more than 0, got 0.0"),
     ],
 )
 def test_sizes_that_cannot_be(sizes, message):
@@ -293,7 +293,7 @@ def test_a_token_id_out_of_range_is_named(token_id):
     model = _model(*SIZES[0])
     tokens = _tokens(37, 2, 5)
     tokens[1, 3] = token_id
-    message = rf"token id {token_id} is out of range; valid are 0 to 36"
+    message = rf"token ids must be in 0 to 36, got {token_id}"
     with pytest.raises(ValueError, match=message):
         model(tokens)
 
@@ -303,7 +303,7 @@ def test_both_ends_of_the_vocabulary_are_valid():
 
 
 def test_a_sequence_that_is_too_long_is_refused():
-    with pytest.raises(ValueError, match="20 tokens given; the model's context_length is 19"):
+    with pytest.raises(ValueError, match="at most context_length 19 tokens, got 20"):
         _model(*SIZES[0])(_tokens(37, 2, 20))
 
 

@@ -213,12 +213,13 @@ def what_is_refused(here: RankContext) -> None:
     shapes = [(2,), (3 + last,)]
     parameters = [nn.Parameter(torch.zeros(shape, device=here.device)) for shape in shapes]
     message = (
-        rf"rank {here.world_size - 1} has '1 of group 0 float32 \(4,\)' at place 1, where rank 0"
+        rf"rank {here.world_size - 1} has 'parameter 1 of group 0 float32 \(4,\)' at position 1, "
+        "but rank 0"
     )
     with pytest.raises(ValueError, match=message):
         ShardedOptimizer(parameters, torch.optim.SGD, lr=0.1)
     optimizer = ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=0.1)
-    with pytest.raises(ValueError, match=r"given \[2\] in the state dict, expected \[1\]"):
+    with pytest.raises(ValueError, match=r"must have \[1\] parameters by group, got \[2\]"):
         optimizer.load_state_dict(torch.optim.SGD(parameters, lr=0.1).state_dict())
     with pytest.raises(ValueError, match="Invalid learning rate"):
         ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=-1)
