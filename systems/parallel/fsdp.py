@@ -376,10 +376,8 @@ class FullyShardedDataParallel(nn.Module):
     @torch.no_grad()
     def _take_gradients_of_copies(self) -> None:
         """Move gradients from the cast copies of replicated parameters to their masters."""
-        targets: dict[bool, list[Tensor]] = {
-            True: [],
-            False: [],
-        }  # key: True for the first gradient of a step
+        # Key: True if the gradient is the first of the step, False if it is added to another.
+        targets: dict[bool, list[Tensor]] = {True: [], False: []}
         gradients: dict[bool, list[Tensor]] = {True: [], False: []}
         for copy in self._copies:
             if copy.unsharded.grad is None:

@@ -74,9 +74,7 @@ class _Piece:
         self.views = []
         for parameter, start in zip(parameters, starts[:-1], strict=True):
             place = self.flat[start : start + parameter.numel()]
-            strides = torch.empty_like(
-                parameter
-            ).stride()  # strides of a dense copy of the parameter
+            strides = torch.empty_like(parameter).stride()  # strides of a dense copy
             view = place.as_strided(parameter.shape, strides, place.storage_offset())
             view.copy_(parameter.detach())
             parameter.data = view
@@ -92,9 +90,7 @@ class _Chunk:
 
     def __init__(self, by_rank: list[list[Tensor]], optimizer: Optimizer | None, first_group: int):
         self.by_rank = by_rank
-        self.optimizer = (
-            optimizer  # optimizer of this rank; None if the rank has no parameters here
-        )
+        self.optimizer = optimizer  # of this rank; None if it has no parameters in the chunk
         # Index in ShardedOptimizer.param_groups of the optimizer's first parameter group.
         self.first_group = first_group
         self.lay_out()
@@ -228,9 +224,8 @@ class ShardedOptimizer(Optimizer):
                 chunk.optimizer.step(**kwargs)
             works += chunk.send(self._group)
         for chunk in self._chunks:
-            for outside, inside in self._pairs(
-                chunk
-            ):  # some optimizers keep counters in their groups
+            # Some optimizers keep counters in their groups.
+            for outside, inside in self._pairs(chunk):
                 outside.update(_options(inside))
         for work in works:
             work.wait()
