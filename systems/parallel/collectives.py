@@ -34,8 +34,8 @@ def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.devi
     missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name not in os.environ]
     if missing:
         raise RuntimeError(
-            f"the process must be started by torchrun, but {', '.join(missing)} are not set in its "
-            "environment; set launch.nproc_per_node in the sweep"
+            "the process must be started by torchrun, but these environment variables are not set: "
+            f"{', '.join(missing)}; set launch.nproc_per_node in the sweep"
         )
     device = torch.device("cpu")
     if backend == "nccl":

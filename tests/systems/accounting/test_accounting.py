@@ -1,4 +1,4 @@
-"""Formulas on cases worked by hand."""
+"""Attention and hardware formulas agree with hand-computed cases."""
 
 from __future__ import annotations
 

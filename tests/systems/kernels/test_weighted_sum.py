@@ -1,5 +1,7 @@
-"""The weighted sum of each row: reference and, on a GPU, kernel against float64, and what becomes
-of the kernel for sm_90. tests/interpreted has the kernel on a CPU."""
+"""Weighted sum of each row against float64: reference and, on a GPU, kernels; code for sm_90.
+
+tests/interpreted runs the kernels on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ _TYPES = {F32: "*fp32", BF16: "*bf16", F16: "*fp16"}
 
 
 def _made(which: str, dtype: torch.dtype, d: int):
-    """As a launch on contiguous x, w and dy of an even d compiles it."""
+    """Compile a kernel as for a launch with contiguous x, w and dy and an even d."""
     from systems.kernels.weighted_sum import kernel
 
     rows, columns = tile(d)

@@ -1,6 +1,6 @@
-"""What fully sharded data parallel refuses, and what the death of a rank does to the others.
+"""Errors of FSDP, and the end of all ranks if one rank exits.
 
-A function that takes `RankContext` first is a case: every rank runs it, several times over.
+A function whose first argument is a `RankContext` is a case: every rank runs it, several times.
 """
 
 from __future__ import annotations
