@@ -2,8 +2,8 @@
 
     model.apply_blocks = every_k_blocks(4)
 
-Each policy is a way to apply the blocks; results are the same, memory and time differ. Chen et al.
-2016, "Training Deep Nets with Sublinear Memory Cost".
+Each policy is a function that applies the blocks. All policies give the same results, but differ in
+memory and time. Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ ApplyBlocks = Callable[[nn.ModuleList, Tensor], Tensor]
 
 
 def every_k_blocks(k: int) -> ApplyBlocks:
-    """Save the input of every k-th block; backward recomputes the blocks after it (section 3).
+    """Return a policy that saves only the input of every k-th block (Chen et al., section 3).
+
+    Backward recomputes segments of k blocks.
 
     Raises:
-        ValueError: k is below 1.
+        ValueError: if k is less than 1.
     """
     if k < 1:
-        raise ValueError(f"k: given {k}, expected at least 1")
+        raise ValueError(f"k must be at least 1, got {k}")
 
     def apply(blocks: nn.ModuleList, x: Tensor) -> Tensor:
         for start in range(0, len(blocks), k):
@@ -44,9 +46,12 @@ def every_k_blocks(k: int) -> ApplyBlocks:
 
 
 def nested() -> ApplyBlocks:
-    """Checkpoint recursively: save the input of each half of the blocks, and do the same within it
-    (section 4.3). O(log n) inputs are alive at once; each block is recomputed at most log2(n)
-    times, half as often on average."""
+    """Return a policy that checkpoints recursively (Chen et al., section 4.3).
+
+    It saves the input of each half of the blocks, and does the same within each half. O(log n)
+    inputs are in memory at a time. Each block is recomputed at most log2(n) times, and half as
+    often on average.
+    """
 
     def halves(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
         if len(blocks) == 1:
@@ -60,8 +65,11 @@ def nested() -> ApplyBlocks:
 
 
 def selective() -> ApplyBlocks:
-    """Save the outputs of matmuls with weights and of fused attention, and recompute the rest:
-    norms, RoPE, SiLU, casts, and materialised scores (Korthikanti et al. 2022, section 5)."""
+    """Return a policy that saves the outputs of matmuls with weights and of fused attention.
+
+    Backward recomputes the rest: norms, RoPE, SiLU, casts, and the scores of attention that
+    materializes them (Korthikanti et al. 2022, section 5).
+    """
     saved = {
         torch.ops.aten.mm.default,
         torch.ops.aten.addmm.default,
@@ -85,5 +93,5 @@ def selective() -> ApplyBlocks:
 
 
 def _recomputed(fn: Callable[[Tensor], Tensor], x: Tensor, **kwargs: Any) -> Tensor:
-    # There is no dropout: random state need not be preserved.
+    # The model has no dropout, so the state of random generators need not be preserved.
     return checkpoint(fn, x, use_reentrant=False, preserve_rng_state=False, **kwargs)

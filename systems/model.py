@@ -3,7 +3,7 @@
     model = TransformerLM(10_000, 512, d_model=1600, num_layers=48, num_heads=25, d_ff=6400)
     logits = model(token_ids)
 
-Attention is a function that is passed in, so that implementations can be swapped by name:
+The attention function is an argument, so that implementations can be selected by name:
 `TransformerLM(..., attention=ATTENTIONS["sdpa_cudnn"])`, from `systems.kernels.flash_attention`.
 """
 
@@ -22,11 +22,12 @@ Attention = Callable[..., Tensor]
 
 
 class Linear(nn.Module):
-    """x W^T, without bias.
+    """Linear layer x W^T without bias.
 
     Args:
-        d_in, d_out: sizes of the last dimension; `weight` is (d_out, d_in).
-        parts: how many matrices of equal size are stacked in d_out; each is initialised on its own.
+        d_in, d_out: sizes of the last dimension of input and output; `weight` is (d_out, d_in).
+        parts: number of matrices of equal size that are stacked along d_out. Each is initialized
+            as a separate layer.
     """
 
     def __init__(
@@ -34,16 +35,16 @@ class Linear(nn.Module):
     ):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(d_out, d_in, device=device, dtype=dtype))
-        # Glorot and Bengio 2010, equation 16's variance, cut at three standard deviations.
+        # Variance of Glorot and Bengio 2010, equation 16, truncated at three standard deviations.
         _truncated_normal(self.weight, math.sqrt(2 / (d_in + d_out / parts)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., d_in) -> (..., d_out)."""
+        """Map x (..., d_in) to (..., d_out)."""
         return F.linear(x, self.weight)
 
 
 class Embedding(nn.Module):
-    """One row of `weight` (vocab_size, d_model) for each token id."""
+    """Embedding layer: returns a row of `weight` (vocab_size, d_model) for each token id."""
 
     def __init__(self, vocab_size: int, d_model: int, *, device: Any = None, dtype: Any = None):
         super().__init__()
@@ -51,11 +52,11 @@ class Embedding(nn.Module):
         _truncated_normal(self.weight, 1.0)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """Integers (...) -> (..., d_model).
+        """Map integers (...) to (..., d_model).
 
         Raises:
-            ValueError: on a CPU, an id is out of range. A check on a GPU would synchronise; there
-                it is a device-side assertion.
+            ValueError: if an id is out of range, on a CPU only. On a GPU this check would
+                synchronize, so an invalid id fails a device-side assertion instead.
         """
         if token_ids.device.type == "cpu" and not torch.compiler.is_compiling():
             _check_range(token_ids, self.weight.shape[0])
@@ -63,10 +64,10 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, equation 4).
+    """RMSNorm, x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, equation 4).
 
-    The square of a bf16 or fp16 activation overflows or loses digits, so the norm is computed in
-    float32 (float64 stays) and the result is cast to x's dtype.
+    The square of a 16-bit activation may overflow or lose precision. So the norm is computed in
+    float32 (float64 for float64 inputs) and the result is cast to the dtype of x.
     """
 
     def __init__(self, d_model: int, *, eps: float = 1e-5, device: Any = None, dtype: Any = None):
@@ -75,18 +76,23 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d_model, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., d_model) -> (..., d_model), of x's dtype."""
+        """Normalize x (..., d_model); the result has the shape and dtype of x."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (wide * scale * self.weight).to(x.dtype)
 
 
 class RotaryEmbedding(nn.Module):
-    """RoPE (Su et al. 2021, section 3.4.2, equation 34): rotates pairs (x_2i, x_2i+1) by an angle
-    that grows with the position.
+    """Rotary position embedding, RoPE (Su et al. 2021, section 3.4.2, equation 34).
 
-    The tables stay in float32, or float64 for a float64 model, whatever the model is cast to: in
-    bf16, positions past 256 would share angles.
+    It rotates each pair (x_2i, x_2i+1) by an angle proportional to the position. The tables of
+    cosines and sines stay in float32 (float64 for a float64 model) even if the model is cast: in
+    bf16, different positions past 256 would get the same angles.
+
+    Args:
+        head_dim: head dimension, even.
+        context_length: number of positions.
+        theta: base of the frequencies.
     """
 
     cos: Tensor
@@ -115,13 +121,16 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", angle.sin().to(wide), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Make the tables anew where `.to()`, `.half()` or `.cuda()` would cast them."""
+        """Recompute the tables when `.to()`, `.half()` or `.cuda()` would cast or move them."""
         probe = fn(torch.empty(0, dtype=self.cos.dtype, device=self.cos.device))
         self._make_tables(probe.device, probe.dtype)
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., seq_len, head_dim) -> the same shape and dtype, row i rotated by i's angles."""
+        """Rotate row i of x (..., seq_len, head_dim) by the angles of position i.
+
+        The result has the shape and dtype of x.
+        """
         cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
         even, odd = x.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
         rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
@@ -129,7 +138,10 @@ class RotaryEmbedding(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention with RoPE; q, k and v come from one matrix, stacked in that order."""
+    """Multi-head causal self-attention with RoPE.
+
+    The matrices of q, k and v are stacked, in this order, in one Linear layer.
+    """
 
     def __init__(
         self,
@@ -146,7 +158,7 @@ class CausalSelfAttention(nn.Module):
         self.rope, self.attention = rope, attention
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, seq_len, d_model) -> the same shape."""
+        """Map x (batch, seq_len, d_model) to the same shape."""
         heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = heads.permute(2, 0, 3, 1, 4)  # each (batch, heads, seq_len, head_dim)
         out = self.attention(self.rope(q), self.rope(k), v, is_causal=True)
@@ -154,7 +166,10 @@ class CausalSelfAttention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate x) * up x) (Shazeer 2020, equation 6); gate and up are one matrix, stacked."""
+    """SwiGLU feed-forward layer, down(silu(gate x) * up x) (Shazeer 2020, equation 6).
+
+    The matrices gate and up are stacked, in this order, in one Linear layer.
+    """
 
     def __init__(self, d_model: int, d_ff: int, **kwargs: Any):
         super().__init__()
@@ -162,13 +177,13 @@ class SwiGLU(nn.Module):
         self.down = Linear(d_ff, d_model, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., d_model) -> the same shape."""
+        """Map x (..., d_model) to the same shape."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
 
 
 class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """Pre-norm Transformer block: x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(
         self,
@@ -186,26 +201,29 @@ class TransformerBlock(nn.Module):
         self.feed_forward = SwiGLU(d_model, d_ff, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, seq_len, d_model) -> the same shape."""
+        """Map x (batch, seq_len, d_model) to the same shape."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class TransformerLM(nn.Module):
-    """Token ids -> logits of the next token.
+    """Decoder-only Transformer that maps token ids to the logits of the next token.
 
     Args:
-        vocab_size: token ids are 0 to vocab_size - 1.
-        context_length: the most tokens of a sequence.
-        d_model, num_layers, num_heads, d_ff: width, blocks, heads of d_model / num_heads each, and
-            inner width of the feed-forward.
+        vocab_size: number of tokens; token ids are 0 to vocab_size - 1.
+        context_length: maximum number of tokens in a sequence.
+        d_model: width of the residual stream.
+        num_layers: number of blocks.
+        num_heads: number of attention heads, each of dimension d_model / num_heads.
+        d_ff: hidden width of the feed-forward layers.
         rope_theta: base of RoPE's frequencies.
-        attention: (q, k, v, is_causal=True) -> out; torch's by default.
-        device, dtype: of the parameters.
+        attention: function (q, k, v, is_causal=True) -> out, with tensors of shape
+            (batch, heads, seq_len, head_dim).
+        device, dtype: device and dtype of the parameters.
 
     Raises:
-        ValueError: a size or rope_theta that is not positive, d_model that num_heads does not
-            divide, or heads of odd width, which RoPE cannot pair.
+        ValueError: if a size or rope_theta is not positive, if d_model is not divisible by
+            num_heads, or if d_model / num_heads is odd, which RoPE does not support.
     """
 
     def __init__(
@@ -227,18 +245,20 @@ class TransformerLM(nn.Module):
             "vocab_size": vocab_size, "context_length": context_length, "d_model": d_model,
             "num_layers": num_layers, "num_heads": num_heads, "d_ff": d_ff,
         }  # fmt: skip
-        wrong = [f"{name} is {size}" for name, size in sizes.items() if size < 1]
+        wrong = [f"{name} {size}" for name, size in sizes.items() if size < 1]
         if wrong:
-            raise ValueError(f"{', '.join(wrong)}; each must be at least 1")
+            raise ValueError(f"sizes must be at least 1, got {', '.join(wrong)}")
         if d_model % num_heads:
-            raise ValueError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
+            raise ValueError(
+                f"d_model must be divisible by num_heads, got {d_model} and {num_heads}"
+            )
         if not rope_theta > 0:
-            raise ValueError(f"rope_theta is {rope_theta}; it must be above 0")
+            raise ValueError(f"rope_theta must be more than 0, got {rope_theta}")
         head_dim = d_model // num_heads
         if head_dim % 2:
             raise ValueError(
-                f"RoPE rotates pairs: head_dim must be even, and is {head_dim} "
-                f"(d_model {d_model} / num_heads {num_heads})"
+                "head_dim must be even because RoPE rotates pairs of elements, "
+                f"got {head_dim} (d_model {d_model} / num_heads {num_heads})"
             )
         self.context_length = context_length
         self.apply_blocks: Callable[[nn.ModuleList, Tensor], Tensor] = apply_in_order
@@ -253,37 +273,49 @@ class TransformerLM(nn.Module):
         self.output_head = Linear(d_model, vocab_size, **kwargs)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """Integers (batch, seq_len) -> logits (batch, seq_len, vocab_size).
+        """Map token ids (batch, seq_len) to logits (batch, seq_len, vocab_size).
 
         Raises:
-            ValueError: more tokens than context_length; on a CPU, an id out of range.
+            ValueError: if seq_len is larger than context_length or, on a CPU, if an id is out of
+                range.
         """
         seq_len = token_ids.shape[-1]
         if seq_len > self.context_length:
             raise ValueError(
-                f"{seq_len} tokens given; the model's context_length is {self.context_length}"
+                f"sequences must have at most context_length {self.context_length} tokens, "
+                f"got {seq_len}"
             )
         x = self.apply_blocks(self.blocks, self.token_embedding(token_ids))
         return self.output_head(self.final_norm(x))
 
 
 def apply_in_order(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Apply one block after the other; `systems.checkpointing` has other ways."""
+    """Apply the blocks one after the other; `systems.checkpointing` has alternatives."""
     for block in blocks:
         x = block(x)
     return x
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean negative log-likelihood of `targets` (batch, seq_len) under `logits` (batch, seq_len,
-    vocab_size), computed at least in float32: a 0-dimensional tensor."""
+    """Return the mean negative log-likelihood of the targets, computed at least in float32.
+
+    Args:
+        logits: (batch, seq_len, vocab_size).
+        targets: token ids (batch, seq_len).
+
+    Returns:
+        A 0-dimensional tensor.
+    """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide.flatten(0, -2), targets.flatten())
 
 
 @torch.no_grad()
 def _truncated_normal(weight: Tensor, std: float) -> None:
-    """Fill `weight`, drawing at least in float32: in bf16 the distribution would be coarse."""
+    """Fill `weight` from a truncated normal distribution.
+
+    Values are drawn at least in float32, because in bf16 the distribution would be coarse.
+    """
     wide = torch.empty_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
     weight.copy_(nn.init.trunc_normal_(wide, std=std, a=-3 * std, b=3 * std))
 
@@ -294,4 +326,4 @@ def _check_range(token_ids: Tensor, vocab_size: int) -> None:
     low, high = (int(end) for end in token_ids.aminmax())
     if low < 0 or high >= vocab_size:
         given = low if low < 0 else high
-        raise ValueError(f"token id {given} is out of range; valid are 0 to {vocab_size - 1}")
+        raise ValueError(f"token ids must be in 0 to {vocab_size - 1}, got {given}")

@@ -1,8 +1,9 @@
 """Formulas for FLOPs, bytes, memory, communication and hardware peaks. Standard library only.
 
-All functions are pure; what is unknown (a GPU that is not listed) is None. `python -m
-systems.accounting` derives communication and memory of parallel training; it also uses
-`feed_forward` and `xxl_model`, which are not exported here.
+All functions are pure. A function returns None if a figure is unknown, for example for a GPU that
+is not listed. `python -m systems.accounting` prints derivations of the communication and memory of
+parallel training; for these it also uses `feed_forward` and `xxl_model`, which are not exported
+here.
 """
 
 from systems.accounting.attention import (

@@ -1,7 +1,9 @@
-"""Derive communication and memory of parallel training: formula, numbers and result of each.
+"""Print how the communication and memory of parallel training are computed.
 
-python -m systems.accounting
-python -m systems.accounting --model 2.7b --world-size 2 --tokens 131072
+Each quantity is shown as a formula, the formula with numbers, and the result.
+
+    python -m systems.accounting
+    python -m systems.accounting --model 2.7b --world-size 2 --tokens 131072
 """
 
 from __future__ import annotations
@@ -27,20 +29,25 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     number = _at_least(1)
-    parser.add_argument("--model", choices=MODEL_SIZES, default="xl", help="whose state (xl)")
-    parser.add_argument("--world-size", type=_at_least(2), default=8, help="ranks, n (8)")
+    parser.add_argument(
+        "--model",
+        choices=MODEL_SIZES,
+        default="xl",
+        help="model size for collectives and state (xl)",
+    )
+    parser.add_argument("--world-size", type=_at_least(2), default=8, help="number of ranks n (8)")
     parser.add_argument(
         "--call-us",
         type=number,
         default=20,
-        help="microseconds of a call beside its bytes, o (20: supposed, not measured)",
+        help="fixed cost o of a collective call, in microseconds (20, an assumption)",
     )
-    # The model of the assignment's 2026 leaderboard, and its batch of 2 x 32,768.
+    # Defaults: the model of the 2026 leaderboard of CS336, assignment 2, and its batch, 2 x 32,768.
+    parser.add_argument("--d-model", type=number, default=4096, help="feed-forward width D (4096)")
     parser.add_argument(
-        "--d-model", type=number, default=4096, help="of the feed-forward, D (4096)"
+        "--d-ff", type=number, default=11008, help="feed-forward hidden width F (11008)"
     )
-    parser.add_argument("--d-ff", type=number, default=11008, help="of the feed-forward, F (11008)")
-    parser.add_argument("--tokens", type=number, default=65536, help="a batch, B (65536)")
+    parser.add_argument("--tokens", type=number, default=65536, help="tokens per batch B (65536)")
     options = parser.parse_args()
 
     show_hardware()
@@ -55,7 +62,7 @@ def main() -> None:
 def _at_least(least: int) -> Callable[[str], int]:
     def whole_number(text: str) -> int:
         if not text.isdigit() or int(text) < least:
-            message = f"given {text!r}, expected a whole number, at least {least}"
+            message = f"must be a whole number of at least {least}, got {text!r}"
             raise argparse.ArgumentTypeError(message)
         return int(text)
 

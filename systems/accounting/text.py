@@ -1,4 +1,4 @@
-"""Print headings, derivations, tables and figures with units for `python -m systems.accounting`."""
+"""Printing of headings, derivations, tables and units for `python -m systems.accounting`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 from typing import TypeVar
 
 WIDTH = 96
-# The devices that are shown: short names, and their names in `hardware`.
+# Devices in the printed tables: short name -> name in `hardware`.
 DEVICES = {
     "H100": "NVIDIA H100 80GB HBM3",
     "H200": "NVIDIA H200",
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def known(figure: T | None) -> T:
-    """Return a figure that cannot be None: one of DEVICES."""
+    """Return `figure`, asserting that it is not None, as for every device in DEVICES."""
     assert figure is not None
     return figure
 
@@ -31,14 +31,14 @@ def say(text: str) -> None:
 
 
 def derive(question: str, formula: str, *steps: str) -> None:
-    """Print the question, the formula, and lines for the numbers and the result."""
+    """Print a question, a formula, and one line per step, from the numbers to the result."""
     print(f"\n{textwrap.fill(question, WIDTH)}\n    {formula}")
     for step in steps:
         print(f"      = {step}")
 
 
 def table(rows: list[list[str]]) -> None:
-    """Print rows of equal length; the first is the heading."""
+    """Print rows of equal length as an aligned table; the first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print()
     for row in rows:
@@ -47,7 +47,7 @@ def table(rows: list[list[str]]) -> None:
 
 
 def size_text(size: float) -> str:
-    """Format bytes; GB = 10^9."""
+    """Format a number of bytes with a decimal unit (GB = 10^9)."""
     return _scaled(size, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")])
 
 

@@ -1,5 +1,4 @@
-"""Hardware, collectives, DDP's buckets and sharded state, worked out for `python -m
-systems.accounting`."""
+"""Sections of `python -m systems.accounting`: hardware, collectives, DDP buckets, sharded state."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from systems.accounting.transformer import MODEL_SIZES, model_state_bytes, trans
 
 
 def show_hardware() -> None:
-    title("Hardware: C, W and memory by the datasheets (sources: systems/accounting/hardware.py)")
+    title("Hardware: C, W and memory from datasheets (sources: systems/accounting/hardware.py)")
     rows = [["", "C, bf16 FLOP/s", "W, bytes/s sent", "C / W", "memory"]]
     for short, name in DEVICES.items():
         flops, link = known(peak_flops(name, "bf16")), known(link_bandwidth(name))
@@ -31,31 +30,32 @@ def show_hardware() -> None:
         rows.append([short, f"{flops:.4g}", f"{link:.3g}", f"{flops / link:,.0f}", memory])
     table(rows)
     say(
-        "W of a GPU is all its NVLinks, one direction; it holds within one NVLink domain. W of v5p "
-        "is one axis of the torus, both ways round. Times are the least these allow; what NCCL "
-        "reaches is in docs/results/all_reduce.md."
+        "W of a GPU is the bandwidth of its NVLinks in one direction, within one NVLink domain. "
+        "W of v5p is the bandwidth of one axis of the torus in both directions. All times below "
+        "are lower bounds; docs/results/all_reduce.md has times measured with NCCL."
     )
 
 
 def show_ring(model: str, n: int) -> None:
     size = model_state_bytes(MODEL_SIZES[model], "fp32")["gradients"]
     link = known(link_bandwidth(DEVICES["H100"]))
-    title(f"Collectives on a ring: S = {size_text(size)} (float32 gradients of {model}), n = {n}")
+    title(f"Ring collectives: S = {size_text(size)} (float32 gradients of {model}), n = {n} ranks")
     put_in = f"{size_text(size)} x {n - 1} / ({n} x {rate_text(link)})"
     derive(
-        "All-gather, and reduce-scatter: n-1 steps, in each a chunk of S/n (H100)",
+        "All-gather or reduce-scatter (H100): n-1 steps, in each of which a rank sends S/n bytes",
         "t = S (n-1) / (n W)",
         put_in,
         time_text(collectives.all_gather_seconds(size, n, link)),
     )
     derive(
-        "All-reduce: a reduce-scatter, then an all-gather",
+        "All-reduce: a reduce-scatter, followed by an all-gather",
         "t = 2 S (n-1) / (n W)",
         f"2 x {put_in}",
         time_text(collectives.all_reduce_seconds(size, n, link)),
     )
     derive(
-        "Alternate ring all-reduce: n-1 steps, in each the whole tensor, n/2 times as long",
+        "Alternate ring all-reduce: n-1 steps, in each of which a rank sends the whole tensor. It "
+        "takes n/2 times as long as the all-reduce above.",
         "t = S (n-1) / W",
         f"{size_text(size)} x {n - 1} / {rate_text(link)}",
         time_text(collectives.whole_tensor_all_reduce_seconds(size, n, link)),
@@ -80,29 +80,30 @@ def show_buckets(model: str, n: int, call: float) -> None:
     w = size / collectives.all_reduce_seconds(size, n, link)
     best = data_parallel.best_bucket_count(size, w, call)
     best_bytes = data_parallel.best_bucket_bytes(size, w, call)
-    title(f"DDP's buckets: s = {size_text(size)}, n = {n} H100, o = {time_text(call)} (supposed)")
+    title(f"DDP buckets: s = {size_text(size)}, n = {n} H100, o = {time_text(call)} (assumed)")
     say(
-        "Backward of a bucket takes as long as its bytes do, s / (n_b w); calls come one after the "
-        "other. The last bucket is sent when backward is over, and by then each call has added o."
+        "n_b is the number of buckets and o the fixed cost of an all-reduce. The backward pass of "
+        "a bucket is assumed to take s / (n_b w), as long as its all-reduce without o. All-reduces "
+        "run one after the other. After backward, the last bucket and n_b times o remain."
     )
     derive(
-        "Rate of the all-reduce",
+        "Algorithm bandwidth of the all-reduce",
         "w = W n / (2 (n-1))",
         f"{rate_text(link)} x {n} / {2 * (n - 1)}",
         rate_text(w),
     )
     derive(
-        "Overhead after backward, and the bucket at which its derivative by n_b is 0",
+        "Overhead after backward, and the bucket size that minimizes it (derivative by n_b is 0)",
         "t = s / (n_b w) + n_b o;  n_b = sqrt(s / (w o));  bucket s / n_b = sqrt(s w o)",
         f"sqrt({size_text(size)} x {rate_text(w)} x {time_text(call)})",
-        f"{size_text(best_bytes)} a bucket, n_b = {size / best_bytes:.1f}; whole: {best}",
+        f"{size_text(best_bytes)} per bucket, n_b = {size / best_bytes:.1f}; best integer: {best}",
     )
-    rows = [["bucket, MB", "n_b", "overhead", "with nothing hidden"]]
+    rows = [["bucket, MB", "n_b", "overhead", "without overlap"]]
     counts = {math.ceil(size / (mb * 10**6)) for mb in (1, 10, 100, 1000)} | {best, 1}
     for count in sorted(counts, reverse=True):
         overhead = data_parallel.ddp_overhead_seconds(size, w, call, count)
         alone = data_parallel.ddp_overhead_seconds(size, w, call, count, backward_seconds=0)
-        mark = "  <- least" if count == best else ""
+        mark = "  <- minimum" if count == best else ""
         bucket = f"{size / count / 10**6:.4g}"
         rows.append([bucket, str(count), time_text(overhead), time_text(alone) + mark])
     table(rows)
@@ -112,7 +113,10 @@ def show_states(model: str, n: int) -> None:
     state = model_state_bytes(MODEL_SIZES[model], "fp32")
     parameters = transformer_parameters(MODEL_SIZES[model])
     title(f"State and communication of {model}, P = {parameters:,}, float32, AdamW, n = {n}")
-    say("Weights 4 P bytes, gradients 4 P, optimizer state 8 P; r = (n-1)/n; activations left out.")
+    say(
+        "Weights W and gradients G take 4 P bytes each, optimizer state 8 P bytes; r = (n-1)/n. "
+        "Activations are not counted."
+    )
     formulas = {
         "ddp": ("16 P", "2 r G"),
         "zero1": ("8 P + 8 P/n", "r (G + W)"),
@@ -120,7 +124,7 @@ def show_states(model: str, n: int) -> None:
         "zero3": ("16 P/n", "r (G + 2 W)"),
         "sharded_optimizer": ("8 P + 8 P/n", "r (2 G + W)"),
     }
-    rows = [["", "a rank keeps", "", "a rank sends a step", "", "on H100"]]
+    rows = [["", "kept per rank", "", "sent per rank and step", "", "time on H100"]]
     link = known(link_bandwidth(DEVICES["H100"]))
     kept, sent = {}, {}
     for strategy in STRATEGIES:
@@ -132,10 +136,10 @@ def show_states(model: str, n: int) -> None:
         rows.append([strategy, keeps, kept_text, sends, sent_text, seconds])
     table(rows)
     say(
-        "G and W: gradients and weights, 4 P bytes each. sharded_optimizer is this project's: all "
-        "weights and gradients on every rank, gradients all-reduced by DDP, then updated weights "
-        f"handed on. It keeps what ZeRO-1 keeps, {size_text(kept['zero1'])}, and sends "
-        f"{size_text(sent['sharded_optimizer'])} where ZeRO-1, which only reduce-scatters "
-        f"gradients, sends {size_text(sent['zero1'])}. zero3, torch's FSDP, keeps "
+        "sharded_optimizer is this project's ShardedOptimizer: every rank has all weights and "
+        "gradients, DDP all-reduces the gradients, and each rank broadcasts the weights that it "
+        f"updated. It keeps as much as ZeRO-1, {size_text(kept['zero1'])}, but sends "
+        f"{size_text(sent['sharded_optimizer'])} instead of {size_text(sent['zero1'])}, because "
+        "ZeRO-1 only reduce-scatters the gradients. zero3 (torch's FSDP) keeps "
         f"{size_text(kept['ddp'] - kept['zero3'])} less than DDP."
     )

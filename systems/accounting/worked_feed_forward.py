@@ -1,4 +1,4 @@
-"""A feed-forward on many devices, and XXL, worked out for `python -m systems.accounting`."""
+"""Sections of `python -m systems.accounting`: a feed-forward layer on many devices, and XXL."""
 
 from __future__ import annotations
 
@@ -22,25 +22,31 @@ from systems.accounting.text import (
 
 def show_feed_forward(layer: FeedForward, tokens: int, n: int) -> None:
     d, f = layer.d_model, layer.d_ff
-    title(f"SwiGLU feed-forward, three matrices: D = {d}, F = {f}, B = {tokens:,} tokens, 2 bytes")
-    say("N = n_d n_t devices: n_d share the batch (DP or FSDP), n_t share F (TP).")
+    title(
+        f"SwiGLU feed-forward layer: D = {d}, F = {f}, B = {tokens:,} tokens, 2 bytes per element"
+    )
+    say(
+        "The layer has three matrices and runs on N = n_d n_t devices. The batch is split over n_d "
+        "devices (DP or FSDP), F over n_t devices (TP). A strategy is limited where its "
+        "communication takes longer than the computation, which it overlaps."
+    )
     table(
         [
-            ["one device", "forward", "backward"],
+            ["per device", "forward", "backward"],
             ["FLOPs", "6 B D F / N", "12 B D F / N"],
             ["DP, seconds", "0", "12 D F (n_d-1) / (N W)"],
             ["FSDP, seconds", "6 D F (n_d-1) / (N W)", "12 D F (n_d-1) / (N W)"],
             ["TP, seconds", "4 B D (n_t-1) / (N W)", "4 B D (n_t-1) / (N W)"],
-            ["DP binds", "never", "n_d > 1 + B W / C"],
-            ["FSDP binds", "n_d > 1 + B W / C", "n_d > 1 + B W / C"],
-            ["TP binds", "n_t > 1 + 3 F W / (2 C)", "n_t > 1 + 3 F W / C"],
+            ["DP limited if", "never", "n_d > 1 + B W / C"],
+            ["FSDP limited if", "n_d > 1 + B W / C", "n_d > 1 + B W / C"],
+            ["TP limited if", "n_t > 1 + 3 F W / (2 C)", "n_t > 1 + 3 F W / C"],
         ]
     )
     h100 = _machine("H100")
     for which in feed_forward.PASSES:
         factor = {"forward": 6, "backward": 12}[which]
         derive(
-            f"Compute, {which}, N = {n} H100",
+            f"Computation, {which}, N = {n} H100",
             f"t = {factor} B D F / (N C)",
             f"{factor} x {tokens} x {d} x {f} / ({n} x {h100.flops:.4g})",
             time_text(feed_forward.compute_seconds(which, layer, tokens, h100, n)),
@@ -57,13 +63,13 @@ def _communication(layer: FeedForward, tokens: int, n: int) -> None:
     ]
     if n % 2 == 0 and n > 2:
         mesh = f"FSDP {n // 2} x TP 2"
-        shapes.append((f"{mesh}, overlapping", "fsdp", n // 2, 2, False))
+        shapes.append((f"{mesh}, separate links", "fsdp", n // 2, 2, False))
         shapes.append((f"{mesh}, shared links", "fsdp", n // 2, 2, True))
     for which in feed_forward.PASSES:
-        rows = [[f"Seconds, {which}, N = {n}", *_columns()]]
+        rows = [[f"Time, {which}, N = {n}", *_columns()]]
         machines = _columns().values()
         compute = [feed_forward.compute_seconds(which, layer, tokens, on, n) for on in machines]
-        rows.append(["compute", *map(time_text, compute)])
+        rows.append(["computation", *map(time_text, compute)])
         for label, batch, n_d, n_t, shared in shapes:
             seconds = [
                 feed_forward.communication_seconds(which, layer, tokens, on, batch, n_d, n_t)
@@ -92,16 +98,17 @@ def _limits(layer: FeedForward, tokens: int, h100: Machine) -> None:
     )
     overlapping = feed_forward.mesh_limit("forward", layer, tokens, h100)
     derive(
-        "FSDP x TP, forward, each axis on links of its own: both bind at once",
-        "N = (1 + a) (1 + b); large: 3 B F W^2 / (2 C^2)",
+        "Largest N of FSDP x TP, forward (H100), separate links: both limits apply together",
+        "N = (1 + a) (1 + b); large a, b: 3 B F W^2 / (2 C^2)",
         f"{most_batch:.2f} x {most_tensor:.2f}",
         f"{overlapping.devices:.1f}",
     )
     shared = feed_forward.mesh_limit("forward", layer, tokens, _machine("H100", True))
     derive(
-        "FSDP x TP, forward, on shared links: the most n_d n_t with (n_d-1)/a + (n_t-1)/b = 1 (one "
-        "axis alone where the other comes out below 1)",
-        "N = a b s^2 / 4, s = 1 + 1/a + 1/b, n_d = a s/2, n_t = b s/2; large: 3 B F W^2 / (8 C^2)",
+        "Largest N of FSDP x TP, forward (H100), shared links: the largest n_d n_t with "
+        "(n_d-1)/a + (n_t-1)/b = 1; a single axis if n_d or n_t would be below 1",
+        "N = a b s^2 / 4, s = 1 + 1/a + 1/b, n_d = a s/2, n_t = b s/2; "
+        "large a, b: 3 B F W^2 / (8 C^2)",
         f"{shared.batch_devices:.2f} x {shared.tensor_devices:.2f}",
         f"{shared.devices:.1f}",
     )
@@ -113,7 +120,7 @@ def _limits(layer: FeedForward, tokens: int, h100: Machine) -> None:
             rows.append([batch.upper(), *(f"{limit.devices:.1f}" for limit in limits)])
         limits = [feed_forward.tensor_limit(which, layer, on) for on in machines]
         rows.append(["TP", *(f"{limit.devices:.1f}" for limit in limits)])
-        for label, is_shared in (("overlapping", False), ("shared links", True)):
+        for label, is_shared in (("separate links", False), ("shared links", True)):
             limits = [
                 feed_forward.mesh_limit(which, layer, tokens, on)
                 for on in _columns(is_shared).values()
@@ -121,8 +128,8 @@ def _limits(layer: FeedForward, tokens: int, h100: Machine) -> None:
             rows.append([f"FSDP x TP, {label}", *map(_mesh, limits)])
         table(rows)
     say(
-        "v5p with one axis of its torus for each kind. No number here knows where an NVLink domain "
-        "(8 GPUs, 72 of GB200 NVL72) ends; beyond it W is the network's."
+        "v5p uses one axis of its torus for each of FSDP and TP. The limits ignore that an NVLink "
+        "domain has 8 GPUs (72 in GB200 NVL72); beyond it, W is the bandwidth of the network."
     )
 
 
@@ -133,41 +140,41 @@ def show_xxl(tokens: int) -> None:
     total = sum(state.values())
     title(f"XXL: {blocks} blocks of two matrices, D = {d}, F = {f}")
     say(
-        "float32: master weights, accumulated gradients, AdamW's moments. bf16: saved activations "
-        "(the input of each matrix, nothing recomputed) and communication. b: tokens. Not counted: "
-        "bf16 copies of weights, gathered weights."
+        "Master weights, accumulated gradients and both moments of AdamW are float32. Saved "
+        "activations (the input of each matrix; nothing is recomputed) and communication are bf16. "
+        "b is a number of tokens. bf16 copies of weights and gathered weights are not counted."
     )
     derive(
         "Parameters", "P = 2 D F x blocks", f"2 x {d} x {f} x {blocks}", f"{xxl_model.PARAMETERS:,}"
     )
     derive(
-        "(a) State on one device: weights 4, gradients 4, moments 4 + 4 bytes a parameter",
+        "(a) State on one device, in bytes per parameter: weight 4, gradient 4, moments 4 + 4",
         "S = 16 P",
         " + ".join(f"{part.replace('_', ' ')} {size_text(size)}" for part, size in state.items()),
         size_text(total),
     )
     derive(
-        "(a) Saved for backward, by tokens b: inputs of D and of F elements in every block",
+        "(a) Saved for backward with b tokens: per block and token, inputs of D and of F elements",
         "A = 2 (D + F) x blocks x b",
         f"2 x ({d} + {f}) x {blocks} x b",
         f"{xxl_model.saved_bytes(1):,} bytes x b",
     )
     h100, v5p = known(memory_bytes(DEVICES["H100"])), known(memory_bytes(DEVICES["v5p"]))
-    rows = [["b, tokens on one device", "A", "S + A", f"H100s of {size_text(h100)}"]]
+    rows = [["b, tokens on one device", "A", "S + A", f"H100 {size_text(h100)} needed"]]
     for b in sorted({0, 1024, 4096, 16384, tokens}):
         saved, count = xxl_model.saved_bytes(b), xxl_model.devices_worth(b, h100)
         rows.append([f"{b:,}", size_text(saved), size_text(total + saved), str(count)])
     table(rows)
     half = f"{size_text(xxl_model.saved_bytes(1) / 2)} x b"
     derive(
-        f"(b) FSDP with half of the activations sharded, on v5p, M = {size_text(v5p)}",
+        f"(b) FSDP with half of the activations sharded, on N v5p with M = {size_text(v5p)} each",
         "(S + A/2) / N + A/2 < M;  N > (S + A/2) / (M - A/2)",
         f"({size_text(total)} + {half}) / ({size_text(v5p)} - {half})",
     )
-    rows = [["b, tokens a device", "A", "least N", "bytes a device"]]
+    rows = [["b, tokens per device", "A", "smallest N", "bytes per device"]]
     for b in sorted({0, 1024, 4096, 8192, tokens}):
         least = xxl_model.fsdp_devices(b, int(v5p))
-        at = "A/2 alone is too much"
+        at = "A/2 alone exceeds M"
         if least is not None:
             at = f"{xxl_model.fsdp_device_bytes(b, least) / 1e9:.3f} GB"
         rows.append([f"{b:,}", size_text(xxl_model.saved_bytes(b)), str(least or "none"), at])
@@ -189,12 +196,12 @@ def _xxl_batch() -> None:
 
     def result(on: Machine) -> str:
         a_device, tokens = answer(on)
-        return f"{a_device} tokens a device, B = {tokens}"
+        return f"{a_device} tokens per device, B = {tokens}"
 
     say(
-        f"(c) Compute bound in forward on v5p: X = {x} (FSDP, M_X = {m_x} axes), Y = {y} (TP, "
-        f"M_Y = {m_y}), alpha = C / W = {overlapping.flops:.3g} / {link:.2g} = {alpha:.0f}. As How "
-        "to Scale Your Model has it, (n-1)/n taken as 1:"
+        f"(c) Smallest compute-bound batch, forward, on v5p: X = {x} devices for FSDP on M_X = "
+        f"{m_x} axes, Y = {y} for TP on M_Y = {m_y}, alpha = C / W = {overlapping.flops:.3g} / "
+        f"{link:.2g} = {alpha:.0f}. As in How to Scale Your Model, (n-1)/n is taken as 1:"
     )
     table(
         [
@@ -204,14 +211,14 @@ def _xxl_batch() -> None:
         ]
     )
     derive(
-        "Axes overlap, each on links of its own: max(T_FSDP, T_TP) = T_math; "
+        "Separate links, so that the axes overlap: max(T_FSDP, T_TP) = T_math; the condition "
         f"Y = {y} <= {layer.d_ff * m_y / alpha:.1f} holds",
         "B / (X Y) = alpha / (M_X Y)",
         f"{alpha:.0f} / ({m_x} x {y})",
         result(overlapping),
     )
     derive(
-        "Axes take turns: T_FSDP + T_TP = T_math",
+        "Shared links, one axis after the other: T_FSDP + T_TP = T_math",
         "B / (X Y) = alpha / (M_X Y) / (1 - alpha Y / (F M_Y))",
         f"{alpha:.0f} / ({m_x} x {y}) / (1 - {alpha * y / (layer.d_ff * m_y):.4f})",
         result(in_turns),
@@ -220,9 +227,9 @@ def _xxl_batch() -> None:
     rounded_in_turns = replace(rounded, shared_links=True)
     table(
         [
-            ["tokens a device, B", "axes overlap", "", "take turns", ""],
-            ["with the ring's (n-1)/n", *answer(overlapping, False), *answer(in_turns, False)],
-            ["C = 4.6e14, as assigned", *answer(rounded), *answer(rounded_in_turns)],
+            ["tokens per device, B", "separate links", "", "shared links", ""],
+            ["with (n-1)/n of a ring", *answer(overlapping, False), *answer(in_turns, False)],
+            ["C = 4.6e14, as in the assignment", *answer(rounded), *answer(rounded_in_turns)],
         ]
     )
 
@@ -232,7 +239,7 @@ def _machine(short: str, shared_links: bool = False) -> Machine:
 
 
 def _columns(shared_links: bool = False) -> dict[str, Machine]:
-    """A machine for each column of a table, named by all devices that are alike in it."""
+    """Return the columns of a table: one machine each, named after all devices with its figures."""
     names: dict[Machine, list[str]] = {}
     for short in DEVICES:
         names.setdefault(_machine(short, shared_links), []).append(short)

@@ -1,10 +1,10 @@
-"""XXL, a model too large for any device: 126 blocks of two matrices, its memory and its batch.
+"""Memory of XXL, a model of 126 feed-forward blocks that is too large for any single device.
 
-Stanford CS336 2025, assignment 2, communication_accounting. A block is x W_in W_out, d_model 16384,
-d_ff 53248, and nothing else: no activation function, attention, norms or embeddings. float32:
-master weights, accumulated gradients and AdamW's two moments. bf16: what is saved for backward, the
-input of each of the two matrices (nothing is recomputed), and what is sent. bf16 copies of weights
-and gathered weights are not counted. GB = 10^9 bytes. Batches are in tokens.
+Source: Stanford CS336 2025, assignment 2, communication_accounting. A block is x W_in W_out with
+d_model 16384 and d_ff 53248; it has no activation function, attention, norms or embeddings. Master
+weights, accumulated gradients and both moments of AdamW are float32. Communication and the tensors
+saved for backward are bf16; the input of each matrix is saved and nothing is recomputed. bf16
+copies of weights and gathered weights are not counted. GB = 10^9 bytes. Batches are in tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PARAMETERS = BLOCKS * LAYER.weights
 
 
 def state_bytes() -> dict[str, int]:
-    """Return bytes of state between steps, all float32: 16 bytes per parameter."""
+    """Return the bytes of float32 state between steps: 16 bytes per parameter."""
     return {
         "weights": 4 * PARAMETERS,
         "gradients": 4 * PARAMETERS,
@@ -28,30 +28,34 @@ def state_bytes() -> dict[str, int]:
 
 
 def saved_bytes(tokens: int) -> int:
-    """Return bytes saved for backward: the inputs of W_in (d_model) and W_out (d_ff)."""
+    """Return the bytes saved for backward: the inputs of W_in (d_model) and W_out (d_ff)."""
     return LAYER.element_bytes * BLOCKS * (LAYER.d_model + LAYER.d_ff) * tokens
 
 
 def devices_worth(tokens: int, memory_bytes: float) -> int:
-    """Return how many devices have the memory for state and saved activations."""
+    """Return the number of devices whose total memory holds the state and saved activations."""
     return math.ceil((sum(state_bytes().values()) + saved_bytes(tokens)) / memory_bytes)
 
 
 def fsdp_device_bytes(tokens: int, devices: int) -> float:
-    """Return S / N + A / (2 N) + A / 2: state S and half of activations A sharded over N.
+    """Return the bytes per device if the state S and half of the activations A are sharded.
+
+    This is S / N + A / (2 N) + A / 2 for N devices.
 
     Args:
-        tokens: those whose activations A would be on one device if nothing were sharded.
+        tokens: tokens per device; A is the size of their activations before sharding.
     """
     half = saved_bytes(tokens) / 2
     return (sum(state_bytes().values()) + half) / devices + half
 
 
 def fsdp_devices(tokens: int, memory_bytes: int) -> int | None:
-    """Return the fewest devices whose memory is enough: N > (S + A/2) / (M - A/2).
+    """Return the smallest N for which `fsdp_device_bytes` is below the memory M of a device.
+
+    This is the smallest N > (S + A/2) / (M - A/2).
 
     Returns:
-        None if the half of the activations that is not sharded does not fit on its own.
+        N, or None if the half of the activations that is not sharded does not fit alone.
     """
     state, saved = sum(state_bytes().values()), saved_bytes(tokens)
     left = 2 * memory_bytes - saved

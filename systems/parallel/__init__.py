@@ -1,4 +1,4 @@
-"""Distributed training: collectives and, built on them, the data parallel wrappers."""
+"""Data parallel training: DDP and FSDP wrappers and a sharded optimizer, built on collectives."""
 
 from systems.parallel.collectives import process_group
 from systems.parallel.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP

@@ -13,18 +13,24 @@ MB = 10**6
 
 
 def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[AnyTensor]]:
-    """Group parameters into buckets of at most `capacity` bytes, from the last to the first.
+    """Group parameters into buckets of at most `capacity` bytes, in reverse order.
 
-    Backward reaches the last layer first, so its gradients can be sent first. A bucket has one
-    dtype and one device, and stays open until the next parameter of its kind does not fit. A
-    parameter larger than the capacity has a bucket to itself; the open bucket stays open.
+    Backward reaches the last layer first, so its gradients can be reduced first. All parameters of
+    a bucket have the same dtype and device. A bucket is closed when the next parameter of this
+    dtype and device does not fit. A parameter larger than `capacity` gets a separate bucket, which
+    does not close the open one.
+
+    Args:
+        parameters: in the order of the model.
+        capacity: in bytes.
 
     Returns:
-        Buckets in the order in which they complete if gradients arrive in reverse order.
+        Buckets, sorted by the time at which they are complete if gradients become ready in reverse
+        parameter order.
     """
     open_buckets: dict[tuple[torch.dtype, torch.device], list[AnyTensor]] = {}
-    filled: dict[tuple[torch.dtype, torch.device], int] = {}  # bytes in each
-    last: dict[int, int] = {}  # place of a bucket's last parameter, by the bucket's id
+    filled: dict[tuple[torch.dtype, torch.device], int] = {}  # bytes in each open bucket
+    last: dict[int, int] = {}  # position of a bucket's last parameter, by id(bucket)
     buckets: list[list[AnyTensor]] = []
     for place, parameter in enumerate(reversed(list(parameters))):
         kind = parameter.dtype, parameter.device

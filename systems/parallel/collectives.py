@@ -1,4 +1,4 @@
-"""A process group as a context manager, and the collectives that the wrappers share."""
+"""The process group as a context manager, and collectives that the wrappers share."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ from torch.distributed.distributed_c10d import AllreduceCoalescedOptions
 
 @contextmanager
 def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.device]:
-    """Join torchrun's process group; destroy it at the end unless an exception was raised.
+    """Initialize the process group under torchrun, and destroy it when the block ends.
+
+    After an exception, the process group is not destroyed.
 
     Args:
-        backend: gloo (CPU) or nccl (one GPU per rank, by LOCAL_RANK).
-        timeout_s: seconds a collective may wait for the other ranks.
+        backend: gloo (on CPUs) or nccl (one GPU per rank, chosen by LOCAL_RANK).
+        timeout_s: time that a collective may wait for the other ranks, in seconds.
 
     Yields:
-        The rank's device: cpu, or cuda:LOCAL_RANK.
+        The device of this rank: cpu, or cuda:LOCAL_RANK.
 
     Raises:
-        RuntimeError: not under torchrun, or nccl without a GPU for this rank.
+        RuntimeError: if the process was not started by torchrun, or if the backend is nccl and
+            this rank has no GPU.
     """
     missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name not in os.environ]
     if missing:
         raise RuntimeError(
-            f"not under torchrun: {', '.join(missing)} not set; set launch.nproc_per_node"
+            "the process must be started by torchrun, but these environment variables are not set: "
+            f"{', '.join(missing)}; set launch.nproc_per_node in the sweep"
         )
     device = torch.device("cpu")
     if backend == "nccl":
@@ -39,7 +43,7 @@ def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.devi
         if local_rank >= torch.cuda.device_count():
             visible = torch.cuda.device_count()
             raise RuntimeError(
-                f"nccl needs one GPU a rank: local rank {local_rank}, {visible} GPUs visible"
+                f"nccl needs one GPU per rank, got local rank {local_rank}, {visible} GPUs visible"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -49,15 +53,15 @@ def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.devi
         device_id=device if backend == "nccl" else None,
     )
     yield device
-    # Not after an exception: destroying may wait for ranks that wait for this one.
+    # Not after an exception: destroying can deadlock, since other ranks may wait for this one.
     dist.destroy_process_group()
 
 
 def group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Return `group`, or the default group of all ranks.
+    """Return `group`, or the default process group if `group` is None.
 
     Raises:
-        RuntimeError: there is neither.
+        RuntimeError: if there is no process group.
     """
     group = group or dist.group.WORLD
     if group is None:
@@ -69,13 +73,16 @@ def group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def supports_average(group: dist.ProcessGroup) -> bool:
-    """Return True if the backend has ReduceOp.AVG. For the others tensors are divided before they
-    are summed, which also keeps sums of float16 in range."""
+    """Return True if the backend of the group supports ReduceOp.AVG.
+
+    With other backends, the caller divides the tensors by the number of ranks before a sum. This
+    order also keeps float16 from overflowing.
+    """
     return dist.get_backend(group) == "nccl"
 
 
 def mean_or_sum(group: dist.ProcessGroup) -> dist.ReduceOp:
-    """Return ReduceOp.AVG, or SUM for tensors that were divided by the number of ranks."""
+    """Return ReduceOp.AVG if the backend supports it, else SUM, for tensors already divided."""
     return dist.ReduceOp(dist.ReduceOp.AVG if supports_average(group) else dist.ReduceOp.SUM)
 
 
@@ -83,15 +90,15 @@ class Average(NamedTuple):
     """An all-reduce in flight."""
 
     work: dist.Work
-    # Kept alive: freeing a tensor that Gloo's thread works on is a race (pytorch issue 75529).
+    # References that keep tensors alive: Gloo's thread may still use them (pytorch issue 75529).
     tensors: list[Tensor]
-    copies: list[tuple[Tensor, Tensor]]  # (not contiguous, its contiguous copy)
+    copies: list[tuple[Tensor, Tensor]]  # (strided tensor, its contiguous copy)
 
     def wait(self) -> None:
-        """Wait for the result. With NCCL the current stream waits and the host does not.
+        """Wait for the result. With NCCL, the current stream waits and the host does not block.
 
         Raises:
-            RuntimeError: a rank is gone, or the timeout is over.
+            RuntimeError: if a rank has exited or the timeout has expired.
         """
         self.work.wait()
         for tensor, copy in self.copies:
@@ -99,10 +106,13 @@ class Average(NamedTuple):
 
 
 def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
-    """Start to replace `tensors`, all of one dtype and device, by their means over the ranks.
+    """Start an all-reduce that replaces `tensors` by their means over the ranks, in place.
 
-    One coalesced collective in place: NCCL merges them into one launch, so no flat copy is made or
-    kept. Do not use the tensors before `wait()`.
+    It is one coalesced collective. NCCL merges it into one launch, so no flat copy is needed. Do
+    not use the tensors before `wait()`.
+
+    Args:
+        tensors: all of the same dtype and device.
     """
     copies = []
     if not all(tensor.is_contiguous() for tensor in tensors):
@@ -113,7 +123,7 @@ def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
     options.reduceOp, options.asyncOp = mean_or_sum(group), True
     if not supports_average(group):
         torch._foreach_div_(tensors, group.size())
-    # The group's own method: torch.distributed's wrapper around it costs the host 10 us a call.
+    # Not through torch.distributed, whose wrapper costs the host another 10 us per call.
     return Average(group.allreduce_coalesced(tensors, options), tensors, copies)
 
 
@@ -121,24 +131,24 @@ class Gather(NamedTuple):
     """An all-gather in flight."""
 
     works: list[dist.Work]
-    tensors: list[Tensor]  # kept alive, as in Average
+    tensors: list[Tensor]  # references that keep tensors alive, as in Average
 
     def wait(self) -> None:
-        """Wait for the result, as `Average.wait` does."""
+        """Wait for the result. With NCCL, the current stream waits and the host does not block."""
         for work in self.works:
             work.wait()
 
 
 def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.ProcessGroup) -> Gather:
-    """Start to concatenate the inputs of all ranks, in rank order, into the outputs.
+    """Start an all-gather that concatenates each input of all ranks, in rank order.
 
     Args:
-        outputs, inputs: pairs of one-dimensional tensors, all of one dtype and device. An input may
-            be the slice of its output that this rank fills.
+        outputs, inputs: pairs of one-dimensional tensors, all of the same dtype and device. An
+            input may be this rank's slice of its output.
     """
     if dist.get_backend(group) == "nccl":
         works = [group.allgather_into_tensor_coalesced(outputs, inputs)]
-    else:  # Gloo's corrupts memory when several are on their way (as in pytorch issue 65231)
+    else:  # coalesced all-gathers of Gloo corrupt memory if several are in flight (pytorch 65231)
         pairs = zip(outputs, inputs, strict=True)
         works = [group._allgather_base(output, piece) for output, piece in pairs]
     return Gather(works, [*outputs, *inputs])
@@ -146,13 +156,13 @@ def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.Proces
 
 @torch.no_grad()
 def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    """Overwrite `tensors`, of any dtypes, with those of the group's rank 0."""
+    """Overwrite `tensors`, of any dtypes, with the values of the group's rank 0."""
     running = []
     for tensor in tensors:
         if not tensor.numel():
             continue
         sent = tensor.detach().contiguous()
-        # As bytes: not every backend knows every dtype.
+        # Sent as bytes, because not every backend supports every dtype.
         as_bytes = sent.view(-1).view(torch.uint8)
         work = dist.broadcast(as_bytes, group=group, group_src=0, async_op=True)
         running.append((work, tensor, sent, as_bytes))

@@ -1,4 +1,4 @@
-"""Data parallel: each rank has all of the model and a part of the batch; gradients are averaged.
+"""Distributed data parallel (DDP): every rank has the whole model and a part of the batch.
 
     model = BucketedDDP(TransformerLM(...), bucket_size_mb=25)
     optimizer = AdamW(model.parameters())
@@ -6,27 +6,28 @@
     model.finish_gradient_synchronization()
     optimizer.step()
 
-Four ways to average, from the simplest to those that overlap it with backward (Li et al. 2020,
-"PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2):
+Gradients are averaged over the ranks, by one of four wrappers (Li et al. 2020, "PyTorch
+Distributed: Experiences on Accelerating Data Parallel Training", section 3.2):
 
     NaiveDDP        one all-reduce per parameter, after backward
     FlatDDP         one all-reduce of all gradients, concatenated, after backward
     OverlappedDDP   one all-reduce per parameter, as soon as its gradient is ready
     BucketedDDP     one all-reduce per bucket, as soon as its gradients are ready
 
-The last two never copy a gradient: a bucket is a list of tensors, reduced where autograd put them.
-So between steps no more memory is in use than on one GPU; use `zero_grad(set_to_none=True)`.
+OverlappedDDP and BucketedDDP overlap communication with backward. They never copy a gradient: a
+bucket is a list of gradient tensors, which are reduced in place. So they need no memory between
+steps in addition to that of training on one GPU; use `zero_grad(set_to_none=True)`.
 
-All ranks must issue the same collectives in the same order, whatever each of them does with its
-data. So every trained parameter is reduced in every step, in a fixed order: a gradient that is
-ready early waits for its turn, and one that does not come at all is sent as zeros when the step is
-finished. A last, tiny all-reduce finds which parameters any rank used, because a parameter that
-none used must keep `grad` None, or momentum and weight decay would move it. Only a rank that lacks
-a gradient reads the result; the others do not wait for it.
+All ranks must issue the same collectives in the same order, even if their data makes them use
+different parameters. So every trainable parameter is reduced in every step, in a fixed order. A
+gradient that is ready early waits for its turn. A missing gradient is sent as zeros by
+`finish_gradient_synchronization`. A last, small all-reduce finds the parameters that no rank used:
+these must keep `grad` None, or momentum and weight decay would change them. Only a rank with a
+missing gradient reads the result; the others do not wait for it.
 
-NCCL's kernels take multiprocessors from backward: NCCL_MAX_CTAS limits how many, and
-`ProcessGroupNCCL.Options(is_high_priority_stream=True)` lets them start first. Both are settings of
-the process group, which the caller makes.
+NCCL kernels take SMs from backward. NCCL_MAX_CTAS limits how many they take, and
+`ProcessGroupNCCL.Options(is_high_priority_stream=True)` makes them start first. Both are settings
+of the process group, so they are up to the caller.
 """
 
 from __future__ import annotations
@@ -51,11 +52,13 @@ from systems.parallel.rank_consistency import check_agreement
 
 
 class GradientAverage:
-    """Average the gradients of some parameters, by `average`, also where some have none.
+    """Average the gradients of parameters over the ranks, even if some gradients are missing.
 
     Args:
-        named: parameters by name, the same on all ranks.
-        average: called when all in `trained` have a gradient; replaces them by the averages.
+        named: (name, parameter) pairs, the same on all ranks.
+        group: the process group.
+        average: function that replaces the gradients of all parameters in `trained` by their means.
+            It is called when each of these parameters has a gradient.
     """
 
     def __init__(
@@ -73,21 +76,22 @@ class GradientAverage:
             self._all_used = torch.ones(len(self.trained), dtype=torch.uint8, device=device)
 
     def finish(self) -> None:
-        """Average; parameters that no rank used keep `grad` None.
+        """Average the gradients. Parameters that no rank used keep `grad` None.
 
         Raises:
-            RuntimeError: a parameter is trained that was frozen; a gradient is sparse.
+            RuntimeError: if a parameter was frozen when the model was wrapped and is now trainable,
+                or if a gradient is sparse.
         """
         thawed = [name for name, p in self._frozen if p.requires_grad]
         if thawed:
             raise RuntimeError(
-                f"frozen when the model was wrapped, and now trained: {', '.join(thawed)}; "
-                "set requires_grad before you wrap"
+                "requires_grad must not change after the model was wrapped, got trainable "
+                f"parameters that were frozen: {', '.join(thawed)}; set it before wrapping"
             )
         if not self.trained:
             return
         missing = [i for i, p in enumerate(self.trained) if p.grad is None]
-        used = self._all_used  # all ones: an all-reduce by MAX leaves it as it is
+        used = self._all_used  # all ones, which an all-reduce with MAX does not change
         if missing:
             used = used.clone()
             used[missing] = 0
@@ -104,17 +108,17 @@ class GradientAverage:
 
 
 class DataParallel(nn.Module):
-    """Base class of the four: copies rank 0's module to all ranks and averages gradients.
+    """Base class of the DDP wrappers: copies rank 0's module to all ranks and averages gradients.
 
     Args:
-        module: the same on all ranks but for its values, on the process group's device. Freeze
-            parameters that are not to be trained before.
-        process_group: all ranks by default.
+        module: the same on all ranks except for its values, on the device of the process group.
+            Freeze parameters before wrapping.
+        process_group: the default group of all ranks if None.
 
     Raises:
-        ValueError: parameters or buffers differ across ranks in name, order, shape, stride, dtype
-            or requires_grad; the message, on all ranks, says which rank differs and where.
-        RuntimeError: there is no process group.
+        ValueError: on all ranks, if parameters or buffers differ across ranks in name, order,
+            shape, stride, dtype or requires_grad; the message names the rank and the difference.
+        RuntimeError: if there is no process group.
     """
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
@@ -128,26 +132,29 @@ class DataParallel(nn.Module):
         self._synchronizing = True
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module and return what it returns."""
+        """Run the module and return its output."""
         return self.module(*inputs, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
-        """Finish averaging; call it between backward and the optimizer's step. Then every `grad` is
-        the mean over all ranks.
+        """Finish averaging, so that every `grad` is the mean over all ranks.
 
-        A rank that did not use a parameter counts as zero in its mean; a parameter that no rank
-        used keeps `grad` None. On a GPU the current stream waits and the host does not, unless this
-        rank lacks a gradient.
+        Call it between backward and the step of the optimizer. A rank that did not use a parameter
+        contributes zeros to its mean. A parameter that no rank used keeps `grad` None. On a GPU the
+        current stream waits and the host does not block, unless this rank lacks a gradient.
 
         Raises:
-            RuntimeError: a rank is gone or the timeout is over; a parameter was thawed.
+            RuntimeError: if a rank has exited, the timeout has expired, a gradient is sparse, or a
+                parameter was frozen when the model was wrapped and is now trainable.
         """
         self._gradients.finish()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on this rank only; the first backward after the block, or
-        `finish_gradient_synchronization`, averages the sum."""
+        """Accumulate gradients on this rank, without communication, while the block runs.
+
+        The accumulated gradients are averaged by the first backward after the block or by
+        `finish_gradient_synchronization`.
+        """
         before, self._synchronizing = self._synchronizing, False
         try:
             yield
@@ -155,11 +162,11 @@ class DataParallel(nn.Module):
             self._synchronizing = before
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's own, which the module without a wrapper can load."""
+        """Return the state dict of the module, which the unwrapped module can load."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the module's own. All ranks must load the same."""
+        """Load a state dict of the module. All ranks must load the same one."""
         return self.module.load_state_dict(*args, **kwargs)
 
     def _average(self) -> None:
@@ -167,7 +174,7 @@ class DataParallel(nn.Module):
 
 
 class NaiveDDP(DataParallel):
-    """One all-reduce per parameter, one after the other, after backward."""
+    """Average with one all-reduce per parameter, one after the other, after backward."""
 
     def _average(self) -> None:
         for parameter in self._gradients.trained:
@@ -175,8 +182,10 @@ class NaiveDDP(DataParallel):
 
 
 class FlatDDP(DataParallel):
-    """One all-reduce of all gradients of a dtype, after backward. Gradients are then views of one
-    tensor."""
+    """Average with one all-reduce of all gradients of a dtype, after backward.
+
+    Afterwards the gradients are views of one flat tensor.
+    """
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
         super().__init__(module, process_group)
@@ -186,7 +195,7 @@ class FlatDDP(DataParallel):
         for bucket in self._buckets:
             flat = torch.cat([_grad(parameter).reshape(-1) for parameter in bucket])
             for parameter in bucket:
-                parameter.grad = None  # its memory is free for what comes next
+                parameter.grad = None  # frees memory before the all-reduce
             start_average([flat], self._group).wait()
             pieces = flat.split([parameter.numel() for parameter in bucket])
             for parameter, piece in zip(bucket, pieces, strict=True):
@@ -194,15 +203,15 @@ class FlatDDP(DataParallel):
 
 
 class _Bucket:
-    """Parameters whose gradients are reduced together, and how many of those are not ready."""
+    """Parameters whose gradients are reduced together."""
 
     def __init__(self, parameters: list[nn.Parameter]):
         self.parameters = parameters
-        self.awaited = len(parameters)
+        self.awaited = len(parameters)  # number of gradients that are not ready
 
 
 class _HookedDDP(DataParallel):
-    """Reduce during backward: buckets are sent in order, each when its gradients are ready."""
+    """Reduce buckets during backward, in a fixed order, each as soon as its gradients are ready."""
 
     def __init__(
         self,
@@ -220,20 +229,20 @@ class _HookedDDP(DataParallel):
 
     def _begin(self) -> None:
         self._ready: set[Tensor] = set()
-        self._next = 0  # bucket to send
+        self._next = 0  # index of the next bucket to reduce
         self._running: list[Average] = []
         for bucket in self._buckets:
             bucket.awaited = len(bucket.parameters)
 
     def _on_gradient(self, bucket: _Bucket, parameter: Tensor) -> None:
-        """Send complete buckets. Runs for each parameter in each backward: must be cheap."""
+        """Start to reduce complete buckets. Called for every parameter, so it must be cheap."""
         if not self._synchronizing:
             return
         if parameter in self._ready:
             raise RuntimeError(
-                f"{self._name(parameter)} has a second gradient before "
-                "finish_gradient_synchronization(), while its first may be on its way: run all "
-                "backward passes of a step but the last one under no_sync()"
+                f"{self._name(parameter)} got a second gradient before "
+                "finish_gradient_synchronization(), while its first may be in flight; run all "
+                "backward passes of a step except the last one under no_sync()"
             )
         self._ready.add(parameter)
         bucket.awaited -= 1
@@ -258,21 +267,24 @@ class _HookedDDP(DataParallel):
 
 
 class OverlappedDDP(_HookedDDP):
-    """One all-reduce per parameter during backward, in reverse parameter order."""
+    """Average with one all-reduce per parameter during backward, in reverse parameter order."""
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
         super().__init__(module, 0, process_group)
 
 
 class BucketedDDP(_HookedDDP):
-    """One all-reduce per bucket during backward.
+    """Average with one all-reduce per bucket during backward.
+
+    Buckets are filled in reverse parameter order.
 
     Args:
-        bucket_size_mb: capacity of a bucket, in 10^6 bytes; filled in reverse parameter order. A
-            larger parameter has a bucket to itself.
+        module, process_group: as for DataParallel.
+        bucket_size_mb: capacity of a bucket, in 10^6 bytes. A larger parameter gets a separate
+            bucket.
 
     Raises:
-        ValueError: bucket_size_mb is not positive.
+        ValueError: if bucket_size_mb is not positive.
     """
 
     def __init__(
@@ -282,7 +294,7 @@ class BucketedDDP(_HookedDDP):
         process_group: dist.ProcessGroup | None = None,
     ):
         if not bucket_size_mb > 0:
-            raise ValueError(f"bucket_size_mb: given {bucket_size_mb}, expected more than 0")
+            raise ValueError(f"bucket_size_mb must be more than 0, got {bucket_size_mb}")
         super().__init__(module, bucket_size_mb * MB, process_group)
 
 
@@ -291,7 +303,7 @@ def _grad(parameter: nn.Parameter) -> Tensor:
     assert grad is not None
     if grad.layout is not torch.strided:
         raise RuntimeError(
-            f"a gradient of shape {tuple(grad.shape)} is {grad.layout}; only dense gradients can "
-            "be averaged: build the embedding with sparse=False"
+            f"gradients must be dense, got {grad.layout} of shape {tuple(grad.shape)}; build the "
+            "embedding with sparse=False"
         )
     return grad

@@ -1,26 +1,32 @@
-"""Fully sharded data parallel: each rank keeps a shard of every large weight, of its gradient and
-of its optimizer state; a weight is gathered only while its layer runs.
+"""Fully sharded data parallel (FSDP): weights, gradients and optimizer state are sharded.
+
+Each rank keeps a shard of every large weight, of its gradient and of its optimizer state. A weight
+is gathered only while its layer runs.
 
     model = FullyShardedDataParallel(TransformerLM(...), compute_dtype=torch.bfloat16)
-    optimizer = AdamW(model.parameters())           # of the shards, in float32
+    optimizer = AdamW(model.parameters())           # steps the float32 shards
     cross_entropy(model(tokens), targets).backward()
     model.finish_gradient_synchronization()
     optimizer.step()
 
 Rajbhandari et al. 2020, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", section 3.
 
-A layer is a module with parameters of its own, or one of the classes in `layers` with all of its
-submodules. Between steps its modules show the shards. In a step:
+A layer is a module that has parameters itself, or an instance of a class in `layers` with all of
+its submodules. Between steps, the parameters of its modules are the shards. During a step:
 
-    forward     before: gather it and the next two layers, wait for it, show the unsharded weights
-                after: show the shards, free it
-    backward    when its output's gradient is there: gather it and the two layers before it, wait
-                when a weight's gradient is complete: free the weight
-                when those of all its weights are: reduce-scatter them, finish earlier ones
-    recompute   (activation checkpointing) as in forward, but free it only if backward does not
-                need it within the next two layers
+    forward         before: gather the layer and prefetch the next two, wait for the layer,
+                    replace the shards in its modules by the unsharded weights
+                    after: restore the shards, free the unsharded weights
+    backward        when the gradient of its output is ready: gather the layer, prefetch the two
+                    layers that come next in backward, wait for the layer
+                    when the gradient of a weight is complete: free the unsharded weight
+                    when the gradients of all its weights are complete: reduce-scatter them, and
+                    finish earlier reduce-scatters
+    recomputation   (activation checkpointing) as in forward, but free the layer only if backward
+                    does not need it within the next two layers
 
-The order of layers in forward is that of the last step; in backward, that of this step's forward.
+Prefetching in forward follows the order of layers in the previous step's forward; prefetching in
+backward follows the reverse order of this step's forward.
 """
 
 from __future__ import annotations
@@ -55,39 +61,46 @@ from systems.parallel.sharded_weights import (
     reduce_gradients,
 )
 
-PREFETCH_LAYERS = 2  # how many layers ahead weights are gathered
-MAX_REDUCE_SCATTERS = 2  # in flight: each holds the unsharded gradients of a layer
+PREFETCH_LAYERS = 2  # number of layers whose weights are gathered ahead
+MAX_REDUCE_SCATTERS = 2  # in flight; each holds the unsharded gradients of a layer
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Return True if the module itself has a parameter `weight` of two or more dimensions, as every
-    Linear, Embedding and convolution has."""
+    """Return True if the module has a parameter `weight` with two or more dimensions.
+
+    This is so for every Linear, Embedding and convolution. Submodules are not searched.
+    """
     weight = module._parameters.get("weight")
     return weight is not None and weight.dim() >= 2
 
 
 class FullyShardedDataParallel(nn.Module):
-    """Wrap `module` and shard its large weights over the ranks, from the values of rank 0.
+    """Shard the large weights of a module over the ranks, with the values of rank 0.
 
-    Every rank must run the same layers in the same order, on its own data. `parameters()` are this
-    rank's shards: a norm of gradients taken over them is of the shards only.
+    Every rank must run the same layers in the same order, each on its own part of the batch.
+    `parameters()` returns the shards of this rank, so a gradient norm over them covers the shards
+    only. A weight is available only while its module, or a layer that contains the module, is
+    called.
 
     Args:
-        module: the same on every rank up to its values, on its device, frozen where it is not to be
-            trained, and compiled where it is to be: a compiled module is a layer with all that is
-            beneath it, and transfers stay outside of what is compiled, which is whole graphs. A
-            weight is used by calling its module, or a layer that it is beneath.
-        compute_dtype: of communication and computation; inputs are cast to it, outputs have it. By
-            default each parameter's own. Parameters, their gradients and so the optimizer's state
-            are float32 in any case (float64 stays).
-        shard: whether a module's `weight` is sharded; all other parameters are replicated.
-        layers: classes of modules that are a layer with all that is beneath them, for larger
-            transfers: blocks of a Transformer. By default each module with parameters is one.
-        process_group: all ranks by default.
+        module: the same on all ranks except for its values, on the device of the process group.
+            Freeze parameters and compile modules before wrapping. A compiled module becomes one
+            layer with all of its submodules. Its communication stays outside of the compiled code,
+            so it causes no graph breaks.
+        compute_dtype: dtype of communication and computation. Inputs are cast to it and outputs
+            have it. None keeps the dtype of each parameter. Shards, their gradients and so the
+            optimizer state are float32 in any case (float64 if the parameter is float64).
+        shard: function that returns True for a module whose `weight` is to be sharded. All other
+            parameters are replicated.
+        layers: classes of modules that form one layer with all of their submodules, for larger
+            collectives; for example the blocks of a Transformer. By default, every module that has
+            parameters itself is a layer.
+        process_group: the default group of all ranks if None.
 
     Raises:
-        ValueError: parameters or buffers differ across ranks; says on every rank which and where.
-        RuntimeError: there is no process group.
+        ValueError: on all ranks, if parameters or buffers differ across ranks; the message names
+            the rank and the difference.
+        RuntimeError: if there is no process group.
     """
 
     def __init__(
@@ -107,7 +120,7 @@ class FullyShardedDataParallel(nn.Module):
         broadcast_from_first([*module.parameters(), *module.buffers()], self._group)
 
         self._weights: list[ShardedWeight] = []
-        self._copies: list[FSDPParameter] = []  # of replicated parameters, cast
+        self._copies: list[FSDPParameter] = []  # replicated parameters with a cast copy
         replicated, by_module = self._manage(named, shard)
         self._replicated = GradientAverage(replicated, self._group, self._average)
         self._buckets = fill_buckets(self._replicated.trained, float("inf"))
@@ -118,17 +131,21 @@ class FullyShardedDataParallel(nn.Module):
                 weight.unsharded.register_post_accumulate_grad_hook(hook)
             self._attach(layer)
 
-        self._expected: list[Layer] = []  # order of layers in the last forward
-        self._order: list[Layer] = []  # and in this one
-        self._backward_order: list[Layer] = []  # in the forward that backward goes through
-        self._backward_at = 0  # position in it that backward has come to
+        self._expected: list[Layer] = []  # order of layers in the previous forward
+        self._order: list[Layer] = []  # order of layers in the current forward
+        self._backward_order: list[Layer] = []  # order in the forward of the current backward
+        self._backward_at = 0  # index in _backward_order of the layer that backward has reached
         self._reductions: deque[Reduction] = deque()
 
     def _manage(
         self, named: list[tuple[str, nn.Parameter]], shard: Callable[[nn.Module], bool]
     ) -> tuple[list[tuple[str, nn.Parameter]], dict[nn.Module, list[FSDPParameter]]]:
-        """Shard or replicate the parameters; return the replicated ones, and by module those that
-        it shows in two forms."""
+        """Shard or replicate each parameter.
+
+        Returns:
+            The replicated parameters by name, and for each module its parameters that have two
+            forms: sharded weights, and replicated parameters with a cast copy.
+        """
         replicated: list[tuple[str, nn.Parameter]] = []
         by_module: dict[nn.Module, list[FSDPParameter]] = {}
         for name, parameter in named:
@@ -161,7 +178,8 @@ class FullyShardedDataParallel(nn.Module):
         return replicated, by_module
 
     def _attach(self, layer: Layer) -> None:
-        # A compiler that met storages that come and go would be misled.
+        # Not compiled, because the hooks free and resize storages, which torch.compile does not
+        # expect.
         before = torch.compiler.disable(partial(self._before_forward, layer))
         after = torch.compiler.disable(partial(self._after_forward, layer))
         compiled = layer.module._compiled_call_impl
@@ -172,7 +190,7 @@ class FullyShardedDataParallel(nn.Module):
             layer.module.register_forward_hook(lambda _, args, out: after(out))
             return
 
-        # `module.compile()` compiles a module's hooks with it: go around what it compiled.
+        # `module.compile()` also compiles the module's hooks, so wrap the compiled call instead.
         def around(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = before(args, kwargs)
             out = compiled(*args, **kwargs)
@@ -182,12 +200,12 @@ class FullyShardedDataParallel(nn.Module):
         layer.module._compiled_call_impl = around
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module and return what it returns.
+        """Run the module and return its output.
 
         Raises:
-            RuntimeError: a sharded weight was frozen or thawed since the model was wrapped.
+            RuntimeError: if requires_grad of a sharded weight changed after wrapping.
         """
-        if not _in_backward():  # else this is recomputed for a backward that is under way
+        if not _in_backward():  # otherwise this forward is a recomputation
             self._check_trained()
             self._release_all()
             self._take_gradients_of_copies()
@@ -203,18 +221,20 @@ class FullyShardedDataParallel(nn.Module):
         return self.module(*inputs, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
-        """Finish averaging; call it between the last backward and the optimizer's step. Then every
-        gradient is the mean over all ranks, in its parameter's shape and dtype. Several backward
-        passes before it add up.
+        """Finish averaging, so that every gradient is the mean over all ranks.
 
-        On a GPU the current stream waits and the host does not, unless this rank lacks a gradient
-        of a replicated parameter.
+        Call it between the last backward and the step of the optimizer. The gradients of several
+        backward passes add up. Each gradient has the shape and dtype of its shard or replicated
+        parameter.
+
+        On a GPU the current stream waits and the host does not block, unless this rank lacks a
+        gradient of a replicated parameter.
 
         Raises:
-            RuntimeError: a rank is gone, or the timeout is over.
+            RuntimeError: if a rank has exited or the timeout has expired.
         """
         for layer in self._layers:
-            self._reduce(layer)  # of layers with weights that this step did not use
+            self._reduce(layer)  # gradients of layers in which not all weights were used
         while self._reductions:
             self._reductions.popleft().finish()
         self._take_gradients_of_copies()
@@ -224,9 +244,11 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def gather_full_parameters(self) -> dict[str, Tensor]:
-        """Return all parameters, unsharded, in the optimizer's dtype, by their names in `module`
-        without the wrapper, which can load them; a tied one under each of its names. A collective,
-        to be called between steps."""
+        """Return all parameters, unsharded and in the dtype of the shards, by name.
+
+        Names are those in the unwrapped module, which can load the result as a state dict; a tied
+        parameter appears under each of its names. All ranks must call it, between steps.
+        """
         full: dict[Tensor, Tensor] = {}
         for weight in self._weights:
             piece = weight.shard.new_zeros(weight.width)
@@ -240,11 +262,14 @@ class FullyShardedDataParallel(nn.Module):
         }
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's own, with this rank's shards; see `gather_full_parameters`."""
+        """Return the state dict of the module, with the shards of this rank.
+
+        For unsharded parameters, see `gather_full_parameters`.
+        """
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load what this rank's `state_dict` returned, in a world of the same size."""
+        """Load a state dict that this rank saved with `state_dict`, with the same world_size."""
         return self.module.load_state_dict(*args, **kwargs)
 
     # ---- a step ----------------------------------------------------------------------------------
@@ -262,7 +287,7 @@ class FullyShardedDataParallel(nn.Module):
         return args, kwargs
 
     def _next_layers(self, layer: Layer) -> list[Layer]:
-        """Return the layers to prefetch in a forward that has come to `layer`."""
+        """Return the layers to prefetch when forward or a recomputation reaches `layer`."""
         if _in_backward():
             after = layer.position + 1
             return self._backward_order[after : min(after + PREFETCH_LAYERS, self._backward_at)]
@@ -278,7 +303,7 @@ class FullyShardedDataParallel(nn.Module):
             order, at = self._backward_order or self._order, self._backward_at
             keep = bool(self._backward_order) and at - PREFETCH_LAYERS <= layer.position <= at
         else:
-            # Backward begins with the layer that forward ends with.
+            # Keep the last layer of forward, because backward starts with it.
             order = self._order
             keep = torch.is_grad_enabled() and self._expected[-1:] == [layer]
         hook = partial(self._before_backward, order, layer.position)
@@ -304,18 +329,23 @@ class FullyShardedDataParallel(nn.Module):
         assert unsharded.grad is not None
         if unsharded.grad.layout is not torch.strided:
             raise RuntimeError(
-                f"a gradient of shape {tuple(unsharded.shape)} is {unsharded.grad.layout}; only "
-                "dense gradients can be sharded: build the embedding with sparse=False"
+                f"gradients must be dense, got {unsharded.grad.layout} of shape "
+                f"{tuple(unsharded.shape)}; build the embedding with sparse=False"
             )
-        # What computes a weight's gradient computes that of its input, too: it is not needed now.
+        # The operation that computes the gradient of a weight also computes the gradient of its
+        # input, so backward does not need the weight after this.
         weight.release()
-        if weight not in layer.arrived:  # else from an earlier backward, as part of a layer
+        # An earlier backward has added it if that backward used only a part of the layer.
+        if weight not in layer.arrived:
             layer.arrived.append(weight)
         if len(layer.arrived) == len(layer.reduced):
             self._reduce(layer)
 
     def _release_after_backward(self, layer: Layer, args: Any, kwargs: Any) -> None:
-        """Free frozen weights, which get no gradient, when the layer's inputs have theirs."""
+        """Free the frozen weights of a layer when the gradients of its inputs are ready.
+
+        They need this hook because frozen weights have no gradient that would trigger the release.
+        """
         inputs = [
             tensor
             for tensor in tree_leaves((args, kwargs))
@@ -346,7 +376,8 @@ class FullyShardedDataParallel(nn.Module):
     @torch.no_grad()
     def _take_gradients_of_copies(self) -> None:
         """Move gradients from the cast copies of replicated parameters to their masters."""
-        targets: dict[bool, list[Tensor]] = {True: [], False: []}  # by whether it is the first
+        # Key: True if the gradient is the first of the step, False if it is added to another.
+        targets: dict[bool, list[Tensor]] = {True: [], False: []}
         gradients: dict[bool, list[Tensor]] = {True: [], False: []}
         for copy in self._copies:
             if copy.unsharded.grad is None:
@@ -363,7 +394,7 @@ class FullyShardedDataParallel(nn.Module):
             torch._foreach_add_(targets[False], gradients[False])
 
     def _release_all(self) -> None:
-        """Free all weights, also after a forward without backward or one that an error ended."""
+        """Free all unsharded weights, also those left by an error or a forward without backward."""
         for weight in self._weights:
             weight.release()
         for copy in self._copies:
@@ -374,8 +405,8 @@ class FullyShardedDataParallel(nn.Module):
         if changed:
             names = [name for name, p in self.module.named_parameters() if p in changed]
             raise RuntimeError(
-                f"requires_grad changed after the model was wrapped: {', '.join(names)}; "
-                "set it before you wrap"
+                "requires_grad must not change after the model was wrapped, but it did for "
+                f"{', '.join(names)}; set it before wrapping"
             )
 
     def _cast(self, value: Any) -> Any:
@@ -385,5 +416,5 @@ class FullyShardedDataParallel(nn.Module):
 
 
 def _in_backward() -> bool:
-    """Return True if this thread runs a backward pass: a forward in it recomputes."""
+    """Return True if this thread is in a backward pass; a forward is then a recomputation."""
     return torch._C._current_graph_task_id() != -1

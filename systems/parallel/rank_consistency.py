@@ -1,7 +1,7 @@
-"""Check that all ranks have the same parameters, before a collective assumes it.
+"""Check that all ranks have the same parameters, before collectives rely on it.
 
-Ranks that differ would otherwise wait for each other until the timeout, or average tensors that do
-not belong together.
+Otherwise ranks with different parameters would wait for each other until the timeout, or average
+tensors that do not correspond.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from torch import Tensor
 
 
 def check_agreement(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup) -> None:
-    """Compare names, order, shapes, strides, dtypes and requires_grad with those of rank 0.
+    """Check that names, order, shapes, strides, dtypes and requires_grad agree with rank 0.
 
-    A collective over the group. If all ranks agree, it costs one all-gather of 32 bytes per rank.
+    All ranks of the group must call this function. If they agree, it costs one all-gather of 32
+    bytes per rank.
 
     Raises:
-        ValueError: on all ranks; names each rank that differs, and where it first does.
+        ValueError: on all ranks, if any rank differs; the message names the first difference of
+            each rank that differs.
     """
     tensors = list(named)
     mine = [_description(name, tensor) for name, tensor in tensors]
     digest = hashlib.sha256("\n".join(mine).encode()).digest()
     device = tensors[0][1].device if tensors else torch.device("cpu")
-    if "nccl" in dist.get_backend(group):  # a rank without parameters takes part, too
+    if "nccl" in dist.get_backend(group):  # also for a rank without parameters
         device = torch.device("cuda", torch.cuda.current_device())
     own = torch.tensor(list(digest), dtype=torch.uint8, device=device)
     digests = [torch.empty_like(own) for _ in range(group.size())]
@@ -40,12 +42,12 @@ def check_agreement(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGrou
     differences = [
         _difference(rank, theirs, first) for rank, theirs in enumerate(by_rank) if theirs != first
     ]
-    raise ValueError(f"ranks differ in their parameters: {'; '.join(differences)}")
+    raise ValueError(f"all ranks must have the same parameters: {'; '.join(differences)}")
 
 
 def _description(name: str, tensor: Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    strides = "" if tensor.is_contiguous() else f" of strides {tensor.stride()}"
+    strides = "" if tensor.is_contiguous() else f" with strides {tensor.stride()}"
     frozen = "" if tensor.requires_grad else " frozen"
     return f"{name} {dtype} {tuple(tensor.shape)}{strides}{frozen}"
 
@@ -53,8 +55,8 @@ def _description(name: str, tensor: Tensor) -> str:
 def _difference(rank: int, theirs: list[str], first: list[str]) -> str:
     for place, (there, here) in enumerate(zip(theirs, first, strict=False)):
         if there != here:
-            return f"rank {rank} has {there!r} at place {place}, where rank 0 has {here!r}"
+            return f"rank {rank} has {there!r} at position {place}, but rank 0 has {here!r}"
     place = min(len(theirs), len(first))
     more = f"rank {rank}" if len(theirs) > len(first) else "rank 0"
     only = max(theirs, first, key=len)[place]
-    return f"rank {rank} has {len(theirs)}, rank 0 {len(first)}; only {more} has {only!r}"
+    return f"rank {rank} has {len(theirs)}, but rank 0 has {len(first)}; only {more} has {only!r}"

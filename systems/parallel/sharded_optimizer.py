@@ -1,15 +1,16 @@
-"""Shard an optimizer's state over the ranks: each rank steps its share of the parameters and
-broadcasts them to the others.
+"""Wrapper that shards the state and the step of an optimizer over the ranks (ZeRO stage 1).
+
+Each rank steps its shard of the parameters and broadcasts the updated parameters to the others.
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-4, fused=True)
 
 Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
-section 5.1, but a parameter is never split, so any optimizer can be wrapped that treats each
-parameter on its own.
+section 5.1. In contrast to ZeRO a parameter is never split. So any optimizer can be wrapped that
+updates each parameter independently of the others.
 
-Parameters that are sent together are views of one tensor, so one broadcast in place carries them
-all: no copies, and no memory beside the parameters. A share is cut into chunks; while one chunk is
-being sent the next is stepped, and the chunks of all ranks are sent at the same time.
+Parameters that are sent together are views of one flat tensor, so one broadcast in place sends all
+of them, without copies or additional memory. A shard is cut into chunks. While one chunk is in
+flight the next one is stepped, and the chunks of all ranks are sent at the same time.
 """
 
 from __future__ import annotations
@@ -29,19 +30,25 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from systems.parallel.collectives import group_or_world
 from systems.parallel.rank_consistency import check_agreement
 
-# Stepped and sent at once: large enough for the network's full bandwidth, which an all-reduce on
-# two H200s nears from 100 MB on, small enough that little is left to send after the last step.
+# Size of a chunk, which is stepped and sent together. It is large enough for the full bandwidth of
+# the network, which an all-reduce on two H200s nearly reaches from 100 MB on, and small enough that
+# little is left to send after the last chunk was stepped.
 CHUNK_BYTES = 256 * 10**6
-ALIGNMENT = 256  # bytes; vectorised kernels and NCCL want 16, torch's allocator gives more
-NOT_OPTIONS = ("params", "param_names")  # of a parameter group
+ALIGNMENT = 256  # bytes; a multiple of the 16 that vectorized kernels and NCCL need
+NOT_OPTIONS = ("params", "param_names")  # keys of a parameter group that are not options
 
 
 def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
-    """Return the rank of each parameter: the largest first, each to the rank with fewest bytes.
+    """Assign each parameter to a rank, so that all ranks have about the same number of bytes.
+
+    Greedy: the largest parameter first, each to the rank with the fewest bytes.
 
     Args:
-        sizes: bytes of the parameters.
-        loads: bytes that each rank has; added to.
+        sizes: bytes of each parameter.
+        loads: bytes that each rank already has. Updated in place.
+
+    Returns:
+        The rank of each parameter.
     """
     owners = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -51,7 +58,10 @@ def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
 
 
 class _Piece:
-    """Parameters of one rank, dtype and device, as views of one flat tensor."""
+    """Parameters of the same rank, dtype and device, as views of one flat tensor.
+
+    The parameters get new memory: `parameter.data` is replaced by a view.
+    """
 
     def __init__(self, owner: int, parameters: list[Tensor]):
         self.owner = owner
@@ -64,24 +74,25 @@ class _Piece:
         self.views = []
         for parameter, start in zip(parameters, starts[:-1], strict=True):
             place = self.flat[start : start + parameter.numel()]
-            strides = torch.empty_like(parameter).stride()  # the parameter's, made dense
+            strides = torch.empty_like(parameter).stride()  # strides of a dense copy
             view = place.as_strided(parameter.shape, strides, place.storage_offset())
             view.copy_(parameter.detach())
             parameter.data = view
             self.views.append((parameter, view))
 
     def is_current(self) -> bool:
-        """Return False if a parameter was moved since, as `module.to(...)` does."""
+        """Return False if a parameter was moved or cast, for example by `module.to(...)`."""
         return all(p.data_ptr() == v.data_ptr() and p.dtype == v.dtype for p, v in self.views)
 
 
 class _Chunk:
-    """Parameters of every rank, stepped and sent together, with this rank's optimizer."""
+    """Parameters of all ranks that are stepped and sent together."""
 
     def __init__(self, by_rank: list[list[Tensor]], optimizer: Optimizer | None, first_group: int):
         self.by_rank = by_rank
-        self.optimizer = optimizer  # None: this rank has nothing in this chunk
-        self.first_group = first_group  # index, outside, of the optimizer's first parameter group
+        self.optimizer = optimizer  # of this rank; None if it has no parameters in the chunk
+        # Index in ShardedOptimizer.param_groups of the optimizer's first parameter group.
+        self.first_group = first_group
         self.lay_out()
 
     def lay_out(self) -> None:
@@ -93,11 +104,11 @@ class _Chunk:
             self.pieces += [_Piece(rank, alike) for alike in kinds.values()]
 
     def send(self, group: dist.ProcessGroup) -> list[Any]:
-        """Start to broadcast each piece from its owner; returns works to wait for."""
+        """Start to broadcast each piece from its owner, and return the works to wait for."""
         pieces = [piece for piece in self.pieces if piece.flat.numel()]
         device = pieces[0].flat.device if pieces else torch.device("cpu")
-        # In one NCCL group broadcasts from all ranks run at the same time, so links carry data in
-        # both directions; one after the other they would leave half of the bandwidth idle.
+        # In one NCCL group, the broadcasts of all ranks run at the same time and use the links in
+        # both directions. One after the other, they would leave half of the bandwidth idle.
         together = (
             _coalescing_manager(group, device, async_ops=True)
             if device.type == "cuda" and pieces
@@ -112,22 +123,23 @@ class _Chunk:
 
 
 class ShardedOptimizer(Optimizer):
-    """`optimizer_cls(params, **kwargs)` with its state and its work sharded over the ranks.
+    """Shard the state and the step of `optimizer_cls(params, **kwargs)` over the ranks.
 
-    Each rank gets parameters of about the same number of bytes; none is split. `state` is this
-    rank's part. `param_groups` has all parameters, as without sharding, so learning rate schedulers
-    work. Parameters get new memory, `param.data`, in the order of their shares.
+    Each rank owns parameters of about the same number of bytes; no parameter is split. `state` has
+    only the parameters that this rank owns. `param_groups` has all parameters, so learning rate
+    schedulers work. `param.data` of every parameter is moved to new memory.
 
     Args:
-        params: as for any optimizer; the same on all ranks, with the same values.
-        optimizer_cls: an optimizer that treats each parameter on its own (not LBFGS), or at least
-            needs no others than those of one chunk of one rank.
-        process_group: all ranks by default.
-        kwargs: the optimizer's.
+        params: parameters or parameter groups, the same on all ranks, with the same values.
+        optimizer_cls: class of an optimizer that updates each parameter independently of the others
+            (not LBFGS), or that depends only on the parameters of one rank in one chunk.
+        process_group: the default group of all ranks if None.
+        kwargs: arguments of `optimizer_cls`.
 
     Raises:
-        ValueError: parameters differ across ranks; the message says which rank and where.
-        RuntimeError: there is no process group.
+        ValueError: on all ranks, if parameters differ across ranks; the message names the rank and
+            the difference.
+        RuntimeError: if there is no process group.
     """
 
     def __init__(
@@ -142,23 +154,23 @@ class ShardedOptimizer(Optimizer):
         self._make = lambda groups: optimizer_cls(groups, **kwargs)
         self._chunks: list[_Chunk] = []
         self._loads = [0] * self._group.size()
-        self._placed = 0  # parameter groups that have been shared out
+        self._placed = 0  # number of parameter groups whose parameters have owners
         self._constructed = False
         super().__init__(params, dict(self._make([{"params": []}]).defaults))
         self._constructed = True
         self._share_out()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as in torch. A collective: all ranks add the same."""
+        """Add a parameter group. All ranks must add the same group."""
         super().add_param_group(param_group)
-        if self._constructed:  # groups of the constructor are balanced together
+        if self._constructed:  # the constructor balances its groups together
             self._share_out()
 
     def _share_out(self) -> None:
         first, groups = self._placed, self.param_groups[self._placed :]
         named = []
         for g, group in enumerate(groups, first):
-            numbers = [f"{i} of group {g}" for i in range(len(group["params"]))]
+            numbers = [f"parameter {i} of group {g}" for i in range(len(group["params"]))]
             named += list(zip(group.get("param_names", numbers), group["params"], strict=True))
         check_agreement(named, self._group)
         parameters = [parameter for _, parameter in named]
@@ -183,19 +195,20 @@ class ShardedOptimizer(Optimizer):
         self._placed = len(self.param_groups)
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Step this rank's share and broadcast it; all ranks then have bitwise equal parameters.
+        """Step the parameters of this rank and broadcast them.
 
-        A collective. On a GPU the current stream waits for the others and the host does not.
+        All ranks must call it, and have bitwise equal parameters afterwards. On a GPU the current
+        stream waits for the other ranks and the host does not block.
 
         Args:
             closure: called once, before any parameter is stepped.
-            kwargs: for the wrapped optimizer's step.
+            kwargs: arguments of the wrapped optimizer's step.
 
         Returns:
-            What closure returned, or None.
+            The result of closure, or None without a closure.
 
         Raises:
-            RuntimeError: a rank is gone, or the timeout is over.
+            RuntimeError: if a rank has exited or the timeout has expired.
         """
         loss = None
         if closure is not None:
@@ -211,7 +224,8 @@ class ShardedOptimizer(Optimizer):
                 chunk.optimizer.step(**kwargs)
             works += chunk.send(self._group)
         for chunk in self._chunks:
-            for outside, inside in self._pairs(chunk):  # some optimizers count in their groups
+            # Some optimizers keep counters in their groups.
+            for outside, inside in self._pairs(chunk):
                 outside.update(_options(inside))
         for work in works:
             work.wait()
@@ -228,14 +242,17 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def state_dict(self, *, to: int | None = None) -> dict[str, Any]:
-        """Return the state of all ranks in the wrapped optimizer's own format: either can load the
-        other's, and a world of another size can load it. A collective.
+        """Return the state of all ranks, in the format of the wrapped optimizer.
+
+        The unsharded optimizer can load it, and so can a ShardedOptimizer with another world_size.
+        All ranks must call it.
 
         Args:
-            to: the one rank that gets it; on the others `state` is empty. By default all get it.
+            to: the only rank that gets the state; on other ranks, `state` is empty. None sends it
+                to all ranks.
 
         Returns:
-            state and param_groups; tensors are on the CPU.
+            The keys state and param_groups, with tensors on the CPU.
         """
         parameters = self._in_order()
         place = {parameter: i for i, parameter in enumerate(parameters)}
@@ -254,8 +271,20 @@ class ShardedOptimizer(Optimizer):
     def _broadcast_state(
         self, rank: int, parameters: list[Tensor], place: dict[Tensor, int], wanted: bool
     ) -> dict[int, dict[str, Any]]:
-        """Return the state that `rank` keeps, by place of the parameter. Tensors are broadcast one
-        at a time, so a device never holds more than one of another rank."""
+        """Broadcast and return the state of the parameters that `rank` owns.
+
+        Tensors are broadcast one at a time, so a device never holds more than one state tensor of
+        another rank.
+
+        Args:
+            rank: the rank that broadcasts.
+            parameters: all parameters, in the order of their groups.
+            place: index of each parameter in `parameters`.
+            wanted: True if this rank gets the state tensors.
+
+        Returns:
+            State by the index of the parameter.
+        """
         outlines: list[Any] = [None]
         if rank == self._group.rank():
             outlines = [
@@ -283,18 +312,19 @@ class ShardedOptimizer(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned, in a world of any size, or what the wrapped optimizer's
-        own did; each rank takes its share.
+        """Load the state of the parameters that this rank owns.
+
+        Args:
+            state_dict: from `ShardedOptimizer.state_dict`, with any world_size, or from the wrapped
+                optimizer without sharding.
 
         Raises:
-            ValueError: the number of groups, or of parameters in a group, is another.
+            ValueError: if the number of groups, or of parameters in a group, does not match.
         """
         saved = state_dict["param_groups"]
         given, valid = ([len(g["params"]) for g in groups] for groups in (saved, self.param_groups))
         if given != valid:
-            raise ValueError(
-                f"parameters by group: given {given} in the state dict, expected {valid}"
-            )
+            raise ValueError(f"the state dict must have {valid} parameters by group, got {given}")
         place = {parameter: i for i, parameter in enumerate(self._in_order())}
         keys = [key for group in saved for key in group["params"]]
         for outside, group in zip(self.param_groups, saved, strict=True):
@@ -326,14 +356,14 @@ class ShardedOptimizer(Optimizer):
 
 
 class _Outline:
-    """Shape and dtype of a tensor that is sent separately."""
+    """Shape and dtype of a state tensor that is broadcast separately."""
 
     def __init__(self, tensor: Tensor):
         self.shape, self.dtype = tensor.shape, tensor.dtype
 
 
 def _outline(parameter: Tensor, value: Any) -> Any:
-    """Return a large tensor's outline, or a copy of anything else, small enough to be pickled."""
+    """Return the outline of a large tensor, or a copy on the CPU of any other value."""
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
     if value.device == parameter.device and value.numel() > 1:
@@ -350,7 +380,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _cut(share: list[Tensor], count: int) -> list[list[Tensor]]:
-    """Cut a rank's parameters into `count` runs of about equal bytes; some may be empty."""
+    """Split the parameters of a rank into `count` parts of about equal bytes; some may be empty."""
     runs: list[list[Tensor]] = [[] for _ in range(count)]
     total, before = _bytes(share), 0
     for tensor in share:

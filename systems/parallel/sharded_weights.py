@@ -1,9 +1,9 @@
 """Shard weights over ranks, all-gather them layer by layer and reduce-scatter their gradients.
 
-A weight is flattened and cut into as many shards as there are ranks. The unsharded weight is a
-tensor whose storage exists only from `gather_weights` to `release`. So it can be freed while
-autograd has it saved for backward: backward finds the same tensor, with the same values once it
-has been gathered again.
+A weight is flattened and split into one shard per rank. The unsharded weight is a tensor whose
+storage is allocated only from `gather_weights` to `release`. So its memory can be freed while
+autograd has the tensor saved for backward. Before backward uses the tensor, it is gathered again,
+with the same values.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from systems.parallel.collectives import Gather, mean_or_sum, start_gather, supp
 
 
 class FSDPParameter:
-    """A parameter in two forms: `shard`, which the optimizer steps, and `unsharded`, in the dtype
-    and shape that the module computes with. The module shows `shard` except while it runs.
+    """A parameter in two forms: `shard` for the optimizer, `unsharded` for the computation.
+
+    The modules have `shard` as their parameter, except while they run.
 
     Args:
-        shard: a leaf, at least float32; of a replicated parameter all of it.
-        unsharded: a leaf, too; its gradient is what backward computes.
-        places: the modules that have the parameter, each with its name there: several if tied.
+        shard: leaf in at least float32; for a replicated parameter, the whole parameter.
+        unsharded: leaf in the shape and dtype of the computation; backward computes its gradient.
+        places: (module, parameter name) pairs; several if the parameter is tied.
     """
 
     def __init__(
@@ -44,8 +45,16 @@ class FSDPParameter:
 
 
 class ShardedWeight(FSDPParameter):
-    """A weight of which `shard` is this rank's part: one-dimensional, shorter on the last ranks
-    where the weight does not divide evenly, and empty where ranks outnumber elements."""
+    """A weight that is split over the ranks; `shard` is the one-dimensional part of this rank.
+
+    If the weight does not divide evenly, shards of the last ranks are shorter or empty.
+
+    Args:
+        weight: the whole weight, with the values of rank 0.
+        places: as for FSDPParameter.
+        dtype: dtype of communication and of the unsharded weight.
+        group: the process group.
+    """
 
     def __init__(
         self,
@@ -55,15 +64,16 @@ class ShardedWeight(FSDPParameter):
         group: dist.ProcessGroup,
     ):
         self.shape, self.numel = weight.shape, weight.numel()
-        self.width = -(-self.numel // group.size())  # of a shard with its padding
+        self.width = -(-self.numel // group.size())  # elements of a shard with its padding
         start = min(group.rank() * self.width, self.numel)
         piece = weight.detach().reshape(-1)[start : start + self.width]
         shard = piece.to(master_dtype(weight), copy=True)
         self.flat = torch.empty(group.size() * self.width, dtype=dtype, device=weight.device)
-        # Of .data, so that a gather is no change to what autograd saved: it restores the values.
+        # .data has a separate version counter. So autograd does not report a saved weight as
+        # modified in place when a gather writes it, with the same values, into `flat`.
         unsharded = self.flat.data[: self.numel].view(self.shape)
         self.flat.untyped_storage().resize_(0)
-        self.gathering: Gather | None = None  # on its way
+        self.gathering: Gather | None = None  # all-gather in flight
         self.trained = weight.requires_grad
         super().__init__(
             nn.Parameter(shard, weight.requires_grad),
@@ -73,18 +83,20 @@ class ShardedWeight(FSDPParameter):
 
     @property
     def gathered(self) -> bool:
-        """True from the start of a gather to `release`; values are complete after `wait`."""
+        """True from the start of a gather to `release`; the values are valid after `wait`."""
         return self.flat.untyped_storage().size() > 0
 
     def wait(self) -> None:
-        """Wait for the gather. With NCCL the current stream waits and the host does not."""
+        """Wait for the gather. With NCCL, the current stream waits and the host does not block."""
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
 
     def release(self) -> None:
-        """Free the unsharded weight. Kernels that still read it may be queued: a GPU's allocator
-        reuses memory in stream order."""
+        """Free the unsharded weight.
+
+        Queued kernels may still read it, because the CUDA allocator reuses memory in stream order.
+        """
         if self.gathered:
             self.wait()
             self.flat.untyped_storage().resize_(0)
@@ -92,7 +104,7 @@ class ShardedWeight(FSDPParameter):
 
 
 def master_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype that the optimizer steps: float32, or the tensor's own if wider."""
+    """Return the dtype of the optimizer's copy: float32, or float64 for a float64 tensor."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
@@ -100,8 +112,10 @@ class Layer:
     """Parameters of a module that are gathered, freed and reduced together.
 
     Args:
-        parameters: of the module, or of all of its submodules too.
-        owned: those of them that no other layer reduces; tied weights have one owner.
+        module: the module that is a layer.
+        parameters: parameters of the module, and of its submodules if the layer includes them.
+        owned: the subset of `parameters` that this layer reduces. A tied weight is owned by only
+            one of its layers.
     """
 
     def __init__(
@@ -111,8 +125,8 @@ class Layer:
         self.weights = [p for p in parameters if isinstance(p, ShardedWeight)]
         self.frozen = [weight for weight in self.weights if not weight.trained]
         self.reduced = [weight for weight in self.weights if weight.trained and weight in owned]
-        self.arrived: list[ShardedWeight] = []  # of those, the ones whose gradients are complete
-        self.position = 0  # in the last forward
+        self.arrived: list[ShardedWeight] = []  # subset of `reduced` whose gradients are complete
+        self.position = 0  # index of the layer in the order of the last forward
 
 
 def find_layers(
@@ -120,16 +134,24 @@ def find_layers(
     classes: tuple[type[nn.Module], ...],
     by_module: dict[nn.Module, list[FSDPParameter]],
 ) -> list[Layer]:
-    """Return a layer for each module with parameters of its own. A module of one of the classes, or
-    a compiled one, is a single layer with all of its submodules: compiled code must find its
-    weights gathered."""
+    """Return a layer for each module that has parameters itself.
+
+    An instance of one of the classes and a compiled module form a single layer with all of their
+    submodules. For compiled code this is necessary because all of its weights must be gathered
+    before it runs.
+
+    Args:
+        root: module whose submodules are searched.
+        classes: classes of modules that form a single layer.
+        by_module: parameters with two forms, by the module that has them.
+    """
     layers: list[Layer] = []
     taken: set[nn.Module] = set()
     owned: set[FSDPParameter] = set()
     for module in root.modules():  # a parent comes before its children
         if module in taken:
             continue
-        # By module.compile(), or by torch.compile(module), which puts a module around it.
+        # Compiled by module.compile(), or by torch.compile(module), which wraps it in a module.
         compiled = module._compiled_call_impl is not None or "_orig_mod" in module._modules
         inside = list(module.modules()) if compiled or isinstance(module, classes) else [module]
         taken.update(inside)
@@ -142,11 +164,12 @@ def find_layers(
 
 @torch.no_grad()
 def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> None:
-    """Start to all-gather the weights that are not gathered; one collective per dtype.
+    """Start to all-gather the weights that are not gathered yet, in one collective per dtype.
 
-    NCCL starts when the work already in the current stream is done. So a gather issued two layers
-    ahead overlaps the computation of those two, and memory that an earlier layer freed is not
-    overwritten before its kernels are done: no other stream or event is needed.
+    NCCL starts when the work that is already in the current stream is done. So a gather that is
+    issued two layers ahead overlaps the computation of these two layers, and it does not overwrite
+    memory that an earlier layer freed before the kernels of that layer are done. No further stream
+    or event is needed.
     """
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:
@@ -159,7 +182,8 @@ def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> No
         for weight in alike:
             piece = weight.shard.detach()
             if piece.dtype != weight.flat.dtype or piece.numel() != weight.width:
-                # Cast, or padded, where the collective puts it: it is then in place.
+                # Cast or pad the shard in this rank's slice of the output, so that the all-gather
+                # is in place.
                 place = weight.flat.narrow(0, group.rank() * weight.width, weight.width)
                 slices.append(place[: piece.numel()])
                 pieces.append(piece)
@@ -177,12 +201,15 @@ class Reduction(NamedTuple):
     """A reduce-scatter in flight."""
 
     work: dist.Work
-    inputs: list[Tensor]  # unsharded gradients; alive until the collective has read them
+    inputs: list[Tensor]  # unsharded gradients, kept alive until the collective has read them
     outputs: list[tuple[ShardedWeight, Tensor]]
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait, as `ShardedWeight.wait` does, and add the results to the gradients of `shard`."""
+        """Wait for the results and add them to the gradients of the shards.
+
+        With NCCL, the current stream waits and the host does not block.
+        """
         self.work.wait()
         for weight, output in self.outputs:
             piece = output[: weight.shard.numel()]
@@ -194,8 +221,10 @@ class Reduction(NamedTuple):
 
 @torch.no_grad()
 def reduce_gradients(weights: list[ShardedWeight], group: dist.ProcessGroup) -> list[Reduction]:
-    """Start to reduce-scatter the gradients of `unsharded`, averaged over the ranks; one collective
-    per dtype. Sets `unsharded.grad` to None."""
+    """Start to reduce-scatter the gradients of the unsharded weights, averaged over the ranks.
+
+    It issues one collective per dtype and sets `unsharded.grad` to None.
+    """
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:
         by_dtype.setdefault(weight.flat.dtype, []).append(weight)

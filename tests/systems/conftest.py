@@ -1,4 +1,4 @@
-"""Fixtures of the tests of systems."""
+"""Fixtures for the tests of systems."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which a benchmark that is run here leaves its files."""
+    """Return the folder in which a benchmark under test writes its artifacts."""
     monkeypatch.setenv("RUN_ARTIFACTS", str(tmp_path / "artifacts"))
     return tmp_path / "artifacts"
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """For tiny matrices: threads that wait for one another would take most of the time."""
+    """Use one CPU thread: with tiny matrices, most time would go to thread synchronization."""
     import torch
 
     threads = torch.get_num_threads()
@@ -39,10 +39,9 @@ def one_thread() -> Iterator[None]:
     ],
 )
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """A process group; its processes serve all tests of the world size."""
-    from tests.systems.parallel.ranks import (
-        world,
-    )  # imports torch, for which most tests have no use
+    """Return the ranks of a process group, which run all tests of this world_size."""
+    # Imported here because it imports torch, which most tests do not need.
+    from tests.systems.parallel.ranks import world
 
     with world(*request.param) as ranks:
         yield ranks

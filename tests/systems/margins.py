@@ -1,7 +1,7 @@
-"""Correct results stay well below their limits.
+"""Check that the error limits of tests are not too tight.
 
-Limits are derived, so that they hold on any processor. Many draws of the inputs show that they are
-not too tight: each stays under half of its limit.
+Limits are derived, so that they hold on any CPU or GPU. For many random inputs, the error of
+correct code must stay below half of its limit.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ MOST = 0.5
 
 
 def assert_margin(shares_of: Callable[[int], Mapping[str, float]], seeds: int = SEEDS) -> None:
-    """No error of any seed is more than half of its limit.
+    """Check that no error is more than half of its limit, for all seeds.
 
     Args:
-        shares_of: for a seed, errors by name, each as a share of its limit.
+        shares_of: function that returns, for a seed, errors by name, each divided by its limit.
+        seeds: number of seeds.
     """
     worst: dict[str, float] = {}
     for seed in range(seeds):
         for name, share in shares_of(seed).items():
-            # not max(): NaN is the worst
+            # not max(), because NaN must count as the largest
             if not share <= worst.get(name, -1.0):
                 worst[name] = share
     summary = ", ".join(f"{name} {share:.3f}" for name, share in worst.items())

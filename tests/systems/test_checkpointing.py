@@ -1,4 +1,4 @@
-"""Activation checkpointing: the same numbers, less memory, and how often each block is computed."""
+"""Activation checkpointing: same results, less memory, and the number of runs of each block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOCAB, CONTEXT, D_MODEL, HEADS, D_FF = 11, 9, 12, 2, 20
 
 
 class Watch(TorchDispatchMode):
-    """Counts the operations that run, and the bytes that are alive of what they allocate."""
+    """Count the operations that run and the bytes that they have allocated and not freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,8 +124,10 @@ def test_every_k_computes_each_block_twice(num_layers):
 
 @pytest.mark.parametrize("num_layers", [*LAYERS, 16])
 def test_nested_computes_a_block_again_for_every_first_half_that_it_is_in(num_layers):
-    """A run of blocks that is computed again stops once the input of its second half is there; so
-    only the blocks of its first half are called, and the halves then see to themselves."""
+    """Recomputation of a segment stops when the input of its second half is ready.
+
+    So it calls only the blocks of the first half. Then each half is recomputed in the same way.
+    """
 
     def again(blocks: int) -> list[int]:
         if blocks == 1:
@@ -148,7 +150,7 @@ def test_selective_multiplies_by_no_weight_twice(attention):
     aten = torch.ops.aten
     plain, chosen, all_again = ops(None), ops(selective()), ops(every_k_blocks(1))
     assert chosen[aten.mm.default] == plain[aten.mm.default]
-    # 4 products of a block: the last of each is not needed again, since it saves its input
+    # 4 matmuls per block; the last one is not recomputed, because backward does not need its output
     assert all_again[aten.mm.default] == plain[aten.mm.default] + 4 * 3
     fused = aten._scaled_dot_product_flash_attention_for_cpu.default
     assert chosen[fused] == plain[fused] == (4 if attention == "sdpa_flash" else 0)
@@ -186,7 +188,7 @@ def test_forward_keeps_one_input_a_checkpoint(num_layers):
 
 
 def test_peak_memory_of_a_step():
-    layers, context, batch = 16, 32, 8  # activations outweigh weights
+    layers, context, batch = 16, 32, 8  # sizes for which activations are larger than weights
 
     def peak(policy: ApplyBlocks | None) -> int:
         model = _model(layers, policy, "sdpa_flash", context)
@@ -198,11 +200,12 @@ def test_peak_memory_of_a_step():
     none, one, four = peak(None), peak(every_k_blocks(1)), peak(every_k_blocks(4))
     assert peak(selective()) < 0.9 * none
     assert four < 0.5 * none and one < 0.5 * none
-    # Alive at once: 16 inputs, or two for each of four halvings; less what weights' gradients take.
+    # Allocated at the same time: 16 inputs, or two for each of four halvings. Gradients of weights
+    # make the difference smaller.
     assert one - peak(nested()) >= (layers - 2 * math.log2(layers) - 1) * residual
 
 
 @pytest.mark.parametrize("k", [0, -3])
 def test_k_below_one_is_an_error(k):
-    with pytest.raises(ValueError, match=f"k: given {k}, expected at least 1"):
+    with pytest.raises(ValueError, match=f"k must be at least 1, got {k}"):
         every_k_blocks(k)

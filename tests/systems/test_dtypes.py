@@ -1,4 +1,4 @@
-"""Names of dtypes: torch's own sizes and accounting's agree."""
+"""Sizes of dtypes in torch and in systems.accounting agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Correct results stay under half of the other tests' limits, over many seeds."""
+"""Over many seeds, errors of correct code stay below half of the limits of other tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_check_of_a_training(precision):
 
 
 def trains_as_one_process(here: RankContext, name: str, sharded: str | None) -> None:
-    """Three steps on this rank's share of each batch, and on the whole batch alone."""
+    """Three data parallel steps have the same result as steps on whole batches in one process."""
 
     def shares_of(seed):
         reference = build(name, seed, here.device)

@@ -1,4 +1,4 @@
-"""The Transformer against a composition of torch's own parts, and what it refuses."""
+"""The Transformer agrees with a composition of torch modules, and rejects invalid input."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from systems import accounting
 from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
 from systems.model import RMSNorm, TransformerLM, cross_entropy
 
-# Of outputs and gradients: largest relative L2 error, for 3 blocks.
+# Limits of the relative L2 error of outputs and gradients, for 3 blocks.
 F32 = torch.float32
 TOLERANCE = {torch.float64: 1e-12, F32: 5e-6}
-# Unit roundoff: the relative error of one rounding.
+# Unit roundoff: limit of the relative error of one rounding.
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 # vocab_size, context_length, d_model, num_layers, num_heads, d_ff
 SIZES = [(37, 19, 48, 3, 3, 40), (7, 5, 6, 1, 3, 1), (1, 1, 2, 2, 1, 3), (53, 33, 30, 3, 5, 77)]
@@ -27,7 +27,7 @@ SIZES = [(37, 19, 48, 3, 3, 40), (7, 5, 6, 1, 3, 1), (1, 1, 2, 2, 1, 3), (53, 33
 def _model(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0, **kwargs: Any):
     torch.manual_seed(seed)
     model = TransformerLM(*sizes, dtype=dtype, **kwargs)
-    with torch.no_grad():  # ones would hide a gain that is left out
+    with torch.no_grad():  # gains of 1 would hide a gain that is not applied
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
@@ -39,7 +39,7 @@ def _tokens(vocab_size: int, *shape: int) -> Tensor:
 
 
 def _own_weights(model: TransformerLM, sizes: tuple[int, ...]) -> dict[str, Tensor]:
-    """Copies of the model's weights with q, k, v, gate and up apart, that take gradients."""
+    """Return trainable copies of the model's weights, with q, k, v, gate and up split."""
     d, ff = sizes[2], sizes[5]
     weights: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
@@ -92,14 +92,15 @@ def _composed(weights: dict[str, Tensor], sizes: tuple[int, ...], tokens: Tensor
 
 
 def _error(given: Tensor, exact: Tensor) -> float:
-    """Relative L2 error; absolute where the exact one is zero."""
+    """Return the relative L2 error, or the absolute error if the exact value is zero."""
     size = exact.double().norm().item()
     return (given.double() - exact.double()).norm().item() / (size if size > 1e-30 else 1.0)
 
 
 @pytest.mark.parametrize(
     ("sizes", "dtype"),
-    # A norm over two numbers, and the gradient of scores of two tokens, may cancel to rounding
+    # float32 only with larger sizes: norms over two numbers and gradients of the scores of two
+    # tokens may cancel to rounding errors.
     [*((sizes, torch.float64) for sizes in SIZES), (SIZES[0], F32), (SIZES[3], F32)],
 )
 @pytest.mark.parametrize("shorter", [0, 3])
@@ -111,7 +112,7 @@ def test_outputs_and_every_gradient_are_those_of_torchs_own_parts(sizes, dtype, 
     logits, exact = model(tokens), _composed(weights, sizes, tokens)
     assert logits.dtype == dtype and logits.shape == (2, seq_len, sizes[0])
     assert _error(logits, exact) <= TOLERANCE[dtype]
-    # not the loss, whose gradient is zero for a vocabulary of one
+    # not from the loss, because its gradient is zero for a vocabulary of one token
     upstream = torch.randn(logits.shape, dtype=dtype, generator=torch.Generator().manual_seed(2))
     logits.backward(upstream)
     exact.backward(upstream)
@@ -123,8 +124,8 @@ def test_outputs_and_every_gradient_are_those_of_torchs_own_parts(sizes, dtype, 
         names = [name.removesuffix(".weight")] if stem == name else [stem + part for part in parts]
         assert parameter.grad is not None
         chunks = parameter.grad.chunk(len(names))
-        # A part may be zero but for rounding (q and k of a single token): whole ones are compared
-        # relatively, parts against the whole.
+        # The gradient of a part may be zero except for rounding (q and k of a single token). So
+        # errors of parts are compared with the norm of the whole gradient.
         whole = torch.cat([weights[part].grad for part in names]).norm().item()
         for part, chunk in zip(names, chunks, strict=True):
             gradient = weights[part].grad
@@ -182,7 +183,7 @@ def test_later_tokens_do_not_change_earlier_logits(name):
         changed = tokens.clone()
         changed[0, position] = (changed[0, position] + 1) % sizes[0]
         moved = (model(changed) - before).abs().amax(-1)[0]
-        # What is masked has weight 0: sums of other lengths may round differently, no more.
+        # Masked positions have weight 0, so results differ only by rounding.
         assert (moved[:position] < 1e-13).all()
         assert (moved[position:] > 1e-9).all()
 
@@ -196,7 +197,7 @@ def test_later_tokens_do_not_change_earlier_logits(name):
         (torch.bfloat16, 1e10),  # beyond 1e12 the gradient of float32 rsqrt underflows
         (torch.float16, 1e-2),
         (torch.float16, 1.0),
-        (torch.float16, 1e4),  # its square overflows fp16
+        (torch.float16, 1e4),  # the square overflows fp16
     ],
 )
 def test_rms_norm_of_16_bit_activations_of_any_size(dtype, magnitude):
@@ -210,14 +211,15 @@ def test_rms_norm_of_16_bit_activations_of_any_size(dtype, magnitude):
     exact_x = x.detach().double().requires_grad_()
     exact = _norm(exact_x, norm.weight.detach().double())
     assert out.dtype == dtype
-    # A theorem: one rounding, after a few of float32. Below the normal numbers it is half a step.
+    # A strict bound: one rounding after a few float32 roundings. For subnormal numbers, the error
+    # of a rounding is half a step.
     half_a_step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
     limit = (ROUNDING[dtype] + 2**-20) * exact.abs() + half_a_step
     assert ((out.double() - exact).abs() <= limit).all()
     upstream = torch.randn(exact.shape, generator=generator, dtype=torch.float64).to(dtype)
     out.backward(upstream)
     exact.backward(upstream.double())
-    # Where the true gradient is below the dtype's smallest number it is lost, whatever the kernel.
+    # Gradients below the smallest number of the dtype are lost in any implementation.
     tiny = 130 * torch.finfo(dtype).smallest_normal
     torch.testing.assert_close(
         x.grad.double(),
@@ -239,7 +241,7 @@ def test_first_weights_have_the_spread_that_is_meant_and_no_tails():
         "feed_forward.gate_up.weight": (math.sqrt(2 / (d + ff)), 2),
         "feed_forward.down.weight": (math.sqrt(2 / (ff + d)), 1),
     }
-    # The deviation of a normal that is cut at 3: 1 - 2 * 3 phi(3) / (2 Phi(3) - 1) = 0.97334
+    # Variance of a normal distribution truncated at 3: 1 - 2 * 3 phi(3) / (2 Phi(3) - 1) = 0.97334
     cut = math.sqrt(0.97334)
     seen = 0
     for name, parameter in model.named_parameters():
@@ -275,12 +277,12 @@ def test_16_bit_first_weights_are_the_rounded_float32_ones():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((10, 8, 10, 1, 3, 8), "d_model 10 is not divisible by num_heads 3"),
-        ((10, 8, 15, 1, 3, 8), r"head_dim must be even, and is 5 \(d_model 15 / num_heads 3\)"),
-        ((0, 8, 16, 1, 2, 8), "vocab_size is 0; each must be at least 1"),
-        ((10, 8, 16, -1, 0, 8), "num_layers is -1, num_heads is 0; each must be at least 1"),
-        ((10, 0, 0, 1, 2, -3), "context_length is 0, d_model is 0, d_ff is -3"),
-        ((10, 8, 16, 1, 2, 8, 0.0), "rope_theta is 0.0; it must be above 0"),
+        ((10, 8, 10, 1, 3, 8), "d_model must be divisible by num_heads, got 10 and 3"),
+        ((10, 8, 15, 1, 3, 8), r"head_dim must be even .*, got 5 \(d_model 15 / num_heads 3\)"),
+        ((0, 8, 16, 1, 2, 8), "sizes must be at least 1, got vocab_size 0"),
+        ((10, 8, 16, -1, 0, 8), "sizes must be at least 1, got num_layers -1, num_heads 0"),
+        ((10, 0, 0, 1, 2, -3), "context_length 0, d_model 0, d_ff -3"),
+        ((10, 8, 16, 1, 2, 8, 0.0), "rope_theta must be more than 0, got 0.0"),
     ],
 )
 def test_sizes_that_cannot_be(sizes, message):
@@ -293,7 +295,7 @@ def test_a_token_id_out_of_range_is_named(token_id):
     model = _model(*SIZES[0])
     tokens = _tokens(37, 2, 5)
     tokens[1, 3] = token_id
-    message = rf"token id {token_id} is out of range; valid are 0 to 36"
+    message = rf"token ids must be in 0 to 36, got {token_id}"
     with pytest.raises(ValueError, match=message):
         model(tokens)
 
@@ -303,7 +305,7 @@ def test_both_ends_of_the_vocabulary_are_valid():
 
 
 def test_a_sequence_that_is_too_long_is_refused():
-    with pytest.raises(ValueError, match="20 tokens given; the model's context_length is 19"):
+    with pytest.raises(ValueError, match="at most context_length 19 tokens, got 20"):
         _model(*SIZES[0])(_tokens(37, 2, 20))
 
 
@@ -323,7 +325,7 @@ def test_state_dict_round_trip():
     torch.save(model.state_dict(), file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
-    assert set(state) == {name for name, _ in model.named_parameters()}  # tables are not in it
+    assert set(state) == {name for name, _ in model.named_parameters()}  # without RoPE tables
     other = _model(*SIZES[0], seed=2)
     tokens = _tokens(37, 2, 9)
     assert not torch.equal(other(tokens), model(tokens))

@@ -1,4 +1,4 @@
-"""Rotary position embedding: its angles, and the dtype and device of its tables."""
+"""RotaryEmbedding: its angles, and the dtype and device of its tables."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_rope_turns_the_first_pair_by_one_radian_a_position():
 
 @pytest.mark.parametrize("cast", ["bfloat16", "half", "float", "double", "to_bf16", "to_cpu_half"])
 def test_rope_tables_stay_wide_whatever_the_model_is_cast_to(cast):
-    # naive: torch 2.13 has bfloat16 attention for a CPU that raises where ATEN_CPU_CAPABILITY is
-    # below what a processor with AMX can do
+    # naive, because bfloat16 attention of torch 2.13 on a CPU with AMX raises an error if
+    # ATEN_CPU_CAPABILITY selects fewer instructions
     model = TransformerLM(11, 2000, 16, 2, 2, 24, attention=ATTENTIONS["naive"])
     casts = {
         "to_bf16": lambda: model.to(torch.bfloat16),
@@ -53,7 +53,7 @@ def test_rope_tables_stay_wide_whatever_the_model_is_cast_to(cast):
     }
     casts.get(cast, getattr(model, cast, None))()
     rope = model.blocks[1].attention.rope
-    assert rope is model.blocks[0].attention.rope  # one for all
+    assert rope is model.blocks[0].attention.rope  # shared by all blocks
     wide = torch.float64 if cast == "double" else torch.float32
     assert rope.cos.dtype == rope.sin.dtype == wide
     frequency = 10_000.0 ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)

@@ -1,4 +1,4 @@
-"""AdamW in one pass over memory: float32, 16-bit with master weights, or bfloat16 throughout."""
+"""Fused AdamW in Triton: float32, 16-bit weights with float32 master weights, or pure bfloat16."""
 
 from systems.kernels.adamw.launch import fused_adamw
 from systems.kernels.adamw.optimizer import FusedAdamW

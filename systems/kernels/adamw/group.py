@@ -1,4 +1,4 @@
-"""Validate the options of a parameter group and derive those of each parameter."""
+"""Validate the options of a parameter group and derive the options of each parameter."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ STATE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def hyper_values(group: dict[str, Any]) -> list[float]:
-    """Return lr, betas, eps and weight_decay in the order of kernel.HYPER."""
+    """Return [lr, beta1, beta2, eps, weight_decay], the order that kernel.HYPER points to."""
     values = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
     return [float(value) for value in values]
 
 
 def state_dtypes(param: Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
-    """Return the dtypes of the state tensors that have param's shape, by name."""
+    """Return the dtypes of the state tensors with the shape of `param`, by name."""
     state_dtype = group["state_dtype"]
     dtypes = {"exp_avg": state_dtype, "exp_avg_sq": state_dtype}
     wanted = group["master_weights"]
@@ -30,7 +30,11 @@ def state_dtypes(param: Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]
 
 
 def is_stochastic(param: Tensor, group: dict[str, Any], has_master: bool) -> bool:
-    """Return True if a bfloat16 tensor holds the only copy and is to be rounded stochastically."""
+    """Return True if the step of `param` uses stochastic rounding.
+
+    This is so, unless the option disables it, if `param` is bfloat16 without master weights or if
+    the state is bfloat16.
+    """
     if group["stochastic_rounding"] is False:
         return False
     only_copy = not has_master and param.dtype == torch.bfloat16
@@ -38,12 +42,12 @@ def is_stochastic(param: Tensor, group: dict[str, Any], has_master: bool) -> boo
 
 
 def errors_of(group: dict[str, Any]) -> list[str]:
-    """Return an error message for everything that is invalid in a parameter group."""
+    """Return one error message for each invalid option or parameter of a parameter group."""
     errors = []
     for name in ("lr", "eps", "weight_decay"):
         value = group[name]
         if not isinstance(value, int | float) or not value >= 0:
-            errors.append(f"{name} must be a number of 0 or more, got {value!r}")
+            errors.append(f"{name} must be a number of at least 0, got {value!r}")
     betas = group["betas"]
     if len(betas) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in betas):
         errors.append(f"betas must be two numbers in [0, 1), got {betas!r}")
@@ -51,7 +55,7 @@ def errors_of(group: dict[str, Any]) -> list[str]:
         errors.append(f"state_dtype must be one of {STATE_DTYPES}, got {group['state_dtype']!r}")
     if not isinstance(group["seed"], int) or not 0 <= group["seed"] < 2**32:
         errors.append(f"seed must be an integer in [0, 2^32), got {group['seed']!r}")
-    # Options of torch.optim.AdamW that may come with its state_dict
+    # Options of torch.optim.AdamW, which its state_dict contains.
     errors += [f"{name} is not supported" for name in ("amsgrad", "maximize") if group.get(name)]
     for i, param in enumerate(group["params"]):
         if param.dtype not in DTYPES:

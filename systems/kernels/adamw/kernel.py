@@ -1,28 +1,30 @@
-"""AdamW of many tensors in Triton, launched by `launch.py`, with the arithmetic of `reference.py`.
+"""Triton kernels for a step of AdamW on many tensors, with the arithmetic of `reference.py`.
 
-A step is two launches for any number of tensors:
+`launch.py` launches them. For any number of tensors of the same dtypes, a step is two launches:
 
-    advance_kernel   one lane per row of the table: t += 1 and everything that depends on t alone
-    adamw_kernel     one program per block of one tensor
+    advance_kernel   one lane per row of the table: advances the step t and computes everything that
+                     depends only on t and the hyperparameters
+    adamw_kernel     one program per block of elements of one tensor
 
-The table has one row per tensor with the addresses of its parameter, gradient and state, so nothing
-is compiled for the number of tensors or their shapes.
+The table has one row per tensor, with the addresses of its parameter, gradient and state. So the
+kernels are not recompiled for another number of tensors or other shapes.
 
-adamw_kernel is memory-bound, and designed for that:
+adamw_kernel is memory-bound, which determines its design:
 
-- Full blocks load and store without a mask: a mask that depends on an element count in memory hides
-  from the compiler that it may access 16 bytes at a time. Only the last block of a tensor has one.
-- A block has as many elements as make 16 bytes of its widest dtype per thread, which keeps one
-  layout for all dtypes: with more, Triton gives float32 stores another layout and passes every
-  value through shared memory. Tests check that it does not.
-- Multiplications and additions are not fused, and with float32 state divisions and square roots are
-  IEEE-exact, so that results equal the reference. That takes 55 instructions per element, where an
-  H200 has time for about 190 while it moves 28 bytes. With bfloat16 state, 14 bytes leave time for
-  half of that and random bits take some, so division and square root are approximate (2 units in
-  the last place of float32, 2^-14 of the precision to which the result is rounded).
+- Full blocks load and store without a mask. A mask that depends on an element count in memory would
+  keep the compiler from using 16-byte accesses. Only the last block of a tensor has a mask.
+- The number of elements per block gives each thread 16 bytes of the widest dtype. So all dtypes
+  have the same layout. With more elements, Triton uses another layout for float32 stores and
+  converts every value through shared memory. Tests check that this does not happen.
+- Multiplications and additions are not fused. With float32 state, divisions and square roots are
+  IEEE-exact, so that results are bitwise equal to the reference. This takes 55 instructions per
+  element; an H200 has time for about 190 while it moves the 28 bytes of an element. With bfloat16
+  state, 14 bytes leave time for half as many, and random bits take some of them. So division and
+  square root are approximate, with errors of up to 2 units in the last place of float32. That is
+  2^-15 units in the last place of bfloat16.
 """
 
-# Arguments of a kernel are Triton's, which has no types.
+# Arguments of Triton kernels have no type annotations.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
@@ -33,19 +35,19 @@ import triton.language as tl
 
 from systems.kernels.adamw import reference
 
-# Columns of the table, int64: addresses, then numbers.
+# Columns of the table (int64): addresses first, then numbers.
 PARAM = tl.constexpr(0)
 GRAD = tl.constexpr(1)
 EXP_AVG = tl.constexpr(2)
 EXP_AVG_SQ = tl.constexpr(3)
 MASTER = tl.constexpr(4)
-STEP = tl.constexpr(5)  # of an int64
-HYPER = tl.constexpr(6)  # of float64s: lr, beta1, beta2, eps, weight_decay
+STEP = tl.constexpr(5)  # address of an int64
+HYPER = tl.constexpr(6)  # address of float64 (5,): lr, beta1, beta2, eps, weight_decay
 NUMEL = tl.constexpr(7)
 STREAM = tl.constexpr(8)  # reference.stream(seed, index)
 COLUMNS = tl.constexpr(9)
 
-# Columns of the scalars, float32.
+# Columns of the scalars (float32).
 DECAY = tl.constexpr(0)  # 1 - lr weight_decay
 STEP_SIZE = tl.constexpr(1)  # lr / (1 - beta1^t)
 RSQRT_CORRECTION = tl.constexpr(2)  # 1 / sqrt(1 - beta2^t)
@@ -53,9 +55,9 @@ ONE_MINUS_BETA1 = tl.constexpr(3)
 BETA2 = tl.constexpr(4)
 ONE_MINUS_BETA2 = tl.constexpr(5)
 EPS = tl.constexpr(6)
-SCALARS = tl.constexpr(8)  # a power of two: a row is one sector of 32 bytes
+SCALARS = tl.constexpr(8)  # padded from 7, so that a row is one sector of 32 bytes
 
-ROWS = 128  # of the table, to a program of advance_kernel
+ROWS = 128  # rows of the table per program of advance_kernel
 
 MIX_1 = tl.constexpr(reference.MIX_1)
 MIX_2 = tl.constexpr(reference.MIX_2)
@@ -64,7 +66,7 @@ GOLDEN = tl.constexpr(reference.GOLDEN)
 
 @triton.jit
 def mix(word):
-    """`reference.mix` on uint32."""
+    """Compute `reference.mix` on uint32."""
     word = (word ^ (word >> 16)) * tl.full((), MIX_1, tl.uint32)
     word = (word ^ (word >> 15)) * tl.full((), MIX_2, tl.uint32)
     return word ^ (word >> 16)
@@ -83,12 +85,16 @@ def _power(base, exponent):
 
 @triton.jit(do_not_specialize=["n_rows"])
 def advance_kernel(table, scalars, keys, n_rows, ROWS: tl.constexpr):
-    """Advance the step of every row and compute its scalars in float64, then round them.
+    """Advance the step t of every row, and compute its scalars and its random key.
+
+    Scalars are computed in float64 and rounded to float32. Grid: (ceil(n_rows / ROWS),).
 
     Args:
         table: int64 (n_rows, COLUMNS).
-        scalars: float32 (n_rows, SCALARS), written.
-        keys: uint32 (n_rows,), written: reference.key(seed, index, t).
+        scalars: output, float32 (n_rows, SCALARS).
+        keys: output, uint32 (n_rows,); reference.key(seed, index, t).
+        n_rows: number of rows of the table.
+        ROWS: rows per program.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < n_rows
@@ -128,10 +134,13 @@ def _pointer(entry, column, dtype: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _round(value, bits, dtype: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """Round as `reference.round_stochastically` if STOCHASTIC and dtype is bfloat16."""
+    """Round to dtype: like `reference.round_stochastically` if STOCHASTIC and dtype is bfloat16,
+    otherwise to nearest.
+    """
     if STOCHASTIC and dtype == tl.bfloat16:
         word = value.to(tl.uint32, bitcast=True) + bits
-        word = tl.where(value == value, word, 0x7FFFFFFF)  # a NaN would carry into its sign
+        # Otherwise a NaN could carry into its sign bit.
+        word = tl.where(value == value, word, 0x7FFFFFFF)
         rounded = (word >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         rounded = value.to(dtype)
@@ -140,10 +149,10 @@ def _round(value, bits, dtype: tl.constexpr, STOCHASTIC: tl.constexpr):
 
 @triton.jit
 def _update(
-    param, grad, exp_avg, exp_avg_sq, master,  # pointers to elements
+    param, grad, exp_avg, exp_avg_sq, master,  # pointers to the elements of the block
     mask,  # None for a full block
-    scalars,  # pointer to the row
-    word,  # uint32 random bits of each element
+    scalars,  # pointer to the tensor's row of scalars
+    word,  # uint32 of random bits for each element
     PARAM_DTYPE: tl.constexpr, STATE_DTYPE: tl.constexpr,
     HAS_MASTER: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
@@ -190,17 +199,20 @@ def adamw_kernel(
 ):  # fmt: skip
     """Update BLOCK elements of one tensor with the scalars written by advance_kernel.
 
+    Grid: (programs,).
+
     Args:
-        table: int64 (rows, COLUMNS); addresses are multiples of 16 where ALIGNED.
+        table: int64 (rows, COLUMNS). If ALIGNED, tensor addresses are multiples of 16.
         scalars: float32 (rows, SCALARS).
         keys: uint32 (rows,).
-        blocks: int32 (programs, 2): row of the table, block of its tensor.
-        BLOCK: elements; a power of two, so that a block lies on one side of every 2^32 elements.
+        blocks: int32 (programs, 2); row in the table and index of the block in its tensor.
+        BLOCK: elements per block; a power of two, so that all elements of a block have the same
+            upper 32 bits in their index.
     """
     row = tl.load(blocks + 2 * tl.program_id(0)).to(tl.int64)
     block = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64)
     entry = table + row * COLUMNS
-    start = block * BLOCK  # past 2^31 in large tensors
+    start = block * BLOCK  # int64, because it exceeds 2^31 in large tensors
     offset = tl.arange(0, BLOCK)
 
     param = _pointer(entry, PARAM, PARAM_DTYPE, ALIGNED) + start + offset

@@ -1,4 +1,4 @@
-"""Launch a step: a table of addresses on the device, one program per block of elements."""
+"""Launch the AdamW kernels: build the table of tensor addresses on the device and compute grids."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from systems.kernels.adamw.reference import stream
 from systems.kernels.device import on
 
 BLOCK_SIZE = 1024  # elements per program; a power of two, at least 32
-# A thread takes 16 bytes of the widest dtype, so a warp takes 512; kernel.py says why.
+# Bytes of the widest dtype per warp: 16 per thread, for the reason given in kernel.py.
 WARP_BYTES = 512
 MAX_WARPS = 32
 
 
 class ParamTensors(NamedTuple):
-    """Tensors and options that one parameter's step reads and writes."""
+    """Tensors and options of the step of one parameter."""
 
     param: Tensor
     grad: Tensor
@@ -31,7 +31,7 @@ class ParamTensors(NamedTuple):
 
 
 class _Variant(NamedTuple):
-    """Compile-time properties of a launch."""
+    """Compile-time properties of adamw_kernel; tensors that share them share a launch."""
 
     param: torch.dtype
     grad: torch.dtype
@@ -42,7 +42,7 @@ class _Variant(NamedTuple):
 
 
 class TableLayout(NamedTuple):
-    """Contents of the tables: equal layouts make equal tables."""
+    """Contents of `Tables` on the host. Equal layouts give equal tables."""
 
     rows: list[tuple[int, ...]]
     variants: list[_Variant]
@@ -50,6 +50,7 @@ class TableLayout(NamedTuple):
 
 
 def table_layout(params: list[ParamTensors], block_size: int) -> TableLayout:
+    """Return the layout for these tensors, with blocks of `block_size` elements."""
     rows: list[tuple[int, ...]] = []
     variants: list[_Variant] = []
     for tensors in params:
@@ -68,24 +69,28 @@ def table_layout(params: list[ParamTensors], block_size: int) -> TableLayout:
                 tensors.master is not None, tensors.stochastic, aligned,
             )
         )  # fmt: skip
-        # In the order of the columns in kernel.py.
+        # Same order as the columns in kernel.py.
         step, hyper = tensors.step.data_ptr(), tensors.hyper.data_ptr()
         rows.append((*addresses, step, hyper, tensors.param.numel(), tensors.stream))
     return TableLayout(rows, variants, block_size)
 
 
 class Tables:
-    """A layout on the device, ready to be launched.
+    """Device tensors of a layout, from which the kernels are launched.
 
-    Captured graphs read the tables, so they are never modified.
+    Captured CUDA graphs read the table, so it is never modified.
     """
 
     def __init__(
         self, layout: TableLayout, device: torch.device, like: Tables | None = None
     ) -> None:
-        """
+        """Copy a layout to the device.
+
         Args:
-            like: tables of the same device; if only addresses differ, the rest is shared.
+            layout: contents of the table.
+            device: device of the tensors.
+            like: earlier tables on the same device. If only addresses differ from these, all
+                other tensors are shared with them.
         """
         from systems.kernels.adamw import kernel
 
@@ -108,19 +113,22 @@ class Tables:
             count = torch.where(mine, (numel + layout.block_size - 1) // layout.block_size, 0)
             row = torch.repeat_interleave(torch.arange(rows), count)
             block = torch.arange(len(row)) - torch.repeat_interleave(count.cumsum(0) - count, count)
-            if len(row):  # none if all of its tensors are empty
+            if len(row):  # no blocks if all tensors are empty
                 pairs = torch.stack([row, block], dim=1).to(torch.int32)
                 self.blocks[variant] = _upload(pairs, device)
 
     def launch(self) -> None:
-        """One step of every row."""
+        """Launch one step of all tensors in the table."""
         with on(self.device):
             self._advance(len(self.layout.rows))
             for variant, blocks in self.blocks.items():
                 self._update(variant, blocks)
 
     def compile(self) -> None:
-        """Compile and load the kernels, which a capture must not do, by launching no-ops."""
+        """Compile and load the kernels by launches that change nothing.
+
+        This must happen before a capture, during which it is not possible.
+        """
         with on(self.device):
             self._advance(0)
             for variant in self.blocks:
@@ -148,12 +156,12 @@ class Tables:
 
 
 def stale_reason(layout: TableLayout, tables: Tables | None) -> str:
-    """Return why a step under capture cannot use the tables made by `prepare`."""
+    """Return the reason why a captured step cannot use the tables made by `prepare`."""
     if tables is None:
-        return "no tables on the device"
+        return "there are no tables on the device"
     before, now = tables.layout.rows, layout.rows
     if len(before) != len(now):
-        return f"{len(now)} parameters have gradients, there were {len(before)}"
+        return f"{len(now)} parameters have gradients, but the tables are for {len(before)}"
     names = ("parameter", "gradient", "exp_avg", "exp_avg_sq", "master", "step")
     moved = [
         f"{name} of parameter {i}"
@@ -162,7 +170,7 @@ def stale_reason(layout: TableLayout, tables: Tables | None) -> str:
         if old_address != new_address
     ]
     what = ", ".join(moved[:3]) + (f" and {len(moved) - 3} more" if len(moved) > 3 else "")
-    return f"moved since FusedAdamW.prepare(): {what or 'dtypes or sizes'}"
+    return f"tensors changed or moved since FusedAdamW.prepare(): {what or 'other dtypes or sizes'}"
 
 
 def constants(
@@ -187,14 +195,16 @@ def constants(
 def num_warps(
     param: torch.dtype, grad: torch.dtype, state: torch.dtype, master: bool, block_size: int
 ) -> int:
-    """Return the number of warps with which each thread takes 16 bytes of the widest dtype."""
+    """Return the number of warps for which each thread has 16 bytes of the widest dtype."""
     widest = max(4 if master else 0, *(dtype.itemsize for dtype in (param, grad, state)))
     return min(MAX_WARPS, max(1, block_size * widest // WARP_BYTES))
 
 
 def _upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device asynchronously. torch's host allocator reuses the pinned copy only after
-    the device has read it."""
+    """Copy a tensor to the device asynchronously.
+
+    torch's pinned allocator reuses the memory of the pinned copy only after the device has read it.
+    """
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
@@ -215,13 +225,13 @@ def fused_adamw(
     seed: int = 0,
     index: int = 0,
 ) -> None:
-    """Run one step of one tensor in place, with the arguments of `adamw_reference`.
+    """Run one step of AdamW on one tensor in place, with the arguments of `adamw_reference`.
 
-    With float32 state the results are bitwise equal to the reference. With bfloat16 state the
-    update is within 3 units in the last place of float32, so a rounded parameter may differ by one
-    unit of bfloat16.
+    With float32 state, results are bitwise equal to the reference. With bfloat16 state, the update
+    has an error of up to 3 units in the last place of float32. A parameter that is rounded to
+    bfloat16 may then differ by one unit in the last place of bfloat16.
 
-    All tensors are on one GPU, or on the CPU under TRITON_INTERPRET=1.
+    All tensors must be on the same GPU, or on the CPU with TRITON_INTERPRET=1.
     """
     hyper = torch.tensor([lr, *betas, eps, weight_decay], dtype=torch.float64, device=param.device)
     tensors = ParamTensors(

@@ -1,33 +1,36 @@
-"""AdamW as an optimizer whose step is two launches, plus one for each further set of dtypes.
+"""FusedAdamW: an optimizer whose step takes two kernel launches.
+
+Each further combination of dtypes among the parameters takes one more launch.
 
     optimizer = FusedAdamW(model.parameters(), lr=3e-4)
     loss.backward()
     optimizer.step()
 
-Supported dtypes of parameters and state, with the least memory traffic of a step:
+Typical dtypes and the minimum memory traffic of a step, with parameter p, gradient g, moments m and
+v, and master weight w:
 
     param     state     master    read             written          bytes per parameter
     float32   float32   -         p, g, m, v       p, m, v          28
     bfloat16  float32   float32   g, w, m, v       w, m, v, p       28
     bfloat16  bfloat16  -         p, g, m, v       p, m, v          14
 
-In the last case a step rounds stochastically: rounding to nearest would lose any update of less
-than half a unit in the last place (2^-9 to 2^-8 of the value), and with beta2 = 0.999 exp_avg_sq
-could only grow.
+In the last case, tensors are rounded stochastically. Rounding to nearest would lose any update of
+less than half a unit in the last place (2^-9 to 2^-8 of the value); with beta2 = 0.999, exp_avg_sq
+could then only grow.
 
 In a CUDA graph, gradients must keep their addresses:
 
-    loss.backward()                              # gradients exist
-    optimizer.prepare()                          # state, tables and compiled kernels exist
+    loss.backward()                              # creates the gradients
+    optimizer.prepare()                          # creates state and tables, compiles the kernels
     with torch.cuda.graph(graph):
         optimizer.zero_grad(set_to_none=False)
         model(x).sum().backward()
         optimizer.step()
-    graph.replay()                               # counts steps as step() does
+    graph.replay()                               # counts as a step
     optimizer.param_groups[0]["lr"] = 1e-4
-    optimizer.update_hyperparameters()           # the next replay has it
+    optimizer.update_hyperparameters()           # the next replay uses the new lr
 
-The optimizer must live as long as the graph, which reads its tables.
+The optimizer must not be freed before the graph, which reads its tables.
 """
 
 from __future__ import annotations
@@ -51,11 +54,12 @@ from systems.kernels.adamw.launch import (
 from systems.kernels.adamw.reference import adamw_reference, stream
 from systems.kernels.device import runs_kernels
 
-Owner = TypeVar("Owner", bound=Tensor)  # Mapping is invariant in its keys: Parameters go too
+# A TypeVar, because Mapping is invariant in its key type: keys may be Tensors or Parameters.
+Owner = TypeVar("Owner", bound=Tensor)
 
 PREPARE = (
-    "call FusedAdamW.prepare() before the capture, once gradients exist, and keep them where they "
-    "are: zero_grad(set_to_none=False)"
+    "call FusedAdamW.prepare() before the capture, when gradients exist, and keep the gradients at "
+    "their addresses with zero_grad(set_to_none=False)"
 )
 
 _stream = functools.lru_cache(maxsize=65_536)(stream)
@@ -66,34 +70,40 @@ def _capturing() -> bool:
 
 
 class FusedAdamW(Optimizer):
-    """AdamW (Loshchilov & Hutter 2019, algorithm 2) as torch.optim.AdamW computes it.
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2), as computed by torch.optim.AdamW.
 
-    State of a parameter: `step` (int64, no dimension), `exp_avg` and `exp_avg_sq` (state_dtype),
-    and with master weights `master` (float32, initialised from the parameter or by `load_master`).
-    A parameter without a gradient is skipped and its step stands still, as in torch.
+    The state of a parameter is `step` (0-dimensional int64), `exp_avg` and `exp_avg_sq`
+    (state_dtype), and with master weights `master` (float32, initialized from the parameter or by
+    `load_master`). A parameter without a gradient is skipped and its step does not advance, as in
+    torch.
+
+    On a CPU, the step runs `adamw_reference`, or the kernels with TRITON_INTERPRET=1.
 
     Args:
-        params: contiguous float32, bfloat16 or float16 tensors, or groups of such; every option
-            below may differ from group to group.
-        lr, betas, eps, weight_decay: as in torch.optim.AdamW; lr is a number, no tensor.
-        state_dtype: of exp_avg and exp_avg_sq: float32 or bfloat16.
-        master_weights: keep 16-bit parameters in float32 too. By default where state_dtype is
-            float32. float32 parameters are their own masters.
-        stochastic_rounding: round bfloat16 tensors that hold the only copy stochastically. By
-            default wherever there are such. float16 is rounded to nearest.
-        seed: in [0, 2^32). With the step, the parameter's place and the element's it makes the
-            random bits: no generator, and the same on every device.
+        params: contiguous float32, bfloat16 or float16 tensors, or parameter groups. All options
+            can be set per group.
+        lr, betas, eps, weight_decay: as in torch.optim.AdamW, but lr must be a number.
+        state_dtype: dtype of exp_avg and exp_avg_sq, float32 or bfloat16.
+        master_weights: keep float32 master weights of 16-bit parameters. None does so if
+            state_dtype is float32. float32 parameters never have master weights.
+        stochastic_rounding: round bfloat16 tensors without a float32 copy (moments, and parameters
+            without master weights) stochastically; None means True. float16 is always rounded to
+            nearest.
+        seed: in [0, 2^32). Random bits are a hash of the seed, the step, the index of the parameter
+            and the index of the element. They use no random generator and are the same on every
+            device.
 
-    On a CPU `adamw_reference` runs, or the kernel under TRITON_INTERPRET=1.
+    Raises:
+        ValueError: if any option or parameter is invalid; the message names all of them.
     """
 
-    block_size: int = BLOCK_SIZE  # elements per program; set it on an optimizer to tune
+    block_size: int = BLOCK_SIZE  # elements per program; may be set on an instance, to tune it
 
-    _tables: dict[torch.device, Tables]  # of the last step
-    _captured: list[Tables]  # read by captured graphs
-    # By index of the group and device: float64 (5,) on the device, and its values on the host
+    _tables: dict[torch.device, Tables]  # tables of the last step
+    _captured: list[Tables]  # tables read by captured graphs, kept alive
+    # (group index, device) -> float64 (5,) on the device, and its values on the host.
     _hyper: dict[tuple[int, torch.device], tuple[Tensor, list[float]]]
-    _dense_grads: dict[Tensor, Tensor]  # contiguous copy of a strided gradient, by parameter
+    _dense_grads: dict[Tensor, Tensor]  # parameter -> contiguous copy of its strided gradient
 
     def __init__(
         self,
@@ -131,7 +141,7 @@ class FusedAdamW(Optimizer):
             self.__dict__.setdefault(name, empty)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Called by pickle, by deepcopy, and by load_state_dict, whose groups may be torch's AdamW's
+        # Called by pickle, deepcopy and load_state_dict. Groups of torch's AdamW lack options.
         super().__setstate__(state)
         self._init_caches()
         for group in self.param_groups:
@@ -139,7 +149,12 @@ class FusedAdamW(Optimizer):
                 group.setdefault(name, value)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; raises a ValueError that names every invalid option or parameter."""
+        """Add a parameter group.
+
+        Raises:
+            ValueError: if any option or parameter is invalid; the message names all of them. The
+                group is then not added.
+        """
         super().add_param_group(param_group)
         errors = errors_of(self.param_groups[-1])
         if errors:
@@ -154,11 +169,12 @@ class FusedAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; return what closure returns.
+        """Update every parameter that has a gradient, and return the result of closure.
 
         Raises:
-            RuntimeError: while a CUDA graph is captured, if `prepare` was not called for the
-                tensors, addresses and hyper-parameters of now; or a gradient is sparse.
+            RuntimeError: if a gradient is sparse or a parameter is not contiguous; during the
+                capture of a CUDA graph, also if tensors, their addresses or hyperparameters have
+                changed since `prepare`.
         """
         loss = None
         if closure is not None:
@@ -179,14 +195,19 @@ class FusedAdamW(Optimizer):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Make ready for `step` under capture: state, tables on the device, compiled kernels.
+        """Create state and device tables and compile the kernels, so that `step` can be captured.
 
-        Call it outside of a capture, once gradients exist that keep their addresses, on the stream
-        of the capture or one that it waits for (torch.cuda.graph waits for all). No parameter
-        changes.
+        Call it before the capture, when all gradients exist and will keep their addresses. Call it
+        on the stream of the capture or on a stream that the capture waits for (torch.cuda.graph
+        waits for all streams). It does not change parameters.
+
+        Raises:
+            RuntimeError: if it is called during a capture.
         """
         if _capturing():
-            raise RuntimeError("FusedAdamW.prepare() was called during a capture; call it before")
+            raise RuntimeError(
+                "FusedAdamW.prepare() must be called before a capture, not during it"
+            )
         for device, params in self._params_by_device(capturing=False).items():
             if runs_kernels(device):
                 self._tables_for(
@@ -194,21 +215,24 @@ class FusedAdamW(Optimizer):
                 ).compile()
 
     def update_hyperparameters(self) -> None:
-        """Bring param_groups' lr, betas, eps and weight_decay to the device, in stream order.
+        """Copy lr, betas, eps and weight_decay of `param_groups` to the device, in stream order.
 
-        `step` does this itself; a replay of a captured step does not.
+        `step` includes this; a replay of a captured step does not.
+
+        Raises:
+            RuntimeError: if it is called during a capture.
         """
         if _capturing():
             raise RuntimeError(
-                "FusedAdamW.update_hyperparameters() was called during a capture; "
-                "a replay would bring back the values of now"
+                "FusedAdamW.update_hyperparameters() must not be called during a capture, because "
+                "every replay would restore the captured values; call it between replays"
             )
         self._update_hyperparameters(capturing=False)
 
     def _params_by_device(
         self, capturing: bool
     ) -> dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]]:
-        """Return index, group and tensors of every parameter that has a gradient."""
+        """Return (index, group, tensors) of every parameter that has a gradient, by device."""
         self._update_hyperparameters(capturing)
         found: dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]] = {}
         index = -1
@@ -221,7 +245,7 @@ class FusedAdamW(Optimizer):
                 if capturing and not (self.state.get(param) and (place, device) in self._hyper):
                     raise RuntimeError(
                         f"parameter {index} of shape {tuple(param.shape)} has no state on the "
-                        f"device yet; {PREPARE}"
+                        f"device; {PREPARE}"
                     )
                 state = self._state(param, group)
                 tensors = ParamTensors(
@@ -239,12 +263,13 @@ class FusedAdamW(Optimizer):
                 continue
             if capturing:
                 raise RuntimeError(
-                    f"hyper-parameters of group {place} changed from {known} to {values} (lr, "
-                    f"beta1, beta2, eps, weight_decay) on the way to a capture; {PREPARE}"
+                    f"hyperparameters (lr, beta1, beta2, eps, weight_decay) of group {place} "
+                    f"changed from {known} to {values} and cannot be copied during a capture; "
+                    f"{PREPARE}"
                 )
             for i, value in enumerate(values):
                 if value != known[i]:
-                    buffer[i].fill_(value)  # the launch carries the value: no synchronisation
+                    buffer[i].fill_(value)  # a kernel argument, so this does not synchronize
             known[:] = values
 
     def _hyper_of(self, place: int, device: torch.device) -> Tensor:
@@ -255,17 +280,17 @@ class FusedAdamW(Optimizer):
         return self._hyper[place, device][0]
 
     def _dense_grad(self, index: int, param: Tensor) -> Tensor:
-        """Return the gradient, or a contiguous copy at a fixed address."""
+        """Return the gradient, or a contiguous copy at a fixed address if it is strided."""
         grad = param.grad
         assert grad is not None
         if grad.layout != torch.strided:
             raise RuntimeError(
-                f"the gradient of parameter {index} is {grad.layout}; FusedAdamW takes dense ones"
+                f"gradients must be dense, but that of parameter {index} is {grad.layout}"
             )
-        if not param.is_contiguous():  # it was when its group was added
+        if not param.is_contiguous():  # changed since its group was added
             raise RuntimeError(
-                f"parameter {index} of shape {tuple(param.shape)} now has strides "
-                f"{param.stride()}; FusedAdamW takes contiguous parameters"
+                f"parameters must be contiguous, but parameter {index} of shape "
+                f"{tuple(param.shape)} has strides {param.stride()}"
             )
         if grad.is_contiguous():
             return grad
@@ -298,28 +323,30 @@ class FusedAdamW(Optimizer):
 
     @torch.no_grad()
     def load_master(self, masters: Mapping[Owner, Tensor]) -> None:
-        """Set master weights to the exact values from which 16-bit parameters were cast.
+        """Set master weights to the float32 values from which 16-bit parameters were cast.
+
+        The parameters are set to the same values, rounded to nearest.
 
         Args:
-            masters: float32 values by parameter, of its shape. They are copied; the parameter
-                becomes them, rounded to nearest.
+            masters: float32 values by parameter, each of the parameter's shape. They are copied.
 
         Raises:
-            ValueError: names every entry that is no parameter of this optimizer, keeps no master
-                weights, or has another shape or dtype. Nothing is changed then.
+            ValueError: if a key is not a parameter of this optimizer or has no master weights, or
+                if a value has another shape or dtype. The message names all such entries, and
+                nothing is changed.
         """
         groups = {param: group for group in self.param_groups for param in group["params"]}
         errors = []
         for param, value in masters.items():
             name = f"{param.dtype} tensor of shape {tuple(param.shape)}"
             if param not in groups:
-                errors.append(f"a {name} is no parameter of this optimizer")
+                errors.append(f"a {name} is not a parameter of this optimizer")
             elif "master" not in state_dtypes(param, groups[param]):
                 errors.append(f"a {name} has no master weights with these options")
             elif value.shape != param.shape or value.dtype != torch.float32:
                 errors.append(
-                    f"a {name} needs float32 values of its shape, got {value.dtype} of shape "
-                    f"{tuple(value.shape)}"
+                    f"master weights of a {name} must be float32 of the same shape, got "
+                    f"{value.dtype} of shape {tuple(value.shape)}"
                 )
         if errors:
             raise ValueError("; ".join(errors))
@@ -329,15 +356,16 @@ class FusedAdamW(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave, torch.optim.AdamW's too; options of groups come with it.
+        """Load state and options from a state dict of FusedAdamW or torch.optim.AdamW.
 
-        torch would cast all state to the parameter's dtype; here each tensor keeps the dtype that
-        the options give it. Tensors are copied, into those that exist where they fit, so that a
-        captured graph goes on with what was loaded. A master that was not saved is made from the
-        parameter: load the model first.
+        State tensors have the dtypes that the options require, while torch would cast them to the
+        dtype of the parameter. Tensors are copied into existing state tensors where these have the
+        right dtype, so a captured graph continues with the loaded state. Master weights that were
+        not saved are initialized from the parameter, so load the model first.
 
         Raises:
-            ValueError: names every option or tensor that does not fit. Nothing is changed then.
+            ValueError: if any option or tensor is invalid; the message names all of them, and
+                nothing is changed.
         """
         saved: dict[Any, dict[str, Any]] = {}
         ids: list[Any] = []
@@ -348,7 +376,7 @@ class FusedAdamW(Optimizer):
             return {**given, "state": {}}
 
         before: dict[str, Any] = {"state": self.state, "param_groups": self.param_groups}
-        # The last hook, so it sees what others made of the state
+        # The last hook, so it receives the state as other hooks have changed it.
         handle = self.register_load_state_dict_pre_hook(withhold_state)
         try:
             super().load_state_dict(state_dict)

@@ -1,7 +1,7 @@
-"""AdamW of one tensor in plain torch, with stochastic rounding: the reference of the kernel.
+"""Reference of the AdamW kernels: a step on one tensor in torch, with stochastic rounding.
 
-Every operation is one correctly rounded float32 operation, in the order of the kernel, so that both
-can be bitwise equal.
+Every operation is one correctly rounded float32 operation, in the same order as in the kernel, so
+that results can be bitwise equal.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from torch import Tensor
 Word = TypeVar("Word", int, Tensor)
 
 MASK = 0xFFFFFFFF
-# Multipliers of lowbias32, the 32-bit finaliser of least bias that Wellons found by search:
+# Multipliers of lowbias32, a 32-bit hash function found by Wellons in a search for low bias:
 # https://nullprogram.com/blog/2018/07/31/
 MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B
-GOLDEN = 0x9E3779B1  # odd and near 2^32 / phi: spreads low bits into high ones (Knuth, TAOCP 6.4)
+# Odd number near 2^32 / phi; multiplication spreads low bits into high bits (Knuth, TAOCP 6.4).
+GOLDEN = 0x9E3779B1
 
 
 def mix(word: Word) -> Word:
-    """Hash a 32-bit word: a bijection in which every bit depends on every bit of the argument.
+    """Return a hash of a 32-bit word: a bijection in which every bit depends on every input bit.
 
     Args:
-        word: in [0, 2^32); an int, or an int64 tensor of such (a product past 2^63 wraps, which
-            leaves its low 32 bits right).
+        word: int or int64 tensor, with values in [0, 2^32). Products of tensors may overflow int64,
+            but their low 32 bits are correct.
     """
     word = ((word ^ (word >> 16)) * MIX_1) & MASK
     word = ((word ^ (word >> 15)) * MIX_2) & MASK
@@ -35,27 +36,34 @@ def mix(word: Word) -> Word:
 
 
 def stream(seed: int, index: int) -> int:
-    """Return 32 bits that distinguish the random numbers of one tensor from those of others."""
+    """Return the 32-bit random stream of one tensor: a hash of the seed and the tensor's index."""
     return mix((mix(seed) + index) & MASK)
 
 
 def key(seed: int, index: int, step: int) -> int:
-    """Return 32 bits that distinguish the random numbers of one tensor and step from all others."""
+    """Return the 32-bit random key of one tensor in one step: a hash of its stream and the step."""
     return mix((stream(seed, index) + step) & MASK)
 
 
 def random_bits(
     numel: int, key: int, *, start: int = 0, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw three uniform 16-bit numbers for each element from `start` to `start + numel - 1`.
+    """Return three uniform 16-bit random numbers for each element.
 
-    They are a hash of the element's index and the key, so they do not depend on order or grid. One
-    32-bit hash gives all three: its halves, and the high half of its product with an odd number,
-    which for either fixed half is a bijection of the other or equidistributed to within one count.
-    Any two of the three are as good as independent, and no more is needed.
+    They are a hash of the element's index and the key, so they do not depend on the grid or the
+    order of execution. One 32-bit hash gives all three numbers: its low half, its high half, and
+    the high half of its product with an odd number. If one half of the hash is fixed, the third
+    number is a bijection of the other half, or equidistributed to within one count. So any two of
+    the three numbers are practically independent, which is sufficient.
+
+    Args:
+        numel: number of elements.
+        key: from `key`.
+        start: index of the first element.
+        device: device of the results; the CPU if None.
 
     Returns:
-        int32 tensors (numel,) with values in [0, 2^16): for the parameter, exp_avg, exp_avg_sq.
+        int32 tensors (numel,) with values in [0, 2^16): for the parameter, exp_avg and exp_avg_sq.
     """
     element = torch.arange(start, start + numel, dtype=torch.int64, device=device)
     word = mix((element & MASK) ^ mix(element >> 32) ^ key)
@@ -65,22 +73,22 @@ def random_bits(
 
 
 def round_stochastically(value: Tensor, bits: Tensor) -> Tensor:
-    """Round float32 to bfloat16, up in magnitude with the probability that preserves the mean.
+    """Round float32 to bfloat16 stochastically, so that the expected result equals the value.
 
-    A bfloat16 is a float32 without its low 16 bits. Adding a uniform 16-bit number carries into
-    the kept bits exactly as often as the dropped ones are large; representable values stay, and
-    no value moves by a unit in the last place or more. A value within that of the largest finite
-    bfloat16 may round to infinity.
+    A bfloat16 is a float32 without its low 16 bits. If a uniform 16-bit number is added, the
+    probability of a carry into the upper 16 bits is proportional to the low 16 bits. Representable
+    values do not change, and the error is always less than one unit in the last place. A value
+    above the largest finite bfloat16 may round to infinity.
 
     Args:
         value: float32, any shape.
-        bits: int32 of as many elements, uniform in [0, 2^16).
+        bits: int32 with as many elements, uniform in [0, 2^16).
 
     Returns:
-        bfloat16, of value's shape.
+        bfloat16 tensor with the shape of `value`.
     """
     words = value.contiguous().view(torch.int32) + bits.view(value.shape)
-    # A NaN whose mantissa is all ones would carry into its sign and come out as a zero.
+    # A NaN whose mantissa is all ones would carry into its sign bit and become zero.
     words = torch.where(value.isnan(), 0x7FFFFFFF, words)
     return (words >> 16).to(torch.int16).view(torch.bfloat16)
 
@@ -102,10 +110,10 @@ def adamw_reference(
     seed: int = 0,
     index: int = 0,
 ) -> None:
-    """Run one step of AdamW in place.
+    """Run one step of AdamW on one tensor in place.
 
-    Decoupled Weight Decay Regularization (Loshchilov & Hutter 2019), algorithm 2, with the
-    schedule multiplier in lr, and epsilon where torch.optim.AdamW has it, after the bias
+    Algorithm 2 of Decoupled Weight Decay Regularization (Loshchilov & Hutter 2019), with the
+    schedule multiplier included in lr. As in torch.optim.AdamW, epsilon is added after the bias
     correction:
 
         w = (1 - lr weight_decay) w
@@ -113,21 +121,24 @@ def adamw_reference(
         v = beta2 v + (1 - beta2) g^2
         w = w - lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)
 
-    computed in float32, with terms of t alone in float64. w is the master weight if there is one,
-    else the parameter. m and v enter the last line before they are rounded to their dtype.
+    The step is computed in float32, and terms that depend only on t and the hyperparameters in
+    float64. w is the master weight, or the parameter if there is no master weight. The last line
+    uses m and v before they are rounded to their dtype.
+
+    All tensors are contiguous.
 
     Args:
-        param: float32, bfloat16 or float16, any shape, contiguous like all that follow. With a
-            master it is written (the master, rounded to nearest) and never read.
-        grad: of param's shape, any of these dtypes.
-        exp_avg, exp_avg_sq: m and v, of param's shape, both float32 or both bfloat16.
-        master: float32 of param's shape, or None.
-        step: int64 of no dimension on param's device, t - 1 on entry, t on return.
+        param: float32, bfloat16 or float16, any shape. With a master weight it is not read, and set
+            to the master weight, rounded to nearest.
+        grad: shape of param, float32, bfloat16 or float16.
+        exp_avg, exp_avg_sq: m and v, shape of param, both float32 or both bfloat16.
+        master: master weight, float32 with the shape of param, or None.
+        step: 0-dimensional int64 on param's device; t - 1 before the call, t after it.
         lr, betas, eps, weight_decay: as in torch.optim.AdamW.
-        stochastic_rounding: round bfloat16 tensors that hold the only copy (m, v, and param if it
-            has no master) stochastically instead of to nearest.
-        seed, index: in [0, 2^32): with t and the place of an element they make its random bits;
-            index is the parameter's place in its optimizer.
+        stochastic_rounding: round bfloat16 tensors without a float32 copy (m, v, and param without
+            a master weight) stochastically instead of to nearest.
+        seed: in [0, 2^32), for the random bits.
+        index: in [0, 2^32), index of the parameter in its optimizer, for the random bits.
     """
     step += 1
     t = int(step)
@@ -144,8 +155,8 @@ def adamw_reference(
     m = m + (g - m) * (1 - beta1)
     v = exp_avg_sq.float() * beta2 + (g * (1 - beta2)) * g
     w = w * (1 - lr * weight_decay)
-    # Through float64, whose square root rounded once more is the float32 root correctly rounded
-    # (Figueroa 1995); torch's own float32 root on a CPU, from MKL, is not.
+    # A float64 square root that is rounded to float32 is the correctly rounded float32 square root
+    # (Figueroa 1995). torch's float32 square root on a CPU, from MKL, is not correctly rounded.
     root = v.double().sqrt().float()
     w = w - (m * step_size) / (root * rsqrt_correction + eps)
 

@@ -1,4 +1,4 @@
-"""The weighted sum of each row, y = x w: a Triton kernel to learn from. Begin at `kernel.py`."""
+"""Weighted sum of each row, y = x w: a tutorial Triton kernel. Start reading in `kernel.py`."""
 
 from systems.kernels.weighted_sum.autograd import WeightedSum, weighted_sum
 from systems.kernels.weighted_sum.reference import (

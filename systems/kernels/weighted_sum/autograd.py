@@ -1,10 +1,10 @@
-"""The kernel as an autograd function.
+"""The weighted-sum kernels as an autograd function.
 
     y = weighted_sum(x, w)      # x (..., d), w (d,) -> y (...)
     y.sum().backward()
 
-An autograd.Function is two static methods: `forward` computes and saves what `backward` needs;
-`backward` takes dL/dy and gives dL/d(each argument of forward).
+An autograd.Function has two static methods. `forward` computes the result and saves what `backward`
+needs. `backward` takes dL/dy and returns dL/d(argument) for each argument of forward.
 """
 
 from __future__ import annotations
@@ -23,51 +23,52 @@ from systems.kernels.weighted_sum.reference import (
 )
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-TILE = 2048  # elements: 16 for each thread of 4 warps
-MAX_COLUMNS = 256  # of a tile: 512 contiguous bytes and more a row
-# Rows of the buffer of partial sums. With a column tile each, enough programs for a whole GPU; and
-# a constant, not a property of the GPU, so that dw is the same on all.
+TILE = 2048  # elements of a tile: 16 for each thread of 4 warps
+MAX_COLUMNS = 256  # columns of a tile, at most: at least 512 contiguous bytes per row
+# Maximum number of rows of the buffer of partial sums: the programs per tile of columns, enough to
+# fill a GPU. It is a constant that does not depend on the GPU, so that dw is the same on all GPUs.
 MAX_PROGRAMS = 256
 
 
 def weighted_sum(x: Tensor, w: Tensor) -> Tensor:
     """Compute y[...] = sum over d of x[..., d] w[d].
 
-    Triton computes it and its gradient on a GPU, and on a CPU with TRITON_INTERPRET=1; plain torch
-    does on other devices and for float64. Both sum in float32 (float64 for float64) and give the
-    same bits on every run. x is copied if its leading dimensions cannot be viewed as one.
+    Triton kernels compute the sum and its gradient on a GPU, and on a CPU with TRITON_INTERPRET=1.
+    Other devices and float64 use the torch reference. Both sum in float32 (float64 for float64) and
+    give bitwise equal results in every run. x is copied if its leading dimensions cannot be viewed
+    as one.
 
     Args:
         x: (..., d), float32, bfloat16, float16 or float64, any strides; sizes may be 0.
-        w: (d,), of x's dtype and device.
+        w: (d,), same dtype and device as x.
 
     Returns:
-        (...), of x's dtype.
+        Tensor (...) with the dtype of x.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not match; the message names everything wrong.
+        ValueError: if shapes, dtypes or devices do not match; the message names all mismatches.
     """
     errors = []
     if x.ndim < 1 or w.ndim != 1 or x.shape[-1] != w.shape[0]:
         errors.append(
-            f"shapes must be (..., d) and (d,), not {tuple(x.shape)} and {tuple(w.shape)}"
+            f"shapes must be (..., d) and (d,), got {tuple(x.shape)} and {tuple(w.shape)}"
         )
     if x.dtype != w.dtype or not x.is_floating_point():
-        errors.append(f"dtypes must be equal and of floats, not {x.dtype} and {w.dtype}")
+        errors.append(f"dtypes must be equal and floating-point, got {x.dtype} and {w.dtype}")
     if x.device != w.device:
-        errors.append(f"devices must be equal, not {x.device} and {w.device}")
+        errors.append(f"devices must be equal, got {x.device} and {w.device}")
     if errors:
         raise ValueError("; ".join(errors))
     return WeightedSum.apply(x, w)
 
 
 class WeightedSum(torch.autograd.Function):
-    """`weighted_sum` without its checks. Differentiable once."""
+    """Autograd function of `weighted_sum`, without its checks. It is differentiable once."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        """(..., d), (d,) -> (...)."""
-        ctx.save_for_backward(x, w)  # not as attributes: torch checks that they are not overwritten
+        """Map x (..., d) and w (d,) to y (...)."""
+        ctx.save_for_backward(x, w)  # unlike attributes, these are checked for in-place changes
         if not _runs_kernel(x):
             return weighted_sum_reference(x, w)
         from systems.kernels.weighted_sum.kernel import forward_kernel
@@ -86,7 +87,7 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """(...) -> (..., d), (d,); None for what needs no gradient."""
+        """Map dy (...) to dx (..., d) and dw (d,); each is None if it is not required."""
         x, w = ctx.saved_tensors
         needs_dx, needs_dw = ctx.needs_input_grad
         if not _runs_kernel(x):
@@ -113,9 +114,9 @@ class WeightedSum(torch.autograd.Function):
 
 
 def tile(d: int) -> tuple[int, int]:
-    """Return rows and columns of a tile for rows of d elements.
+    """Return the number of rows and columns of a tile, for rows of d elements.
 
-    Tiles are narrow for a small d, so that few lanes are masked off.
+    Tiles are narrow if d is small, so that few lanes are masked off.
     """
     columns = 16
     while columns < min(d, MAX_COLUMNS):

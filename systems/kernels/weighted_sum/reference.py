@@ -1,5 +1,7 @@
-"""The weighted sum of each row in plain torch, with its gradient written out: the reference of the
-kernel, and the fallback without a GPU."""
+"""Reference of the weighted-sum kernels in torch, with an explicit gradient.
+
+It is also the fallback on devices without Triton.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +14,27 @@ def weighted_sum_reference(x: Tensor, w: Tensor) -> Tensor:
 
     Args:
         x: (..., d), any float dtype.
-        w: (d,), of x's dtype.
+        w: (d,), same dtype as x.
 
     Returns:
-        (...), of x's dtype.
+        Tensor (...) with the dtype of x.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     return (x.to(wide) * w.to(wide)).sum(-1).to(x.dtype)
 
 
 def weighted_sum_gradients(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute dL/dx and dL/dw from dy = dL/dy, by the chain rule:
+    """Compute dL/dx and dL/dw from dy = dL/dy, by the chain rule.
 
         dx[..., d] = dy[...] w[d]
         dw[d] = sum over all rows of dy[...] x[..., d]
 
     Args:
-        dy: (...), of x's dtype.
-        x, w: as given to `weighted_sum_reference`.
+        dy: (...), same dtype as x.
+        x, w: arguments of `weighted_sum_reference`.
 
     Returns:
-        (..., d) and (d,), of x's dtype, computed at least in float32.
+        dx (..., d) and dw (d,) with the dtype of x, computed at least in float32.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     column = dy.to(wide)[..., None]

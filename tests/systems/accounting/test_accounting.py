@@ -1,4 +1,4 @@
-"""Formulas on cases worked by hand."""
+"""Attention and hardware formulas agree with hand-computed cases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_all_reduce_bus_bytes(world_size, factor):
 
 
 def test_no_ranks_is_an_error():
-    with pytest.raises(ValueError, match="world_size: given 0"):
+    with pytest.raises(ValueError, match="world_size must be at least 1, got 0"):
         accounting.all_reduce_bus_bytes(1, 0)
 
 

@@ -1,4 +1,4 @@
-"""Collectives, DDP's buckets, ZeRO and hardware: cases worked by hand, and small simulations."""
+"""Collectives, DDP buckets, ZeRO and hardware: hand-computed cases and small simulations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def test_ring_seconds_by_hand():
 
 
 def ring_all_reduce(tensors: list[list[int]]) -> tuple[list[list[int]], int]:
-    """A chunk an element, added round the ring and then handed round; and what a rank has sent."""
+    """Simulate a ring all-reduce (reduce-scatter, then all-gather) with one-element chunks.
+
+    Returns:
+        The tensor of each rank, and the number of elements that a rank sent.
+    """
     n, sent = len(tensors), 0
     held = [list(tensor) for tensor in tensors]
     for step in range(2 * (n - 1)):
@@ -40,7 +44,11 @@ def ring_all_reduce(tensors: list[list[int]]) -> tuple[list[list[int]], int]:
 
 
 def whole_tensor_all_reduce(tensors: list[list[int]]) -> tuple[list[list[int]], int]:
-    """Assignment 2 of 2026, section 8.1: pass on what came in, add it to the sum."""
+    """Simulate the all-reduce of CS336 2026, assignment 2, section 8.1, which sends whole tensors.
+
+    Returns:
+        The tensor of each rank, and the number of elements that a rank sent.
+    """
     n, sent = len(tensors), 0
     sums, passing = [list(tensor) for tensor in tensors], tensors
     for _ in range(n - 1):
@@ -105,7 +113,7 @@ def test_predictions_over_a_devices_own_link():
     # in 10 buckets: the last takes 2 ms, and ten calls 1 ms each
     overhead = accounting.predicted_ddp_overhead_seconds(H100, 9e9, 2, 1e-3, 10)
     assert overhead == pytest.approx(0.002 + 0.01)
-    # where backward of a bucket takes 5 ms, only the last one's 3 ms are seen
+    # if backward takes 5 ms per bucket, only the 3 ms of the last bucket are exposed
     hidden = accounting.predicted_ddp_overhead_seconds(H100, 9e9, 2, 1e-3, 10, 0.05)
     assert hidden == pytest.approx(0.003)
     alone = accounting.predicted_ddp_overhead_seconds(H100, 9e9, 1, 1e-3, 10)
@@ -122,7 +130,7 @@ def test_bucket_size_by_hand():
     assert accounting.best_bucket_count(*model) == 20
     # 400 MB at 200 GB/s are 2 ms, 20 calls another 2 ms
     assert accounting.ddp_overhead_seconds(*model, 20) == pytest.approx(4e-3)
-    # nothing hidden: 8 GB take 40 ms
+    # without overlap: 8 GB take 40 ms
     assert accounting.ddp_overhead_seconds(*model, 20, 0) == pytest.approx(40e-3 + 2e-3)
 
 
@@ -158,9 +166,9 @@ def test_no_other_count_of_buckets_is_better(size, bandwidth, call):
 
 
 def test_buckets_that_cannot_be():
-    with pytest.raises(ValueError, match="buckets: given 0, expected at least 1"):
+    with pytest.raises(ValueError, match="buckets must be at least 1, got 0"):
         accounting.ddp_overhead_seconds(1, 1, 1, 0)
-    with pytest.raises(ValueError, match="call_seconds: given 0, expected more than 0"):
+    with pytest.raises(ValueError, match="call_seconds must be more than 0, got 0"):
         accounting.best_bucket_count(1, 1, 0)
 
 
@@ -168,7 +176,7 @@ def test_buckets_that_cannot_be():
 
 
 def mixed_precision(parameters: int) -> dict[str, int]:
-    """ZeRO's own example: weights and gradients in fp16, K = 12 of optimizer state."""
+    """Return the state of the example in the ZeRO paper: fp16 weights and gradients, K = 12."""
     return {
         "weights": 2 * parameters,
         "gradients": 2 * parameters,
@@ -209,7 +217,7 @@ def test_what_zero_keeps_and_sends_beside_ddp(parameters, n):
     sent = {s: sum(accounting.step_sent_bytes(s, state, n).values()) for s in STRATEGIES}
     assert kept["zero3"] <= kept["zero2"] <= kept["zero1"] <= kept["ddp"]
     assert kept["zero3"] * n == pytest.approx(kept["ddp"])
-    # section 7: stages 1 and 2 send what an all-reduce does, stage 3 half as much again
+    # section 7: stages 1 and 2 send as much as an all-reduce, stage 3 sends 1.5 times as much
     assert sent["zero1"] == sent["zero2"] == pytest.approx(sent["ddp"])
     assert sent["zero3"] == sent["sharded_optimizer"] == pytest.approx(1.5 * sent["ddp"])
     assert sent["ddp"] == pytest.approx(accounting.all_reduce_bus_bytes(2 * parameters, n))
@@ -225,5 +233,5 @@ def test_one_rank_keeps_everything_and_sends_nothing(parameters):
 
 def test_a_wrong_strategy_and_no_ranks_are_told_together():
     for function in (accounting.rank_state_bytes, accounting.step_sent_bytes):
-        with pytest.raises(ValueError, match=r"'zero4', valid are ddp, .*; world_size: given 0"):
+        with pytest.raises(ValueError, match=r"one of ddp, .*, got 'zero4'; world_size .*, got 0"):
             function("zero4", mixed_precision(1), 0)

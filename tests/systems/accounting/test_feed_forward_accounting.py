@@ -1,4 +1,4 @@
-"""The feed-forward layer on many devices, XXL, and what `python -m systems.accounting` prints."""
+"""The feed-forward layer on many devices, XXL, and the output of `python -m systems.accounting`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from systems.accounting.feed_forward import (
     tensor_limit,
 )
 
-# Worked by hand below: 3 * 8 * 16 = 384 weights of 2 bytes, 1000 FLOP/s, 100 B/s on either axis.
+# For hand-computed cases: 3 * 8 * 16 = 384 weights of 2 bytes, 1000 FLOP/s, 100 B/s on each axis.
 LAYER = FeedForward(d_model=8, d_ff=16)
 TOKENS = 64
 OWN_LINKS = Machine(1000, 100, 100)
@@ -112,7 +112,7 @@ def test_seconds_by_hand():
     assert seconds("backward", SHARED, "fsdp", 4, 2) == pytest.approx(5.76 + 2.56)
 
 
-# ---- the most devices ----------------------------------------------------------------------------
+# ---- largest number of devices -------------------------------------------------------------------
 
 
 def test_limits_by_hand():
@@ -138,12 +138,12 @@ def test_at_the_limit_communication_takes_as_long_as_computation(which, layer, t
         tensor_limit(which, layer, on),
         mesh_limit(which, layer, tokens, on, batch),
     ):
-        for grown in (1, 2):  # and with twice as many ranks on an axis it takes longer
+        for grown in (1, 2):  # communication takes longer if one axis has twice as many devices
             n_d, n_t = limit.batch_devices, limit.tensor_devices
             n_d, n_t = (n_d * grown, n_t) if n_d > 1 else (n_d, n_t * grown)
             compute = compute_seconds(which, layer, tokens, on, n_d * n_t)
             sent = communication_seconds(which, layer, tokens, on, batch, n_d, n_t)
-            # (n-1)/n of an n just above 1 has lost digits
+            # (n-1)/n loses precision for n just above 1
             close = pytest.approx(compute, rel=1e-6)
             assert sent == close if grown == 1 else sent > compute
 
@@ -184,7 +184,7 @@ def test_a_machine_that_is_not_known_is_none():
     assert machine("TPU v5p", batch_axes=2) == Machine(459e12, 360e9, 180e9)
 
 
-# ---- the fewest tokens ---------------------------------------------------------------------------
+# ---- smallest batch ------------------------------------------------------------------------------
 
 
 @given(passes, layers, machines, st.integers(2, 500), st.integers(1, 500))
@@ -194,19 +194,19 @@ def test_with_the_fewest_tokens_communication_takes_as_long(which, layer, on, n_
     compute = compute_seconds(which, *mesh, n_d * n_t)
     sent = communication_seconds(which, *mesh, "fsdp", n_d, n_t)
     if tokens is None:
-        assert sent > compute * (1 - 1e-9)  # whatever the batch
+        assert sent > compute * (1 - 1e-9)  # for any batch
     else:
         assert sent == pytest.approx(compute, rel=1e-6)
 
 
 def test_the_books_example():
-    # How to Scale Your Model, part 5: FSDP alone on v5p needs 2550 tokens a chip and axis
+    # How to Scale Your Model, part 5: FSDP alone on v5p needs 2550 tokens per chip and axis
     v5p = machine("TPU v5p")
     layer = FeedForward(4096, 32768, matrices=2)
     for chips in (16, 64):
         tokens = compute_bound_tokens("forward", layer, v5p, chips, 1, long_rings=True)
         assert tokens / chips == pytest.approx(2550)
-    # and tensor parallelism binds beyond F / 2550 = 12.85
+    # and tensor parallelism is communication-bound beyond F / 2550 = 12.85
     assert compute_bound_tokens("forward", layer, v5p, 2, 12, long_rings=True) is not None
     assert compute_bound_tokens("forward", layer, v5p, 2, 13, long_rings=True) is None
 
@@ -274,21 +274,21 @@ def test_xxl_saves_what_autograd_saves(monkeypatch):
 
 
 def test_xxl_batch_by_hand():
-    # alpha = 4.59e14 / 1.8e11 = 2550; axes of their own: B = alpha X / M_X = 2550 * 16 / 2 = 20,400
+    # alpha = 4.59e14 / 1.8e11 = 2550; separate links: B = alpha X / M_X = 2550 * 16 / 2 = 20,400
     v5p = machine("TPU v5p", batch_axes=2, tensor_axes=1)
     arguments = ("forward", xxl_model.LAYER)
     tokens = compute_bound_tokens(*arguments, v5p, 16, 4, long_rings=True)
     assert tokens == pytest.approx(20_400)
     # with (n-1)/n: 2550 * 15 / 2
     assert compute_bound_tokens(*arguments, v5p, 16, 4) == pytest.approx(19_125)
-    # in turns: F X / M_X + B Y / M_Y = B F / alpha, 425,984 + 4 B = 20.88157 B
+    # shared links: F X / M_X + B Y / M_Y = B F / alpha, 425,984 + 4 B = 20.88157 B
     in_turns = machine("TPU v5p", batch_axes=2, tensor_axes=1, shared_links=True)
     tokens = compute_bound_tokens(*arguments, in_turns, 16, 4, long_rings=True)
     assert tokens == pytest.approx(425_984 / (53248 / 2550 - 4))
     assert tokens / 64 == pytest.approx(394.3, abs=0.05)
 
 
-# ---- what is printed -----------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------------------
 
 
 def printed(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -305,11 +305,11 @@ def test_every_answer_is_printed_with_its_derivation():
         "7.993 GB x 7 / (8 x 450 GB/s)\n      = 15.54 ms",
         "2 x 7.993 GB x 7 / (8 x 450 GB/s)\n      = 31.08 ms",
         "7.993 GB x 7 / 450 GB/s\n      = 124.3 ms",
-        "202.7 MB a bucket, n_b = 39.4; whole: 39",
+        "202.7 MB per bucket, n_b = 39.4; best integer: 39",
         "219,848,638,464",
         "17,547,264 bytes x b",
-        "2550 / (2 x 4)\n      = 318.8 tokens a device, B = 20,400",
-        "394.3 tokens a device, B = 25,234",
+        "2550 / (2 x 4)\n      = 318.8 tokens per device, B = 20,400",
+        "394.3 tokens per device, B = 25,234",
     ):
         assert answer in done.stdout, answer
 
@@ -323,4 +323,4 @@ def test_other_sizes_are_printed_too():
 def test_sizes_that_cannot_be_are_told():
     done = printed("--world-size", "1")
     assert done.returncode == 2
-    assert "--world-size: given '1', expected a whole number, at least 2" in done.stderr
+    assert "--world-size: must be a whole number of at least 2, got '1'" in done.stderr

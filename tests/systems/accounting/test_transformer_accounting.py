@@ -1,4 +1,4 @@
-"""The Transformer's arithmetic: cases worked by hand, and what torch counts and saves itself."""
+"""FLOPs and memory of the Transformer agree with hand-computed cases and with torch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.systems.test_checkpointing import Watch
 SIZE = TransformerSize(24, 40, 3, 3, vocab_size=50)
 BATCH, CONTEXT = 2, 14
 TOKENS = BATCH * CONTEXT
-HAND = TransformerSize(4, 3, 64, 2, vocab_size=10)  # worked by hand below
+HAND = TransformerSize(4, 3, 64, 2, vocab_size=10)  # for hand-computed cases
 
 
-# ---- by hand -------------------------------------------------------------------------------------
+# ---- hand-computed -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_parameters_of_the_five_sizes(name, count):
 
 
 def test_flops_by_hand():
-    # T = 2 * 5. A block: 2 T (4 * 16 + 3 * 4 * 3) = 2000, QK^T and PV 4 * T * 5 * 4 = 800; 64 of
-    # them 179,200; the head 2 T * 4 * 10 = 800.
+    # T = 2 * 5 tokens. A block: weights 2 T (4 * 16 + 3 * 4 * 3) = 2000, QK^T and PV
+    # 4 * T * 5 * 4 = 800. 64 blocks: 179,200. Output head: 2 T * 4 * 10 = 800.
     forward = 180_000
     by_phase = {
         phase: accounting.transformer_flops(phase, HAND, 2, 5)
@@ -70,7 +70,7 @@ def test_state_bytes_by_hand():
         "bf16_pure": (2, 2, 4), "bf16_master": (2, 2, 4 + 4 + 4),
     }  # fmt: skip
     for precision, each in bytes_each.items():
-        # Beside master weights the gains are float32, with no master of their own.
+        # With master weights, gains are float32 and have no master weights.
         of_gains = (4, 4, 8) if precision == "bf16_master" else each
         state = accounting.model_state_bytes(HAND, precision)
         by_hand = tuple(matrices * a + gains * b for a, b in zip(each, of_gains, strict=True))
@@ -79,8 +79,8 @@ def test_state_bytes_by_hand():
         assert accounting.block_gradient_bytes(HAND, precision) == (
             of_block[0] * each[1] + of_block[1] * of_gains[1]
         )
-    # read p, g, m, v and write p, m, v; with masters: read g, w, m, v and write w, m, v, p; of a
-    # parameter these are the same 28 bytes
+    # Without master weights a step reads p, g, m, v and writes p, m, v. With master weights w, it
+    # reads g, w, m, v and writes w, m, v, p. Both are 28 bytes per parameter.
     moved = {"fp32": 7 * 4, "bf16": 7 * 4, "bf16_pure": 7 * 2, "bf16_master": 2 + 12 + 12 + 2}
     for precision, each in moved.items():
         assert accounting.optimizer_step_bytes(HAND, precision) == n * each, precision
@@ -100,41 +100,41 @@ def test_saved_bytes_of_a_block_by_hand():
     # Materialised, 3 tokens: instead of the last three, q, k, v 3 * 48, softmax 2 * 9 * 4, mask 9.
     naive = accounting.block_saved_bytes(HAND, 1, 3, "fp32", "materialised")
     assert sum(naive.values()) == 3 * (72 + 32 + 16 + 48) + 144 + 72 + 9
-    # bf16: norms as before, the rest half; autocast has the softmax in float32 and in bf16.
+    # bf16: norms as before, all else half. Autocast saves the softmax in float32 and in bf16.
     pure = accounting.block_saved_bytes(HAND, 1, 3, "bf16_pure", "materialised")
     assert sum(pure.values()) == 3 * (72 + 16 + 8 + 24) + 72 + 36 + 9
     cast = accounting.block_saved_bytes(HAND, 1, 3, "bf16", "materialised")
     assert sum(cast.values()) == sum(pure.values()) + 72
-    # torch's math: q, k, v 3 * 48 and softmax 72, in float32 whatever the precision; no mask
+    # math: q, k, v 3 * 48 and softmax 72, in float32 for all precisions; no mask
     for precision, rest in (("fp32", 3 * 168), ("bf16_pure", 3 * 120), ("bf16", 3 * 120)):
         math = accounting.block_saved_bytes(HAND, 1, 3, precision, "math")
         assert sum(math.values()) == rest + 144 + 72
 
 
 def test_activations_by_hand():
-    # 5 tokens, fused, 256 a token and block; final norm 36 and its output 16, loss 10 * 4
+    # 5 tokens, fused: 256 bytes per token and block; final norm 36, its output 16, loss 10 * 4
     def activations(every: int) -> int:
         return accounting.activation_bytes(HAND, 1, 5, "fp32", "fused", every)
 
     end = 5 * (36 + 16 + 40)
     assert activations(0) == 64 * 5 * 256 + end
-    # An input of 16 a token in front of every k-th block. While the first segment that backward
-    # comes to is there again, all inputs are, and of its first block's 256 the input is one.
+    # The input of every k-th block takes 16 bytes per token. When backward has recomputed its first
+    # segment, all inputs are in memory; the 256 bytes of the segment's first block include one.
     assert activations(1) == 5 * (63 * 16 + 256)
-    # 21 whole segments behind 21 inputs; the last one, a single block, behind 22, is less
+    # The peak is at the last of 21 segments of 3 blocks; the segment after it has only one block.
     assert activations(3) == 5 * (20 * 16 + 3 * 256)
     assert activations(100) == 5 * 64 * 256
 
 
 def test_activations_by_hand_where_forward_ends_with_more():
-    # 64 inputs of 8 a token, and the end: the norm 36, its output 8, the loss 1000 * 4
+    # 64 inputs of 8 bytes per token; final norm 36, its output 8, loss 1000 * 4
     wide = TransformerSize(4, 3, 64, 2, vocab_size=1000)
     inputs = 5 * (64 * 8 + 36 + 8 + 4000)
     assert accounting.activation_bytes(wide, 1, 5, "bf16_pure", "fused", 1) == inputs
 
 
 def test_best_checkpoint_interval_by_hand():
-    # A block saves 256 bytes a token and its input has 16: (64 / k) * 16 + k * 256 is least where
+    # A block saves 256 bytes per token and its input has 16. (64 / k) * 16 + k * 256 is smallest at
     # k = sqrt(64 * 16 / 256) = 2.
     assert accounting.best_checkpoint_interval(HAND, 1, 5, "fp32", "fused") == 2
     one = TransformerSize(4, 3, 1, 2, vocab_size=10)
@@ -150,7 +150,7 @@ def test_best_checkpoint_interval_by_brute_force(name, precision, attention):
     layers = point[0].num_layers
     least = {k: accounting.activation_bytes(*point, k) for k in range(1, layers + 1)}
     assert least[best] == min(least.values())
-    assert all(least[k] > least[best] for k in range(1, best))  # the smallest of equals
+    assert all(least[k] > least[best] for k in range(1, best))  # the smallest k of equal ones
 
 
 @pytest.mark.parametrize(
@@ -160,19 +160,19 @@ def test_best_checkpoint_interval_by_brute_force(name, precision, attention):
         (128, "bf16", 51.44, 0.02),
         (256, "fp32", 51.44, 0.02),
         (256, "bf16", 52.09, 0.03),
-        # temporaries of backward, which are left out, grow with the context
+        # temporaries of backward, which are not counted, grow with the context length
         (512, "bf16", 62.69, 0.05),
     ],
 )
 def test_peak_of_a_training_step_is_near_what_others_published(
     context_length, precision, published_gib, within
 ):
-    """jobs/published/peak_memory.csv: the 2.7b model, batch 4, on one NVIDIA H800."""
+    """The figures are from jobs/published/peak_memory.csv: 2.7b, batch 4, one NVIDIA H800."""
     peak = accounting.peak_memory_bytes(
         "train_step", accounting.MODEL_SIZES["2.7b"], 4, context_length, precision, "materialised"
     )
     assert peak / 2**30 == pytest.approx(published_gib, rel=within)
-    assert peak / 2**30 < published_gib  # what stays is less than all
+    assert peak / 2**30 < published_gib  # the count has no temporaries
 
 
 def test_peak_by_hand():
@@ -183,18 +183,18 @@ def test_peak_by_hand():
 
     activations = 5 * (64 * 256 + 92)
     assert peak("forward", 1) == 4 * n + activations
-    assert activations > 4 * n  # more than the gradients take
+    assert activations > 4 * n  # activations are larger than gradients
     assert peak("forward_backward", 1) == 4 * n + activations
     assert peak("train_step", 1) == 4 * n + 8 * n + activations
     one = accounting.peak_memory_bytes("train_step", HAND, 1, 1, "fp32", "fused")
-    assert one == 4 * n + 8 * n + 4 * n  # one token saves less than the gradients take
+    assert one == 4 * n + 8 * n + 4 * n  # with one token, activations are smaller than gradients
     one = accounting.peak_memory_bytes("forward_backward", HAND, 1, 1, "fp32", "fused")
     assert one == 4 * n + 4 * n
 
 
 def test_peak_with_checkpoints_by_hand():
-    # Forward ends with 64 inputs; backward's peak has gradients too: with 20 tokens and k = 1, of
-    # the head (40 + 4) and of the blocks done (108 each), beside the inputs left and one block.
+    # Forward ends with 64 inputs. With 20 tokens and k = 1, the peak of backward has the remaining
+    # inputs, one recomputed block, and gradients: 40 + 4 of the head and 108 per finished block.
     n = accounting.transformer_parameters(HAND)
 
     def peak(phase: str) -> int:
@@ -208,7 +208,9 @@ def test_peak_with_checkpoints_by_hand():
 
 
 def test_a_phase_without_a_peak_is_an_error():
-    with pytest.raises(ValueError, match="phase: given 'backward', valid are forward, forward_b"):
+    with pytest.raises(
+        ValueError, match=r"phase must be one of forward, forward_b.*, got 'backward'"
+    ):
         accounting.peak_memory_bytes("backward", HAND, 1, 1, "fp32", "fused")
 
 
@@ -248,14 +250,14 @@ def test_flops_are_those_that_torch_counts():
 
 
 def _saved_bytes(fn, weights) -> int:
-    """Bytes of the storages that autograd keeps of `fn`, each once, `weights` apart."""
+    """Return the bytes of all storages that autograd saves in `fn`, without those of `weights`."""
     apart = {tensor.untyped_storage().data_ptr() for tensor in weights}
     kept: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in apart:
-            kept[storage.data_ptr()] = storage  # keeps the address from being used again
+            kept[storage.data_ptr()] = storage  # a reference, so that the address is not reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -270,14 +272,14 @@ def _autocast(precision: str):
     return contextlib.nullcontext()
 
 
-# What a CPU does otherwise than a GPU, in bytes of a block.
+# Difference of the bytes per block between a CPU and a GPU.
 SCORES = BATCH * SIZE.num_heads * CONTEXT**2
 CPU_DIFFERENCE = {
     ("fp32", "naive"): 0,
     ("bf16_pure", "naive"): 0,
-    # autocast leaves the softmax in bf16
+    # autocast on a CPU computes the softmax in bf16
     ("bf16", "naive"): -4 * SCORES,
-    # in float32 too the output is laid out by head, so the product with `out` copies it
+    # in float32 too, the output is in the layout of heads, so the output projection copies it
     ("fp32", "sdpa_flash"): 4 * TOKENS * SIZE.d_model,
     ("bf16_pure", "sdpa_flash"): 0,
     ("bf16", "sdpa_flash"): 0,
@@ -319,7 +321,7 @@ def test_activations_of_the_model_are_what_autograd_saves(precision, attention):
 
 
 class AtSegments(Watch):
-    """Notes what is alive before each first product of backward of a segment computed again."""
+    """Record the allocated bytes before the first matmul in backward of each recomputed segment."""
 
     def __init__(self, model: TransformerLM, k: int, apart: list[Tensor]) -> None:
         super().__init__()
@@ -328,7 +330,7 @@ class AtSegments(Watch):
         self._known.update(t.untyped_storage()._cdata for t in apart)
         for i, block in enumerate(model.blocks):
             if (i + 1) % k == 0 or i + 1 == len(model.blocks):
-                # What is computed again ends here: this product's result is not needed.
+                # Recomputation ends here, because the result of this matmul is not needed.
                 block.feed_forward.down.register_forward_pre_hook(self._ends)
 
     def _ends(self, *_: Any) -> None:
@@ -359,7 +361,7 @@ def test_what_is_alive_with_checkpoints_is_what_arithmetic_says(precision, atten
     assert at_end_of_forward == moments[0][0] + scalars
     starts = list(range(0, SIZE.num_layers, k))
     assert len(watch.noted) == len(moments) - 2 == len(starts)
-    # The gradient that comes in, and under autocast its copy that is multiplied.
+    # The incoming gradient, and under autocast its 16-bit copy.
     incoming = accounting.residual_stream_bytes(*point[:4])
     incoming += incoming // 2 if precision == "bf16" else 0
     for start, alive, moment in zip(starts, reversed(watch.noted), moments[1:-1], strict=True):
@@ -386,7 +388,7 @@ def test_state_is_what_adamw_keeps(precision):
 
 
 def test_flops_of_the_published_convention():
-    """PaLM, appendix B: 6N + 12 LHQT for a token, N without the embedding and the norms."""
+    """PaLM, appendix B: 6N + 12LHQT FLOPs per token, with N without embedding and norms."""
     size = accounting.MODEL_SIZES["xl"]
     norms = (2 * size.num_layers + 1) * size.d_model
     weights = accounting.transformer_parameters(size) - norms - size.vocab_size * size.d_model

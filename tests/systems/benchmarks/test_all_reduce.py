@@ -32,7 +32,7 @@ def test_sums_of_the_pattern_are_exact():
 def test_without_torchrun_it_says_what_to_set(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(RuntimeError, match="not under torchrun: RANK, WORLD_SIZE, LOCAL_RANK"):
+    with pytest.raises(RuntimeError, match="variables are not set: RANK, WORLD_SIZE, LOCAL_RANK;"):
         run(Params(backend="gloo", size_mb=1, world_size=2))
 
 

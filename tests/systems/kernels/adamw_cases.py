@@ -1,4 +1,4 @@
-"""Dtypes, parameters, gradients and comparisons with float64 for tests of FusedAdamW."""
+"""Dtypes, parameters, gradients and float64 comparisons for the tests of FusedAdamW."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from systems.kernels.adamw import FusedAdamW, adamw_reference, fused_adamw
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 SIZES = [1, 1023, 1025, 4097, 0]
-# (param, state, master): the three uses, then what else the options give
+# (param, state, master): the three typical cases, then other combinations of options.
 USES = {
     "fp32": (F32, F32, False),
     "bf16_master": (BF16, F32, True),
@@ -25,9 +25,10 @@ USES = {
 }
 HYPER: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
 STEPS = 10
-# Relative L2 error of the moments after STEPS steps, and of what they have moved. A moment is
-# rounded once a step, in bfloat16 by up to two unit roundoffs (stochastic rounding), and such
-# errors add up as the root of their number; in float32 a step has a dozen roundings.
+# Limits of the relative L2 error of the moments after STEPS steps, and of the change of the weights
+# that results from the moments. In bfloat16 a moment is rounded once per step, by up to two unit
+# roundoffs (stochastic rounding). In float32 a step has a dozen roundings. The error of n roundings
+# grows with sqrt(n).
 TOLERANCE = {BF16: 2 * STEPS**0.5 * 2**-8, F32: (12 * STEPS) ** 0.5 * 2**-24}
 
 
@@ -41,7 +42,7 @@ def make_parameters(dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> l
 
 
 def set_grads(parameters: Iterable[Parameter], step: int, seed: int = 0) -> None:
-    """Gradients of two magnitudes, into those that exist."""
+    """Set gradients of two magnitudes, in place if gradients exist."""
     for i, p in enumerate(parameters):
         scale = 1.0 if i % 2 else 1e-2
         drawn = randn(p.numel(), 10**6 * seed + 1000 * step + i, torch.float64)
@@ -58,7 +59,7 @@ def make_optimizer(use: str, parameters: Iterable[Parameter], **options: Any) ->
 
 
 def bf16_run(seed: int) -> FusedAdamW:
-    """An optimizer after three steps."""
+    """Return an optimizer with bfloat16 parameters and state after three steps."""
     parameters = make_parameters(BF16)
     optimizer = make_optimizer("bf16", parameters, seed=seed)
     for step in range(3):
@@ -68,9 +69,14 @@ def bf16_run(seed: int) -> FusedAdamW:
 
 
 def float64_shares(use: str, device: str, seed: int = 0) -> dict[str, float]:
-    """STEPS steps beside torch's AdamW in float64: errors of weights and moments, each as a share
-    of its limit, the largest of all parameters with more than one element. What a single element
-    has moved may cancel to nothing."""
+    """Run STEPS steps of FusedAdamW and of torch's AdamW in float64, and return the errors.
+
+    Parameters with a single element are not compared, because their change may cancel to zero.
+
+    Returns:
+        Errors of weights, exp_avg and exp_avg_sq, each divided by its limit; the largest of all
+        parameters.
+    """
     dtype, state_dtype, has_master = USES[use]
     ours = make_parameters(dtype, device, seed)
     exact = [Parameter(p.detach().double()) for p in ours]
@@ -94,8 +100,9 @@ def float64_shares(use: str, device: str, seed: int = 0) -> dict[str, float]:
             assert torch.equal(state["master"].to(dtype), p)
         if p.numel() < 2:
             continue
-        # A weight moves by what its moments say; and where it has no master in float32 it is
-        # rounded at each step, by less than a unit in the last place, which is two unit roundoffs.
+        # The error of a weight has two parts: the error of its change, which results from the
+        # moments, and one rounding per step of the stored weight, by less than one unit in the last
+        # place, which is two unit roundoffs.
         rounding = 2 * STEPS**0.5 * torch.finfo(stored).eps / 2
         weight = (state["master"] if has_master else p.detach()).double()
         limit = tolerance * (q - before).norm() + rounding * q.norm()
@@ -113,7 +120,7 @@ def assert_against_float64(use: str, device: str) -> None:
 
 
 def assert_same(a: FusedAdamW, b: FusedAdamW) -> None:
-    """Parameters and state, bit for bit."""
+    """Check that parameters and state of two optimizers are bitwise equal."""
     owned = [[p for g in o.param_groups for p in g["params"]] for o in (a, b)]
     for p, q in zip(*owned, strict=True):
         assert torch.equal(p, q)
@@ -124,7 +131,7 @@ def assert_same(a: FusedAdamW, b: FusedAdamW) -> None:
 
 
 class Operands(NamedTuple):
-    """What a step reads and writes, beside the gradient."""
+    """Tensors that a step reads or writes, without the gradient."""
 
     param: Tensor
     exp_avg: Tensor
@@ -134,7 +141,7 @@ class Operands(NamedTuple):
 
 
 def _make_operands(use: str, n: int, device: str, offset: int) -> Operands:
-    """Operands that begin `offset` elements past an aligned address."""
+    """Return operands that start `offset` elements after an aligned address."""
     dtype, state_dtype, has_master = USES[use]
 
     def tensor(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -149,9 +156,11 @@ def _make_operands(use: str, n: int, device: str, offset: int) -> Operands:
 
 
 def assert_kernel_is_reference(use: str, n: int, device: str, offset: int) -> None:
-    """Three steps of the kernel and of its reference, bit for bit in the interpreter: both round
-    each of the same operations once. On a GPU parameters with bfloat16 state take an approximate
-    division; fused_adamw says how far it may be off."""
+    """Check three steps of the kernel against its reference.
+
+    Results are bitwise equal, because both round the same operations once. The exception is
+    bfloat16 state on a GPU, where division is approximate; `fused_adamw` documents its error.
+    """
     dtype, state_dtype, _ = USES[use]
     ours, known = (_make_operands(use, n, device, offset) for _ in range(2))
     approximates = device != "cpu" and state_dtype == BF16
@@ -173,6 +182,6 @@ def assert_kernel_is_reference(use: str, n: int, device: str, offset: int) -> No
                 torch.testing.assert_close(a, b, rtol=one_unit[a.dtype], atol=1e-8)
                 if n and a.dtype == BF16:
                     assert (a != b).double().mean().item() <= 1e-3
-                b.copy_(a)  # so that the next step starts alike
+                b.copy_(a)  # so that the next step has the same start
             else:
                 assert torch.equal(a, b), f"{name} at step {step}"

@@ -1,4 +1,4 @@
-"""FusedAdamW: steps against torch's in float64, options, state. Here `adamw_reference` runs."""
+"""FusedAdamW on a CPU, with `adamw_reference`: steps against float64 AdamW, options, state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_reference_is_the_formula_worked_by_hand():
         param, torch.tensor([0.5]), m, v, None, step, lr=0.1, betas=(0.9, 0.99), eps=0.0,
         weight_decay=0.5, stochastic_rounding=False,
     )  # fmt: skip
-    # Bias correction makes the first update lr sign(g); decay by lr weight_decay comes before it
+    # With bias correction, the first update is lr sign(g). Decay by lr weight_decay precedes it.
     assert param.item() == pytest.approx(2.0 * 0.95 - 0.1, rel=1e-6)
     assert m.item() == pytest.approx(0.05) and v.item() == pytest.approx(0.0025)
     assert int(step) == 1
@@ -165,7 +165,7 @@ def test_load_master_names_every_error_and_changes_nothing():
     stranger = torch.ones(4)
     with pytest.raises(ValueError) as error:
         optimizer.load_master({p: torch.zeros(5), q: torch.zeros(2), stranger: torch.zeros(4)})
-    for part in ("float32 of shape (5,)", "shape (2,) has no master", "shape (4,) is no parameter"):
+    for part in ("float32 of shape (5,)", "shape (2,) has no master", "(4,) is not a parameter"):
         assert part in str(error.value)
     assert not optimizer.state
 

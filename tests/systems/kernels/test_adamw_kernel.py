@@ -1,5 +1,7 @@
-"""The kernel of FusedAdamW: what the compiler makes of it, and on a GPU against the reference, in
-the optimizer and in CUDA graphs. tests/interpreted has it on a CPU."""
+"""Kernels of FusedAdamW: compiled code, and on a GPU results, optimizer and CUDA graphs.
+
+tests/interpreted runs the kernels on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +46,15 @@ def test_compiled_for_hopper_it_moves_16_bytes_and_spills_nothing(use, aligned, 
     )
     used = resources(made, tmp_path)
     assert used["STACK"] == used["LOCAL"] == 0
-    # 6 programs, of 256 threads or of 128, in the 65,536 registers of a multiprocessor
+    # 6 programs, of 256 or 128 threads, fit in the 65,536 registers of an SM.
     assert not aligned or used["REG"] <= (80 if use == "bf16" else 40)
-    # A change of layout would pass through shared memory
+    # A layout conversion would use shared memory.
     assert made.metadata.shared == 0 and "convert_layout" not in made.asm["ttgir"]
     ptx = made.asm["ptx"]
     found = [len(re.findall(rf"{op}\.global\.v4\.b32", ptx)) for op in ("ld", "st")]
     if not aligned:
         assert found == [0, 0]
-    elif use == "bf16_master":  # a thread takes 4 elements: 8 bytes of the gradient and the copy
+    elif use == "bf16_master":  # 4 elements per thread: 8 bytes of a 16-bit gradient or parameter
         assert found == [3, 3]
         assert [ptx.count(f"{op}.global.v2.b32") for op in ("ld", "st")] == [1, 1]
     else:
@@ -122,7 +124,7 @@ def test_gpu_replays_equal_eager_steps(use):
         optimizer.step()
         graph.replay()
     assert_same(optimizer, other)
-    # What is loaded is what the graph goes on with
+    # The graph continues with the loaded state.
     checkpoint = copy.deepcopy(optimizer.state_dict())
     values = [p.detach().clone() for p in eager]
     optimizer.step()
@@ -141,7 +143,7 @@ def test_gpu_a_graph_keeps_its_tables_whatever_eager_steps_make():
     twins = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
     optimizer, other = make_optimizer("fp32", parameters), make_optimizer("fp32", twins)
     set_grads(parameters, 0)
-    graphs_own = [p.grad for p in parameters]  # where the graph reads gradients
+    graphs_own = [p.grad for p in parameters]  # the gradients that the graph reads
     optimizer.prepare()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -158,7 +160,7 @@ def test_gpu_a_graph_keeps_its_tables_whatever_eager_steps_make():
         q.grad.copy_(grad)
     other.step()
     assert_same(optimizer, other)
-    del filler  # it would have overwritten tables that were freed
+    del filler  # it would have overwritten the tables if these had been freed
 
 
 @pytest.mark.gpu
@@ -200,7 +202,8 @@ def test_gpu_eager_steps_never_wait_for_the_device():
     torch.cuda.set_sync_debug_mode("error")
     try:
         with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
-            optimizer.state[parameters[0]]["step"].item()  # so a step that waited would raise, too
+            # Checks that the debug mode detects synchronization.
+            optimizer.state[parameters[0]]["step"].item()
         for p in parameters:
             p.grad = p.grad.clone()
         optimizer.param_groups[0]["lr"] = 0.5
@@ -212,7 +215,7 @@ def test_gpu_eager_steps_never_wait_for_the_device():
 
 @pytest.mark.gpu
 def test_gpu_past_two_to_the_32_elements():
-    n = (1 << 32) + 4097  # offsets past an int32, and random bits past the 32 of a counter
+    n = (1 << 32) + 4097  # element indices exceed int32 and uint32
     if torch.cuda.mem_get_info()[0] < 9 * n:
         pytest.skip("needs 39 GB of GPU memory")
     param = torch.full((n,), 1.5, dtype=BF16, device="cuda")
@@ -231,5 +234,5 @@ def test_gpu_past_two_to_the_32_elements():
             (moments[1], 0.01, bits[2]),
         ):
             known = round_stochastically(torch.full((count,), value), drawn)
-            # The last bit of float32 decides one in 2^16 roundings; other bits would change half
+            # The last bit of float32 changes one in 2^16 roundings; wrong random bits, half.
             assert (tensor[piece].cpu() != known).double().mean().item() < 1e-2

@@ -1,4 +1,4 @@
-"""Stochastic rounding in FusedAdamW: unbiased, reproducible, and what it is for."""
+"""Stochastic rounding in FusedAdamW is unbiased, reproducible, and keeps small updates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.systems.kernels.adamw_cases import (
 
 
 def _neighbours(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The bfloat16 next to each value towards zero, and the one past it, in float32."""
+    """Return the two bfloat16 neighbours of each value in float32, the one closer to zero first."""
     low = value.view(torch.int32) >> 16 << 16
     return low.view(F32), (low + (1 << 16)).view(F32)
 
@@ -28,7 +28,7 @@ def test_rounding_is_unbiased_and_within_one_unit(value):
     for bits in random_bits(n, key(1, 2, 3)):
         rounded = round_stochastically(x, bits).float()
         assert ((rounded == low) | (rounded == high)).all()
-        # The standard error of a mean of two values is at most half their distance over root n
+        # The standard error of a mean of two values is at most half their distance over sqrt(n).
         standard_error = (high - low).abs()[0].item() / 2 / n**0.5
         assert abs(rounded.double().mean().item() - x[0].item()) <= 5 * standard_error
 
@@ -43,7 +43,7 @@ def test_rounding_over_seeds_is_unbiased_too():
 
 def test_representable_values_infinities_and_nan_stay():
     words = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
-    x = words.view(BF16)  # all that there are
+    x = words.view(BF16)  # all bfloat16 values
     most = torch.full((len(x),), 0xFFFF, dtype=torch.int32)
     rounded = round_stochastically(x.float(), most)
     assert torch.equal(rounded.isnan(), x.isnan())
@@ -68,8 +68,8 @@ def test_random_bits_are_uniform_independent_and_counted():
     whole = random_bits(100, key(1, 0, 1), start=(1 << 32) - 50)
     part = random_bits(50, key(1, 0, 1), start=1 << 32)
     for a, b, first in zip(whole, part, drawn, strict=True):
-        assert torch.equal(a[50:], b)  # whatever the start
-        assert not torch.equal(b, first[:50])  # past 2^32 they are others
+        assert torch.equal(a[50:], b)  # independent of the start
+        assert not torch.equal(b, first[:50])  # element 2^32 has other bits than element 0
 
 
 def test_a_seed_gives_the_same_bits_and_another_seed_others():
@@ -83,18 +83,19 @@ def test_a_seed_gives_the_same_bits_and_another_seed_others():
 
 @pytest.mark.parametrize("stochastic", [True, False])
 def test_updates_below_half_a_unit_move_the_parameter_on_average(stochastic):
-    n, steps, lr, ulp = 1 << 14, 50, 2.0**-12, 2.0**-7  # of bfloat16 between 1 and 2
+    n, steps, lr, ulp = 1 << 14, 50, 2.0**-12, 2.0**-7  # ulp of bfloat16 in [1, 2)
     p = torch.nn.Parameter(torch.full((n,), 1.5, dtype=BF16))
     optimizer = FusedAdamW(
         [p], lr=lr, betas=(0.0, 0.0), weight_decay=0.0, state_dtype=BF16,
         stochastic_rounding=stochastic,
     )  # fmt: skip
-    p.grad = torch.ones_like(p)  # with betas of 0 each update is lr
+    p.grad = torch.ones_like(p)  # with betas of 0, each update is lr
     for _ in range(steps):
         optimizer.step()
     moved = 1.5 - p.double().mean().item()
     if stochastic:
-        # A step moves one in ulp / lr by ulp: the deviation of so many rare events is their root
+        # In a step, one of ulp / lr elements moves by ulp. The standard deviation of the number of
+        # such rare events is its square root.
         assert moved == pytest.approx(steps * lr, rel=5 * (ulp / lr / steps / n) ** 0.5)
     else:
         assert moved == 0

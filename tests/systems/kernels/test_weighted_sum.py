@@ -1,5 +1,7 @@
-"""The weighted sum of each row: reference and, on a GPU, kernel against float64, and what becomes
-of the kernel for sm_90. tests/interpreted has the kernel on a CPU."""
+"""Weighted sum of each row against float64: reference and, on a GPU, kernels; code for sm_90.
+
+tests/interpreted runs the kernels on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,9 @@ def test_worked_by_hand():
 def test_every_error_is_named():
     with pytest.raises(ValueError) as error:
         weighted_sum(torch.ones(2, 3), torch.ones(2, dtype=F16, device="meta"))
-    for part in ("not (2, 3) and (2,)", "torch.float32 and torch.float16", "cpu and meta"):
+    for part in ("got (2, 3) and (2,)", "torch.float32 and torch.float16", "cpu and meta"):
         assert part in str(error.value)
-    with pytest.raises(ValueError, match=r"of floats, not torch\.int64"):
+    with pytest.raises(ValueError, match=r"floating-point, got torch\.int64"):
         weighted_sum(torch.ones(2, 3).long(), torch.ones(3).long())
 
 
@@ -86,7 +88,7 @@ _TYPES = {F32: "*fp32", BF16: "*bf16", F16: "*fp16"}
 
 
 def _made(which: str, dtype: torch.dtype, d: int):
-    """As a launch on contiguous x, w and dy of an even d compiles it."""
+    """Compile a kernel as for a launch with contiguous x, w and dy and an even d."""
     from systems.kernels.weighted_sum import kernel
 
     rows, columns = tile(d)

@@ -1,4 +1,4 @@
-"""Shapes, layouts and the comparison with float64 for tests of the weighted sum."""
+"""Shapes, layouts and the float64 comparison for the tests of the weighted sum."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from torch import Tensor
 from systems.kernels.weighted_sum import weighted_sum
 
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
-# One row, one column, around a tile's edge, none at all, and leading dimensions of any number
+# One row, one column, sizes close to a tile, empty tensors, and several leading dimensions.
 SHAPES = [
     (7, 5), (1, 1), (1, 300), (129, 16), (2, 3, 65), (2, 1, 3, 17), (9,), (0, 4), (3, 0), (2, 0, 5)
 ]  # fmt: skip
 LAYOUTS = ["contiguous", "transposed", "sliced", "permuted", "expanded"]
-# Largest error relative to the sum of the magnitudes of what is summed. In 16 bits it is a theorem:
-# the result's unit roundoff, and a few of float32 on the way. In float32 it is 16 roundoffs, 4
-# standard deviations for these lengths; with an expanded x all terms round alike.
+# Limit of the error, relative to the sum of the absolute values of the terms. For 16-bit dtypes it
+# is a strict bound: the unit roundoff of the result plus a few of float32. For float32 it is 16
+# unit roundoffs, 4 standard deviations for these lengths; with an expanded x, all terms have the
+# same rounding error.
 ROUNDING = {F32: 2**-20, BF16: 2**-8 + 2**-20, F16: 2**-11 + 2**-20}
 
 
@@ -27,11 +28,11 @@ def randn(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) ->
 def make_x(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str) -> Tensor:
     if layout == "transposed":
         return randn(shape[::-1], 0, dtype, device).permute(*reversed(range(len(shape))))
-    if layout == "sliced":  # every second element of every row, not from the first
+    if layout == "sliced":  # every second element of each row, with a storage offset
         return randn((*shape[:-1], 2 * shape[-1] + 1), 0, dtype, device)[..., 1::2]
-    if layout == "permuted" and len(shape) > 2:  # no view has these rows in one dimension
+    if layout == "permuted" and len(shape) > 2:  # the leading dimensions cannot be viewed as one
         return randn((shape[1], shape[0], *shape[2:]), 0, dtype, device).transpose(0, 1)
-    if layout == "expanded":  # every row is the same one
+    if layout == "expanded":  # all rows share memory
         return randn(shape[-1:], 0, dtype, device).expand(shape)
     return randn(shape, 0, dtype, device)
 
@@ -43,7 +44,7 @@ def assert_against_float64(
     device: str = "cpu",
     strided: bool = False,
 ) -> None:
-    """y, dx and dw against float64, an element at a time."""
+    """Check each element of y, dx and dw against float64."""
     x = make_x(shape, layout, dtype, device).requires_grad_()
     w = randn((2 * shape[-1],), 1, dtype, device)[::2] if strided else None
     w = (randn(shape[-1:], 1, dtype, device) if w is None else w).requires_grad_()
@@ -64,5 +65,5 @@ def assert_against_float64(
         ("dw", dw, terms.sum(leading) if leading else terms,
          terms.abs().sum(leading) if leading else terms.abs()),
     ):  # fmt: skip
-        # 2^-24: the least step of float16
+        # 2^-24 is the smallest step of float16
         assert ((given.double() - exact).abs() <= unit * size + 2**-24).all(), name

@@ -1,4 +1,4 @@
-"""Models that are hard to wrap, their batches, and comparisons with training on one process."""
+"""Models with unusual parameters, their batches, and comparisons with training in one process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from systems.model import TransformerLM, cross_entropy
 
-BATCH = 8  # of all ranks together
+BATCH = 8  # batch size of all ranks together
 VOCABULARY = 31
 
 
 class Toy(nn.Module):
-    """Odd shapes, a buffer, a frozen layer, a bias and a norm, a parameter that is never used."""
+    """Model with odd shapes, biases, a norm, a buffer, a frozen layer and unused parameters."""
 
     shift: Tensor
 
@@ -38,7 +38,7 @@ class Toy(nn.Module):
 
 
 class Tied(nn.Module):
-    """The embedding's weight is the output head's, too."""
+    """Model whose embedding and output head share their weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Tied(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Layers of three dtypes."""
+    """Model with layers of three dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def build(name: str, seed: int, device: torch.device) -> nn.Module:
 
 
 def batch(name: str, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Input and target of all ranks together."""
+    """Return the input and target of a step for all ranks together."""
     generator = torch.Generator().manual_seed(1000 + step)
     if name in ("toy", "mixed"):
         x = torch.randn(BATCH, 5, generator=generator)
@@ -98,12 +98,12 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def share(tensors: tuple[Tensor, Tensor], rank: int, world_size: int) -> Iterator[Tensor]:
-    """The rank's part of a batch."""
+    """Return the part of a batch for one rank."""
     return (tensor.chunk(world_size)[rank] for tensor in tensors)
 
 
 def assert_same_on_all_ranks(tensors: Iterable[Tensor]) -> None:
-    """Bit for bit."""
+    """Check that the tensors are bitwise equal on all ranks."""
     own = torch.cat([t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors])
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, own)
@@ -111,7 +111,7 @@ def assert_same_on_all_ranks(tensors: Iterable[Tensor]) -> None:
 
 
 def share_of_tolerance(model: nn.Module, reference: nn.Module, tolerance: float) -> float:
-    """The largest difference of any weight, where 1 is what `assert_close` allows."""
+    """Return the largest difference of the weights; `assert_close` allows a difference of 1."""
     pairs = zip(model.parameters(), reference.parameters(), strict=True)
     return max(
         ((p - q).abs() / (tolerance + tolerance * q.abs())).max().item()
@@ -128,7 +128,7 @@ def assert_close(model: nn.Module, reference: nn.Module, tolerance: float) -> No
 
 
 def assert_steps_never_wait(here: Any, wrapped: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Steps of the transformer on a GPU, after the first: none makes the host wait for it."""
+    """Check that steps of the transformer after the first never make the host wait for the GPU."""
     parts = [
         list(share(batch("transformer", step, here.device), here.rank, here.world_size))
         for step in range(3)
@@ -145,7 +145,7 @@ def assert_steps_never_wait(here: Any, wrapped: Any, optimizer: torch.optim.Opti
     torch.cuda.set_sync_debug_mode("error")
     try:
         with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
-            waits.item()  # what waits is found
+            waits.item()  # checks that the debug mode detects synchronization
         for part in parts[1:]:
             step(part)
     finally:

@@ -1,8 +1,8 @@
-"""Ranks of a process group: processes that run one test case after the other.
+"""Ranks of a process group: processes that run the test cases one after the other.
 
-Importing torch takes longer than all cases together, so processes are forked from a server that has
-done it, and one group serves every test of a world size. A race may show in one run of many, so
-each case runs several times over: REPEATS in the environment says how often.
+Importing torch takes longer than all cases together. So processes are forked from a server that has
+imported it, and one process group serves all tests of a world_size. A race may appear in only a few
+of many runs, so each case is repeated; the environment variable REPEATS sets the number of runs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import torch
 import torch.distributed as dist
 
 REPEATS = int(os.environ.get("REPEATS", "2"))
-TIMEOUT_S = 60.0  # of a collective; a case that is right takes a fraction of a second
-PATIENCE_S = 120.0  # of a case, and of the start of all ranks
+TIMEOUT_S = 60.0  # for a collective, in seconds; a correct case takes a fraction of a second
+PATIENCE_S = 120.0  # for a case and for the start of all ranks, in seconds
 READY = "ready"
 
 
 class RankContext(NamedTuple):
-    """Where a case runs."""
+    """Rank, world_size and device on which a case runs."""
 
     rank: int
     world_size: int
@@ -42,15 +42,18 @@ class RankContext(NamedTuple):
 
     @property
     def tolerance(self) -> float:
-        """For weights after a few steps in float32, absolute and relative: 16 unit roundoffs.
-        Weights are about 1 and are rounded once a step; gradients are summed in another order. A
-        GPU gets ten times as much: it sums in blocks and fuses operations."""
+        """Absolute and relative tolerance for weights after a few steps in float32.
+
+        It is about 16 unit roundoffs: weights are about 1 and are rounded once per step, and
+        gradients are summed in another order. On a GPU, which sums in blocks and fuses operations,
+        it is ten times as large.
+        """
         return 1e-6 if self.device.type == "cpu" else 1e-5
 
 
-Case = Callable[..., Any]  # (RankContext, *arguments), importable by name
+Case = Callable[..., Any]  # function (RankContext, *arguments) that is importable by name
 
-# For what does not depend on how many there are: four ranks share two cores at five times the cost.
+# For cases that do not depend on world_size: on two cores, four ranks take five times as long.
 two_ranks = pytest.mark.parametrize(
     "ranks",
     [
@@ -62,17 +65,19 @@ two_ranks = pytest.mark.parametrize(
 
 
 class Ranks:
-    """A world of processes. A case that fails on one rank ends the world; the next call of `run`
-    starts another."""
+    """Processes of a process group that run cases.
+
+    A case that fails on one rank ends all processes. The next case then starts new ones.
+    """
 
     def __init__(self, backend: str, world_size: int, timeout_s: float = TIMEOUT_S):
         self.backend, self.world_size, self.timeout_s = backend, world_size, timeout_s
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
-        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the store
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # folder of the file store
 
     def assert_passes(self, case: Case, *arguments: Any, repeats: int = REPEATS) -> None:
-        """Every rank runs the case; an exception on any of them fails with its traceback."""
+        """Run the case on every rank, and fail with the traceback of every exception."""
         errors = [
             f"rank {rank} of {self.world_size}: {outcome}"
             for rank, outcome in enumerate(self.outcomes(case, *arguments, repeats=repeats))
@@ -82,7 +87,10 @@ class Ranks:
             raise AssertionError("\n".join(errors))
 
     def assert_one_death_ends_all(self, case: Case, *arguments: Any) -> None:
-        """Rank 1 exits with 9 in the case; the others hear of it before a collective times out."""
+        """Check that all ranks end if rank 1 exits with code 9 in the case.
+
+        The other ranks must get an error before a collective times out.
+        """
         start = time.monotonic()
         outcomes = self.outcomes(case, *arguments)
         assert time.monotonic() - start < TIMEOUT_S
@@ -90,15 +98,19 @@ class Ranks:
         assert all("RuntimeError" in outcome for outcome in outcomes), outcomes
 
     def outcomes(self, case: Case, *arguments: Any, repeats: int = 1) -> list[str]:
-        """How the case ended on each rank: ok, a traceback, "died with exit code N", or hangs;
-        READY where another rank could not join."""
+        """Run the case on every rank and return how it ended on each.
+
+        Returns:
+            For each rank: "ok", a traceback, "died with exit code N", "hangs", or READY if another
+            rank failed to start.
+        """
         answers = [READY] * self.world_size
         if not self._processes:
             self._start()
             answers = self._receive()
         if all(answer == READY for answer in answers):
             for pipe in self._pipes:
-                with contextlib.suppress(ConnectionError):  # _receive says how it died
+                with contextlib.suppress(ConnectionError):  # _receive reports how it ended
                     pipe.send((case, arguments, repeats))
             answers = self._receive()
         if any(answer != "ok" for answer in answers):
@@ -106,7 +118,7 @@ class Ranks:
         return answers
 
     def _receive(self) -> list[str]:
-        """The next message of each rank."""
+        """Return the next message of each rank."""
         answers = ["hangs"] * self.world_size
         waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         deadline = time.monotonic() + PATIENCE_S
@@ -149,14 +161,14 @@ class Ranks:
             arguments = (self.backend, rank, self.world_size, self.timeout_s, store, theirs)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
-            theirs.close()  # so that its end is seen here
+            theirs.close()  # so that this process detects when the rank exits
             self._processes.append(process)
             self._pipes.append(ours)
 
 
 @contextlib.contextmanager
 def world(backend: str, world_size: int, timeout_s: float = TIMEOUT_S) -> Iterator[Ranks]:
-    """Ranks for the tests inside; the test is skipped where NCCL has too few GPUs."""
+    """Start ranks for the block; skip the test if there are fewer GPUs than NCCL ranks."""
     if backend == "nccl" and torch.cuda.device_count() < world_size:
         pytest.skip(f"needs {world_size} GPUs, {torch.cuda.device_count()} visible")
     ranks = Ranks(backend, world_size, timeout_s)
@@ -169,7 +181,7 @@ def world(backend: str, world_size: int, timeout_s: float = TIMEOUT_S) -> Iterat
 def _serve(
     backend: str, rank: int, world_size: int, timeout_s: float, store: str, pipe: Connection
 ) -> None:
-    """The main function of a rank: sends READY, then runs cases until it receives None."""
+    """Main function of a rank: send READY, then run cases until None is received."""
     try:
         here = _join(backend, rank, world_size, timeout_s, store)
         pipe.send(READY)
@@ -179,9 +191,9 @@ def _serve(
                 case(here, *arguments)
             pipe.send("ok")
     except BaseException:
-        with contextlib.suppress(ConnectionError):  # the tests have ended
+        with contextlib.suppress(ConnectionError):  # the test process has ended
             pipe.send(traceback.format_exc())
-        os._exit(1)  # the others must not wait for a rank that has left the case
+        os._exit(1)  # so that other ranks do not wait for this one
     dist.destroy_process_group()
 
 

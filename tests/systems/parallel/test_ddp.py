@@ -1,6 +1,6 @@
-"""The data parallel wrappers against training on one process, on 2 and 4 ranks; how they fail.
+"""DDP wrappers on 2 and 4 ranks: the same results as training in one process, and their errors.
 
-A function that takes `RankContext` first is a case: every rank runs it, several times over.
+A function whose first argument is a `RankContext` is a case: every rank runs it, several times.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ WRAPPERS = {
 }
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
-    # lr / eps = 1: a weight moves by no more than its gradient is off
+    # lr / eps = 1, so an error of a gradient is not amplified in the update of its weight.
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, eps=1e-2),
 }
 STEPS = 2
 
 
 def _collectives() -> int:
-    """How many have begun."""
+    """Return the number of collectives started so far."""
     return dist.group.WORLD._get_sequence_number_for_group()
 
 
@@ -59,7 +59,7 @@ def trains_as_one_process(here: RankContext, wrapper: str, model: str, optimizer
     theirs = OPTIMIZERS[optimizer](reference.parameters())
     for step in range(STEPS):
         for o in (ours, theirs):
-            # A gradient that stays and is zeroed is another way through the hooks.
+            # Alternate, because hooks behave differently if gradients exist and are zeroed.
             o.zero_grad(set_to_none=step % 2 == 0)
         data = batch(model, step, here.device)
         loss_of(wrapped, *share(data, here.rank, here.world_size)).backward()
@@ -79,7 +79,7 @@ def trains_as_one_process(here: RankContext, wrapper: str, model: str, optimizer
 
 
 def mixed_dtypes(here: RankContext, wrapper: str) -> None:
-    """Each gradient is the mean of those of the ranks, in its own dtype."""
+    """Each gradient is the mean over the ranks, in the dtype of its parameter."""
     wrapped = WRAPPERS[wrapper](build("mixed", here.rank, here.device))
     data = batch("mixed", 0, here.device)
     loss_of(wrapped, *share(data, here.rank, here.world_size)).backward()
@@ -95,7 +95,7 @@ def mixed_dtypes(here: RankContext, wrapper: str) -> None:
 
 
 class Branches(nn.Module):
-    """Which of its layers are used the caller says."""
+    """Model that runs only the layers that the caller selects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,8 @@ def unused_parameters_differ(here: RankContext, wrapper: str) -> None:
     reference = Branches().to(here.device)
     reference.load_state_dict(wrapped.state_dict())
     x = torch.ones(2, 3, device=here.device)
-    # Layer 1 on rank 0 only, layer 3 on all but rank 0, layer 2 nowhere; and in another order.
+    # Layer 1 is used on rank 0 only, layer 3 on all other ranks, layer 2 on no rank; the order of
+    # layers also differs.
     used = [[0, 1]] + [[3, 0]] * (here.world_size - 1)
     for _ in range(2):
         wrapped.zero_grad()
@@ -128,7 +129,7 @@ def unused_parameters_differ(here: RankContext, wrapper: str) -> None:
             else:
                 torch.testing.assert_close(p.grad, q.grad)
     wrapped.zero_grad()
-    wrapped.finish_gradient_synchronization()  # a step in which nothing was used
+    wrapped.finish_gradient_synchronization()  # a step that used no parameter
     assert all(p.grad is None for p in wrapped.parameters())
 
 
@@ -145,9 +146,9 @@ def several_backward_passes(here: RankContext, wrapper: str) -> None:
         for p, q in zip(wrapped.parameters(), reference.parameters(), strict=True):
             assert (p.grad is None) == (q.grad is None)
             if p.grad is not None:
-                tolerance = 10 * here.tolerance  # of sums of six gradients, not of weights
+                tolerance = 10 * here.tolerance  # gradients are sums of several, unlike weights
                 torch.testing.assert_close(p.grad, q.grad, atol=tolerance, rtol=tolerance)
-    # All of it under no_sync: finish is what averages.
+    # The whole backward is under no_sync, so finish_gradient_synchronization averages.
     wrapped.zero_grad()
     reference.zero_grad()
     with wrapped.no_sync():
@@ -164,11 +165,11 @@ def a_second_backward_is_refused(here: RankContext, wrapper: str) -> None:
     loss_of(wrapped, *data).backward()
     with pytest.raises(RuntimeError, match=r"head.weight|embedding.weight|middle.* no_sync\(\)"):
         loss_of(wrapped, *data).backward()
-    wrapped.finish_gradient_synchronization()  # what was begun must end before the next case
+    wrapped.finish_gradient_synchronization()  # collectives in flight must end before the next case
 
 
 def goes_out_during_backward(here: RankContext, wrapper: str, expected: int) -> None:
-    """`expected` collectives have begun when backward has reached the first layer's input."""
+    """At least `expected` collectives have started when backward reaches the input of the model."""
     model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(6))).to(here.device)
     wrapped = WRAPPERS[wrapper](model)
     for _ in range(2):
@@ -176,7 +177,8 @@ def goes_out_during_backward(here: RankContext, wrapper: str, expected: int) -> 
         out = wrapped(x).sum()
         before = _collectives()
         counted: list[int] = []
-        # Runs before or after the first layer's weight has its gradient: all others have theirs.
+        # It is undefined whether this hook runs before or after the gradient of the first weight
+        # is ready. The gradients of all other weights are ready.
         x.register_hook(lambda _, counted=counted: counted.append(_collectives()))
         out.backward()
         wrapped.finish_gradient_synchronization()
@@ -185,7 +187,7 @@ def goes_out_during_backward(here: RankContext, wrapper: str, expected: int) -> 
 
 
 def strided_parameters(here: RankContext, wrapper: str) -> None:
-    """Gradients of a channels_last convolution are strided as it is."""
+    """Gradients that are not contiguous, of a channels_last convolution, are averaged."""
     torch.manual_seed(here.rank)
     model = nn.Conv2d(2, 3, 2).to(here.device, memory_format=torch.channels_last)
     wrapped = WRAPPERS[wrapper](model)
@@ -199,7 +201,7 @@ def strided_parameters(here: RankContext, wrapper: str) -> None:
 
 def sparse_gradients_are_refused(here: RankContext, wrapper: str) -> None:
     wrapped = WRAPPERS[wrapper](nn.Embedding(4, 2, sparse=True).to(here.device))
-    with pytest.raises(RuntimeError, match="only dense gradients"):
+    with pytest.raises(RuntimeError, match="gradients must be dense"):
         wrapped(torch.tensor([1], device=here.device)).sum().backward()
         wrapped.finish_gradient_synchronization()
 
@@ -207,7 +209,9 @@ def sparse_gradients_are_refused(here: RankContext, wrapper: str) -> None:
 def thawed_parameters_are_refused(here: RankContext) -> None:
     wrapped = NaiveDDP(build("toy", 0, here.device))
     wrapped.module.frozen.weight.requires_grad_()
-    with pytest.raises(RuntimeError, match=r"now trained: frozen.weight; .* before you wrap"):
+    with pytest.raises(
+        RuntimeError, match=r"must not .* were frozen: frozen.weight; .* before wrap"
+    ):
         wrapped.finish_gradient_synchronization()
 
 
@@ -230,12 +234,12 @@ def different_models_are_refused(here: RankContext, difference: str) -> None:
         model = nn.Sequential()
     rank = f"rank {here.world_size - 1} has"
     messages = {
-        "shape": rf"{rank} '1.weight float32 \(5, 4\)' at place 2, where rank 0 has '1.weight",
-        "count": rf"{rank} 5, rank 0 4; only {rank} '2.weight float32 \(2, 2\)'",
-        "order": rf"{rank} '1.weight float32 \(2, 4\)' at place 0, where rank 0 has '0.weight",
-        "dtype": rf"{rank} '1.weight float64 \(2, 4\)' at place 2",
-        "frozen": rf"{rank} '1.weight float32 \(2, 4\) frozen' at place 2",
-        "none": rf"{rank} 0, rank 0 4; only rank 0 has '0.weight float32 \(4, 3\)'",
+        "shape": rf"{rank} '1.weight float32 \(5, 4\)' at position 2, but rank 0 has '1.weight",
+        "count": rf"{rank} 5, but rank 0 has 4; only {rank} '2.weight float32 \(2, 2\)'",
+        "order": rf"{rank} '1.weight float32 \(2, 4\)' at position 0, but rank 0 has '0.weight",
+        "dtype": rf"{rank} '1.weight float64 \(2, 4\)' at position 2",
+        "frozen": rf"{rank} '1.weight float32 \(2, 4\) frozen' at position 2",
+        "none": rf"{rank} 0, but rank 0 has 4; only rank 0 has '0.weight float32 \(4, 3\)'",
     }
     with pytest.raises(ValueError, match=messages[difference]):
         OverlappedDDP(model.to(here.device))
@@ -336,7 +340,7 @@ def test_buckets_are_filled_from_the_last_parameter():
     assert [len(b) for b in fill_buckets(parameters, 0)] == [1] * 5
     assert [len(b) for b in fill_buckets(parameters, float("inf"))] == [5]
     assert fill_buckets([], 24) == []
-    around = fill_buckets([torch.empty(n) for n in (2, 9, 3)], 20)  # one too large for a bucket
+    around = fill_buckets([torch.empty(n) for n in (2, 9, 3)], 20)  # 9 do not fit in a bucket
     assert [[len(p) for p in bucket] for bucket in around] == [[9], [3, 2]]
 
 
@@ -350,7 +354,7 @@ def test_a_bucket_has_one_dtype_and_stands_where_it_is_complete():
 
 @pytest.mark.parametrize("size", [0, -1, float("nan")])
 def test_a_bucket_without_room_is_refused(size):
-    with pytest.raises(ValueError, match=f"bucket_size_mb: given {size}, expected more than 0"):
+    with pytest.raises(ValueError, match=f"bucket_size_mb must be more than 0, got {size}"):
         BucketedDDP(Tied(), size)
 
 

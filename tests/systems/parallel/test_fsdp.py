@@ -1,7 +1,6 @@
-"""Fully sharded data parallel against training on one process, on 2 and 4 ranks, and when
-weights are whole.
+"""FSDP on 2 and 4 ranks: same results as training in one process, and when weights are gathered.
 
-A function that takes `RankContext` first is a case: every rank runs it, several times over.
+A function whose first argument is a `RankContext` is a case: every rank runs it, several times.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from tests.systems.parallel.ranks import RankContext, two_ranks
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
-    # lr / eps = 1: a weight moves by no more than its gradient is off
+    # lr / eps = 1, so an error of a gradient is not amplified in the update of its weight.
     "adamw": partial(torch.optim.AdamW, lr=1e-2, eps=1e-2),
 }
-# Relative L2 error of what three steps changed, against float32: 16 unit roundoffs, since a step
-# rounds weights, activations of every layer, gradients and their means.
+# Limit of the relative L2 error of the change of the weights in three steps, compared to float32.
+# It is 16 unit roundoffs, because a step rounds weights, activations, gradients and their means.
 CHANGED = {torch.bfloat16: 16 * 2**-8, torch.float16: 16 * 2**-11}
 BLOCKS = {"layers": (TransformerBlock,)}
 
@@ -118,10 +117,10 @@ def trains_as_one_process(
 
 
 def in_16_bits(here: RankContext, name: str, dtype: torch.dtype, options: dict, cast: bool) -> None:
-    """float32 masters, whatever the module's dtype was."""
+    """Shards are float32, with compute_dtype and with a module that was cast before wrapping."""
     reference = build(name, 0, here.device)
     if cast:
-        reference.to(dtype).float()  # begin with what the module that was cast has
+        reference.to(dtype).float()  # start from the rounded weights of the cast module
     start = [p.detach().clone() for p in reference.parameters()]
     model = build(name, here.rank, here.device)
     if cast:
@@ -173,7 +172,7 @@ def compiled_blocks(here: RankContext, change) -> None:
     model = build("transformer", here.rank, here.device)
     change(model)
     wrapped = FullyShardedDataParallel(model)
-    # A compiled block is a layer: beside the embedding and the head.
+    # Four layers: two compiled blocks, the embedding and the output head.
     assert len([layer for layer in wrapped._layers if layer.weights]) == 4
     ours = OPTIMIZERS["sgd"](wrapped.parameters())
     theirs = OPTIMIZERS["sgd"](reference.parameters())
@@ -188,7 +187,7 @@ def compiled_blocks(here: RankContext, change) -> None:
 
 
 def frozen_blocks(here: RankContext, policy: str | None) -> None:
-    """Gradients pass through layers that have none; their weights are freed nevertheless."""
+    """Backward passes through frozen layers, and their weights are freed afterwards."""
     reference = build("transformer", 0, here.device)
     model = build("transformer", here.rank, here.device)
     for each in (reference, model):
@@ -225,7 +224,7 @@ def weights_are_whole_only_around_their_layer(here: RankContext, policy: str | N
         seen[phase].append(sum(weight.gathered for weight in wrapped._weights))
 
     for module in matrices.values():
-        # Before the layer's own hook frees it.
+        # prepend: count before the hook of the layer frees its weights.
         module.register_forward_hook(lambda *_: count(phase), prepend=True)
         module.register_full_backward_hook(lambda *_: count("backward"))
     for step in range(2):
@@ -235,9 +234,9 @@ def weights_are_whole_only_around_their_layer(here: RankContext, policy: str | N
         loss = loss_of(wrapped, *batch("transformer", step, here.device))
         phase = "recomputed"
         loss.backward()
-        # The one that runs and the next two, once the order is known.
+        # The running layer and, once the order of layers is known, the next two.
         assert max(seen["forward"]) == (3 if step else 1)
-        # Backward has just freed one, or stands where the recomputed layers begin.
+        # Backward has just freed a layer, or has reached the first of the recomputed layers.
         assert max(seen["backward"]) <= 3
         assert max(seen["recomputed"], default=0) <= 6
         assert bool(seen["recomputed"]) == (policy is not None)
@@ -252,8 +251,9 @@ def weights_are_whole_only_around_their_layer(here: RankContext, policy: str | N
 
 
 class Odd(nn.Module):
-    """Weights of fewer elements than ranks, a layer that is called twice and one that is not used
-    in every step."""
+    """Model with weights of fewer elements than ranks, a layer that is called twice, and a layer
+    that is not used in every step.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,12 +279,12 @@ def odd_layers(here: RankContext, options: dict) -> None:
         for model, optimizer in ((wrapped, ours), (reference, theirs)):
             optimizer.zero_grad()
             mine = x.chunk(here.world_size)[here.rank] if model is wrapped else x
-            # Two forwards before one backward.
+            # Two forward passes before one backward pass.
             (model(mine, more=more).mean() + model(mine * 2, more=not more).mean()).backward()
             if model is wrapped:
                 wrapped.finish_gradient_synchronization()
             optimizer.step()
-        wrapped(x, more=more)  # with a graph, but no backward: its weights are not used again
+        wrapped(x, more=more)  # a forward with a graph but without a backward
     _assert_whole_is(wrapped, reference, here.tolerance)
 
 
@@ -334,7 +334,7 @@ def test_trains_as_one_process(ranks, model, optimizer, options, passes):
     ids=["every_block_blocks", "every_two", "nested_blocks", "selective_blocks", "reentrant"],
 )
 def test_trains_as_one_process_with_checkpoints(ranks, policy, options):
-    # The second step is the first that gathers ahead.
+    # Two steps, because prefetching in forward starts in the second.
     change = partial(use_policy, policy)
     ranks.assert_passes(trains_as_one_process, "transformer", "sgd", options, 1, change, 2)
 

@@ -1,6 +1,6 @@
-"""What fully sharded data parallel refuses, and what the death of a rank does to the others.
+"""Errors of FSDP, and the end of all ranks if one rank exits.
 
-A function that takes `RankContext` first is a case: every rank runs it, several times over.
+A function whose first argument is a `RankContext` is a case: every rank runs it, several times.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from tests.systems.parallel.ranks import RankContext, world
 
 def what_is_refused(here: RankContext) -> None:
     model = nn.Sequential(nn.Linear(3, 4 + (here.rank == 1)), nn.Linear(4, 2)).to(here.device)
-    with pytest.raises(ValueError, match=r"rank 1 has '0.weight float32 \(5, 3\)' at place 0, wh"):
+    with pytest.raises(
+        ValueError, match=r"rank 1 has '0.weight float32 \(5, 3\)' at position 0, bu"
+    ):
         FullyShardedDataParallel(model)
     wrapped = FullyShardedDataParallel(build("toy", 0, here.device))
     wrapped.module.frozen.weight.requires_grad_()
     with pytest.raises(
-        RuntimeError, match=r"changed after the model was wrapped: frozen.weight; set"
+        RuntimeError, match=r"must not change after .*, but it did for frozen.weight; set"
     ):
         wrapped(torch.zeros(1, 5, device=here.device))
     wrapped = FullyShardedDataParallel(nn.Embedding(4, 2, sparse=True).to(here.device))
-    with pytest.raises(RuntimeError, match="only dense gradients"):
+    with pytest.raises(RuntimeError, match="gradients must be dense"):
         wrapped(torch.tensor([1], device=here.device)).sum().backward()
 
 

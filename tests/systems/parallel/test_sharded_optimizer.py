@@ -1,6 +1,6 @@
-"""The sharded optimizer against the one that it wraps, on 2 and 4 ranks.
+"""ShardedOptimizer on 2 and 4 ranks has the same results as the optimizer that it wraps.
 
-A function that takes `RankContext` first is a case: every rank runs it, several times over.
+A function whose first argument is a `RankContext` is a case: every rank runs it, several times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.systems.parallel.ranks import RankContext, world
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
-    # lr / eps = 1: a weight moves by no more than its gradient is off
+    # lr / eps = 1, so an error of a gradient is not amplified in the update of its weight.
     "adamw": (torch.optim.AdamW, {"lr": 1e-2, "eps": 1e-2}),
     "fused_adamw": (FusedAdamW, {"lr": 1e-2, "eps": 1e-2}),
     "rprop": (torch.optim.Rprop, {"lr": 1e-2}),
@@ -36,7 +36,7 @@ OPTIMIZERS = {
 
 
 def _groups(model):
-    """Two, the second with its own rate."""
+    """Return two parameter groups with different learning rates."""
     parameters = list(model.parameters())
     return [{"params": parameters[::2]}, {"params": parameters[1::2], "lr": 3e-3}]
 
@@ -76,13 +76,13 @@ def trains_as_one_process(here: RankContext, name: str, optimizer: str, chunk_by
     assert_same_on_all_ranks(wrapped.parameters())
     assert [g["lr"] for g in ours.param_groups] == [g["lr"] for g in theirs.param_groups]
 
-    # Each parameter has state on one rank.
+    # Each parameter has state on exactly one rank.
     mine = torch.tensor([p in ours.state for p in wrapped.parameters()], dtype=torch.int32)
     mine = mine.to(here.device)
     dist.all_reduce(mine)
     assert mine.tolist() == [int(q in theirs.state) for q in reference.parameters()]
 
-    # The consolidated state is the wrapped optimizer's own, which goes on from it.
+    # The unsharded optimizer can load the gathered state and continue from it.
     whole, known = ours.state_dict(), theirs.state_dict()
     assert whole["param_groups"] == known["param_groups"]
     assert whole["state"].keys() == known["state"].keys()
@@ -96,7 +96,7 @@ def trains_as_one_process(here: RankContext, name: str, optimizer: str, chunk_by
 
 
 def resharded(here: RankContext) -> None:
-    """State of a smaller world in a larger one, and back."""
+    """State is loaded with a smaller and with a larger world_size than it was saved with."""
     half = dist.new_group(list(range(here.world_size // 2)))
     reference = build("transformer", 0, here.device)
     kind, options = OPTIMIZERS["adamw"]
@@ -125,7 +125,7 @@ def resharded(here: RankContext) -> None:
 
 
 def few_parameters_and_one_more_group(here: RankContext) -> None:
-    """Ranks without a share, and a group that comes later."""
+    """Some ranks own no parameters, and a parameter group is added later."""
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(3, device=here.device)) for _ in range(4)]
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
@@ -145,7 +145,7 @@ def few_parameters_and_one_more_group(here: RankContext) -> None:
 
 
 def parameters_that_move(here: RankContext) -> None:
-    """Cast after the optimizer was made; a strided parameter; a file of mixed dtypes."""
+    """Parameters are cast after the optimizer was created, strided, and saved with mixed dtypes."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 1)).to(here.device)
     model = model.to(memory_format=torch.channels_last)
@@ -179,7 +179,7 @@ def parameters_that_move(here: RankContext) -> None:
 
 
 class Halving(torch.optim.Optimizer):
-    """Takes an argument of step, and counts in its group."""
+    """Optimizer whose step has an argument and which keeps a counter in its groups."""
 
     def __init__(self, params):
         super().__init__(params, {"count": 0})
@@ -213,12 +213,13 @@ def what_is_refused(here: RankContext) -> None:
     shapes = [(2,), (3 + last,)]
     parameters = [nn.Parameter(torch.zeros(shape, device=here.device)) for shape in shapes]
     message = (
-        rf"rank {here.world_size - 1} has '1 of group 0 float32 \(4,\)' at place 1, where rank 0"
+        rf"rank {here.world_size - 1} has 'parameter 1 of group 0 float32 \(4,\)' at position 1, "
+        "but rank 0"
     )
     with pytest.raises(ValueError, match=message):
         ShardedOptimizer(parameters, torch.optim.SGD, lr=0.1)
     optimizer = ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=0.1)
-    with pytest.raises(ValueError, match=r"given \[2\] in the state dict, expected \[1\]"):
+    with pytest.raises(ValueError, match=r"must have \[1\] parameters by group, got \[2\]"):
         optimizer.load_state_dict(torch.optim.SGD(parameters, lr=0.1).state_dict())
     with pytest.raises(ValueError, match="Invalid learning rate"):
         ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=-1)
@@ -232,7 +233,8 @@ def dies_before_its_step(here: RankContext) -> None:
     if here.rank == 1:
         mine = [chunk.optimizer for chunk in optimizer._chunks if chunk.optimizer is not None]
         assert len(mine) > 1
-        mine[-1].register_step_pre_hook(lambda *_: os._exit(9))  # the first has been sent
+        # Exit when the first chunk has been sent.
+        mine[-1].register_step_pre_hook(lambda *_: os._exit(9))
     _train(here, model, optimizer, "transformer", 1, 1)
 
 
