@@ -8,7 +8,7 @@ JOBS ?= $(shell expr $$(nproc) + 1)
 # Tests start hundreds of processes. Without bytecode files each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install quickstart lint format compile-check bench report docs clean \
+.PHONY: help install quickstart lint format compile-check bench report docs cluster clean \
   test test-slow test-all test-portable test-numeric test-exhaustive test-gpu
 
 help:
@@ -114,6 +114,10 @@ report: $(VENV)/installed
 # make docs             update the generated parts of README.md and docs/
 docs: $(VENV)/installed
 	$(BIN)/python scripts/update_docs.py
+
+# make cluster          run a Slurm cluster on loopback until Ctrl-C, to try the launcher (root)
+cluster: $(VENV)/installed
+	$(BIN)/python -m tests.jobs.launch.slurm_cluster
 
 clean:
 	rm -rf $(VENV) build *.egg-info

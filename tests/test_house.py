@@ -110,7 +110,9 @@ def test_no_circle() -> None:
 
 def test_imports_go_the_way_that_contributing_says() -> None:
     allowed = {name: names | may_import for names, may_import in rows() for name in names}
-    assert {row_of(module, allowed) for module in imports()} >= set(allowed), "a row without modules"
+    assert {row_of(module, allowed) for module in imports()} >= set(allowed), (
+        "a row without modules"
+    )
     found = wrong_ways(imports(), allowed)
     assert not found, "\n".join(found)
 

@@ -20,6 +20,8 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -318,3 +320,21 @@ def _free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def main() -> None:
+    """Run a cluster in a temporary folder until Ctrl-C: `make cluster`."""
+    reason = unsupported_reason()
+    if reason:
+        raise SystemExit(f"no cluster can be started: {reason}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, SlurmCluster(Path(folder)) as own:
+        print(f"a Slurm cluster of {len(own.nodes)} nodes is running; use it in another shell:")
+        print(f"  export SLURM_CONF={own.environment['SLURM_CONF']}")
+        print("Ctrl-C stops it and cancels its jobs.", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+
+
+if __name__ == "__main__":
+    main()
