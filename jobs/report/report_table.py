@@ -1,4 +1,4 @@
-"""Makes the table that a reader sees: heading, columns of text, notes below.
+"""Makes a table of text cells, with a heading and notes, from a declared table and its results.
 
 `jobs.report.render` writes it as Markdown, CSV, LaTeX or HTML.
 """
@@ -22,18 +22,18 @@ from jobs.sweep.schema import Table
 
 @dataclass
 class ReportTable:
-    """A table as a reader sees it."""
+    """A table of text cells, with its heading and notes."""
 
     heading: str
-    dimensions: list[str]  # of a row: parameters, device and the like
-    keys: list[Key]  # of each row, its values in these
+    dimensions: list[str]  # what identifies a row: parameters, device, ...
+    keys: list[Key]  # for each row, its values of the dimensions
     notes: list[str]
-    warnings: list[str]  # for who makes the report
-    columns: dict[str, list[str]] = field(default_factory=dict)  # the cells, by header
-    text: str = ""  # prose below the notes, see jobs.report.text_templates
+    warnings: list[str]  # printed to stderr, not part of the table
+    columns: dict[str, list[str]] = field(default_factory=dict)  # cells by header
+    text: str = ""  # below the notes; see jobs.report.text_templates
 
     def add_column(self, header: str, cells: list[str]) -> None:
-        """Add a column; trailing blanks keep equal headers apart."""
+        """Add a column. A header that exists already gets trailing blanks."""
         while header in self.columns:
             header += " "
         self.columns[header] = cells
@@ -42,13 +42,13 @@ class ReportTable:
 def make_report_table(
     observation: Observation, view: Table, results: list[Result]
 ) -> ReportTable | None:
-    """Make a declared table; None where the sweep has no run for it.
+    """Make a declared table; return None if no run belongs to it.
 
     Args:
-        results: all those of the folder.
+        results: all results of the folder.
 
     Raises:
-        TableError: what the table asks for is not known.
+        TableError: if the table names an unknown parameter or value.
     """
     heading = " ".join((view.title or "").split()) or view.name  # one line in every format
     if view.list_fact is not None:
@@ -57,7 +57,7 @@ def make_report_table(
         columns = items.columns()
     else:
         pivot = make_pivot(observation, view, results)
-        if len(pivot.metrics) == 1:  # else each column, or row, says its own
+        if len(pivot.metrics) == 1:  # several metrics are named in the columns or rows
             heading += f": {pivot.metrics[0].header}"
         table = ReportTable(heading, pivot.rows, pivot.row_keys, pivot.notes, pivot.warnings)
         columns = pivot_columns(pivot, view)
@@ -70,7 +70,7 @@ def make_report_table(
 
 
 def pivot_columns(pivot: Pivot, view: Table) -> Iterator[tuple[str, list[str]]]:
-    """Each column's header and cells; with a baseline, its speed-up follows."""
+    """Yield the header and cells of each column, followed by its speedup if there is a baseline."""
     for i, name in enumerate(pivot.rows):
         yield name, [_coordinate_text(pivot, name, key[i]) for key in pivot.row_keys]
     for column in pivot.column_keys:
@@ -90,14 +90,14 @@ def _header(pivot: Pivot, column: Key) -> str:
 
 
 def _coordinate_text(pivot: Pivot, dimension: str, own: Any) -> str:
-    """One value of a row's or column's key as a reader sees it."""
+    """Format one value of the key of a row or column."""
     if dimension == "value":
         return next(metric.header for metric in pivot.metrics if metric.name == own)
     return format_scalar(own)
 
 
 def _add_published(table: ReportTable, view: Table) -> None:
-    """Add the columns of published figures, and where to read about their sources."""
+    """Add the columns of published figures, and a note on their sources."""
     absent = []
     for source in view.published:
         columns = published_columns(source, table.dimensions, table.keys)
@@ -106,6 +106,6 @@ def _add_published(table: ReportTable, view: Table) -> None:
         if not columns:
             absent.append(source.file)
     if absent:
-        table.notes.append(f"{', '.join(dict.fromkeys(absent))}: no figure of these rows")
+        table.notes.append(f"{', '.join(dict.fromkeys(absent))}: no figures for these rows")
     if view.published:
-        table.notes.append(f"Published figures are of other machines and settings: see {SEE}")
+        table.notes.append(f"Published figures are from other machines and settings: see {SEE}")

@@ -1,7 +1,6 @@
-"""Checks a sweep's tables and plots against their benchmarks and against its runs.
+"""Checks a sweep's tables and plots against their benchmarks and its runs.
 
-A results folder has the tables of its submission: a mistake that only the report found would cost
-another submission.
+Tables and plots are stored in the results folder, so their mistakes are found before submission.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from jobs.sweep.strict_yaml import DataPath, Document
 
 
 def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
-    """Check a view against the runs of its benchmark; yields each problem with its place in it.
+    """Check a view against the runs of its benchmark, and yield each problem with its place.
 
     Its `where` can be evaluated for every run, and a published figure fits one row only.
     """
-    if not runs:  # the filter left none: the parameters are unknown, and the view is empty
+    if not runs:  # the filter removed all runs, so there is nothing to check against
         return
     chosen = list(runs)
     if view.where is not None:
@@ -61,14 +60,14 @@ def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
         names: set[str] = set()
         for path, view in valid_entries(document, key, kind):
             if view.name in names:
-                what = f"{key}: two are named {view.name!r}"
+                what = f"{key}: the name {view.name!r} is used twice; names must be unique"
                 problems.append(Problem(document.at((*path, "name")), what))
             names.add(view.name)
             wanted = benchmarks.own.name if view.benchmark is None else short_name(view.benchmark)
             if wanted in used:
                 problems += _ViewCheck(document, used[wanted]).problems_of(path, view)
             else:
-                what = f"benchmark: no run of this sweep is of {wanted!r}"
+                what = f"benchmark: no run of this sweep has benchmark {wanted!r}"
                 where = document.at((*path, "benchmark"))
                 problems.append(Problem(where, what + nearest(wanted, list(used))))
     return problems
@@ -109,8 +108,8 @@ class _ViewCheck:
         for i, source in enumerate(table.published):
             for name in source.on:
                 if name not in table.rows:
-                    rows = ", ".join(table.rows) or "there are none"
-                    what = f"on: {name!r} is none of the table's rows ({rows})"
+                    rows = ", ".join(table.rows) or "it has none"
+                    what = f"on: {name!r} is not one of the table's rows (rows: {rows})"
                     self.at_key((*path, "published", i, "on", name), what)
             for place, what in published_problems(source):
                 self.at((*path, "published", i, *place), what)
@@ -128,11 +127,11 @@ class _ViewCheck:
     def value_and_unit(self, path: DataPath, view: Table | Plot) -> None:
         phases = [view.phase] if isinstance(view.phase, str) else view.phase or []
         for i, phase in enumerate(phases):
-            if phase in phases[:i]:  # its samples would count twice
+            if phase in phases[:i]:  # else its samples would count twice
                 self.at((*path, "phase", i), f"phase: {phase!r} is listed twice")
         values = [view.value] if isinstance(view.value, str) else view.value
         for i, value in enumerate(values):
-            place = (*path, "value", i)  # where it is no list, the place of the value itself
+            place = (*path, "value", i)  # if it is not a list, the place of the value
             if value in values[:i]:
                 self.at(place, f"value: {value!r} is listed twice")
             unknown = unknown_value(value)
@@ -140,15 +139,16 @@ class _ViewCheck:
                 self.at(place, f"value: {unknown}")
                 return
             if value.startswith(PREDICTED) and not self.benchmark.predicts:
-                what = f"value: benchmark {self.benchmark.name!r} has no predict(params)"
+                name = self.benchmark.name
+                what = f"value: benchmark {name!r} predicts nothing; it has no predict(params)"
                 self.at(place, what)
         can = {unit: None for value in values for unit in units_of(value)}
         if view.unit is not None and view.unit not in can:
             given = " and ".join(values)
-            valid = ", ".join(can) or "none but its own"
+            valid = ", ".join(can) or "only its own unit"
             what = f"unit: {given} cannot be shown in {view.unit} (valid: {valid})"
             if any(value.startswith(NAMED) for value in values):
-                what += "; a fact's name says its unit: _ms, _seconds or _bytes"
+                what += "; a fact's unit is the ending of its name: _ms, _seconds or _bytes"
             self.at((*path, "unit"), what)
 
     def dims(
@@ -163,21 +163,21 @@ class _ViewCheck:
                 if name not in known:
                     self.at(place, f"{section}: no parameter {name!r}{nearest(name, known)}")
                 elif name in seen:
-                    self.at(place, f"{section}: {name!r} is in {seen[name]} already")
+                    self.at(place, f"{section}: {name!r} is already in {seen[name]}")
                 seen[name] = section
 
     def baseline(self, path: DataPath, table: Table) -> None:
         path = (*path, "baseline")
         if table.baseline == {}:
-            self.at(path, "baseline: expected a column and its value")
+            self.at(path, "baseline must name a column and its value, got {}")
         for name, value in (table.baseline or {}).items():
             if name not in table.columns:
-                columns = ", ".join(table.columns) or "there are none"
-                self.at_key((*path, name), f"baseline: {name!r} is none of the columns ({columns})")
+                columns = ", ".join(table.columns) or "it has none"
+                what = f"baseline: {name!r} is not one of the table's columns (columns: {columns})"
+                self.at_key((*path, name), what)
             elif name == "value":
-                self.at_key(
-                    (*path, name), "baseline: a value has no speed-up against another value"
-                )
+                what = "baseline: 'value' has no speedup, because its columns are different values"
+                self.at_key((*path, name), what)
             elif name in self.fields:
                 wrong = self.check(name, value)
                 if wrong:

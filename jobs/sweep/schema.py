@@ -1,6 +1,6 @@
-"""What a sweep file may say: the keys, their types and their defaults.
+"""The keys of a sweep file, with their types and defaults, as pydantic models.
 
-These models are the one declaration of every option; `jobs.sweep.load` reads files into them.
+`jobs.sweep.load` reads files into these models. docs/sweep_files.md explains the keys.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from jobs.errors import nearest
 from jobs.published.figures import Published
 
 Scalar = bool | int | float | str | None
-Reference = Annotated[str, Field(pattern=r"^\$[A-Za-z_][A-Za-z0-9_]*$")]  # $name of a parameter
+Reference = Annotated[str, Field(pattern=r"^\$[A-Za-z_][A-Za-z0-9_]*$")]  # $PARAMETER
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=365 * 86400)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 AXES = ("fixed", "grid", "zip")  # the sections that set parameters
-# What a table may show: facts of a record, or divisions of facts (aggregate.py makes them).
-FACT = "fact."  # and a fact's name
-PREDICTED = "predicted."  # and the name of what the benchmark's `predict` says of a run
+# What a table can show. `jobs.report.metrics` computes these values from records.
+FACT = "fact."  # prefix of a fact's name
+PREDICTED = "predicted."  # prefix of a name that the benchmark's `predict` returns
 NAMED = (FACT, PREDICTED)
 VALUES = (
     "time", "tflops", "bandwidth", "bus_bandwidth", "mfu", "tokens_per_second", "peak_memory",
@@ -35,7 +35,7 @@ PSEUDO = (
     "device",
     "repeat",
     "value",
-)  # may stand beside parameters in a table's rows and columns
+)  # can be used like parameters in rows and columns of a table
 
 
 class _Strict(BaseModel):
@@ -43,10 +43,10 @@ class _Strict(BaseModel):
 
 
 class Resources(_Strict):
-    """What a job asks for, in submitit's words. Any value may be `$parameter`."""
+    """Resources of a job, by submitit's names. A value may be `$PARAMETER`."""
 
     nodes: Positive | Reference = 1
-    tasks_per_node: Literal[1] = 1  # one worker a node; processes are launch.nproc_per_node
+    tasks_per_node: Literal[1] = 1  # one worker per node; it starts the processes
     gpus_per_node: Count | Reference = 0
     cpus_per_task: Positive | Reference | None = None
     mem_gb: Annotated[float, Field(gt=0)] | Reference | None = None
@@ -54,13 +54,13 @@ class Resources(_Strict):
 
 
 class Launch(_Strict):
-    """Processes a node under torchrun; without it, one process and no torchrun."""
+    """Number of processes per node that torchrun starts. None: one process, without torchrun."""
 
     nproc_per_node: Positive | Reference | None = None
 
 
 class Slurm(_Strict):
-    """Cluster facts. They belong in a user's cluster.yaml, not in a committed sweep."""
+    """Settings of a cluster. They belong in cluster.yaml, not in a committed sweep file."""
 
     partition: str | None = None
     account: str | None = None
@@ -78,7 +78,7 @@ class Shuffle(_Strict):
 
 
 class Axes(_Strict):
-    """What sets parameters: one value, each of a list, or the lists in step."""
+    """Parameters: with one value, with all combinations of lists, or with lists in step."""
 
     fixed: dict[str, Scalar] = {}
     grid: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = {}
@@ -86,25 +86,25 @@ class Axes(_Strict):
 
 
 class Case(Axes):
-    """A block of runs. What it sets replaces what the sweep sets for the same parameter."""
+    """A block of runs. Its parameters replace those of the sweep."""
 
-    benchmark: str | None = None  # default: the sweep's; of its parameters, those that this one has
+    benchmark: str | None = None  # default: that of the sweep
     resources: Resources = Resources()
     launch: Launch = Launch()
     timeout_s: Seconds | None = None
 
     @field_serializer("resources", "launch")
     def _as_given(self, value: Resources | Launch) -> dict[str, Any]:
-        """What the case leaves out is the sweep's, after a manifest was read back too."""
+        """Omit unset keys, so that they are inherited again when a manifest is read."""
         return value.model_dump(exclude_unset=True)
 
 
-# A fact's name says what it was measured in; of host_ms.forward the part before the phase does.
+# The unit of a fact is a suffix of its name, or of a part of it: host_ms.forward is in ms.
 SUFFIXES = {"_ms": "ms", "_seconds": "s", "_bytes": "bytes"}
 
 
 def measured_in(value: str) -> str:
-    """The unit that a fact's name says it was measured in, or nothing."""
+    """Return the unit in the name of a fact, or an empty string."""
     for part in reversed(value.split(".")):
         for suffix, unit in SUFFIXES.items():
             if part.endswith(suffix):
@@ -113,21 +113,21 @@ def measured_in(value: str) -> str:
 
 
 def units_of_measure(unit: str) -> tuple[str, ...]:
-    """The units in which can be shown what was measured in this one."""
+    """Return the units into which a unit can be converted."""
     if unit in ("ms", "s"):
         return TIME_UNITS
     return BYTE_UNITS if unit == "bytes" else ()
 
 
 def units_of(value: str) -> tuple[str, ...]:
-    """The units in which a value can be shown."""
+    """Return the units in which a value can be shown."""
     if value.startswith(NAMED):
         return units_of_measure(measured_in(value))
     return {"time": TIME_UNITS, "peak_memory": BYTE_UNITS}.get(value, ())
 
 
 def unknown_value(name: str) -> str | None:
-    """That no value has this name, and which do; None where one has."""
+    """Return the error if no value has this name, else None."""
     if name in VALUES or (name.startswith(NAMED) and name not in NAMED):
         return None
     hint = nearest(name, [*VALUES, *(f"{prefix}<name>" for prefix in NAMED)])
@@ -135,31 +135,33 @@ def unknown_value(name: str) -> str | None:
 
 
 class _View(_Strict):
-    """What a table and a plot share: which value of which runs."""
+    """Keys that tables and plots have in common."""
 
     name: Name
-    benchmark: str | None = None  # the one whose runs it shows; default: the sweep's
+    benchmark: str | None = None  # show its runs; default: that of the sweep
     title: str | None = None
-    phase: str | list[str] | None = None  # default: every phase that was measured
+    phase: str | list[str] | None = None  # default: all phases that were measured
     statistic: Literal[STATISTICS] = "median"  # type: ignore[valid-type]
-    # of the values that it fits
+    # applies to the values that have such a unit
     unit: Literal[*TIME_UNITS, *BYTE_UNITS] | None = None  # type: ignore[valid-type]
-    direction: Literal["lower", "higher"] | None = None  # which is better; default from the value
+    direction: Literal["lower", "higher"] | None = (
+        None  # which is better; default: depends on the value
+    )
     where: str | None = None
 
 
 class Table(_View):
-    """Values of runs in rows and columns; or, with `list`, a fact's items in rows."""
+    """Values of runs in rows and columns; with `list`, the items of a fact in rows."""
 
     value: str | Annotated[list[str], Field(min_length=1)] = "time"
     rows: list[str] = []
     columns: list[str] = []
-    baseline: dict[str, Scalar] | None = None  # speed-ups against these columns
-    # the fact's name; `list` in a file, a name that the class needs itself
+    baseline: dict[str, Scalar] | None = None  # speedups are relative to this column
+    # name of a fact; the key is `list`, which is a builtin's name
     list_fact: Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")] | None = Field(
         None, alias="list"
     )
-    limit: Positive | None = None  # of rows a run
+    limit: Positive | None = None  # maximum number of rows per run
     published: list[Published] = []
 
 
@@ -171,7 +173,7 @@ class Plot(_View):
 
 
 class Sweep(Axes):
-    """A sweep file after inheritance, overrides and cluster facts. See README for an example."""
+    """A sweep file, after inheritance, overrides and cluster settings are applied."""
 
     name: Name
     description: str = ""
@@ -187,4 +189,4 @@ class Sweep(Axes):
     timeout_s: Seconds = 600.0
     tables: list[Table] = []
     plots: list[Plot] = []
-    filter: str | None = None  # --filter, kept so that the manifest says what was asked
+    filter: str | None = None  # the value of --filter

@@ -97,7 +97,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         (ONE + "plots: [{name: p, x: sise}]", "4:22", "did you mean 'size'"),
         (ONE + "plots: [{name: p, x: size, facet: [a]}]", "4:36", "'a'"),
         (ONE + "plots: [{name: p, x: size, series: [size]}]", "4:37", "already"),
-        (ONE + "tables: [{name: t}, {name: t}]", "4:28", "two are named 't'"),
+        (ONE + "tables: [{name: t}, {name: t}]", "4:28", "the name 't' is used twice"),
         (ONE + "tables: [{name: t, statistic: avg}]", "4:31", "'mean'"),
         (ONE + "tables: [{name: t, unit: GiB}]", "4:26", "time cannot be shown in GiB"),
         (ONE + "tables: [{name: t, value: mfu, unit: s}]", "4:38", "mfu cannot"),
@@ -120,7 +120,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         (
             ONE + "tables: [{name: t, value: [time, predicted.time_ms]}]",
             "4:34",
-            "benchmark 'tests.benchmarks.toy' has no predict(params)",
+            "benchmark 'tests.benchmarks.toy' predicts nothing; it has no predict(params)",
         ),
         (ONE + "tables: [{name: t, value: predicted.}]", "4:27", "predicted.<name>"),
         (
@@ -141,7 +141,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         (
             ONE + "tables: [{name: t, columns: [mode], baseline: {size: 1}}]",
             "4:48",
-            "'size' is none of the columns (mode)",
+            "'size' is not one of the table's columns (columns: mode)",
         ),
         (ONE + "exclude: [{sise: 1}]", "4:12", "did you mean 'size'"),
         (ONE + "exclude: [{mode: [fast, slow]}]", "4:25", "got 'slow'"),
