@@ -104,12 +104,13 @@ def test_every_error_is_named_at_once():
             q, k[:, :2].float(), v.to("meta"), torch.ones(5, 6), math.nan, "flash_pytroch"
         )
     for part in (
-        "given 'flash_pytroch'; did you mean 'flash_pytorch'? valid are auto, naive, flash_",
-        "given q (2, 3, 5, 8), k (2, 2, 6, 8), v (2, 3, 6, 8)",
-        "given torch.float64, torch.float32, torch.float64",
-        "given cpu, cpu, meta",
-        "is_causal must be True or False, there is no other mask; given a tensor of (5, 6)",
-        "scale must be a finite number, which has no gradient; given nan",
+        "implementation must be one of auto, naive, flash_",
+        ", got 'flash_pytroch'; did you mean 'flash_pytorch'?",
+        "leading dimensions, got q (2, 3, 5, 8), k (2, 2, 6, 8), v (2, 3, 6, 8)",
+        "got torch.float64, torch.float32, torch.float64",
+        "on the same device, got cpu, cpu, meta",
+        "must be True or False (other masks are not supported), got a tensor of shape (5, 6)",
+        "scale must be a finite number, not a tensor (it has no gradient), got nan",
     ):
         assert part in str(error.value)
 
@@ -171,13 +172,13 @@ def test_shapes_that_do_not_fit(shapes):
 
 
 def test_a_head_dim_of_zero_is_refused():
-    with pytest.raises(ValueError, match="head_dim must be 1 or more; given 0"):
+    with pytest.raises(ValueError, match="head_dim must be 1 or more, got 0"):
         flash_attention(torch.ones(5, 0), torch.ones(6, 0), torch.ones(6, 0))
 
 
 def test_integers_are_refused():
     ones = torch.ones(2, 5, 8, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"of one dtype among .*; given torch\.int64"):
+    with pytest.raises(ValueError, match=r"the same dtype \(one of .*\), got torch\.int64"):
         flash_attention(ones, ones, ones)
 
 

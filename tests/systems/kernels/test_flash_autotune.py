@@ -89,7 +89,7 @@ def test_what_is_empty_or_not_wanted_is_not_searched(monkeypatch):
 
 def test_an_unknown_wish_is_an_error_that_says_which_there_are(monkeypatch):
     monkeypatch.setenv(AUTOTUNE, "off")
-    with pytest.raises(ValueError, match="must be 0 or 1 or not be set; given 'off'"):
+    with pytest.raises(ValueError, match="must be 0, 1 or unset, got 'off'"):
         tuned_tiles(64, torch.bfloat16, "fp16x3", True, 5, 5, 1, CPU)
 
 

@@ -141,16 +141,16 @@ def test_all_that_does_not_fit_is_named_at_once():
     q, k, v = torch.ones(2, 5, 129), torch.ones(3, 5, 129), torch.ones(3, 5, 129).double()
     with pytest.raises(ValueError) as error:
         flash_forward(q, k, v, precision="fp8")
-    for part in ("leading dim", "head_dim must be 1 to 128; given 129", "torch.float64", "'fp8'"):
+    for part in ("leading dim", "head_dim must be 1 to 128, got 129", "torch.float64", "'fp8'"):
         assert part in str(error.value)
-    with pytest.raises(ValueError, match=r"\(\.\.\., n_queries, head_dim\).*given q \(4,\)"):
+    with pytest.raises(ValueError, match=r"\(\.\.\., n_queries, head_dim\).*got q \(4,\)"):
         flash_forward(*[torch.ones(4)] * 3)
 
 
 def test_without_a_gpu_the_error_says_so():
     x = torch.ones(2, 4, 16)
     with pytest.raises(
-        RuntimeError, match=r"need a GPU; given tensors on cpu\. TRITON_INTERPRET=1"
+        RuntimeError, match=r"need a GPU, got tensors on cpu; set TRITON_INTERPRET=1"
     ):
         FlashAttentionTriton.apply(x, x, x)
 
