@@ -1,4 +1,4 @@
-"""flash_attention: every implementation by name, any leading dimensions, and what it refuses."""
+"""Tests of flash_attention: all implementations, leading dimensions and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.systems.kernels.flash_cases import on_hopper
 PROBE = [torch.empty(1, 1, 2, 2)] * 3
 ON_CPU = ["auto", *(name for name in ATTENTIONS if unsupported_reason(*PROBE, True, name) is None)]
 LENGTHS = [(1, 1), (17, 17), (9, 33), (33, 9)]
-# Relative L2 error; naive rounds the scores themselves
+# Largest relative L2 error. It allows for `naive`, which rounds the scores to the inputs' dtype.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
@@ -43,7 +43,7 @@ def _assert_right(implementation, q, k, v, dout, causal, scale=None) -> None:
     for name, given in zip(("out", "dq", "dk", "dv"), (out, *gradients), strict=True):
         known = getattr(exact, name)
         assert given.shape == known.shape and given.isfinite().all()
-        # Of one visible key dq and dk are zero: then rounding is held against dout
+        # If a query sees one key only, dq and dk are 0: compare the rounding errors with dout.
         size = known.norm() if known.norm() > 1e-9 * whole else whole
         assert (given.double() - known).norm() <= TOLERANCE[q.dtype] * size, name
 
@@ -117,7 +117,7 @@ def test_every_error_is_named_at_once():
 
 @pytest.mark.parametrize("scale", [math.inf, "0.3", torch.ones((), requires_grad=True)])
 def test_a_scale_that_is_no_number_is_refused(scale):
-    """Of a tensor the gradient would be lost without a word."""
+    """A scale that is a tensor is rejected, because its gradient would be lost silently."""
     q, k, v, _ = _inputs((5, 6))
     with pytest.raises(ValueError, match="scale must be a finite number"):
         flash_attention(q, k, v, scale=scale)
@@ -133,7 +133,7 @@ def test_a_mask_first_asked_for_without_autograd_is_one_for_autograd_too():
 
 @pytest.mark.parametrize("implementation", ["auto", "naive", "flash_pytorch", "sdpa"])
 def test_under_autocast_it_takes_its_dtype_whatever_each_has(implementation):
-    """As in a model whose rotary embedding gives q and k in float32, and v comes in bfloat16."""
+    """The dtypes may differ, as in a model with float32 q and k from rotary embeddings, bf16 v."""
     q, k, v, _ = (x.float().requires_grad_() for x in _inputs((5, 5)))
     narrow = [x.detach().bfloat16() for x in (q, k, v)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -203,7 +203,7 @@ def test_gpu_every_implementation_is_the_same_function(implementation, leading, 
     inputs = _inputs((64, 64), leading, torch.bfloat16, "cuda")
     probe = [torch.empty(1, 1, 64, 8, dtype=torch.bfloat16, device="cuda")] * 3
     if implementation != "auto" and unsupported_reason(*probe, causal, implementation):
-        pytest.skip(f"{implementation} does not take this")
+        pytest.skip(f"{implementation} does not support these inputs")
     _assert_right(implementation, *inputs, causal)
 
 
