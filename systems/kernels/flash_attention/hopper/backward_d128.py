@@ -130,7 +130,7 @@ def _step(
     s = times(k, q, layout)
     dq = _begin_dq(shared, i, zero, layout, HALF)
     lse = row_of(shared.lse.index(q_slot), layout)
-    s = warpgroup_mma_wait(2, deps=[s])
+    s = warpgroup_mma_wait(2, deps=[s])  # the two WGMMAs of dQ^T stay in flight
     p = gl.exp2(s * scale_log2e - lse[None, :])
     if MASKED:
         p = hide(p, first_key, first_query, n_keys, IS_CAUSAL)
@@ -146,10 +146,12 @@ def _step(
     dp, _ = gl.broadcast(minus_delta[None, :], p)
     dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
     dv = warpgroup_mma(p16, do, dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=[dp])
+    dp = warpgroup_mma_wait(1, deps=[dp])  # dV stays in flight
     ds = (p * dp).to(dtype)
     ds16 = gl.convert_layout(ds, operand)
     dk = warpgroup_mma(ds16, q, dk, is_async=True)
+    # Pass dS^T to both consumers while dV and dK are in flight. fence_async_shared makes the stores
+    # visible to the WGMMAs that read them.
     mbarrier.wait(shared.ds_empty.index(ds_slot), (i // DS_SLOTS) & 1 ^ 1)
     shared.ds.index(2 * ds_slot + HALF).store(ds)
     fence_async_shared()

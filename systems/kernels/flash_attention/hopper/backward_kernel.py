@@ -185,16 +185,18 @@ def _step(
     dp = times(v, do, layout)
     lse = row_of(shared.lse.index(q_slot), layout)
     minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
-    s = warpgroup_mma_wait(1, deps=[s])
+    s = warpgroup_mma_wait(1, deps=[s])  # dP^T stays in flight during the exponentials
     p = gl.exp2(s * scale_log2e - lse[None, :])
     if MASKED:
         p = hide(p, first_key, first_query, n_keys, IS_CAUSAL)
     p16 = gl.convert_layout(p.to(dtype), operand)
     dv = warpgroup_mma(p16, do, dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=[dp])
+    dp = warpgroup_mma_wait(1, deps=[dp])  # dV stays in flight
     ds = (p * (dp + minus_delta[None, :])).to(dtype)
     ds16 = gl.convert_layout(ds, operand)
     dk = warpgroup_mma(ds16, q, dk, is_async=True)
+    # Pass dS^T to the dQ warpgroup while dV and dK are in flight. fence_async_shared makes the
+    # stores visible to the WGMMA that reads them.
     mbarrier.wait(shared.ds_empty.index(ds_slot), (n // DS_SLOTS) & 1 ^ 1)
     shared.ds.index(2 * ds_slot + HALF).store(ds)
     fence_async_shared()

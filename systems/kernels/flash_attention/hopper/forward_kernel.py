@@ -279,6 +279,7 @@ def _consumer(
             k = k_smem.index(slot).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
             s_token = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
             o_token = warpgroup_mma(p_operand, v, o, is_async=True)
+            # Wait for S only. One WGMMA, that of O, stays in flight during the softmax.
             s = warpgroup_mma_wait(1, deps=[s_token])
             mbarrier.arrive(k_empty.index(slot), count=1)
             # The scale is not negative, so max(scale * s) = scale * max(s).

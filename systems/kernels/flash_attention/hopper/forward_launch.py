@@ -40,9 +40,9 @@ class HopperTile(NamedTuple):
 
     Register budget: Triton divides the 65,536 registers of a multiprocessor evenly by the number of
     threads, in which the single warp of the producer counts as a whole warpgroup. With 3 consumers
-    this gives 128 per thread, with 2 consumers 168 (a multiple of 8). So the registers per thread
-    of all warpgroups add up to 4 * 128 = 512 or 3 * 168 = 504, and consumer 0 gets what the others
-    leave.
+    this gives 128 per thread, with 2 consumers 168 (rounded down to a multiple of 8). So the
+    registers per thread of all warpgroups add up to 4 * 128 = 512 or 3 * 168 = 504, and consumer 0
+    gets what the others leave.
     """
 
     consumers: int

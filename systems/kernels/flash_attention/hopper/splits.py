@@ -1,6 +1,6 @@
-"""Number of splits of the Hopper kernels, with which also a few heads fill the GPU.
+"""Choose the number of splits of the Hopper kernels, so that a few heads can fill the GPU.
 
-The number is the one of SPLITS with the shortest estimated time. The estimate simulates the
+The number is the element of SPLITS with the shortest estimated time. The estimate simulates the
 scheduling of the kernels: work items start in the order of `tile_ops.schedule`, each on the first
 multiprocessor that is free.
 """
@@ -20,9 +20,9 @@ FORWARD_TILE_SECONDS = 1.5e-6  # time of a tile of keys
 PARTIAL_BYTES_PER_SECOND = 1.2e12  # throughput of writing and reading partial results
 ADD_SECONDS = 6e-6  # time of a kernel that adds partial results, without reading and writing them
 # Fixed overhead of a work item in the forward pass, in units of FORWARD_TILE_SECONDS: of the values
-# 0 to 3, the one with the best estimates for one head. It agrees with a measurement without a mask:
-# 16k tokens in heads of 1k tokens take 1 to 2 us per item more than the same number of tiles in
-# heads of 16k tokens. The overhead of backward was not measured and is not part of its estimate.
+# 0 to 3, the one with the best estimates for one head. For comparison: without a mask, 16k tokens
+# in heads of 1k tokens take 1 to 2 us per item more than the same number of tiles in heads of 16k
+# tokens. The estimate of the backward pass has no such term.
 FORWARD_ITEM_TILES = 2
 # Time of a step by head_dim, derived from 2.5 ms (64) and 4.7 ms (128) for the backward pass of 16
 # causal heads of 16k tokens on an H200
@@ -111,7 +111,7 @@ def _fastest(
     add_seconds: float,
     partial_bytes: int,
 ) -> int:
-    """Return the number of SPLITS with the shortest estimated time.
+    """Return the element of SPLITS with the shortest estimated time.
 
     Args:
         length: function (block, split, tiles per split) that returns the length of a work item, in

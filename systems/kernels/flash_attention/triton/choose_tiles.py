@@ -46,7 +46,7 @@ def tuned_tiles(
     n_heads: int,
     device: torch.device,
 ) -> Configuration:
-    """Return the tiles for a shape, from the table, a saved result or a search of up to a minute.
+    """Return the tiles for a shape, from the table, a saved result or a search of about a minute.
 
     Args:
         n_heads: batch size times number of heads.

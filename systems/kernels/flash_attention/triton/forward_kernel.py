@@ -1,8 +1,8 @@
 """Forward pass of FlashAttention-2 in Triton (Dao 2023, algorithm 1), optionally split over keys.
 
 A program processes BLOCK_Q queries of one head and loops over tiles of BLOCK_K keys. For each row
-it keeps the running maximum m, in base 2, and the running sum l. Base 2 saves instructions: exp2 is
-one instruction, and log2(e) is multiplied into the scale.
+it keeps the running maximum m of the scaled scores, in base 2, and the running sum l. Base 2 saves
+instructions: exp2 is one instruction, and log2(e) is multiplied into the scale.
 
     S = q k^T    m' = max(m, scale log2(e) max_j S)    P = exp2(scale log2(e) S - m')
     l' = l exp2(m - m') + sum_j P                      O' = O exp2(m - m') + P v

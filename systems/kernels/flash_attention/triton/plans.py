@@ -113,7 +113,7 @@ class TritonPlan:
         return halves
 
     def heads_per_group(self, of: Layout) -> int:
-        """Return the number of heads of which two tensors of this layout fit in the L2 cache."""
+        """Return the number of heads for which two tensors of this layout fit in the L2 cache."""
         itemsize = 4 if self.fp16x3 else self.dtype.itemsize
         return heads_in_l2(of.rows, of.head_dim, itemsize, of.n_heads)
 

@@ -159,7 +159,8 @@ def transposed(x, FP16X3: tl.constexpr):
 def product(a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
     """Return the matmul a b in float32; PRECISION applies to float32 tiles.
 
-    With FP16X3 the matmuls of smallest magnitude are added first. low times low is left out.
+    With FP16X3 the two matmuls of a low and a high half are added before that of the high halves.
+    The matmul of the low halves is left out.
     """
     if FP16X3:
         total = tl.dot(a[1], b[0])
@@ -172,7 +173,7 @@ def product(a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_product(total, a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
-    """Return total + a b in float32, with a b a matmul.
+    """Return total + a b in float32, where a b is a matmul.
 
     Tensor cores truncate towards zero when they accumulate, and in a long sum these errors do not
     cancel. So with FP16X3 the sum over tiles is computed outside the tensor cores, where additions
@@ -217,7 +218,7 @@ def schedule(
     item, n_blocks, n_programs, n_splits, rows_per_split, group,
     BLOCK: tl.constexpr, IS_CAUSAL: tl.constexpr, BY_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Return (block, head, split) of a work item, in the order in which items should start.
+    """Map the index of a work item to its (block, head, split), so that long items start first.
 
     Heads are scheduled in groups that share the L2 cache. In a causal pass, the longest items of a
     group come first, so that short ones fill the gaps at the end (longest processing time first).
