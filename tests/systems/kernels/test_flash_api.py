@@ -109,7 +109,8 @@ def test_every_error_is_named_at_once():
         "leading dimensions, got q (2, 3, 5, 8), k (2, 2, 6, 8), v (2, 3, 6, 8)",
         "got torch.float64, torch.float32, torch.float64",
         "on the same device, got cpu, cpu, meta",
-        "must be True or False (other masks are not supported), got a tensor of shape (5, 6)",
+        "is_causal must be True or False (other masks are not supported), got a tensor of "
+        "shape (5, 6)",
         "scale must be a finite number, not a tensor (it has no gradient), got nan",
     ):
         assert part in str(error.value)
