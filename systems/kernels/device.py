@@ -12,7 +12,7 @@ import torch
 def runs_kernels(device: torch.device) -> bool:
     """Return True if Triton kernels run on the device: a GPU, or a CPU with TRITON_INTERPRET=1.
 
-    Where they do not, callers use a kernel's reference instead.
+    On other devices callers use a reference implementation or raise an error.
     """
     if device.type == "cuda":
         return True
@@ -25,13 +25,16 @@ def runs_kernels(device: torch.device) -> bool:
 
 def is_hopper(device: torch.device) -> bool:
     """Return True for an H100, an H200 or another NVIDIA GPU of compute capability 9.0."""
-    if device.type != "cuda" or torch.version.hip is not None:  # AMD's MI200 reports 9.0, too
+    if device.type != "cuda" or torch.version.hip is not None:  # AMD's MI200 also reports 9.0
         return False
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Make `device` the current one: Triton launches there, not where the tensors are."""
+    """Return a context manager that makes `device` the current device.
+
+    Triton launches kernels on the current device, whatever device the tensors are on.
+    """
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(device)

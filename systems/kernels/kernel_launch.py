@@ -1,9 +1,9 @@
 """Launch a Triton kernel repeatedly with low host overhead.
 
 For every launch Triton inspects all arguments to find the compiled variant, reads its settings and
-hooks, and encodes TMA descriptors: 15 to 60 microseconds for a kernel with forty arguments. A
-`Launch` holds all arguments except the tensors, checks only their alignment and calls the driver
-function in which Triton's own launch ends.
+hooks, and encodes TMA descriptors. This takes 15 to 60 microseconds for a kernel with forty
+arguments. A `Launch` holds all arguments except the tensors. In a call it checks only the alignment
+of the tensors and then calls the same driver function as Triton.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from torch import Tensor
 
 from systems.kernels.tensor_maps import TensorMap
 
-REGISTERS = 65_536  # per multiprocessor, of every GPU since 2012
-# Per thread: launches of other threads must still run.
+REGISTERS = 65_536  # 32-bit registers per multiprocessor of every NVIDIA GPU that Triton supports
+# A context variable is local to its thread, so kernels of other threads are still launched.
 _compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
 
 
 @contextlib.contextmanager
 def compiling_only(threads: int) -> Iterator[None]:
-    """Context manager in which a `Launch` called by this thread compiles and does not launch.
+    """Return a context in which each `Launch` that this thread calls compiles and does not launch.
 
-    Kernels are compiled by `threads` threads. Errors are ignored here and raised at the launch.
+    Kernels are compiled by `threads` threads. Compile errors are ignored in the context and raised
+    by the later launch.
     """
     import triton
 
@@ -44,15 +45,18 @@ def compiling_only(threads: int) -> Iterator[None]:
 
 
 class Launch:
-    """`kernel[grid](*maps, *tensors, *numbers, **constants)` with fixed numbers and constants.
+    """Launch of a kernel with fixed grid, numbers and constants; a call supplies the tensors.
 
-    For one device, which must be the current one, and for maps and tensors with the same dtypes in
-    every call. Triton's launch hooks (Proton's) see only the first call with each alignment.
+    A call is equivalent to `kernel[grid](*maps, *tensors, *numbers, **constants)`. All calls must
+    be on the same device, which must be the current one, and the dtypes of maps and tensors must be
+    the same in every call. The first call with an alignment of the tensors compiles a variant of
+    the kernel. Triton's launch hooks (Proton's, for example) see only these first calls.
 
     Args:
-        kernel: a triton.jit or gluon.jit function whose arguments are descriptors, tensors, numbers
-            and constants, in this order. The first call with an alignment compiles a variant.
+        kernel: a triton.jit or gluon.jit function whose arguments are TMA descriptors, tensors,
+            numbers and constants, in this order.
         grid: programs along each axis.
+        numbers: int and float arguments, in the kernel's order.
         constants: constexpr arguments, in the kernel's order.
         options: launch options such as num_warps.
     """
@@ -74,7 +78,7 @@ class Launch:
         self._launches: dict[int, Callable[..., object]] = {}
 
     def __call__(self, *tensors: Tensor, maps: Sequence[TensorMap] = ()) -> None:
-        # Triton specialises a kernel on whether the address of a tensor is a multiple of 16.
+        # Triton specializes a kernel on whether the address of a tensor is a multiple of 16.
         addresses = [tensor.data_ptr() for tensor in tensors]
         aligned = 0
         for address in addresses:
@@ -94,11 +98,11 @@ class Launch:
             self.compiled = compiled
 
     def resident(self) -> int:
-        """Return the occupancy of the last variant: programs that fit on a multiprocessor."""
+        """Return the occupancy of the last compiled variant, in programs per multiprocessor."""
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         threads = 32 * self.compiled.metadata.num_warps
         registers = -(-self.compiled.n_regs // 8) * 8 * threads
-        shared = self.compiled.metadata.shared + 1024  # reserved per program
+        shared = self.compiled.metadata.shared + 1024  # CUDA reserves 1 KiB per program
         return max(
             1,
             min(
@@ -110,9 +114,10 @@ class Launch:
 
 
 def _direct(compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Callable[..., object]:
-    """Return a function that launches as triton 3.6's `CompiledKernel.__getitem__` without hooks.
+    """Return a function that launches as `CompiledKernel.__getitem__` of Triton 3.6, without hooks.
 
-    It takes addresses instead of tensors, so that the driver need not ask tensors for them.
+    The function takes TMA descriptors and addresses. With addresses instead of tensors, the driver
+    does not have to call a method of each tensor.
     """
     run = compiled.run
     if run.global_scratch_size or run.profile_scratch_size:
@@ -121,7 +126,7 @@ def _direct(compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Call
         )
     metas = getattr(compiled.metadata, "tensordesc_meta", None) or ()
     launch = run.launch
-    if metas:  # unwrap the launcher that encodes descriptors in every call
+    if metas:  # Triton's launcher encodes descriptors in every call; use the one that it wraps
         launch = inspect.getclosurevars(launch).nonlocals["launcher"]
     launch = functools.partial(launch, *grid)
     stream_of, device = torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-MAX_ADDRESSES = 256  # an allocator returns the same addresses again and again
+# Descriptors kept by one TensorMaps. The caching allocator returns the same addresses repeatedly.
+MAX_ADDRESSES = 256
 
 
 class TensorMap:
-    """Descriptor of one tensor, encoded once. Triton encodes it anew for every launch."""
+    """TMA descriptor of one tensor, encoded once. Triton alone would encode it in every launch."""
 
     __slots__ = ("_arguments", "descriptor")
 
@@ -20,10 +21,11 @@ class TensorMap:
         self._arguments: list[Any] | None = None
 
     def arguments(self, meta: dict[str, Any]) -> list[Any]:
-        """Return what triton 3.6's launcher passes to the kernel for the descriptor.
+        """Return the kernel arguments into which Triton 3.6's launcher expands the descriptor.
 
         Args:
-            meta: of the kernel's argument; depends only on the tile's shape and layout.
+            meta: `tensordesc_meta` of the kernel argument. It depends only on the shape and layout
+                of the tile, so the result of the first call is returned by all others.
         """
         if self._arguments is None:
             from triton.backends.nvidia.driver import make_tensordesc_arg
@@ -33,13 +35,17 @@ class TensorMap:
 
 
 class TensorMaps:
-    """Descriptors of tensors of one dtype, shape and layout, by address.
+    """TMA descriptors of tensors with one dtype, shape and layout, looked up by address.
 
     Args:
         dtype: float16, bfloat16 or float32.
-        strides: in elements, the last 1; a dimension of one may have any.
-        tile: shape of a copy. Elements past the end of a dimension read as zeros and are not
+        shape: shape of the tensors.
+        strides: in elements; the last must be 1. Strides of dimensions of size 1 are ignored.
+        tile: shape of one TMA copy. Elements past the end of a dimension are read as zeros and not
             written.
+
+    Raises:
+        KeyError: if the dtype is not supported.
     """
 
     def __init__(
@@ -52,7 +58,7 @@ class TensorMaps:
         from triton.experimental.gluon import language as gl
 
         self.dtype, self.shape, self.tile = dtype, list(shape), list(tile)
-        # The stride of a dimension of one is not used, and TMA may refuse it.
+        # TMA may reject the stride of a dimension of size 1, although it does not use it.
         self.strides = [
             shape[-1] if n == 1 else stride
             for n, stride in zip(shape[:-1], strides[:-1], strict=True)
@@ -64,7 +70,7 @@ class TensorMaps:
         self._made: dict[int, TensorMap] = {}
 
     def at(self, address: int) -> TensorMap:
-        """Return the descriptor of the tensor at this address, a multiple of 16."""
+        """Return the descriptor of the tensor at this address, which must be a multiple of 16."""
         made = self._made.get(address)
         if made is None:
             from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -80,7 +86,7 @@ class TensorMaps:
 
 
 class _Address(NamedTuple):
-    """The part of a tensor that a descriptor needs. It does not own the memory."""
+    """Stand-in for a tensor in a descriptor, which does not own the memory."""
 
     address: int
     dtype: torch.dtype

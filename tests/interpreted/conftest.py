@@ -2,9 +2,10 @@
 
     TRITON_INTERPRET=1 pytest tests/interpreted
 
-Triton decides at import whether it interprets, so these tests run in processes of their own.
-Without the variable none of them runs; with it, no others do (tests/conftest.py). With
-CHECK_OVERFLOW=1 each integer operation of a kernel is checked, which takes twice the time.
+Triton reads TRITON_INTERPRET when it is imported, so these tests need a separate process. Only
+these tests run if the variable is set, and all others if it is not (see tests/conftest.py). With
+CHECK_OVERFLOW=1 each integer operation of a kernel is checked for overflow, which doubles the run
+time.
 """
 
 from __future__ import annotations
@@ -19,5 +20,6 @@ from tests.interpreted.interpreter import mend_interpreter
 @pytest.fixture(autouse=True)
 def interpreter_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="needs Triton, which is packaged for Linux only")
-    assert os.environ.get("TRITON_INTERPRET") == "1"  # else torch would stand in for the kernels
+    # Without the interpreter the tests would use references in torch instead of the kernels.
+    assert os.environ.get("TRITON_INTERPRET") == "1"
     mend_interpreter(monkeypatch, checks_overflow=os.environ.get("CHECK_OVERFLOW") == "1")

@@ -1,9 +1,11 @@
-"""Triton 3.6's interpreter, made to round as a GPU does, and faster.
+"""Patches for Triton 3.6's interpreter, which make it round as a GPU does and run faster.
 
-It keeps bfloat16 as uint16, multiplies those as integers in tl.dot, and cuts float32 off where a
-GPU rounds to nearest; it makes an integer of an array of one element, which NumPy 2.5 refuses; and
-it prepares `triton.language` again for every function that a kernel calls, which takes a third of
-the time. `mend_interpreter` mends this for the length of a test.
+The interpreter has these faults, which `mend_interpreter` corrects for the duration of a test:
+- It stores bfloat16 as uint16, and tl.dot multiplies these numbers as integers.
+- It truncates float32 to bfloat16, where a GPU rounds to nearest.
+- It converts arrays of one element to integers, which NumPy 2.5 rejects.
+- It patches `triton.language` again for every function that a kernel calls, which takes a third of
+  the run time.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ def mend_interpreter(monkeypatch: pytest.MonkeyPatch, checks_overflow: bool = Fa
     """Patch the interpreter until the test ends. Needs TRITON_INTERPRET=1.
 
     Args:
-        checks_overflow: assert after each integer operation that it did not overflow, as Triton has
-            it by default. Takes as long as everything else together.
+        checks_overflow: assert after each integer operation that it did not overflow, which is
+            Triton's default. Doubles the run time.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -61,7 +63,8 @@ def mend_interpreter(monkeypatch: pytest.MonkeyPatch, checks_overflow: bool = Fa
     call_as_it_is = interpreter.InterpretedFunction.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.fn.__module__.startswith("triton."):  # which imports a part of the language alone
+        # Functions of Triton itself import only a part of `triton.language`.
+        if self.fn.__module__.startswith("triton."):
             return call_as_it_is(self, *args, **kwargs)
         return self.rewrite()(*args, **kwargs)
 

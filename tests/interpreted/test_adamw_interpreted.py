@@ -1,4 +1,4 @@
-"""The kernel of FusedAdamW against its reference, alone and in the optimizer."""
+"""Tests of the FusedAdamW kernel in Triton's interpreter, against its reference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_optimizer_against_float64(use):
 
 
 def test_step_takes_mixed_dtypes_moving_gradients_and_groups():
-    """One table, three variants, one of them unaligned; the reference has no table to get wrong."""
+    """A table with three kernel variants, one of them unaligned, gives the reference's results."""
 
     def parameters():
         unaligned = torch.nn.Parameter(randn(1030, 4, F32)[1:])
@@ -46,7 +46,7 @@ def test_step_takes_mixed_dtypes_moving_gradients_and_groups():
         FusedAdamW([{"params": p[:4]}, {"params": p[4:], "lr": 0.5, "seed": 3}], **HYPER)
         for p in (ours, known)
     ]
-    kept = []  # old gradients, so that the next ones lie elsewhere
+    kept = []  # keeps old gradients alive, so that new ones have other addresses
     for step in range(5):
         for p in (ours, known):
             if step != 3:

@@ -1,4 +1,4 @@
-"""flash_triton under autograd, torch.compile, selective checkpointing and autocast."""
+"""Tests of flash_triton under autograd, torch.compile, selective checkpointing and autocast."""
 
 from __future__ import annotations
 

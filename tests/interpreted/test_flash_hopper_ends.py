@@ -1,4 +1,4 @@
-"""What the Hopper backward does before and after its main kernel."""
+"""Tests of the kernels that run before and after the Hopper backward kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def test_preparation_is_of_whole_tiles():
         *out.stride()[:3], *dout.stride()[:3], heads, n, padded, HEAD_DIM=d, ROWS=64,
     )  # fmt: skip
 
-    def in_order(x: Tensor) -> Tensor:  # thread of four, pair of columns, column of the pair
+    # The kernel stores numbers by (thread of four, pair of columns, column of the pair).
+    def in_order(x: Tensor) -> Tensor:
         return x.view(-1, 4, 8, 2).transpose(1, 2).reshape(batch, heads, padded)
 
     assert torch.allclose(in_order(log2_lse)[..., :n], lse * math.log2(math.e), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""FlashAttention-2 in Triton against float64."""
+"""Tests of FlashAttention-2 in Triton, in Triton's interpreter, against float64."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def test_strides(layout, dtype, n_splits):
         made = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in made]
     elif layout == "slices":
         made = [torch.cat([x, x], -1)[..., 3:19] for x in made]
-    elif layout == "shared":  # one head of keys and values for all, one number for dout
+    elif layout == "shared":  # all heads share keys and values, and dout is one expanded number
         q, k, v, dout = made
         k, v = (x[:, :1].expand(2, 2, -1, -1) for x in (k, v))
         made = [q, k, v, torch.full((), 0.5, dtype=dtype).expand(dout.shape)]
-    else:  # leading dimensions that no view makes two of
+    else:  # leading dimensions that cannot be viewed as two
         made = [x.view(1, 2, 2, *x.shape[2:]).expand(2, -1, -1, -1, -1) for x in made]
         made = [x.permute(2, 1, 0, 3, 4) for x in made]
     assert_right(*made, True, tiles=TILES["wide"], n_splits=n_splits)
@@ -112,7 +112,7 @@ def test_scales(scale, is_causal):
 
 def test_scores_that_are_all_far_below_zero():
     q, k, v, dout = inputs((20, 40), 16, F32, (1,))
-    q, k = q.abs() * 10, -k.abs() * 10  # exp(-lse) of what lies past the end overflows
+    q, k = q.abs() * 10, -k.abs() * 10  # exp(-lse) overflows for keys past the end
     assert_right(q, k, v, dout, False, tiles=TILES["high"])
     assert_right(q, k, v, dout, True, tiles=TILES["wide"])
 
@@ -133,15 +133,15 @@ def test_without_queries_or_heads(leading, lengths):
 
 
 def test_a_part_without_a_visible_key_weighs_nothing():
-    """The first queries see no key of the second range: its part is 0 with -inf."""
+    """The first queries see no key of the second range, whose part is 0 with a lse of -inf."""
     q, k, v, dout = inputs((48, 96), 16, F32, (1,))
     assert_right(q, k, v, dout, True, tiles=TILES["wide"], n_splits=3)
 
 
 def test_float32_of_every_magnitude():
-    """float16, of which it is made, has a range of its own, and a head a scale of its own."""
+    """Magnitudes outside the range of float16 are supported, since each head has its own scale."""
     made = inputs((20, 33), 16, F32, (4,))
-    # A row a head; a column for each of q, k, v, dout
+    # One row per head, with columns for q, k, v and dout
     powers = torch.tensor(
         [[0, 0, 60, -50], [0, 0, -60, 20], [40, -40, 10, 60], [-40, 40, -30, -40]]
     )
@@ -157,9 +157,9 @@ def test_float32_of_every_magnitude():
 
 
 def test_float32_of_rows_of_every_magnitude():
-    """Each row of out is held to the values that its query sees."""
+    """The error limit of each row of out depends only on the values that its query sees."""
     q, k, v, dout = inputs((20, 20), 16, F32, (1,))
-    v *= 2.0 ** (torch.arange(20) * 2 - 38)[:, None]  # a causal row sees none that is larger
+    v *= 2.0 ** (torch.arange(20) * 2 - 38)[:, None]  # a causal row sees no larger values
     assert_right(q, k, v, dout, True, tiles=TILES["wide"])
 
 
@@ -181,7 +181,7 @@ def test_float32_keys_that_no_query_sees_say_nothing_of_the_range(beyond):
 )
 @pytest.mark.parametrize("value", [math.inf, slow(math.nan)])
 def test_float32_that_is_not_finite_makes_its_head_nan(which, of_it, value):
-    """And no other; what does not follow from the tensor stays."""
+    """Other heads, and results that do not depend on the tensor, are unchanged."""
     made = inputs((9, 9), 16, F32, (2, 1))
     known = by_triton(*made, False, tiles=TILES["wide"])
     made[which][1, 0, 3, 5] = value
@@ -193,8 +193,10 @@ def test_float32_that_is_not_finite_makes_its_head_nan(which, of_it, value):
 
 
 def test_a_launch_has_tensors_of_the_same_dtypes_always(monkeypatch):
-    """It keeps what was compiled for the first of them: of another dtype it would write wrong bits,
-    or past the end."""
+    """A Launch keeps the kernel that was compiled for the dtypes of its first call.
+
+    With tensors of other dtypes it would write wrong bits, or past the end.
+    """
     seen: dict[Launch, tuple[torch.dtype, ...]] = {}
     run = Launch.__call__
 
@@ -219,7 +221,7 @@ def test_while_one_thread_compiles_only_another_launches():
 
 @pytest.mark.parametrize("layout", ["dense", "rows", slow("columns"), slow("spread")])
 def test_a_negative_scale_changes_no_layout(layout):
-    """torch.compile is told of the outputs' strides before the scale is known."""
+    """torch.compile infers the strides of outputs before the scale is known."""
     q, k, v, dout = inputs((18, 17), 32, BF16, (2, 2))
     if layout == "rows":
         q = q.transpose(1, 2).contiguous().transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Limits of attention: over many seeds the kernels of flash_triton stay under half of them."""
+"""Test that the errors of the Triton kernels stay under half of their limits over many seeds."""
 
 from __future__ import annotations
 

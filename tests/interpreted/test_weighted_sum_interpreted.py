@@ -1,4 +1,4 @@
-"""The kernels of the weighted sum against float64."""
+"""Tests of the weighted sum kernels in Triton's interpreter, against float64."""
 
 from __future__ import annotations
 

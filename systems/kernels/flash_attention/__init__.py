@@ -1,4 +1,4 @@
-"""Attention: softmax(QK^T / sqrt(D)) V, plain and fused, one signature for all."""
+"""Attention, softmax(QK^T / sqrt(D)) V, in several implementations with one signature."""
 
 from systems.kernels.flash_attention.api import flash_attention
 from systems.kernels.flash_attention.autograd import FlashAttentionHopper, FlashAttentionTriton

@@ -1,4 +1,4 @@
-"""`flash_attention`: attention with checked inputs, by a named implementation or the fastest.
+"""Differentiable attention with checked inputs and a choice of implementation.
 
 from systems.kernels.flash_attention import flash_attention
 
@@ -34,43 +34,45 @@ def flash_attention(
 ) -> Tensor:
     """Compute softmax(q k^T * scale) v, differentiable with respect to q, k and v.
 
-    Under autocast q, k and v are cast to its dtype; each may have 32 or 16 bits.
+    Under autocast, float32, bfloat16 and float16 inputs are cast to the autocast dtype; the dtypes
+    of q, k and v may then differ.
 
     Args:
         q: (..., n_queries, head_dim), float32, bfloat16, float16 or float64, any strides.
-        k, v: (..., n_keys, head_dim), of q's leading dimensions, dtype and device.
+        k, v: (..., n_keys, head_dim), with q's leading dimensions, dtype and device.
         is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation:
             auto            on a Hopper GPU (compute capability 9.0), for which our kernels are
-                            tuned, flash_hopper if it supports the inputs, else flash_triton; on
-                            other devices, and for inputs so small that launches take longer than
-                            the kernels, sdpa, which is fused on GPUs and CPUs
-            naive           materialises the scores, in the inputs' dtype
-            flash_pytorch   FlashAttention-2 in plain torch, in float32; meant to be read
+                            tuned, flash_hopper or else flash_triton if it supports the inputs.
+                            sdpa on other devices, for float64, and for inputs so small that the
+                            launch overhead dominates
+            naive           materializes the score matrix, in the inputs' dtype
+            flash_pytorch   FlashAttention-2 in plain torch, in float32; written to be read
             flash_triton    FlashAttention-2 in Triton; on a CPU with TRITON_INTERPRET=1
-            flash_hopper    FlashAttention-3 for an H100 or H200: 16 bits, head_dim 64 or 128
+            flash_hopper    FlashAttention-3 for an H100 or H200: bfloat16 or float16, head_dim 64
+                            or 128
             flex            torch's FlexAttention, compiled
             sdpa            torch's scaled_dot_product_attention with the backend that it chooses
             sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math
-                            the same with this backend only
+                            torch's scaled_dot_product_attention with the named backend only
 
     Returns:
-        (..., n_queries, head_dim), of q's dtype; 0 where there are no keys.
+        (..., n_queries, head_dim), of q's dtype; zeros if n_keys is 0.
 
     Raises:
-        ValueError: arguments are invalid; the message names all of them.
-        RuntimeError: this implementation does not support these inputs on this machine.
+        ValueError: if arguments are invalid; the message lists all errors.
+        RuntimeError: if the implementation does not support these inputs on this machine.
     """
-    q, k, v = autocast(q, k, v)  # first: the implementation is chosen by dtype
+    q, k, v = autocast(q, k, v)  # before the checks and the choice, which depend on the dtype
     errors = _errors(q, k, v, is_causal, scale, implementation)
     if errors:
         raise ValueError("; ".join(errors))
     leading = q.shape[:-2]
-    # torch's fused kernels need four dimensions; with others torch materialises the scores.
+    # torch's fused kernels need four dimensions; with others torch materializes the score matrix.
     q, k, v = (four_dimensional(x) for x in (q, k, v))
     if q.numel() == 0 or k.numel() == 0:
-        implementation = "naive"  # torch 2.11's fused kernels divide by zero and end the process
+        implementation = "naive"  # torch 2.11's fused kernels crash the process on empty inputs
     elif implementation == "auto":
         implementation = best_implementation(q, k)
     else:
@@ -91,9 +93,9 @@ def _errors(
     if implementation != "auto" and implementation not in ATTENTIONS:
         valid = ["auto", *ATTENTIONS]
         close = difflib.get_close_matches(str(implementation), valid, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = f"; did you mean {close[0]!r}?" if close else ""
         errors.append(
-            f"implementation: given {implementation!r}; {hint}valid are {', '.join(valid)}"
+            f"implementation must be one of {', '.join(valid)}, got {implementation!r}{hint}"
         )
     errors += qkv_errors(
         (q.shape, k.shape, v.shape),
@@ -103,14 +105,16 @@ def _errors(
     )
     if not isinstance(is_causal, bool):
         errors.append(
-            f"is_causal must be True or False, there is no other mask; given {_describe(is_causal)}"
+            "is_causal must be True or False (other masks are not supported), got "
+            f"{_describe(is_causal)}"
         )
     if scale is not None and (not isinstance(scale, Real) or not math.isfinite(scale)):
         errors.append(
-            f"scale must be a finite number, which has no gradient; given {_describe(scale)}"
+            "scale must be a finite number, not a tensor (it has no gradient), got "
+            f"{_describe(scale)}"
         )
     return errors
 
 
 def _describe(x: object) -> str:
-    return f"a tensor of {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+    return f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)

@@ -1,4 +1,4 @@
-"""Autograd functions of the Triton and Hopper kernels."""
+"""Autograd functions for the Triton and the Hopper kernels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES
 
 
 class FlashAttentionTriton(torch.autograd.Function):
-    """`FlashAttentionTriton.apply(q, k, v, is_causal=False, scale=None, precision="fp16x3")`.
+    """FlashAttention-2 by the Triton kernels.
 
-    Arguments are those of `launch.flash_forward`; returns out, (..., n_queries, head_dim). Saves q,
-    k, v, out and the log-sum-exp, float32 (..., n_queries), for backward: memory is linear in the
-    lengths. Equal inputs give equal bits, in backward too. Under autocast q, k and v are cast to
-    its dtype, as in torch's own attention.
+        out = FlashAttentionTriton.apply(q, k, v, is_causal, scale, precision)
 
-    Under torch.compile or a dispatch mode it calls custom ops (`ops`); otherwise it launches
+    The defaults are is_causal=False, scale=None and precision="fp16x3". Arguments are described at
+    `triton.launch.flash_forward`. out is (..., n_queries, head_dim).
+
+    Saves q, k, v, out and the log-sum-exp, float32 (..., n_queries), for backward, so memory is
+    linear in the sequence lengths. Equal inputs give bitwise equal results, also in backward. Under
+    autocast q, k and v are cast to the autocast dtype, as in torch's own attention.
+
+    Calls the custom operators of `ops` under torch.compile or a dispatch mode. Otherwise launches
     directly, which saves about 20 microseconds of host time per pass.
     """
 
@@ -43,14 +47,16 @@ class FlashAttentionTriton(torch.autograd.Function):
 
 
 class FlashAttentionHopper(torch.autograd.Function):
-    """`FlashAttentionHopper.apply(q, k, v, is_causal=False, scale=None)`.
+    """FlashAttention-3 by the warp-specialized Hopper kernels.
 
-    The same with warp-specialised kernels, for 16-bit q, k and v with a head_dim of 64 or 128 on an
+        out = FlashAttentionHopper.apply(q, k, v, is_causal, scale)
+
+    Like `FlashAttentionTriton`, for bfloat16 or float16 q, k and v with head_dim 64 or 128 on an
     H100 or H200.
 
-    dq is accumulated in float32 in an order that changes from run to run: with equal inputs it
-    differs by rounding. Under `torch.use_deterministic_algorithms(True)` backward is that of
-    `FlashAttentionTriton`, which is deterministic.
+    Backward accumulates dq in float32 in an order that changes from run to run, so dq differs
+    between runs by rounding errors. Under `torch.use_deterministic_algorithms(True)` backward uses
+    the kernels of `FlashAttentionTriton`, which are deterministic.
     """
 
     @staticmethod
@@ -71,9 +77,10 @@ class FlashAttentionHopper(torch.autograd.Function):
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast q, k and v to the dtype of the active autocast, as torch's own attention does."""
+    """Cast q, k and v to the autocast dtype if autocast is enabled, as torch's attention does."""
     device_type = q.device.type
-    if q.is_meta or not torch.is_autocast_enabled(device_type):  # autocast has no meta device
+    # torch.is_autocast_enabled raises an error for the meta device.
+    if q.is_meta or not torch.is_autocast_enabled(device_type):
         return q, k, v
     if not {q.dtype, k.dtype, v.dtype} <= set(KERNEL_DTYPES):
         return q, k, v

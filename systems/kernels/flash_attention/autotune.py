@@ -1,10 +1,10 @@
-"""Search the fastest tiles of the Triton kernels for a shape on this GPU and cache them on disk.
+"""Find the fastest tiles of the Triton kernels for a shape on this GPU and save them on disk.
 
     python -m systems.kernels.flash_attention.autotune --heads 16 --seq-len 16384 --head-dim 64
 
-Candidates are compiled in parallel and each result is compared with that of the first candidate
-that runs: the table's own tile, where it fits this GPU. `triton.choose_tiles` says which calls use
-what is found, and which search by themselves.
+Candidates are compiled in parallel. The result of each is compared with the result of the first
+candidate that runs, which is the tile of `triton.tile_table` if that tile fits this GPU. See
+`triton.choose_tiles` for the calls that use the saved tiles and the calls that search on their own.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from systems.kernels.flash_attention.triton.tile_table import MAX_HEAD_DIM
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Search the tiles for a shape and cache them.")
-    parser.add_argument("--heads", type=int, default=16, help="of all batches together")
+    parser = argparse.ArgumentParser(description="Find and save the fastest tiles for a shape.")
+    parser.add_argument("--heads", type=int, default=16, help="batch size times number of heads")
     parser.add_argument("--seq-len", type=int, default=16_384)
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32", "tf32"], default="bf16")
-    parser.add_argument("--full", action="store_true", help="without the causal mask")
+    parser.add_argument("--full", action="store_true", help="search without the causal mask")
     args = parser.parse_args()
     errors = [
-        f"--{name.replace('_', '-')} must be {least} to {most}; given {getattr(args, name)}"
+        f"--{name.replace('_', '-')} must be {least} to {most}, got {getattr(args, name)}"
         for name, least, most in (
             ("heads", 1, math.inf), ("seq_len", 1, math.inf), ("head_dim", 1, MAX_HEAD_DIM)
         )
         if not least <= getattr(args, name) <= most
     ]  # fmt: skip
     if not torch.cuda.is_available():
-        errors.append("there is no GPU to measure on")
+        errors.append("the search needs a GPU, and torch finds none")
     if errors:
         parser.error("; ".join(errors))
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.dtype, torch.float32)
@@ -51,7 +51,7 @@ def main() -> None:
         args.seq_len, args.seq_len, args.heads,
     )  # fmt: skip
     write_tiles(path, found)
-    print(f"{found}\nsearched in {time.perf_counter() - started:.1f} s, kept in {path}")
+    print(f"{found}\nsearched for {time.perf_counter() - started:.1f} s, saved to {path}")
 
 
 if __name__ == "__main__":

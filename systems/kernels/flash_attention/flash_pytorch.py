@@ -19,38 +19,38 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-# Queries and keys of a tile. A tile of scores takes 1 MiB per head in float32, and backward has
-# three of them at a time: enough work per launch that a GPU need not wait for Python.
+# Queries and keys per tile. A tile of scores takes 1 MiB per head in float32, and backward holds
+# three at a time. Tiles of this size give each kernel enough work to hide Python's launch overhead.
 QUERY_TILE = 512
 KEY_TILE = 512
 
 
 class FlashAttentionPyTorch(torch.autograd.Function):
-    """softmax(q k^T * scale) v in O(n_queries + n_keys) memory, forward and backward.
+    """Compute softmax(q k^T * scale) v in O(n_queries + n_keys) memory, forward and backward.
 
-        FlashAttentionPyTorch.apply(q, k, v, is_causal=False, scale=None)  # positional arguments
+        out = FlashAttentionPyTorch.apply(q, k, v, is_causal, scale)
 
-    Computes in float32 (float64 for float64 inputs) and rounds once at the end, under autocast too.
-    On a GPU float32 matmuls follow torch.backends.cuda.matmul.allow_tf32. Deterministic.
-    Differentiable once.
+    The defaults are is_causal=False and scale=None. Computes in float32 (float64 for float64
+    inputs) and rounds once at the end, also under autocast. On a GPU, float32 matmuls follow
+    torch.backends.cuda.matmul.allow_tf32. Deterministic. Only first derivatives are supported.
 
     Args:
         q: (..., n_queries, head_dim), any float dtype, any strides.
-        k: (..., n_keys, head_dim), of q's leading dimensions and dtype, like v.
+        k: (..., n_keys, head_dim), with q's leading dimensions and dtype, like v.
         v: (..., n_keys, value_dim).
         is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
 
     Returns:
-        (..., n_queries, value_dim), of q's dtype; 0 where there are no keys.
+        (..., n_queries, value_dim), of q's dtype; zeros if n_keys is 0.
 
     Saves for backward: q, k, v, out, and the natural-log log-sum-exp of the scaled scores,
-    (..., n_queries) in float32 (float64); -inf where there are no keys.
+    (..., n_queries) in float32 (float64); -inf if n_keys is 0.
     """
 
-    # Use torch.compile for the tiles of backward: True, False, or None for GPUs only. On a CPU
-    # compiling takes seconds and a C++ compiler, and gains little. TORCH_COMPILE_DISABLE=1 in the
-    # environment disables it, too.
+    # Use torch.compile for the tile function of backward: True, False, or None for GPUs only. On a
+    # CPU compilation takes seconds, needs a C++ compiler and gains little. TORCH_COMPILE_DISABLE=1
+    # in the environment disables it, too.
     compiled: ClassVar[bool | None] = None
 
     @staticmethod
@@ -62,7 +62,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Tensor:
-        """Return out, see the class."""
+        """Return out; see the class for the arguments."""
         out, lse = tiled_forward(q, k, v, is_causal, scale)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.is_causal, ctx.scale = is_causal, scale
@@ -71,7 +71,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """dout (..., n_queries, value_dim), any strides -> dq, dk, dv of q's, k's and v's shape."""
+        """Return dq, dk and dv, given dout (..., n_queries, value_dim) of any strides."""
         q, k, v, out, lse = ctx.saved_tensors
         dq, dk, dv = tiled_backward(q, k, v, out, lse, dout, ctx.is_causal, ctx.scale)
         return dq, dk, dv, None, None
@@ -81,11 +81,12 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 def tiled_forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse by FlashAttention-2, algorithm 1.
+    """Return out and lse, computed by algorithm 1 of FlashAttention-2.
 
-    The softmax of a row is not known before its last key. So each query has a running maximum m, a
-    sum of exp(score - m) and a sum of exp(score - m) v (m, l and O in the paper); when a tile of
-    keys raises m, the earlier sums shrink by exp(m_before - m_now).
+    The softmax of a row is not known before its last key (online softmax). So each query has a
+    running maximum m, a running sum of exp(score - m) and a running sum of exp(score - m) v: m, l
+    and O in the paper. When a tile of keys raises m, the earlier sums are multiplied by
+    exp(m_before - m_now).
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     t = _Tiles.of(q, k, is_causal)
@@ -100,8 +101,9 @@ def tiled_forward(
                 scores = q_tile @ ks[j].mT
                 if not t.is_visible(i, j):
                     scores.masked_fill_(t.hidden(i, j), -math.inf)
-                # Finite, as every query sees key 0, which is in the first tile. So there is no
-                # exp(-inf - -inf) below, and a row that is hidden in a later tile adds exp(-inf).
+                # m_now is finite, because every query sees key 0, which is in the first tile. So
+                # exp(-inf - -inf) = NaN cannot occur below. In a later tile whose keys are all
+                # hidden from a row, every p of this row is exp(-inf) = 0.
                 m_now = torch.maximum(m, scores.amax(-1))
                 p = scores.sub_(m_now[..., None]).exp_()
                 shrink = torch.exp(m - m_now)
@@ -126,21 +128,21 @@ def tiled_backward(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq, dk and dv by FlashAttention-2, algorithm 2.
+    """Return dq, dk and dv, computed by algorithm 2 of FlashAttention-2.
 
-    The gradient of the scores of a query that sees one key is 0. Here it is dP - D, two sums of the
-    same terms in different order, which leaves float32 rounding errors; a softmax that saves its
-    probabilities gives exactly 0.
+    If a query sees only one key, the exact gradient of its score is 0. Here it is computed as
+    dP - D, the difference of two sums of the same terms in different order, so float32 rounding
+    errors remain. A softmax that saves its probabilities gives exactly 0.
 
     Args:
-        out, lse: as `tiled_forward` returned them.
+        out, lse: as returned by `tiled_forward`.
         dout: of out's shape, any strides.
     """
     wide = lse.dtype
     t = _Tiles.of(q, k, is_causal)
     step = _backward_step(q.device)
     with torch.autocast(q.device.type, enabled=False):
-        # D of the paper: rowsum(P * dP) = rowsum(out * dout), which needs no scores.
+        # D in the paper. It is rowsum(P * dP) = rowsum(out * dout), which needs no scores.
         delta = (out.to(wide) * dout.to(wide)).sum(-1)
         qs = _tiled(q, t.rows, wide).mul_(_scale(q, scale))
         douts = _tiled(dout, t.rows, wide)
@@ -157,7 +159,7 @@ def tiled_backward(
                     qs[i], ks[j], vs[j], douts[i], lses[i], deltas[i],
                     t.limits[i], t.keys[j], dqs[i], dks[j], dvs[j],
                 )  # fmt: skip
-        dqs.mul_(_scale(q, scale))  # dK has its scale from qs
+        dqs.mul_(_scale(q, scale))  # dk is already scaled, since it was computed from scaled qs
     return (
         _untiled(dqs, t.n_queries, q.dtype).view(q.shape),
         _untiled(dks, t.n_keys, k.dtype).view(k.shape),
@@ -185,14 +187,17 @@ def _backward_tile(
         dP = dO V^T, dS = P * (dP - D)
         dQ += dS K, dK += dS^T Q
 
-    with the scale already in Q. All arguments are tensors of constant shape and strides: torch
-    would recompile for each value of an int or float.
+    Q is already multiplied by the scale. All arguments are tensors with the same shapes and strides
+    in every call, because torch.compile would recompile for each value of an int or a float.
 
     Args:
-        q, dq: (batch, rows, head_dim). dout: (batch, rows, value_dim).
-        k, dk: (batch, columns, head_dim). v, dv: (batch, columns, value_dim).
-        lse, delta: L and D, (batch, rows). limit: (rows,), the first key that a query does not see.
-        key: (columns,), the positions of the keys.
+        q, dq: (batch, rows, head_dim).
+        k, dk: (batch, columns, head_dim).
+        v, dv: (batch, columns, value_dim).
+        dout: (batch, rows, value_dim).
+        lse, delta: L and D, (batch, rows).
+        limit: (rows,), position of the first key that a query does not see.
+        key: (columns,), positions of the keys.
     """
     p = torch.exp(q @ k.mT - lse[..., None]).masked_fill(key >= limit[:, None], 0.0)
     ds = p * (dout @ v.mT - delta[..., None])
@@ -207,7 +212,7 @@ def _compiled_backward_tile() -> Callable[..., None]:
 
 
 def _backward_step(device: torch.device) -> Callable[..., None]:
-    if torch.compiler.is_compiling():  # the caller is being traced, and this with it
+    if torch.compiler.is_compiling():  # torch.compile traces the tile function with its caller
         return _backward_tile
     compiled = FlashAttentionPyTorch.compiled
     if compiled is None:
@@ -216,18 +221,18 @@ def _backward_step(device: torch.device) -> Callable[..., None]:
 
 
 class _Tiles(NamedTuple):
-    """Tiles of queries and keys, and which keys a query sees.
+    """Division of queries and keys into tiles, and the keys that each query sees.
 
-    All tiles have one shape, the last being padded, so that the step is compiled once.
+    All tiles have the same shape (the last is padded), so `_backward_tile` is compiled once.
     """
 
     n_queries: int
     n_keys: int
-    rows: int  # queries of a tile
-    columns: int  # keys of a tile
+    rows: int  # queries per tile
+    columns: int  # keys per tile
     is_causal: bool
-    limits: Tensor  # int64 (query tiles, rows): the first key that a query does not see
-    keys: Tensor  # int64 (key tiles, columns): the position of a key
+    limits: Tensor  # int64 (query tiles, rows): position of the first key that a query does not see
+    keys: Tensor  # int64 (key tiles, columns): positions of the keys
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, is_causal: bool) -> _Tiles:
@@ -242,7 +247,7 @@ class _Tiles(NamedTuple):
         return cls(n_queries, n_keys, rows, columns, is_causal, limits, keys)
 
     def key_tiles(self, i: int) -> Iterator[int]:
-        """Iterate over the tiles of keys that tile i of queries sees: none above the diagonal."""
+        """Iterate over the key tiles that query tile i sees, without those above the diagonal."""
         end = min(self.n_keys, (i + 1) * self.rows) if self.is_causal else self.n_keys
         return iter(range(-(-end // self.columns)))
 
@@ -252,12 +257,12 @@ class _Tiles(NamedTuple):
         return end <= self.n_keys and (not self.is_causal or end <= i * self.rows + 1)
 
     def hidden(self, i: int, j: int) -> Tensor:
-        """Return bool (rows, columns): keys of tile j that queries of tile i do not see."""
+        """Return bool (rows, columns): True where a query of tile i cannot see a key of tile j."""
         return self.keys[j] >= self.limits[i][:, None]
 
 
 def _tiled(x: Tensor, size: int, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
-    """Copy (..., n, d) to (tiles, batch, size, d), contiguous, the last tile padded."""
+    """Copy (..., n, d) to a contiguous (tiles, batch, size, d); pad the last tile with `fill`."""
     n, d = x.shape[-2:]
     tiles = -(-n // size)
     flat = pad(x.to(dtype), (0, 0, 0, tiles * size - n), value=fill)
@@ -266,7 +271,7 @@ def _tiled(x: Tensor, size: int, dtype: torch.dtype, fill: float = 0.0) -> Tenso
 
 
 def _untiled(tiles: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """(tiles, batch, size, ...) -> (batch, n, ...), contiguous."""
+    """Undo `_tiled`: copy (tiles, batch, size, ...) to a contiguous (batch, n, ...)."""
     return tiles.transpose(0, 1).flatten(1, 2)[:, :n].to(dtype).contiguous()
 
 

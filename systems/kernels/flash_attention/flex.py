@@ -1,4 +1,4 @@
-"""torch's FlexAttention, compiled: torch generates a Triton kernel from a mask in Python."""
+"""torch's FlexAttention under torch.compile, which generates a Triton kernel for the mask."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 def flex(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """`flex_attention` under torch.compile, with a causal block mask or none.
+    """Compute attention by a compiled `flex_attention`, with a causal block mask or without a mask.
 
-    It is compiled for each shape; after torch._dynamo.config.recompile_limit shapes (8) torch warns
-    and falls back to materialising the scores.
+    Each shape is compiled. After torch._dynamo.config.recompile_limit shapes (8 by default) torch
+    warns and falls back to the uncompiled function, which materializes the score matrix.
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).
@@ -24,7 +24,7 @@ def flex(
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
 
     Raises:
-        RuntimeError: torch has no kernel for these inputs.
+        RuntimeError: if torch has no kernel for these inputs.
     """
     mask = _causal_mask(q.shape[-2], k.shape[-2], q.device) if is_causal else None
     out = _compiled()(q, k, v, block_mask=mask, scale=scale)
@@ -42,15 +42,15 @@ def _causal_mask(n_queries: int, n_keys: int, device: torch.device) -> BlockMask
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
 
-    # The mask is cached: one made in inference mode could not be used with autograd later.
+    # The mask is cached, and one made in inference mode could not be used with autograd later.
     with torch.inference_mode(False):
         return create_block_mask(sees, None, None, n_queries, n_keys, device=str(device))
 
 
 def flex_unsupported_reason(q: Tensor) -> str | None:
-    """Return why FlexAttention does not support q here, None if it does."""
+    """Return the reason why FlexAttention does not support q, or None if it does."""
     if not q.is_cuda:
         return "flex needs a CUDA GPU"
     if q.shape[-1] < 16 or q.shape[-1] & (q.shape[-1] - 1):
-        return f"flex takes head dimensions that are powers of two from 16 on, not {q.shape[-1]}"
+        return f"flex needs a head_dim that is a power of two and at least 16, got {q.shape[-1]}"
     return None

@@ -1,4 +1,4 @@
-"""Map tensors (..., rows, head_dim) to the four dimensions and strides that the kernels take."""
+"""Map tensors (..., rows, head_dim) to the four dimensions and strides that the kernels accept."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from systems.kernels.flash_attention.triton.tile_table import MAX_ROW_STRIDE
 
 
 class Layout(NamedTuple):
-    """Sizes and strides of a tensor as (batch, heads, rows, head_dim), in elements.
+    """Sizes and strides (in elements) of a tensor viewed as (batch, heads, rows, head_dim).
 
-    Elements of a row are contiguous. is_copy: this is the layout of `tensor.contiguous()`, because
-    the kernels cannot address the tensor itself.
+    Elements of a row are contiguous, so `strides` has only the first three dimensions. If is_copy
+    is True, the kernels cannot address the tensor itself, and this is the layout of
+    `tensor.contiguous()`.
     """
 
     batch: int
@@ -32,7 +33,7 @@ class Layout(NamedTuple):
 
     @property
     def n_heads(self) -> int:
-        """Heads of all batches together."""
+        """Number of heads of all batch elements together."""
         return self.batch * self.heads
 
     @property
@@ -43,10 +44,11 @@ class Layout(NamedTuple):
 
 
 def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
-    """Return the layout of a tensor, that of a copy if its strides do not fit.
+    """Return the layout of a tensor, or of its contiguous copy if its strides are not supported.
 
-    They fit if rows are contiguous and the leading dimensions can be viewed as two. A copy costs
-    far less than reading rows whose elements are apart.
+    Strides are supported if the elements of a row are contiguous, the row stride is below
+    MAX_ROW_STRIDE and the leading dimensions can be viewed as two. For other strides a copy costs
+    far less than reading rows whose elements are not contiguous.
     """
     *leading, rows, head_dim = shape
     heads = leading[-1] if leading else 1
@@ -60,7 +62,7 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
 
 
 def _merged_stride(sizes: list[int], strides: tuple[int, ...]) -> int | None:
-    """Return the stride of several dimensions viewed as one; None if they cannot be."""
+    """Return the stride of several dimensions viewed as one, or None if no such view exists."""
     found, span = 0, 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size == 1:
@@ -74,10 +76,10 @@ def _merged_stride(sizes: list[int], strides: tuple[int, ...]) -> int | None:
 
 
 def output_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of an output for this input.
+    """Return the strides of the output tensor for an input with this shape and these strides.
 
-    They are the input's if it is dense and the kernels can address it, have the same order if the
-    input is a slice, and otherwise are those of a contiguous tensor.
+    Follows `torch.empty_like`: the strides of a dense input are kept, and those of a slice keep
+    their order. If the kernels could not address the result, the output is contiguous.
     """
     if len(shape) <= 4 and strides[-1] == 1:
         like = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
@@ -90,14 +92,15 @@ _cached_output_strides = functools.lru_cache(maxsize=4096)(output_strides)
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """Allocate an output for the input x."""
+    """Allocate an output for the input x, with `output_strides`."""
     return x.new_empty_strided(x.shape, _cached_output_strides(x.shape, x.stride()))
 
 
 def four_dimensional(x: Tensor) -> Tensor:
     """Return x (..., rows, head_dim) as (batch, heads, rows, head_dim).
 
-    A view, unless there are more than two leading dimensions that cannot be viewed as two.
+    The result is a view, except if there are more than two leading dimensions and they cannot be
+    viewed as two.
     """
     if x.dim() == 4:
         return x

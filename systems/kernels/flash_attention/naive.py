@@ -1,4 +1,4 @@
-"""Attention as the paper writes it, with a materialised score matrix: the plain reference."""
+"""Attention by its definition, with a materialized score matrix."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor
 def naive(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Compute softmax(q k^T * scale) v, with all intermediates in the inputs' dtype.
+    """Compute softmax(q k^T * scale) v, with all intermediate results in the inputs' dtype.
 
-    Attention Is All You Need (Vaswani et al. 2017), section 3.2.1, equation 1.
+    Equation 1 of "Attention Is All You Need" (Vaswani et al. 2017, section 3.2.1). Needs
+    O(n_queries * n_keys) memory.
 
     Args:
         q: (..., n_queries, head_dim).
@@ -22,7 +23,7 @@ def naive(
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
 
     Returns:
-        (..., n_queries, head_dim), of q's dtype. Takes O(n_queries * n_keys) memory.
+        (..., n_queries, head_dim), of q's dtype.
     """
     return torch.softmax(masked_scores(q, k, is_causal, scale), dim=-1) @ v
 

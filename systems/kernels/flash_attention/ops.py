@@ -1,7 +1,7 @@
-"""Forward and backward as torch custom operators, without autograd.
+"""Forward and backward passes as torch custom operators, without autograd.
 
-torch.compile treats a custom operator as opaque, where it would trace into a launch. A dispatch
-mode (selective activation checkpointing, a FLOP counter) sees it and may save its results.
+torch.compile treats a custom operator as opaque and does not trace into the launch. A dispatch mode
+(selective activation checkpointing, a FLOP counter) sees the operator and may save its results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Attention and its gradients in float64, which tests compare all implementations with.
+"""Attention and its gradients in float64, the reference for the tests of all implementations.
 
-The score matrix of 65,536 tokens would take 34 GB in float64, so it is computed by blocks of rows.
+The score matrix of 65,536 tokens takes 34 GB in float64, so it is computed in blocks of rows.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BLOCK_BYTES = 1 << 29  # per block of scores in float64; about four blocks exist at once
+BLOCK_BYTES = 1 << 29  # size of a block of float64 scores; about four such blocks exist at a time
 
 
 class AttentionReference(NamedTuple):
-    """float64 results: out, dq (..., n_queries, head_dim); dk, dv (..., n_keys, head_dim);
-    lse (..., n_queries), the natural-log log-sum-exp of the scaled scores."""
+    """Results of `attention_reference` in float64.
+
+    out, dq: (..., n_queries, head_dim).
+    dk, dv: (..., n_keys, head_dim).
+    lse: (..., n_queries), natural-log log-sum-exp of the scaled scores.
+    """
 
     out: Tensor
     lse: Tensor
@@ -36,8 +40,11 @@ def attention_reference(
 ) -> AttentionReference:
     """Compute softmax(q k^T * scale) v and its gradients in float64.
 
-    The gradient is written out (FlashAttention-2, Dao 2023, section 2.2):
-    dV = P^T dO, dP = dO V^T, dS = P * (dP - rowsum(dO * O)), dQ = scale dS K, dK = scale dS^T Q.
+    The gradients are computed explicitly, without autograd (FlashAttention-2, Dao 2023, section
+    2.2):
+
+        dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(dO * O))
+        dQ = scale dS K    dK = scale dS^T Q
 
     Args:
         q, dout: (..., n_queries, head_dim), any float dtype.
@@ -55,7 +62,7 @@ def attention_reference(
     lse = torch.empty(q.shape[:-1], dtype=torch.float64, device=q.device)
     for start in range(0, n_queries, rows):
         block = slice(start, min(start + rows, n_queries))
-        # In a causal pass the rows of this block see no key past its end: skip those columns.
+        # With a causal mask the rows of this block see no key past its end: skip those columns.
         seen = min(n_keys, block.stop) if is_causal else n_keys
         keys, values = k[..., :seen, :], v[..., :seen, :]
         scores = q[..., block, :] @ keys.transpose(-2, -1) * scale

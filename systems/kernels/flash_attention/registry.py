@@ -1,4 +1,4 @@
-"""Implementations of attention by name, for models, sweeps and tables."""
+"""Registry of the implementations of attention by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES, MAX
 def flex(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Call `flex.flex`, imported late because it imports torch's compiler."""
+    """Call `flex.flex`, which is imported here because it imports torch's compiler."""
     from systems.kernels.flash_attention.flex import flex
 
     return flex(q, k, v, is_causal, scale)
@@ -47,8 +47,8 @@ def flash_hopper(
     return FlashAttentionHopper.apply(q, k, v, is_causal, scale)
 
 
-# (q, k, v, is_causal=..., scale=...) -> out; q, k, v (batch, heads, seq_len, head_dim).
-# `api.flash_attention` also takes other leading dimensions, and checks its inputs.
+# Signature: (q, k, v, is_causal=..., scale=...) -> out, with (batch, heads, seq_len, head_dim).
+# `api.flash_attention` also accepts other leading dimensions, and checks its inputs.
 ATTENTIONS: dict[str, Callable[..., Tensor]] = {
     "naive": naive,
     "flash_pytorch": flash_pytorch,
@@ -63,7 +63,12 @@ ATTENTIONS: dict[str, Callable[..., Tensor]] = {
 def unsupported_reason(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: str
 ) -> str | None:
-    """Return why an implementation does not support these inputs here, None if it does."""
+    """Return why an implementation does not support these inputs on this machine, or None.
+
+    Args:
+        q, k, v: (batch, heads, seq_len, head_dim).
+        implementation: a key of ATTENTIONS.
+    """
     if implementation in SDPA_BACKENDS:
         return sdpa_unsupported_reason(q, k, v, is_causal, implementation)
     if implementation == "flex":
@@ -80,7 +85,7 @@ def _triton_unsupported_reason(q: Tensor) -> str | None:
         return "flash_triton needs a CUDA GPU"
     if q.dtype not in KERNEL_DTYPES or q.shape[-1] > MAX_HEAD_DIM:
         return (
-            f"flash_triton supports {', '.join(map(str, KERNEL_DTYPES))} and head_dim up to "
-            f"{MAX_HEAD_DIM}, not {q.dtype} and {q.shape[-1]}"
+            f"flash_triton needs a dtype among {', '.join(map(str, KERNEL_DTYPES))} and a head_dim "
+            f"up to {MAX_HEAD_DIM}, got {q.dtype} and {q.shape[-1]}"
         )
     return None

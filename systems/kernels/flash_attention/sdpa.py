@@ -1,4 +1,4 @@
-"""torch's own attention restricted to one backend, so that each can be timed by name."""
+"""torch's scaled_dot_product_attention restricted to one backend, so that each can be measured."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ def sdpa(
     *,
     implementation: str = "sdpa_flash",
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` with one backend.
+    """Call `torch.nn.functional.scaled_dot_product_attention` with one backend.
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).
         is_causal: query i sees keys 0 to i.
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
-        implementation: a name in SDPA_BACKENDS.
+        implementation: a key of SDPA_BACKENDS.
 
     Raises:
-        RuntimeError: the backend does not support these inputs; see
-            `sdpa_unsupported_reason`.
+        RuntimeError: if the backend does not support these inputs; see `sdpa_unsupported_reason`.
     """
     with sdpa_kernel([SDPA_BACKENDS[implementation]]):
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
@@ -43,7 +42,7 @@ def sdpa(
 def sdpa_unsupported_reason(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: str
 ) -> str | None:
-    """Return why torch's backend does not support these inputs, None if it does."""
+    """Return the reason why the backend does not support these inputs, or None if it does."""
     if implementation == "sdpa_math":
         return None
     if not q.is_cuda:

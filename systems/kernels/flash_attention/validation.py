@@ -1,4 +1,4 @@
-"""Check q, k and v: what `flash_attention` and the kernels have in common."""
+"""Checks of q, k and v that `flash_attention` and the kernels share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from systems.kernels.flash_attention.triton.tile_table import (
     PRECISIONS,
 )
 
-MAX_PLANS = 4096  # cached per pass, and checks of as many signatures
+MAX_PLANS = 4096  # size of each cache of launch plans, and of the cache of checked signatures
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -27,34 +27,35 @@ def qkv_errors(
     valid_dtypes: Sequence[torch.dtype],
     max_head_dim: int | None = None,
 ) -> list[str]:
-    """Return an error message for everything that is wrong with q, k and v.
+    """Return all error messages for tensors q, k and v.
 
     Args:
-        shapes, dtypes, devices: of q, k and v.
-        max_head_dim: no limit if None.
+        shapes, dtypes, devices: of q, k and v, in this order.
+        valid_dtypes: supported dtypes.
+        max_head_dim: largest head_dim; None for no limit.
     """
     errors = []
     q, k, v = shapes
     if min(len(q), len(k), len(v)) < 2 or k != v or q[:-2] != k[:-2] or q[-1] != k[-1]:
         errors.append(
             "q must be (..., n_queries, head_dim), k and v (..., n_keys, head_dim), with equal "
-            f"leading dimensions; given q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
+            f"leading dimensions, got q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
         )
     if len(q) and (q[-1] < 1 or (max_head_dim is not None and q[-1] > max_head_dim)):
         valid = "1 or more" if max_head_dim is None else f"1 to {max_head_dim}"
-        errors.append(f"head_dim must be {valid}; given {q[-1]}")
+        errors.append(f"head_dim must be {valid}, got {q[-1]}")
     if dtypes[0] not in valid_dtypes or not dtypes[0] == dtypes[1] == dtypes[2]:
         errors.append(
-            f"q, k and v must be of one dtype among {', '.join(map(str, valid_dtypes))}; "
-            f"given {', '.join(map(str, dtypes))}"
+            f"q, k and v must have the same dtype (one of {', '.join(map(str, valid_dtypes))}), "
+            f"got {', '.join(map(str, dtypes))}"
         )
     if not devices[0] == devices[1] == devices[2]:
-        errors.append(f"q, k and v must be on one device; given {', '.join(map(str, devices))}")
+        errors.append(f"q, k and v must be on the same device, got {', '.join(map(str, devices))}")
     return errors
 
 
 def signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any, Any]:
-    """Return shapes, strides, dtypes and devices, the cache key of checks and plans."""
+    """Return shapes, strides, dtypes and devices: the key of cached checks and launch plans."""
     return (
         (q.shape, k.shape, v.shape),
         (q.stride(), k.stride(), v.stride()),
@@ -71,19 +72,19 @@ def check_kernel_inputs(
     devices: tuple[torch.device, ...],
     precision: str = "fp16x3",
 ) -> None:
-    """Check tensors with this `signature` for the Triton and Hopper kernels.
+    """Check that the Triton and Hopper kernels accept tensors with this `signature`.
 
     Raises:
-        ValueError: names everything that is wrong.
-        RuntimeError: Triton kernels do not run on this device.
+        ValueError: if the inputs are invalid; the message lists all errors.
+        RuntimeError: if Triton kernels do not run on this device.
     """
     errors = qkv_errors(shapes, dtypes, devices, KERNEL_DTYPES, MAX_HEAD_DIM)
     if precision not in PRECISIONS:
-        errors.append(f"precision must be one of {', '.join(PRECISIONS)}; given {precision!r}")
+        errors.append(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if errors:
         raise ValueError("; ".join(errors))
     if not runs_kernels(devices[0]):
         raise RuntimeError(
-            f"the Triton kernels need a GPU; given tensors on {devices[0]}. TRITON_INTERPRET=1 in "
-            "the environment interprets them on a CPU"
+            f"the Triton kernels need a GPU, got tensors on {devices[0]}; set TRITON_INTERPRET=1 "
+            "in the environment to run the kernels in Triton's interpreter on a CPU"
         )

@@ -1,13 +1,13 @@
-"""Derived limits of the error of attention in finite precision, against float64.
+"""Limits for the error of attention in finite precision, derived by rounding error analysis.
 
-First-order rounding error analysis of FlashAttention-2 (Dao 2023, arXiv:2307.08691, algorithms 1
-and 2). Each rounding is an independent error of mean zero and of at most one unit roundoff of the
-number that is rounded. A sum of errors e_i a_i with |e_i| <= 1 then has a standard deviation of at
-most norm(a), and exceeds CONFIDENCE times that with probability 2 exp(-CONFIDENCE**2 / 2)
-(Hoeffding's inequality; Higham and Mary 2019, "A New Approach to Probabilistic Rounding Error
-Analysis", https://doi.org/10.1137/18M1226312). The order in which a sum is taken does not enter:
-of n terms, each of the n partial sums is at most the sum of the magnitudes. So the limit is the
-same for every processor, vector unit, number of threads and tile size.
+First-order analysis of FlashAttention-2 (Dao 2023, arXiv:2307.08691, algorithms 1 and 2). Each
+rounding is modeled as an independent error with mean zero and a magnitude of at most one unit
+roundoff of the rounded number. A sum of errors e_i a_i with |e_i| <= 1 then has a standard
+deviation of at most norm(a), and exceeds CONFIDENCE times norm(a) with a probability of at most
+2 exp(-CONFIDENCE**2 / 2) (Hoeffding's inequality; Higham and Mary 2019, "A New Approach to
+Probabilistic Rounding Error Analysis", https://doi.org/10.1137/18M1226312). The limit does not
+depend on the order of summation, since each of the n partial sums of n terms is at most the sum of
+the magnitudes. So it is the same for every CPU or GPU, number of threads and tile size.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Standard deviations that a single element may be off by. The norm of n elements may exceed its
-# expectation by a share of CONFIDENCE / sqrt(n).
+# Largest error of an element, in standard deviations. The norm of the errors of n elements may
+# exceed its expectation by a factor of 1 + CONFIDENCE / sqrt(n).
 CONFIDENCE = 6.0
-FLUSHED = 2.0**-126  # a GPU takes smaller numbers in float32 for zero
+FLUSHED = 2.0**-126  # a GPU may flush smaller float32 numbers to zero
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
 class Precision(NamedTuple):
-    """Unit roundoffs of an implementation's steps.
+    """Unit roundoffs and absolute errors of the steps of an implementation.
 
     Attributes:
-        result: of out, dq, dk and dv as they are returned.
-        operand: of P and dS, as they enter a product.
-        term: of one term of a product of inputs. Products of 16-bit numbers are exact in float32.
-        sum: of sums, exponentials, lse.
-        smallest: error of the smallest operands and results.
-        depth: absolute error of an operand, in units of the largest number of its matrix.
+        result: unit roundoff of the returned out, dq, dk and dv.
+        operand: unit roundoff of P and dS as operands of a matmul.
+        term: unit roundoff of a product of two inputs. It is 0 for 16-bit inputs, whose products
+            are exact in float32.
+        sum: unit roundoff of sums, exponentials and lse.
+        smallest: absolute error of every operand and result, due to underflow.
+        depth: absolute error of an operand, relative to the largest magnitude in its matrix.
     """
 
     result: float
@@ -45,34 +46,36 @@ class Precision(NamedTuple):
     depth: float = 0.0
 
     def floor(self, x: Tensor) -> Tensor:
-        """Error of every element of an operand, however small it is."""
+        """Return the absolute error of every element of an operand, however small it is."""
         return self.smallest + self.depth * x.abs().amax((-2, -1), keepdim=True)
 
     def operands_error(self, a: Tensor, a_error: Tensor, b: Tensor) -> Tensor:
-        """Deviation of each element of a b for errors of a, for floor(b), and of the sum."""
+        """Return the deviation of a matmul a b, due to a_error, floor(b) and the summation."""
         squares = a_error.square() @ b.square()
         squares += a.square().sum(-1, keepdim=True) * self.floor(b).square()
         return squares.sqrt() + self.sum * math.sqrt(a.shape[-1]) * (a.abs() @ b.abs())
 
     def inputs_error(self, a: Tensor, b: Tensor) -> Tensor:
-        """Deviation of each element of a b, where a and b are inputs."""
+        """Return the deviation of a matmul a b of inputs."""
         return self.operands_error(a, self.term * a.abs() + self.floor(a), b)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """Largest relative error of rounding to nearest."""
+    """Return the largest relative error of rounding to nearest."""
     return torch.finfo(dtype).eps / 2
 
 
 def precision_of(dtype: torch.dtype, split_float32: bool = False) -> Precision:
-    """The roundoffs of an implementation in float32, but for 16-bit operands and results.
+    """Return the precision of an implementation that computes in float32.
+
+    Results and operands of matmuls have the dtype of the inputs.
 
     Args:
-        dtype: of the inputs.
-        split_float32: products of float32 are made of two float16 halves of each factor. A factor
-            is off by up to 2**-22 then, and the product of the lower halves, another 2**-22 of the
-            term, is left out. The halves of a matrix have one exponent in common: they end 2**-38
-            below its largest number.
+        dtype: dtype of the inputs.
+        split_float32: float32 matmuls are computed from two float16 halves of each operand. The
+            halves represent an operand with a relative error of up to 2**-22. The product of the
+            low halves, up to another 2**-22 of a term, is left out. The halves of a matrix share
+            one scale, so their smallest bit is 2**-38 of the largest magnitude in the matrix.
     """
     own = unit_roundoff(dtype)
     wide = unit_roundoff(torch.promote_types(dtype, torch.float32))
@@ -85,7 +88,7 @@ def precision_of(dtype: torch.dtype, split_float32: bool = False) -> Precision:
 
 
 class Limits(NamedTuple):
-    """Exact results in float64, and the standard deviation that each element may be off by."""
+    """Exact results in float64, and the standard deviation of the error of each element."""
 
     exact: dict[str, Tensor]
     deviation: dict[str, Tensor]
@@ -101,9 +104,9 @@ def attention_limits(
     scale: float | None,
     precision: Precision,
 ) -> Limits:
-    """Exact out, lse, dq, dk, dv and the deviation allowed to each of their elements.
+    """Return exact out, lse, dq, dk and dv, and the standard deviation of each element's error.
 
-    Holds several matrices of scores in float64: for 4,096 tokens and a head some 2 GB.
+    Materializes several score matrices in float64: about 2 GB per head of 4,096 tokens.
 
     Args:
         q, dout: (..., n_queries, head_dim). k, v: (..., n_keys, head_dim).
@@ -117,7 +120,7 @@ def attention_limits(
 
 
 class _Attention(NamedTuple):
-    """Inputs, results and what is computed between them, in float64."""
+    """Inputs, intermediate results and results of attention in float64."""
 
     q: Tensor
     k: Tensor
@@ -160,25 +163,26 @@ def _exact_attention(
 
 
 def _deviations(exact: _Attention, precision: Precision) -> dict[str, Tensor]:
-    """Deviation of each element of the results before these are rounded."""
+    """Return the deviation of each element of the results before their final rounding."""
     q, k, v, dout, scale, scores, lse, p, out, dp, delta, ds = exact
     operands_error, inputs_error = precision.operands_error, precision.inputs_error
     operand, total = precision.operand, precision.sum
     n_keys, d = k.shape[-2:]
-    # The exponential: its argument is a difference of score and maximum, each rounded, scaled by
-    # log2(e); exp2 itself is good to 2 units in the last place.
+    # The argument of the exponential is the difference of a score and the maximum, both rounded and
+    # scaled by log2(e). exp2 itself has an error of up to 2 units in the last place.
     largest = scores.masked_fill(scores.isinf(), 0).abs().amax(-1, keepdim=True)
     score_error = abs(scale) * inputs_error(q, k.mT) + total * (4 + 4 * largest)
     lse_error = (p * score_error).square().sum(-1, keepdim=True).sqrt()
     lse_error += total * (math.sqrt(n_keys) + 2 * lse[..., None].abs())
     p_error = p * (score_error + lse_error) + FLUSHED
     p_operand_error = p_error + operand * p + precision.floor(p)
-    # An error of P moves out by (v - out) times it, for the row is divided by its sum
+    # An error e of P changes out by e (v - out), because the row is divided by its sum.
     out_error = operands_error(p, p_operand_error, v)
     out_error += p_operand_error.norm(dim=-1, keepdim=True) * out.abs()
-    out_error += total * math.sqrt(n_keys) * (p @ v.abs())  # rescaled where the maximum grows
-    # D = rowsum(dO * O) has one error for a whole row of dS: an error e_j of P_j moves it by
-    # e_j (dP_j - D), and O is rounded before it enters
+    # The running sum is rescaled, and so rounded, whenever the maximum grows.
+    out_error += total * math.sqrt(n_keys) * (p @ v.abs())
+    # All elements of a row of dS share the error of D = rowsum(dO * O). An error e_j of P_j changes
+    # D by e_j (dP_j - D), and O is rounded before D is computed.
     row_error = (p_operand_error * (dp - delta)).norm(dim=-1, keepdim=True)
     rescaled = dout.abs() * (p @ v.abs())
     row_error += 2 * total * math.sqrt(n_keys) * rescaled.sum(-1, keepdim=True)
@@ -200,21 +204,22 @@ def _deviations(exact: _Attention, precision: Precision) -> dict[str, Tensor]:
 
 
 def shares_of_limits(found: dict[str, Tensor], limits: Limits) -> dict[str, float]:
-    """The error of each result as a share of its limit: above 1 it is wrong, NaN is too.
+    """Return the error of each result divided by its limit. Above 1 or NaN the result is wrong.
 
-    `NAME` is the share of the worst element, `NAME norm` that of the norm of all errors.
+    Key `NAME` is the largest share of an element, `NAME norm` the share of the norm of all errors.
     """
     shares = {}
     n_queries, n_keys = limits.exact["out"].shape[-2], limits.exact["dk"].shape[-2]
     rows = math.prod(limits.exact["out"].shape[:-2]) * min(n_queries, n_keys)
     for name, x in found.items():
         exact, deviation = limits.exact[name], limits.deviation[name]
-        assert x.shape == exact.shape, f"{name}: {tuple(x.shape)}, not {tuple(exact.shape)}"
+        assert x.shape == exact.shape, f"{name} has {tuple(x.shape)}, not {tuple(exact.shape)}"
         if not exact.numel():
             continue
         error = (x.double() - exact).abs()
         shares[name] = (error / (CONFIDENCE * deviation)).max().item()
-        # A row of dQ, and what a query adds to dK, have the error of its D in common
+        # All elements of a row of dQ, and of what a query adds to dK, share the error of its D, so
+        # only the rows count as independent.
         independent = rows if name in ("dq", "dk") else exact.numel()
         room = 1 + CONFIDENCE / math.sqrt(independent)
         shares[f"{name} norm"] = (error.norm() / (room * deviation.norm())).item()
@@ -231,15 +236,15 @@ def attention_shares(
     scale: float | None = None,
     split_float32: bool = False,
 ) -> dict[str, float]:
-    """`shares_of_limits` of what was found from these inputs: all of NAMES, or some."""
+    """Return `shares_of_limits` of the results found for these inputs, some or all of NAMES."""
     precision = precision_of(q.dtype, split_float32)
     limits = attention_limits(q, k, v, dout, is_causal, scale, precision)
     return shares_of_limits(found, limits)
 
 
 def assert_within_limits(found: dict[str, Tensor], *inputs: Any, **options: Any) -> None:
-    """No error is above its limit. Arguments are those of `attention_shares`."""
+    """Assert that no error is above its limit. Arguments are those of `attention_shares`."""
     shares = attention_shares(found, *inputs, **options)
     wrong = {name: share for name, share in shares.items() if not share <= 1}
     summary = ", ".join(f"{name} {share:.3g}" for name, share in wrong.items())
-    assert not wrong, f"errors in units of their limits: {summary}"
+    assert not wrong, f"errors above their limits, as multiples of the limits: {summary}"

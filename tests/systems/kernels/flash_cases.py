@@ -1,7 +1,7 @@
-"""Inputs, shapes, tiles and the check for tests of flash_triton and flash_hopper.
+"""Inputs, shapes, tiles and checks for the tests of flash_triton and flash_hopper.
 
-attention_error.py derives the limits. A test file adds `ignore_overflow` to its marks and uses the
-fixture `outputs_hold_nan` in all of its tests.
+The limits of errors are derived in attention_error.py. Test files add `ignore_overflow` to their
+marks and use the fixture `outputs_hold_nan` in all tests.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from systems.kernels.flash_attention.triton.tile_table import Configuration, Til
 from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-# (queries, keys): one tile and many, ragged and not, more queries than keys and fewer
+# (queries, keys): one tile and several, ragged and whole, more queries than keys and fewer
 LENGTHS = [(1, 1), (17, 3), (64, 33), (33, 64), (64, 64), (50, 83)]
-# (batch, heads, queries, keys): whole tiles, ragged ones, more queries than keys and fewer
+# (batch, heads, queries, keys): whole and ragged tiles, more queries than keys and fewer
 HOPPER_SHAPES = [
     (1, 2, 384, 384), (2, 3, 768, 768), (1, 2, 1000, 1000), (1, 1, 113, 203), (1, 2, 640, 128),
     (2, 1, 300, 1111), (1, 1, 1, 1), (1, 1, 1, 500), (1, 2, 65, 129), (1, 2, 4224, 4224),
 ]  # fmt: skip
-# Tiles wider than high and higher than wide: the diagonal crosses several of either
+# Tiles with more keys than queries and the opposite: the diagonal crosses several of both kinds.
 WIDE, HIGH = Tile(16, 32, 4, 2), Tile(32, 16, 4, 2)
 TILES = {
     "wide": Configuration(WIDE, WIDE, WIDE),
@@ -36,18 +36,18 @@ TILES = {
 
 
 def slow(*values: object) -> pytest.ParameterSet:
-    """A case of a parametrized test that runs only in make test-slow and make test-all."""
+    """Mark a case of a parametrized test that runs only in make test-slow and make test-all."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-# Of the Hopper kernels; `causal` has what the others have, and the diagonal
+# Forms of the Hopper kernels to compile. "causal" covers the code of the others and the diagonal.
 COMPILED_FORMS = ["causal", slow("full"), slow("split")]
 on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or not is_hopper(torch.device("cuda")),
     reason="needs a Hopper GPU",
 )
 ignore_overflow = pytest.mark.filterwarnings(
-    # of Triton's interpreter, where a score past the end overflows, and is masked
+    # Triton's interpreter warns if a score past the end overflows; the kernel masks that score.
     "ignore:overflow encountered:RuntimeWarning",
     "ignore:invalid value encountered:RuntimeWarning",
     "ignore:All-NaN slice encountered:RuntimeWarning",
@@ -62,7 +62,7 @@ def inputs(
     device: str = "cpu",
     seed: int = 0,
 ) -> list[Tensor]:
-    """q, k, v, dout of unit variance."""
+    """Return normally distributed q, k, v and dout with unit variance."""
     generator = torch.Generator(device).manual_seed(seed)
     n_queries, n_keys = lengths
     return [
@@ -83,7 +83,7 @@ def by_triton(
     n_splits: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """out, lse, dq, dk, dv of the Triton kernels."""
+    """Return out, lse, dq, dk and dv of the Triton kernels."""
     out, lse = flash_forward(q, k, v, is_causal, scale, tiles=tiles, n_splits=n_splits, **options)
     dq, dk, dv = flash_backward(
         q, k, v, out, lse, dout, is_causal, scale, tiles=tiles, n_splits_dkdv=n_splits,
@@ -102,7 +102,7 @@ def assert_right(
     scale: float | None = None,
     **options: Any,
 ) -> None:
-    """Results of Triton kernels have the right shapes and dtypes and are within their limits."""
+    """Assert that the results of the Triton kernels have right shapes, dtypes and small errors."""
     found = dict(zip(NAMES, by_triton(q, k, v, dout, is_causal, scale, **options), strict=True))
     lse = found["lse"]
     assert lse.dtype == F32 and lse.shape == q.shape[:-1] and lse.is_contiguous()

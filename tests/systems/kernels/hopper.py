@@ -17,13 +17,13 @@ def compile_for_hopper(
     divisible_by_16: Iterable[str] | None = None,
     **options: Any,
 ) -> Any:
-    """Compile for sm_90.
+    """Compile a Triton kernel for sm_90.
 
     Args:
-        signature: Triton's type of every argument that is not constant: "*bf16", "i32".
-        constexprs: values of those that are; of arguments that a launch would specialise, too.
-        divisible_by_16: arguments that a launch would find to be so; by default all pointers.
-        options: of the launch: num_warps and the like.
+        signature: Triton type of every argument that is not constant, such as "*bf16" or "i32".
+        constexprs: values of constexpr arguments, and of arguments that a launch would specialize.
+        divisible_by_16: arguments that are divisible by 16 in a launch; by default all pointers.
+        options: launch options such as num_warps.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -46,7 +46,7 @@ def compile_for_hopper(
 def compile_gluon_for_hopper(
     kernel: Any, signature: Mapping[str, str], constexprs: Mapping[str, Any], warps: int
 ) -> Any:
-    """Compile a kernel in Gluon for sm_90. Descriptors are "tensordesc<type[block],layout>"."""
+    """Compile a Gluon kernel for sm_90; descriptors are "tensordesc<type[block],layout>"."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -67,7 +67,7 @@ def compile_gluon_for_hopper(
 
 
 def resources(compiled: Any, folder: Path) -> dict[str, int]:
-    """Registers of each thread (REG), and the bytes that did not fit in them (STACK, LOCAL)."""
+    """Return the registers per thread (REG) and the spilled bytes per thread (STACK, LOCAL)."""
     import triton
 
     path = folder / "kernel.cubin"

@@ -1,4 +1,4 @@
-"""Check what an import loads."""
+"""Check which modules an import loads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def assert_import_leaves_triton_alone(module: str) -> None:
-    """In a fresh process, importing the module after torch imports nothing of Triton."""
+    """Assert that importing the module after torch, in a new process, does not import Triton."""
     code = (
         f"import torch, sys; before = set(sys.modules); import {module}; "
         "print([m for m in set(sys.modules) - before if m.startswith('triton')])"

@@ -1,4 +1,4 @@
-"""flash_attention: every implementation by name, any leading dimensions, and what it refuses."""
+"""Tests of flash_attention: all implementations, leading dimensions and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.systems.kernels.flash_cases import on_hopper
 PROBE = [torch.empty(1, 1, 2, 2)] * 3
 ON_CPU = ["auto", *(name for name in ATTENTIONS if unsupported_reason(*PROBE, True, name) is None)]
 LENGTHS = [(1, 1), (17, 17), (9, 33), (33, 9)]
-# Relative L2 error; naive rounds the scores themselves
+# Largest relative L2 error. It allows for `naive`, which rounds the scores to the inputs' dtype.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
@@ -43,7 +43,7 @@ def _assert_right(implementation, q, k, v, dout, causal, scale=None) -> None:
     for name, given in zip(("out", "dq", "dk", "dv"), (out, *gradients), strict=True):
         known = getattr(exact, name)
         assert given.shape == known.shape and given.isfinite().all()
-        # Of one visible key dq and dk are zero: then rounding is held against dout
+        # If a query sees one key only, dq and dk are 0: compare the rounding errors with dout.
         size = known.norm() if known.norm() > 1e-9 * whole else whole
         assert (given.double() - known).norm() <= TOLERANCE[q.dtype] * size, name
 
@@ -104,19 +104,21 @@ def test_every_error_is_named_at_once():
             q, k[:, :2].float(), v.to("meta"), torch.ones(5, 6), math.nan, "flash_pytroch"
         )
     for part in (
-        "given 'flash_pytroch'; did you mean 'flash_pytorch'? valid are auto, naive, flash_",
-        "given q (2, 3, 5, 8), k (2, 2, 6, 8), v (2, 3, 6, 8)",
-        "given torch.float64, torch.float32, torch.float64",
-        "given cpu, cpu, meta",
-        "is_causal must be True or False, there is no other mask; given a tensor of (5, 6)",
-        "scale must be a finite number, which has no gradient; given nan",
+        "implementation must be one of auto, naive, flash_",
+        ", got 'flash_pytroch'; did you mean 'flash_pytorch'?",
+        "leading dimensions, got q (2, 3, 5, 8), k (2, 2, 6, 8), v (2, 3, 6, 8)",
+        "got torch.float64, torch.float32, torch.float64",
+        "on the same device, got cpu, cpu, meta",
+        "is_causal must be True or False (other masks are not supported), got a tensor of "
+        "shape (5, 6)",
+        "scale must be a finite number, not a tensor (it has no gradient), got nan",
     ):
         assert part in str(error.value)
 
 
 @pytest.mark.parametrize("scale", [math.inf, "0.3", torch.ones((), requires_grad=True)])
 def test_a_scale_that_is_no_number_is_refused(scale):
-    """Of a tensor the gradient would be lost without a word."""
+    """A scale that is a tensor is rejected, because its gradient would be lost silently."""
     q, k, v, _ = _inputs((5, 6))
     with pytest.raises(ValueError, match="scale must be a finite number"):
         flash_attention(q, k, v, scale=scale)
@@ -132,7 +134,7 @@ def test_a_mask_first_asked_for_without_autograd_is_one_for_autograd_too():
 
 @pytest.mark.parametrize("implementation", ["auto", "naive", "flash_pytorch", "sdpa"])
 def test_under_autocast_it_takes_its_dtype_whatever_each_has(implementation):
-    """As in a model whose rotary embedding gives q and k in float32, and v comes in bfloat16."""
+    """The dtypes may differ, as in a model with float32 q and k from rotary embeddings, bf16 v."""
     q, k, v, _ = (x.float().requires_grad_() for x in _inputs((5, 5)))
     narrow = [x.detach().bfloat16() for x in (q, k, v)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -171,13 +173,13 @@ def test_shapes_that_do_not_fit(shapes):
 
 
 def test_a_head_dim_of_zero_is_refused():
-    with pytest.raises(ValueError, match="head_dim must be 1 or more; given 0"):
+    with pytest.raises(ValueError, match="head_dim must be 1 or more, got 0"):
         flash_attention(torch.ones(5, 0), torch.ones(6, 0), torch.ones(6, 0))
 
 
 def test_integers_are_refused():
     ones = torch.ones(2, 5, 8, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"of one dtype among .*; given torch\.int64"):
+    with pytest.raises(ValueError, match=r"the same dtype \(one of .*\), got torch\.int64"):
         flash_attention(ones, ones, ones)
 
 
@@ -202,7 +204,7 @@ def test_gpu_every_implementation_is_the_same_function(implementation, leading, 
     inputs = _inputs((64, 64), leading, torch.bfloat16, "cuda")
     probe = [torch.empty(1, 1, 64, 8, dtype=torch.bfloat16, device="cuda")] * 3
     if implementation != "auto" and unsupported_reason(*probe, causal, implementation):
-        pytest.skip(f"{implementation} does not take this")
+        pytest.skip(f"{implementation} does not support these inputs")
     _assert_right(implementation, *inputs, causal)
 
 

@@ -1,4 +1,4 @@
-"""The search for tiles: what it keeps on disk, and on a GPU, how long it takes from cold."""
+"""Tests of the search for tiles: saved results, and on a GPU, its time with empty caches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_what_is_kept_comes_back(tmp_path):
         path = tmp_path / "new" / f"{number}.json"
         write_tiles(path, known)
         assert read_tiles(path) == known
-    assert len(list((tmp_path / "new").iterdir())) == len(TABLE)  # nothing half written is left
+    assert len(list((tmp_path / "new").iterdir())) == len(TABLE)  # no temporary files are left
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_place_depends_on_what_is_searched_and_on_the_cache_folder(tmp_path,
     paths.append(cache_path(**given | {"dtype": torch.float32, "precision": "tf32"}))
     paths.append(cache_path(**given))
     assert len(set(paths)) == 9 and {path.parent for path in paths} == {tmp_path / "cluster-sweeps"}
-    # 16 bits are 16 bits, and what pads to the same tile has the same
+    # bfloat16 and float16 share a file, as do head dimensions and lengths that round up alike.
     same = {"dtype": torch.float16, "precision": "tf32", "head_dim": 40, "n_keys": 600}
     assert cache_path(**given | same) == paths[-1]
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -77,7 +77,7 @@ def test_the_place_depends_on_what_is_searched_and_on_the_cache_folder(tmp_path,
 
 
 def test_what_is_empty_or_not_wanted_is_not_searched(monkeypatch):
-    """Without a GPU here a search would end in an error of torch's."""
+    """No search is made; without a GPU a search would raise an error."""
     gpu = torch.device("cuda", 0)
     monkeypatch.setenv(AUTOTUNE, "1")
     for sizes in ((0, 5, 2), (5, 0, 2), (5, 5, 0)):
@@ -89,7 +89,7 @@ def test_what_is_empty_or_not_wanted_is_not_searched(monkeypatch):
 
 def test_an_unknown_wish_is_an_error_that_says_which_there_are(monkeypatch):
     monkeypatch.setenv(AUTOTUNE, "off")
-    with pytest.raises(ValueError, match="must be 0 or 1 or not be set; given 'off'"):
+    with pytest.raises(ValueError, match="must be 0, 1 or unset, got 'off'"):
         tuned_tiles(64, torch.bfloat16, "fp16x3", True, 5, 5, 1, CPU)
 
 
@@ -106,7 +106,7 @@ def test_candidates_are_tiles_that_the_kernels_take(name):
     for tile in tiles:
         assert {tile.block_q, tile.block_k} <= {16, 32, 64, 128} and tile.num_warps in (4, 8)
         rows = tile.block_k if name == "dkdv" else tile.block_q
-        assert rows >= 16 * tile.num_warps  # a tensor core's rows for every warp
+        assert rows >= 16 * tile.num_warps  # a matmul has at least 16 rows per warp
 
 
 SEARCHES = """
@@ -127,7 +127,7 @@ print(time.perf_counter() - started)
 
 @pytest.mark.gpu
 def test_gpu_the_leaderboard_case_from_cold_takes_less_than_a_minute_and_once(tmp_path):
-    """Nothing compiled, nothing searched: compiling every candidate is part of it."""
+    """With empty caches the first call compiles and searches; a second process does not search."""
     environment = {
         **os.environ,
         AUTOTUNE: "1",
@@ -149,7 +149,7 @@ def test_gpu_the_leaderboard_case_from_cold_takes_less_than_a_minute_and_once(tm
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_gpu_every_candidate_agrees_with_the_table_or_is_left_out(dtype):
-    """A wrong candidate is never found; and nearly all are right, else the search is blind."""
+    """No candidate has wrong results, and most of them run, so that the search has a choice."""
     lines: list[str] = []
     started = time.perf_counter()
     found = search(4, 1000, 900, 64, dtype=dtype, is_causal=True, report=lines.append)

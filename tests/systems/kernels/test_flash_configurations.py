@@ -1,4 +1,4 @@
-"""What flash_triton chooses from shapes, what it refuses, and what becomes of it for sm_90."""
+"""Tests of flash_triton without a GPU: splits, schedule, tiles, errors and code for sm_90."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from tests.systems.kernels.imports import assert_import_leaves_triton_alone
 
 
 def test_splits_worked_by_hand():
-    assert default_splits(528, 1000, 132) == 1  # every place filled four times over
+    assert default_splits(528, 1000, 132) == 1  # 4 waves of programs without a split
     assert default_splits(132, 1000, 132) == 2
-    assert default_splits(128, 1000, 264) == 4  # 528 programs for 264 places, 4.1 times as many
-    assert default_splits(132, 8, 264) == 2  # parts of four tiles
+    assert default_splits(128, 1000, 264) == 4  # 512 programs for 264 slots: nearly 2 waves
+    assert default_splits(132, 8, 264) == 2  # 2 splits of 4 tiles; 4 splits would be too short
     assert default_splits(132, 3, 264) == 1
     assert default_splits(1, 10_000, 132) == 32
     assert default_splits(0, 10, 132) == 1
@@ -67,7 +67,7 @@ def test_no_ranges_are_refused():
         split_rows(100, 16, 4, 132, 0)
 
 
-@settings(deadline=None)  # the first imports Triton
+@settings(deadline=None)  # the first example imports Triton
 @given(
     st.integers(1, 300), st.integers(1, 300), st.integers(1, 3), st.integers(1, 3),
     st.integers(1, 6), st.sampled_from([(16, 16), (32, 16), (48, 32)]), st.booleans(),
@@ -91,8 +91,8 @@ def test_schedule_has_every_item_once_and_of_a_causal_head_the_longest_first(
     groups = [head // group for _, head, _ in order]
     assert groups == sorted(groups)
     if is_causal:
-        # How much longer a later item may be: by the steps of the order, and by the queries that
-        # see all keys, of which every block has as many.
+        # A later item may be longer than an earlier one by up to a block, by the rows that the last
+        # split is short of, and by the queries that see all keys, which add to every block equally.
         short_of_last = n_splits * a_split - n_others
         past_all_keys = max(0, n_others - n_rows) if by_keys else 0
         for head in range(n_programs):
@@ -106,7 +106,10 @@ def test_schedule_has_every_item_once_and_of_a_causal_head_the_longest_first(
 
 
 def seen(which, split, block, a_split, n_others, by_keys):
-    """How many of a split's rows the last query of a block sees, or the first key is seen by."""
+    """Return how many rows of a split the last query of a block sees.
+
+    If by_keys, return how many queries of the split see the first key of the block.
+    """
     first, end = split * a_split, min(n_others, (split + 1) * a_split)
     if by_keys:
         return end - max(first, which * block)
@@ -114,7 +117,7 @@ def seen(which, split, block, a_split, n_others, by_keys):
 
 
 def test_groups_of_heads_worked_by_hand():
-    # keys and values of 16384 rows of 64 bfloat16 take 4 MiB
+    # Keys and values of 16,384 rows of 64 bfloat16 numbers take 4 MiB of the 32 MiB.
     assert heads_in_l2(16384, 64, 2, 100) == 8
     assert heads_in_l2(16384, 64, 2, 3) == 3
     assert heads_in_l2(1 << 20, 128, 4, 3) == 1
@@ -141,16 +144,16 @@ def test_all_that_does_not_fit_is_named_at_once():
     q, k, v = torch.ones(2, 5, 129), torch.ones(3, 5, 129), torch.ones(3, 5, 129).double()
     with pytest.raises(ValueError) as error:
         flash_forward(q, k, v, precision="fp8")
-    for part in ("leading dim", "head_dim must be 1 to 128; given 129", "torch.float64", "'fp8'"):
+    for part in ("leading dim", "head_dim must be 1 to 128, got 129", "torch.float64", "'fp8'"):
         assert part in str(error.value)
-    with pytest.raises(ValueError, match=r"\(\.\.\., n_queries, head_dim\).*given q \(4,\)"):
+    with pytest.raises(ValueError, match=r"\(\.\.\., n_queries, head_dim\).*got q \(4,\)"):
         flash_forward(*[torch.ones(4)] * 3)
 
 
 def test_without_a_gpu_the_error_says_so():
     x = torch.ones(2, 4, 16)
     with pytest.raises(
-        RuntimeError, match=r"need a GPU; given tensors on cpu\. TRITON_INTERPRET=1"
+        RuntimeError, match=r"need a GPU, got tensors on cpu; set TRITON_INTERPRET=1"
     ):
         FlashAttentionTriton.apply(x, x, x)
 
@@ -163,7 +166,7 @@ def test_importing_it_does_not_import_triton():
 @pytest.mark.parametrize("name", ["forward", "dkdv", "dq"])
 @pytest.mark.parametrize("head_dim", [64, slow(128)])
 def test_compiled_for_hopper_nothing_spills(head_dim, name, is_causal):
-    """bfloat16; `make compile-check` has all of the table."""
+    """The kernels for bfloat16 do not spill; `make compile-check` checks the whole table."""
     pytest.importorskip("triton")
     from scripts.compile_check import SHARED_LIMIT, compile_pass
 
@@ -173,9 +176,9 @@ def test_compiled_for_hopper_nothing_spills(head_dim, name, is_causal):
     assert made.shared <= SHARED_LIMIT
     assert made.resident == tile.resident if is_causal else made.resident >= tile.resident
     assert "wgmma.mma_async" in made.ptx and "mma.sync" not in made.ptx
-    # Tiles of the inner loop come by 16 bytes a copy, past the registers
+    # Tiles of the inner loop are copied to shared memory asynchronously, 16 bytes at a time.
     assert "cp.async.cg.shared.global" in made.ptx
-    # One order of additions, equal bits
+    # There are no atomic additions, whose order could change from run to run.
     assert not re.search(r"^\s*(@\S+\s+)?(atom|red)\.", made.ptx, re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""The Hopper backward kernels: compiled for sm_90 here, against float64 on a Hopper GPU."""
+"""Tests of the Hopper backward kernels: compiled for sm_90, and on a Hopper GPU against float64."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_compiled_for_hopper(head_dim, form, tmp_path):
     assert found.spilled == 0
     assert found.shared <= SHARED_LIMIT
     assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add" in found.ptx
-    # Registers are handed from warps to warps, and products wait for each other in groups only:
-    # where it cannot have that, the assembler tells nobody and makes a slow kernel.
+    # Warps exchange registers (setmaxnreg), and WGMMAs are waited for in groups. If ptxas cannot
+    # keep either, it generates a slow kernel without an error.
     (tmp_path / "kernel.cubin").write_bytes(found.compiled.asm["cubin"])
     dump = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(tmp_path / "kernel.cubin")]
     sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
@@ -42,14 +42,14 @@ def test_compiled_for_hopper(head_dim, form, tmp_path):
 
 
 def test_few_heads_are_split_and_many_are_not():
-    pytest.importorskip("triton")  # the estimate follows the kernels' schedule
+    pytest.importorskip("triton")  # the estimate calls `tile_ops.schedule`
 
     def of(n, heads, is_causal=True, head_dim=64):
         return backward_splits(heads, -(-n // 128), -(-n // 64), is_causal, head_dim, 132)
 
     assert of(16384, 16) == of(65536, 1) == of(128, 1) == 1
     assert all(of(n, 1, head_dim=d) > 1 for n in (4096, 8192, 16384) for d in HEAD_DIMS)
-    # 128 items of equal length on 132 multiprocessors: a split would only add a second round
+    # 128 items of equal length on 132 multiprocessors: a split would only add a second wave.
     assert of(16384, 1, is_causal=False) == 1
 
 
@@ -110,12 +110,13 @@ def test_gpu_split_over_queries(outputs_hold_nan, head_dim, is_causal):
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_gpu_layouts_and_scales(outputs_hold_nan, head_dim):
-    """Views that the copy engine reads, and those that it cannot."""
+    """Inputs may be views that TMA can read and views that it cannot, which are copied."""
     q, k, v, dout = inputs(2, 3, 200, 200, head_dim, BF16)
     everything = (q, k, v, dout)
     swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in everything]
-    packed = torch.stack(everything, 3).unbind(3)  # rows of four, strides in use
-    odd = [torch.cat((x, x[..., :1]), -1)[..., :-1] for x in everything]  # rows not of 16 bytes
+    packed = torch.stack(everything, 3).unbind(3)  # rows of all four tensors interleaved
+    # The row strides of `odd` are not multiples of 16 bytes.
+    odd = [torch.cat((x, x[..., :1]), -1)[..., :-1] for x in everything]
     shifted = [torch.cat((x.flatten(), x.flatten()[:1]))[1:].view_as(x) for x in everything]
     of_a_sum = [q, k, v, torch.ones((), device="cuda", dtype=BF16).expand_as(q)]
     for views in (swapped, packed, odd, shifted, of_a_sum):
@@ -131,7 +132,7 @@ def test_gpu_layouts_and_scales(outputs_hold_nan, head_dim):
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_gpu_scores_far_below_zero(outputs_hold_nan, head_dim):
-    """exp2(-lse) is infinite there: what keys past the end of a ragged block would add."""
+    """exp2(-lse) is infinite, which keys past the end of a ragged block must not contribute."""
     q, k, v, dout = inputs(1, 2, 200, 200, head_dim, BF16)
     q, k = q.abs() * 8, -k.abs() * 8
     out, lse = flash_forward(q, k, v)
@@ -144,7 +145,7 @@ def test_gpu_scores_far_below_zero(outputs_hold_nan, head_dim):
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_gpu_two_hundred_launches(head_dim, is_causal):
-    """dK and dV are bit-equal, dQ is within what another order of adding changes."""
+    """dK and dV are bitwise equal in all launches; dQ differs only by the order of additions."""
     q, k, v, dout = inputs(2, 40, 900, 900, head_dim, BF16)
     first = check(q, k, v, dout, is_causal)
     out, lse = flash_forward(q, k, v, is_causal)
@@ -163,7 +164,7 @@ def test_gpu_two_hundred_launches(head_dim, is_causal):
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_gpu_compiled_by_torch_into_cuda_graphs(head_dim):
-    """Of whose memory nothing may be kept: torch looks before the second graph."""
+    """No memory of a CUDA graph may be kept, which torch checks before the second graph."""
     q, k, v, dout = inputs(1, 2, 300, 300, head_dim, BF16)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     whole = torch.compile(FlashAttentionHopper.apply, mode="reduce-overhead", fullgraph=True)

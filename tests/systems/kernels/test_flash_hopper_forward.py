@@ -1,4 +1,4 @@
-"""The Hopper forward kernel: compiled for sm_90 here, against float64 on a Hopper GPU."""
+"""Tests of the Hopper forward kernel: compiled for sm_90, and on a Hopper GPU against float64."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_compiled_for_hopper_nothing_spills(head_dim, tile, form):
 
 
 def test_few_heads_are_split_and_many_are_not():
-    pytest.importorskip("triton")  # the estimate follows the kernels' schedule
+    pytest.importorskip("triton")  # the estimate calls `tile_ops.schedule`
 
     def of(n, heads, is_causal=True, block_q=192):
         return forward_splits(heads, -(-n // block_q), n // 128, is_causal, heads * n * 256, 132)
 
     assert of(16384, 16) == of(65536, 1) == of(128, 1) == 1
     assert all(of(n, 1) > 1 for n in (4096, 8192, 16384))
-    # 128 blocks of equal length on 132 multiprocessors: a split would only add a second round
+    # 128 blocks of equal length on 132 multiprocessors: a split would only add a second wave.
     assert of(16384, 1, is_causal=False, block_q=128) == 1
 
 
@@ -89,11 +89,12 @@ def test_gpu_split_over_keys(outputs_hold_nan, head_dim, is_causal):
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", FORWARD)
 def test_gpu_layouts_and_scales(outputs_hold_nan, head_dim):
-    """Views that the copy engine reads, and those that it cannot: all give what copies give."""
+    """Views that TMA can read, and views that are copied, give the results of contiguous inputs."""
     q, k, v = inputs(2, 3, 200, 200, head_dim, BF16)
     swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    packed = torch.stack((q, k, v), 3).unbind(3)  # rows of three, strides in use
-    odd = [torch.cat((x, x[..., :1]), -1)[..., :-1] for x in (q, k, v)]  # rows not of 16 bytes
+    packed = torch.stack((q, k, v), 3).unbind(3)  # rows of all three tensors interleaved
+    # The row strides of `odd` are not multiples of 16 bytes.
+    odd = [torch.cat((x, x[..., :1]), -1)[..., :-1] for x in (q, k, v)]
     shifted = [torch.cat((x.flatten(), x.flatten()[:1]))[1:].view_as(x) for x in (q, k, v)]
     spread = [q, *(x[:, :1].expand(-1, 3, -1, -1) for x in (k, v))]
     for views in (swapped, packed, odd, shifted, spread):

@@ -1,7 +1,7 @@
-"""The Hopper kernels under compute-sanitizer's memcheck, in small shapes, ragged and split.
+"""Test of the Hopper kernels under compute-sanitizer's memcheck, with ragged and split shapes.
 
-racecheck has no say in them: it reports a race wherever one warp hands another an integer through
-barriers in shared memory, in a kernel of twenty lines that does nothing else, too.
+racecheck is not used. It reports a race wherever one warp passes an integer to another one through
+shared memory and mbarriers, even in a kernel of twenty lines that does nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def test_gpu_no_access_is_out_of_bounds():
         text=True,
     )
     if "Device not supported" in done.stdout:
-        pytest.skip("compute-sanitizer does not know this device")
+        pytest.skip("compute-sanitizer does not support this device")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ERROR SUMMARY: 0 errors" in done.stdout
 

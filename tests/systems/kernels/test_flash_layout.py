@@ -1,4 +1,4 @@
-"""Where rows lie, of views of any shape and strides: the elements that the kernels address."""
+"""Tests of the layouts of views of any shape and strides: kernels address the right elements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from systems.kernels.flash_attention.layout import empty_like, four_dimensional,
 
 @st.composite
 def views(draw: st.DrawFn) -> Tensor:
-    """(..., rows, head_dim), permuted, sliced, expanded, some dimensions 0 or 1."""
+    """Draw a view (..., rows, head_dim): permuted, sliced or expanded, with sizes of 0 and 1."""
     shape = draw(st.lists(st.sampled_from([0, 1, 1, 2, 3]), min_size=1, max_size=5))
     shape.append(draw(st.sampled_from([1, 2, 4])))
     order = draw(st.permutations(range(len(shape))))

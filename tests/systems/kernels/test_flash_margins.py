@@ -1,4 +1,4 @@
-"""Limits of attention: right kernels stay under half of them, slips in a kernel go past them."""
+"""Tests of the error limits: right kernels stay under half of them, wrong ones exceed them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ gpu_margins = [
 
 
 def by_tiles(q, k, v, dout, is_causal=False, scale=None):
-    """out, lse, dq, dk, dv of flash_pytorch."""
+    """Return out, lse, dq, dk and dv of flash_pytorch."""
     out, lse = tiled_forward(q, k, v, is_causal, scale)
     return out, lse, *tiled_backward(q, k, v, out, lse, dout, is_causal, scale)
 
 
 def without_last_keys(q, k, v, dout):
-    """As if a kernel had forgotten the end of the keys."""
+    """Return the results of a kernel that leaves out the last keys."""
     left_out = (0, 0, 0, 6)
     out, lse, dq, dk, dv = by_tiles(q, k[:, :-6], v[:, :-6], dout)
     return out, lse, dq, pad(dk, left_out), pad(dv, left_out)
 
 
 def with_wrong_d(q, k, v, dout):
-    """As if D = rowsum(dO * O) were 5% too large: backward uses out for nothing else."""
+    """Return results with D = rowsum(dO * O) 5% too large; backward uses out only to compute D."""
     out, lse = tiled_forward(q, k, v)
     return out, lse, *tiled_backward(q, k, v, 1.05 * out, lse, dout)
 
@@ -58,7 +58,7 @@ def test_a_slip_is_past_the_limits(slip, dtype):
     given = inputs((200, 150), 64, dtype)
     shares = attention_shares(dict(zip(NAMES, SLIPS[slip](*given), strict=True)), *given, False)
     seen = {"D 5% too large": ("dq", "dk")}.get(slip, ("out", "dq", "dk", "dv"))
-    if (slip, dtype) == ("1% too large", BF16):  # 2.6 roundoffs: dq and dk may be off as far
+    if (slip, dtype) == ("1% too large", BF16):  # 1% is 2.6 roundoffs, within limits of dq and dk
         seen = ("out", "dv")
     assert all(max(shares[name], shares[f"{name} norm"]) > 1 for name in seen), shares
 
@@ -96,7 +96,7 @@ class TestOnAGpu:
 
     def test_flash_hopper_stays_under_half_of_its_limits(self, dtype, large):
         if dtype == F32 or not is_hopper(torch.device("cuda")):
-            pytest.skip("the Hopper kernels take 16 bits on Hopper GPUs")
+            pytest.skip("the Hopper kernels need 16-bit inputs and a Hopper GPU")
 
         def shares_of(seed):
             lengths, head_dim = GPU_CASES[seed % len(GPU_CASES)]

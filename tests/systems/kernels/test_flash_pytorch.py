@@ -1,5 +1,8 @@
-"""FlashAttention in plain torch: against float64, and what makes it flash: no whole matrix of
-scores, no tile above the diagonal, one compilation."""
+"""Tests of FlashAttention in plain torch.
+
+Results are compared with float64. Other tests check that the score matrix is never materialized,
+that tiles above the diagonal are skipped and that backward is compiled once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from systems.kernels.flash_attention.flash_pytorch import tiled_forward
 from tests.systems.kernels.attention_error import assert_within_limits
 
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
-# (queries, keys), those of FlashAttention's own tests, and none
+# (queries, keys): lengths of FlashAttention's own tests, and empty ones
 LENGTHS = [
     (1, 1), (239, 1), (799, 3), (113, 203), (128, 217), (108, 256), (384, 256), (640, 128),
     (1023, 1024), (1024, 1023), (0, 5), (5, 0), (0, 0),
@@ -31,7 +34,7 @@ GRADIENTS = ("dq", "dk", "dv")
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles of 4 queries and 3 keys, so that short sequences have many, and cut the diagonal."""
+    """Use tiles of 4 queries and 3 keys, so that short sequences have many, some diagonal."""
     monkeypatch.setattr(flash_pytorch_module, "QUERY_TILE", 4)
     monkeypatch.setattr(flash_pytorch_module, "KEY_TILE", 3)
 
@@ -44,7 +47,7 @@ def _inputs(
     device: str = "cpu",
     seed: int = 0,
 ) -> list[Tensor]:
-    """q, k, v, dout of unit variance."""
+    """Return normally distributed q, k, v and dout with unit variance."""
     generator = torch.Generator().manual_seed(seed)
     n_queries, n_keys = lengths
     shapes = [(*leading, n, head_dim) for n in (n_queries, n_keys, n_keys, n_queries)]
@@ -53,7 +56,7 @@ def _inputs(
 
 
 def _results(function, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> dict[str, Tensor]:
-    """out, dq, dk, dv of function(q, k, v)."""
+    """Return out, dq, dk and dv of function(q, k, v)."""
     inputs = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
     out = function(*inputs)
     gradients = torch.autograd.grad(out, inputs, dout)
@@ -65,14 +68,14 @@ def _flash(causal: bool, scale: float | None = None):
 
 
 def _lse(out: Tensor) -> Tensor:
-    """The one saved tensor of the shape of a log-sum-exp."""
+    """Return the saved log-sum-exp: the only saved tensor of its shape."""
     saved = [t for t in out.grad_fn.saved_tensors if t.shape == out.shape[:-1]]
     assert len(saved) == 1
     return saved[0]
 
 
 def _assert_right(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> None:
-    """out, lse and gradients have the right shapes and dtypes and lie within their limits."""
+    """Assert that out, lse and gradients have the right shapes and dtypes and small errors."""
     found = _results(_flash(causal), q, k, v, dout)
     for name, like in (("out", q), ("dq", q), ("dk", k), ("dv", v)):
         assert found[name].shape == like.shape and found[name].dtype == q.dtype
@@ -146,7 +149,7 @@ def test_leading_dimensions_change_no_bit(leading, small_tiles):
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[1::5])
 def test_strides_change_no_bit(order, small_tiles):
     def lay(tensor: Tensor) -> Tensor:
-        """The same values, the dimensions in another order in memory, with gaps."""
+        """Return the same values with another order of dimensions in memory and with gaps."""
         back = [order.index(i) for i in range(4)]
         return tensor.permute(order).repeat_interleave(2, -1)[..., ::2].permute(back)
 
@@ -161,7 +164,7 @@ def test_expanded_gradient_is_one_of_ones():
     q, k, v, _ = _inputs((9, 7), F32)
     known = _results(_flash(True), q, k, v, torch.ones_like(q))
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
-    FlashAttentionPyTorch.apply(*inputs, True).sum().backward()  # hands over a 1 with strides of 0
+    FlashAttentionPyTorch.apply(*inputs, True).sum().backward()  # dout is a 1 with strides of 0
     assert all(torch.equal(t.grad, known[name]) for t, name in zip(inputs, GRADIENTS, strict=True))
 
 
@@ -239,11 +242,11 @@ def test_whatever_the_shape_and_the_tiles(
             torch.testing.assert_close(result, getattr(exact, name), rtol=1e-10, atol=1e-10)
 
 
-# ---- what makes it flash -------------------------------------------------------------------------
+# ---- tiling and compilation ----------------------------------------------------------------------
 
 
 class _Watch(TorchDispatchMode):
-    """The largest result of all operations, and the products of matrices among them."""
+    """Record the size of the largest tensor that an operation returns, and count the matmuls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,12 +273,12 @@ def test_no_score_above_the_diagonal_and_never_all_of_them(causal, monkeypatch):
     with _Watch() as watch:
         _results(_flash(causal), *inputs)
     assert watch.products == (2 + 5) * tiles
-    assert watch.largest == 512 * 16  # as many as q has
+    assert watch.largest == 512 * 16  # the number of elements of q
 
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Backward compiled by a backend that counts, and runs what it is given as it is."""
+    """Compile backward with a backend that counts compilations and generates no code."""
     counter = CompileCounterWithBackend("aot_eager")
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **kw: compile_(f, backend=counter, **kw))
@@ -332,7 +335,7 @@ def test_gpu_gives_the_same_bits_every_time():
 @pytest.mark.gpu
 def test_gpu_memory_does_not_grow_with_the_square_of_the_length():
     inputs = _inputs((16_384, 16_384), BF16, (1, 1), 64, "cuda")
-    _results(_flash(True), *inputs)  # compiles
+    _results(_flash(True), *inputs)  # compile before measuring
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""FlashAttention-2 in Triton on a GPU, against float64."""
+"""Tests of FlashAttention-2 in Triton on a GPU, against float64."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_gpu_strides(layout):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("kind", "columns"), TABLE)
 def test_gpu_fifty_repeats_of_every_configuration_are_bit_equal(kind, columns, is_causal):
-    """A compiler's race may show in one run of many; the first of them is held to float64."""
+    """A race in a compiled kernel may show in few runs; the first is compared with float64."""
     dtype = BF16 if kind == "16-bit" else F32
     options = {"precision": "tf32"} if kind == "tf32" else {}
     given_inputs = inputs((1024, 1024), columns, dtype, (2, 4), "cuda")
@@ -137,7 +137,7 @@ def test_gpu_rows_past_two_to_the_31_elements():
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_gpu_compiled_by_torch_gives_the_same(dtype, monkeypatch):
-    monkeypatch.undo()  # the compiler keeps outputs that are made NaN
+    monkeypatch.undo()  # the fixture that fills new tensors with NaN breaks torch.compile
     q, k, v, dout = inputs((512, 512), 64, dtype, (1, 4), "cuda")
     results = []
     compiled_function = torch.compile(FlashAttentionTriton.apply, fullgraph=True)
@@ -152,7 +152,7 @@ def test_gpu_compiled_by_torch_gives_the_same(dtype, monkeypatch):
 @pytest.mark.gpu
 def test_gpu_in_a_cuda_graph():
     q, k, v, dout = inputs((300, 257), 64, BF16, (2,), "cuda")
-    by_triton(q, k, v, dout, True)  # compiles
+    by_triton(q, k, v, dout, True)  # compile before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = by_triton(q, k, v, dout, True)
@@ -166,7 +166,7 @@ def test_gpu_in_a_cuda_graph():
 
 @pytest.mark.gpu
 def test_gpu_unaligned_addresses_after_aligned_ones():
-    """One shape, and so one plan, whose variants Triton compiles by alignment."""
+    """Tensors of one shape share a plan, whose kernels Triton compiles for each alignment."""
     made = inputs((257, 257), 64, BF16, (2,), "cuda")
     assert_right(*made, True)
     shifted = []

@@ -1,4 +1,4 @@
-"""Descriptors for the copy engine: one for an address, and what they say of the tensor."""
+"""Tests of the TMA descriptors that are cached by address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_an_address_has_one_map_as_long_as_it_is_kept(monkeypatch):
     first = maps.at(1 << 20)
     assert maps.at(1 << 20) is first and maps.at(1 << 21) is not first
     assert maps.at(1 << 20) is first
-    maps.at(1 << 22)  # the third: none of the others is kept
+    maps.at(1 << 22)  # the third address exceeds MAX_ADDRESSES, which clears the cache
     assert maps.at(1 << 20) is not first
     assert maps.at(1 << 20).descriptor.base.data_ptr() == 1 << 20
 

@@ -1,20 +1,21 @@
-"""Code shared by both backward kernels for Hopper: work items, buffers in shared memory, copies.
+"""Code shared by both backward kernels for Hopper: work items, rings in shared memory, TMA copies.
 
-A work item is a block of 128 keys of one head, with the queries that see it (those of one split, if
-there are several). Two consumer warpgroups take 64 of the keys each: the halves of the item. A step
-is a tile of 64 queries.
+A work item is a block of 128 keys of one head, together with the queries that see it. If the pass
+is split over queries, it has only the queries of one split. Each of the two consumer warpgroups
+processes 64 of the keys, called a half of the item. In a step they process a tile of 64 queries.
 
-Warpgroups synchronise through rings of slots in shared memory. Each slot has a barrier "full", on
-which its readers wait, and a barrier "empty", on which its writers wait. The n-th use of a ring of
-S slots is slot n % S in phase n // S, of which a barrier knows the parity; writers wait for the
-opposite parity, so that every slot is empty at first.
+Warpgroups synchronize through rings of slots in shared memory. Each slot has an mbarrier `full`, on
+which its readers wait, and an mbarrier `empty`, on which its writers wait. Use n of a ring of S
+slots, counted from 0, is slot n % S in phase n // S. Readers wait with the parity of this phase.
+Writers wait for the previous phase of `empty`, that is, with the opposite parity; the wait before
+the first use of a slot returns at once.
 """
 
-# Arguments of a kernel are Triton's, which has no types.
+# Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
-# No annotations from the future: those of an aggregate are its fields' types.
+# No `from __future__ import annotations`: an aggregate needs the types of its fields, not strings.
 import triton.language as tl
 from triton._C.libtriton import ir
 from triton.experimental import gluon
@@ -37,7 +38,10 @@ HALF_K = gl.constexpr(64)  # keys per consumer
 
 @builtin
 def reduce_add(tensor_desc, coord, src, _semantic=None):
-    """Add a tile in shared memory to global memory asynchronously, which `tma` does not offer."""
+    """Add a tile in shared memory to global memory by TMA, asynchronously.
+
+    Gluon's `tma` module has no function for this.
+    """
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(
         ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle
@@ -46,7 +50,7 @@ def reduce_add(tensor_desc, coord, src, _semantic=None):
 
 @aggregate
 class ProblemShape:
-    """Sizes of a launch, named as the arguments of `backward_kernel`."""
+    """Sizes of a launch; see the arguments of `backward_kernel` with the same names."""
 
     n_programs: gl.tensor
     n_heads: gl.tensor
@@ -77,8 +81,11 @@ class ProblemShape:
 
     @gluon.jit
     def locate(self, item):
-        """Return (split, head of batch * heads, first key, first tile, tiles, masked tiles) of a
-        work item, in the order of `tile_ops.schedule`."""
+        """Return (split, head, first key, first tile, tiles, masked tiles) of a work item.
+
+        The order of work items is that of `tile_ops.schedule`. The index of the head counts all
+        batch elements. Tiles are tiles of queries; the first ones need a mask.
+        """
         BLOCK_K: gl.constexpr = 2 * HALF_K
         block, head, split = schedule(
             item, gl.cdiv(self.n_keys, BLOCK_K), self.n_programs, self.n_splits,
@@ -90,7 +97,7 @@ class ProblemShape:
         last_tile = gl.cdiv(last_query, BLOCK_Q)
         first_tile = first_query // BLOCK_Q
         if self.IS_CAUSAL:
-            # At least one tile, even if it sees none of the keys
+            # An item has at least one tile, even if no query of its split sees its keys.
             seen = gl.minimum(first_key // BLOCK_Q, last_tile - 1)
             first_tile = gl.maximum(first_tile, seen)
         n_tiles = last_tile - first_tile
@@ -105,22 +112,22 @@ class ProblemShape:
 
 @aggregate
 class Shared:
-    """Rings in shared memory and their barriers; the first dimension is the slot."""
+    """Rings in shared memory and their mbarriers; the first dimension is the slot."""
 
-    k: gl.shared_memory_descriptor  # (2 * slots, 64, head_dim): slots of two halves
-    v: gl.shared_memory_descriptor
+    k: gl.shared_memory_descriptor  # (2 * slots, 64, head_dim), two halves per slot
+    v: gl.shared_memory_descriptor  # as k
     q: gl.shared_memory_descriptor  # (slots, 64, head_dim)
-    do: gl.shared_memory_descriptor
+    do: gl.shared_memory_descriptor  # as q
     lse: gl.shared_memory_descriptor  # float32 (slots, 64), in base 2
-    minus_delta: gl.shared_memory_descriptor
-    ds: gl.shared_memory_descriptor  # (2 * slots, 64 keys, 64 queries): slots of two halves
+    minus_delta: gl.shared_memory_descriptor  # float32 (slots, 64)
+    ds: gl.shared_memory_descriptor  # (2 * slots, 64 keys, 64 queries), two halves per slot
     dq: gl.shared_memory_descriptor  # float32 (slots, 64 of head_dim, 64 queries)
-    kv_full: gl.shared_memory_descriptor  # one for each half
-    kv_empty: gl.shared_memory_descriptor
-    q_full: gl.shared_memory_descriptor  # of q, do, lse and minus_delta
-    q_empty: gl.shared_memory_descriptor
-    ds_full: gl.shared_memory_descriptor  # one for each half
-    ds_empty: gl.shared_memory_descriptor
+    kv_full: gl.shared_memory_descriptor  # (2 * slots), one for each half of k and v
+    kv_empty: gl.shared_memory_descriptor  # (slots)
+    q_full: gl.shared_memory_descriptor  # (slots), one for q, do, lse and minus_delta together
+    q_empty: gl.shared_memory_descriptor  # (slots)
+    ds_full: gl.shared_memory_descriptor  # (2 * slots), one for each half
+    ds_empty: gl.shared_memory_descriptor  # (slots)
 
     @gluon.constexpr_function
     def __init__(
@@ -145,7 +152,7 @@ class Shared:
 
 @gluon.jit
 def barriers(n: gl.constexpr, count: gl.constexpr):
-    """Allocate n barriers that complete a phase after `count` arrivals."""
+    """Allocate n mbarriers that complete a phase after `count` arrivals."""
     made = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(n):
         mbarrier.init(made.index(i), count=count)
@@ -158,7 +165,13 @@ def allocate(
     KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr, DS_SLOTS: gl.constexpr, DQ_SLOTS: gl.constexpr,
     KV_READERS: gl.constexpr, DS_READERS: gl.constexpr,
 ):  # fmt: skip
-    """Allocate the rings; KV_READERS and DS_READERS count warpgroups that read K or V, and dS."""
+    """Allocate the rings.
+
+    Args:
+        *_SLOTS: number of slots of each ring.
+        KV_READERS: number of warpgroups that read K or V.
+        DS_READERS: number of warpgroups that read dS.
+    """
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[3]
     dtype: gl.constexpr = k_desc.dtype
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD_DIM], dtype)
@@ -187,7 +200,7 @@ def allocate(
 
 @gluon.jit
 def _copy(desc, coord, barrier, shared):
-    """Load a tile into `shared`, which lacks the leading dimensions of 1."""
+    """Load a tile into `shared`, which does not have the descriptor's leading dimensions of 1."""
     tile = shared._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
     tma.async_copy_global_to_shared(desc, coord, barrier, tile)
 
@@ -197,13 +210,14 @@ def load_item(
     shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, item, turn, n,
     KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """Issue the loads of one work item, each as soon as its slot is empty; for the producer warp.
+    """Issue the TMA loads of one work item, each as soon as its slot is empty (producer warp).
 
     Args:
-        turn: number of earlier items of this program. n: number of earlier steps.
+        turn: number of work items that this program has processed before.
+        n: number of steps of these work items.
 
     Returns:
-        n for the next item.
+        n for the next work item.
     """
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[3]
     row_bytes: gl.constexpr = 2 * HEAD_DIM * k_desc.dtype.primitive_bitwidth // 8
@@ -225,7 +239,7 @@ def load_item(
         padded_row = item_head * problem.n_padded + row
         q_full = shared.q_full.index(slot)
         mbarrier.wait(shared.q_empty.index(slot), ((n + i) // Q_SLOTS) & 1 ^ 1)
-        mbarrier.expect(q_full, BLOCK_Q * (row_bytes + 8))  # 8: of lse and minus_delta
+        mbarrier.expect(q_full, BLOCK_Q * (row_bytes + 8))  # + 8 bytes: lse and minus_delta
         _copy(q_desc, [batch, head, row, 0], q_full, shared.q.index(slot))
         _copy(do_desc, [batch, head, row, 0], q_full, shared.do.index(slot))
         _copy(lse_desc, [padded_row], q_full, shared.lse.index(slot))
@@ -235,8 +249,11 @@ def load_item(
 
 @gluon.jit
 def send(desc, coord, value, shared):
-    """Store a tile asynchronously through `shared`, which lacks the leading dimensions of 1. Rows
-    past the end are not written."""
+    """Store a tile to global memory by TMA, asynchronously, through the buffer `shared`.
+
+    `shared` does not have the descriptor's leading dimensions of 1. Rows past the end of the tensor
+    are not written.
+    """
     shared.store(value.to(desc.dtype))
     fence_async_shared()
     tile = shared._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
@@ -245,7 +262,11 @@ def send(desc, coord, value, shared):
 
 @gluon.jit
 def row_of(shared, layout: gl.constexpr):
-    """Load a number for each column of `layout`, in the order written by `prepare_kernel`."""
+    """Load one number per column of `layout` (lse or -delta of the queries).
+
+    `prepare_kernel` stores every 64 numbers in an order in which the 16 numbers of a thread are
+    contiguous, so that the thread reads them with wide loads.
+    """
     loaded: gl.constexpr = gl.DistributedLinearLayout(
         [[1], [2], [4], [8]], [[16], [32], [0], [0], [0]], [[0], [0]], [], [BLOCK_Q]
     )
@@ -255,7 +276,7 @@ def row_of(shared, layout: gl.constexpr):
 
 @gluon.jit
 def times(a, b, layout: gl.constexpr):
-    """Issue a b^T."""
+    """Issue the asynchronous WGMMA a b^T and return its result, which must be waited for."""
     ROWS: gl.constexpr = a.shape[0]
     COLUMNS: gl.constexpr = b.shape[0]
     zeros = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
@@ -264,9 +285,10 @@ def times(a, b, layout: gl.constexpr):
 
 @gluon.jit
 def hide(p, first_key, first_query, n_keys, IS_CAUSAL: gl.constexpr):
-    """Zero P^T where a key is not visible.
+    """Set P^T to zero for keys that a query does not see, and for keys past the end.
 
-    Keys past the end, too: there S is 0, exp2(-lse) may be inf, and inf * 0 is NaN.
+    Keys past the end have a score of 0, so their P would be exp2(-lse), which may be inf, and
+    inf * 0 in the matmul for dQ would be NaN.
     """
     layout: gl.constexpr = p.type.layout
     keys = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, layout))
@@ -279,7 +301,7 @@ def hide(p, first_key, first_query, n_keys, IS_CAUSAL: gl.constexpr):
 
 @gluon.jit
 def store_rows(pointer, value, first, n_rows, row_stride):
-    """Store (rows, head_dim) without the rows past n_rows."""
+    """Store (rows, head_dim) from row `first` on, without rows past n_rows."""
     layout: gl.constexpr = value.type.layout
     row = gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))
     column = gl.arange(0, value.shape[1], gl.SliceLayout(0, layout))

@@ -1,23 +1,27 @@
-"""The backward pass of `backward_kernel` for head_dim 128, where registers leave no warps for dQ.
+"""Warp-specialized backward pass of FlashAttention for Hopper and head_dim 128, in Gluon.
 
-dK and dV of 64 keys take 128 registers per thread of a consumer. So two consumers have 240 each and
-also compute dQ, half of head_dim each, from the dS^T of both halves. The matmuls of a step are
+Differs from `backward_kernel` because dK and dV of 64 keys take 128 registers per thread of a
+consumer, which leaves too few registers for a separate dQ warpgroup. Instead, two consumers with
+240 registers per thread also compute dQ^T: each computes one half of head_dim, from the dS^T of
+both halves of the keys. The matmuls of a step, in the order in which they are issued, are:
 
     S^T of tile i    dQ^T of tile i - 1    dP^T, dV and dK of tile i
 
-A consumer needs the other's dS^T of the previous tile, so it rarely waits for it. Its exponentials
-overlap matmuls of the other consumer, and some its own dP^T. Shared memory has no room for the next
-item's K and V: a program has one item (a persistent kernel was no faster when measured). So the
-time after its last matmul counts: dK and dV are stored with TMA, through the memory of K and V.
+dQ^T lags one tile behind, so the other consumer's dS^T is usually ready and a consumer rarely waits
+for it. The exponentials of a consumer overlap the matmuls of the other one, and in part its own.
 
-    ring   slots of               written by     read by              slots
-    kv     K, V of the item       producer       consumers            1, filled once
-    q      Q, dO, lse, -delta     producer       consumers            2
-    ds     dS^T of a tile         consumers      consumers            2
-    dq     a half of dQ^T         a consumer     TMA                  1 for each half
+Shared memory has no room for K and V of another work item, so a program processes a single work
+item. Nothing overlaps the end of a program. To keep it short, dK and dV are stored by TMA, through
+the buffers of K and V.
+
+    ring   content of a slot          written by     read by              slots
+    kv     K, V of the work item      producer       consumers            1, filled once
+    q      Q, dO, lse, -delta         producer       consumers            2
+    ds     dS^T of a tile             consumers      consumers            2
+    dq     one half of dQ^T           a consumer     TMA                  1 for each half
 """
 
-# Arguments of a kernel are Triton's, which has no types.
+# Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
@@ -48,11 +52,12 @@ from systems.kernels.flash_attention.hopper.backward_common import (
 )
 
 HEAD_DIM = gl.constexpr(128)
-CHUNK = gl.constexpr(64)  # of head_dim: the half of dQ^T that a consumer computes
+CHUNK = gl.constexpr(64)  # columns of dQ, half of head_dim, that a consumer computes
 KV_SLOTS = gl.constexpr(1)
 Q_SLOTS = gl.constexpr(2)
 DS_SLOTS = gl.constexpr(2)
-# Per thread; of 504 for one thread of each warpgroup, consumer 0 gets what the others leave: 240.
+# Registers per thread (setmaxnreg). The registers per thread of the three warpgroups add up to 504,
+# see `forward_launch.HopperTile`: 240 + 24 leave 240 for consumer 0.
 CONSUMER_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
 
@@ -67,12 +72,15 @@ def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_d
 
 @gluon.jit
 def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
-    """Issue a half of dQ^T of tile i - 1; there is no tile -1, and its result is not used."""
+    """Issue the WGMMAs of this consumer's half of dQ^T of tile i - 1.
+
+    There is no tile -1: for i = 0 the wait is skipped, and the caller must not use the result.
+    """
     slot = (i + DS_SLOTS - 1) % DS_SLOTS
     zeros = gl.zeros([CHUNK, BLOCK_Q], gl.float32, layout)
     other_full = shared.ds_full.index(2 * slot + 1 - HALF)
     mbarrier.wait(other_full, ((i + DS_SLOTS - 1) // DS_SLOTS + 1) & 1, pred=i > 0)
-    # This half of head_dim of K^T, of the keys of either consumer
+    # This consumer's half of head_dim of K^T, for the keys of consumer 0 and of consumer 1
     kt0 = shared.k.index(zero).permute((1, 0)).slice(HALF * CHUNK, CHUNK, 0)
     kt1 = shared.k.index(zero + 1).permute((1, 0)).slice(HALF * CHUNK, CHUNK, 0)
     dq = warpgroup_mma(kt0, shared.ds.index(2 * slot), zeros, use_acc=False, is_async=True)
@@ -81,9 +89,13 @@ def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
 
 @gluon.jit
 def _add_dq(shared, dq_desc, dq, row, HALF: gl.constexpr, LATER: gl.constexpr = 0):
-    """Add dq to global memory. LATER: tiles sent since the last dQ."""
+    """Add dq to global memory by TMA, asynchronously.
+
+    LATER: number of TMA stores that this consumer has issued after its previous dQ. They need not
+    have completed.
+    """
     dq_tile = shared.dq.index(HALF)
-    tma.store_wait(pendings=LATER)  # TMA has read the previous one
+    tma.store_wait(pendings=LATER)  # until TMA has read the previous dQ from this buffer
     dq_tile.store(dq)
     fence_async_shared()
     reduce_add(dq_desc, [row, 0], dq_tile)
@@ -94,10 +106,10 @@ def _step(
     shared, dq_desc, i, dk, dv, first_key, first_query, n_keys, row, scale_log2e,
     HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Return dk and dv with tile i added, and send dQ of tile i - 1.
+    """Add tile i of the queries to dk and dv, and add dQ of tile i - 1 to global memory.
 
     Args:
-        row: of dq_desc, where dQ^T of tile i - 1 is.
+        row: row of dq_desc at which this consumer's half of dQ^T of tile i - 1 starts.
     """
     dtype: gl.constexpr = shared.q.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
@@ -106,9 +118,10 @@ def _step(
     ds_slot = i % DS_SLOTS
     q = shared.q.index(q_slot)
     do = shared.do.index(q_slot)
-    # Zero, but the compiler cannot know. Otherwise it would make the descriptors of all slices of K
-    # and V before the loop, more than there are registers for, and read them from local memory one
-    # by one before the matmuls: 10 to 14% of backward's time.
+    # Always 0, but the compiler must not know it. If it did, it would compute the WGMMA descriptors
+    # of all slices of K and V before the loop. They do not fit in the registers, so it would spill
+    # them to local memory and reload them one by one before the matmuls, which takes 10 to 14% of
+    # the time of the backward pass.
     zero = first_query >> 30
     k = shared.k.index(HALF + zero)
     v = shared.v.index(HALF + zero)
@@ -117,7 +130,7 @@ def _step(
     s = times(k, q, layout)
     dq = _begin_dq(shared, i, zero, layout, HALF)
     lse = row_of(shared.lse.index(q_slot), layout)
-    s = warpgroup_mma_wait(2, deps=[s])
+    s = warpgroup_mma_wait(2, deps=[s])  # the two WGMMAs of dQ^T stay in flight
     p = gl.exp2(s * scale_log2e - lse[None, :])
     if MASKED:
         p = hide(p, first_key, first_query, n_keys, IS_CAUSAL)
@@ -126,16 +139,19 @@ def _step(
     mbarrier.arrive(shared.ds_empty.index((i + DS_SLOTS - 1) % DS_SLOTS), count=1, pred=i > 0)
     if i > 0:
         _add_dq(shared, dq_desc, dq, row, HALF)
-    # dP^T - delta: accumulating from -delta needs no registers for delta, and none are left besides
-    # dK, dV, dP and P twice. What it costs is in docs/hopper_attention.md.
+    # Compute dP^T - delta by accumulating dP^T onto -delta. A separate delta would need registers,
+    # and none are left: dK, dV, dP, and P in float32 and 16 bits take them all. The cost of this
+    # order is given in docs/hopper_attention.md.
     minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
     dp, _ = gl.broadcast(minus_delta[None, :], p)
     dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
     dv = warpgroup_mma(p16, do, dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=[dp])
+    dp = warpgroup_mma_wait(1, deps=[dp])  # dV stays in flight
     ds = (p * dp).to(dtype)
     ds16 = gl.convert_layout(ds, operand)
     dk = warpgroup_mma(ds16, q, dk, is_async=True)
+    # Pass dS^T to both consumers while dV and dK are in flight. fence_async_shared makes the stores
+    # visible to the WGMMAs that read them.
     mbarrier.wait(shared.ds_empty.index(ds_slot), (i // DS_SLOTS) & 1 ^ 1)
     shared.ds.index(2 * ds_slot + HALF).store(ds)
     fence_async_shared()
@@ -156,7 +172,7 @@ def _consume(
     first_key += HALF * HALF_K
     dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
     dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-    # The row of dQ^T of tile -1, of which there is none
+    # The row of dQ^T of tile -1. Step i adds dQ of tile i - 1, at i * HEAD_DIM rows after it.
     row = (item_head * (problem.n_padded // BLOCK_Q) + first_tile - 1) * HEAD_DIM
     row += HALF * CHUNK
     mbarrier.wait(shared.kv_full.index(0), 0)
@@ -176,7 +192,7 @@ def _consume(
     dq = _begin_dq(shared, n_tiles, 0, s_layout, HALF)
     batch = item_head // problem.n_heads
     head = item_head % problem.n_heads
-    if not SPLIT:  # no more reads of V
+    if not SPLIT:  # this consumer no longer reads its half of V: use it as the buffer of dV
         send(dv_desc, [batch, head, first_key, 0], dv, shared.v.index(HALF))
     dq = warpgroup_mma_wait(0, deps=[dq])
     mbarrier.arrive(shared.ds_empty.index(last_ds), count=1)
@@ -186,7 +202,8 @@ def _consume(
         store_rows(dk_partials + before, dk * scale, first_key, problem.n_keys, HEAD_DIM)
         store_rows(dv_partials + before, dv, first_key, problem.n_keys, HEAD_DIM)
     else:
-        # After the last dQ of both consumers there are no more reads of K.
+        # Both consumers read all of K for dQ. When both have released the last dS^T, K is no longer
+        # read, and its buffer can hold dK.
         mbarrier.wait(shared.ds_empty.index(last_ds), ((n_tiles - 1) // DS_SLOTS) & 1)
         send(dk_desc, [batch, head, first_key, 0], dk * scale, shared.k.index(HALF))
     tma.store_wait(pendings=0)
@@ -204,16 +221,22 @@ def wide_backward_kernel(
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
     scale, scale_log2e, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Grid: (n_items,). num_warps=4, those of consumer 0.
+    """Compute dQ, dK and dV with one warp-specialized program per work item.
 
-    Args: as for `backward_kernel` with head_dim 128 and dq_desc of float32
-        (batch * heads * n_padded * 2, 64); counter is not used; instead of dkey and dvalue:
-        dk_desc, dv_desc: of (batch, heads, n_keys, 128), blocks of 64 rows, written if not SPLIT.
-        dk_partials, dv_partials: float32 (splits, batch, heads, n_keys, 128), contiguous, written
-            if SPLIT: from the queries of each split.
+    Grid: (n_items,). Launch with num_warps=4, the warps of consumer 0.
+
+    Args:
+        dq_desc: TMA descriptor of float32 (batch * heads * n_padded * 2, 64), tiles of (64, 64).
+        dk_desc, dv_desc: TMA descriptors of (batch, heads, n_keys, 128), tiles of 64 rows, outputs
+            if not SPLIT.
+        counter: not used.
+        dk_partials, dv_partials: float32 (splits, batch, heads, n_keys, 128), contiguous, outputs
+            if SPLIT: gradients from the queries of each split.
+        SPLIT: the queries are split into more than one range.
+        All others: as for `backward_kernel`, with head_dim 128.
     """
     if not SPLIT:
-        n_splits = gl.to_tensor(1)  # a constant: divisions by it fold
+        n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it
     problem = ProblemShape(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
         n_items, IS_CAUSAL,

@@ -1,39 +1,41 @@
-"""FlashAttention-2's backward pass for Hopper in one pass of five matmuls, head_dim 64, in Gluon.
+"""Warp-specialized backward pass of FlashAttention for Hopper and head_dim 64, in Gluon.
 
-Algorithm 2 of Dao 2023, by blocks of keys, with dQ accumulated in float32 in global memory. The
-kernel is persistent, with one program per multiprocessor, and warp-specialised:
+Algorithm 2 of FlashAttention-2 (Dao 2023) by blocks of keys, with five matmuls per tile. dQ is
+accumulated in float32 in global memory. The kernel is persistent, with one program per
+multiprocessor. The warps of a program are:
 
-    producer (1 warp)          loads K and V of a block, and Q, dO, lse, -delta of each tile
-    consumer 0, 1 (4 warps)    take 64 keys each and loop over the queries that see them:
-                                   S^T = K Q^T             dP^T = V dO^T
-                                   P^T = exp2(S^T - lse)   dV += P^T dO
+    producer (1 warp)          loads K and V of a work item, and Q, dO, lse, -delta of each tile
+    consumer 0, 1 (4 warps     take 64 keys each and loop over the tiles of queries that see them:
+    each)                          S^T = K Q^T                 dP^T = V dO^T
+                                   P^T = exp2(S^T - lse)       dV += P^T dO
                                    dS^T = P^T (dP^T - delta)   dK += dS^T Q
                                and store dS^T in shared memory
-    dQ (4 warps)               dQ^T = K^T dS^T of both consumers, which TMA adds to global memory
-                               while the next is computed
+    dQ (4 warps, the default   computes dQ^T = K^T dS^T of both consumers' keys; TMA adds it to
+    partition)                 global memory while the dQ^T of the next tile is computed
 
-    ring   slots of               written by     read by              slots
-    kv     K, V of an item        producer       consumers, dQ        2
-    q      Q, dO, lse, -delta     producer       consumers            2
-    ds     dS^T of a tile         consumers      dQ                   2
-    dq     dQ^T of a tile         dQ             TMA                  2
-    item   number of an item      producer       consumers, dQ        2
+    ring   content of a slot        written by     read by              slots
+    kv     K, V of a work item      producer       consumers, dQ        2
+    q      Q, dO, lse, -delta       producer       consumers            2
+    ds     dS^T of a tile           consumers      dQ                   2
+    dq     dQ^T of a tile           dQ             TMA                  2
+    item   index of a work item     producer       consumers, dQ        2
 
-S^T and dP^T are computed transposed: so P^T and dS^T have the layout that the left operand of the
-next matmul has in registers, and no matmul's result is transposed before it enters another (a bug
-in Triton before 3.8, triton-lang/triton #9433). Operands in registers are named in the wait for
-their matmul, which keeps them from being overwritten before it. The consumers never wait for each
-other, so the exponentials of one overlap the matmuls of the other.
+S^T and dP^T are computed instead of S and dP. Then P^T and dS^T already have the register layout of
+a left operand of WGMMA, and no result of a matmul is transposed before the next matmul, where
+Triton before 3.8 has a bug (triton-lang/triton #9433). WGMMA reads operands in registers
+asynchronously, so they are dependencies (deps) of the wait for it, which keeps the compiler from
+overwriting them too early. The consumers never wait for each other, so the exponentials of one
+overlap the matmuls of the other.
 
-Additions to dQ happen in an order that changes from run to run. `triton.launch.flash_backward`
-needs two passes and is deterministic.
+dQ is summed in an order that changes from run to run. `triton.launch.flash_backward` is
+deterministic, but needs two passes.
 """
 
-# Arguments of a kernel are Triton's, which has no types.
+# Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
-# No annotations from the future: those of an aggregate are its fields' types.
+# No `from __future__ import annotations`: an aggregate needs the types of its fields, not strings.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -64,18 +66,21 @@ KV_SLOTS = gl.constexpr(2)
 Q_SLOTS = gl.constexpr(2)
 DS_SLOTS = gl.constexpr(2)
 DQ_SLOTS = gl.constexpr(2)
-# Per thread. One thread of each warpgroup, the producer's warp counted as a whole one, share 512;
-# dQ gets what the others leave, 72.
+# Registers per thread (setmaxnreg). The registers per thread of the four warpgroups add up to 512,
+# see `forward_launch.HopperTile`: 2 * 208 + 24 leave 72 for the dQ warpgroup.
 CONSUMER_REGISTERS = gl.constexpr(208)
 PRODUCER_REGISTERS = gl.constexpr(24)
 
 
 @aggregate
 class Dealer:
-    """Work queue: a program takes the next item when it has finished one, whatever its length."""
+    """Dynamic work queue: a program takes the next work item whenever it has loaded one.
 
-    counter: gl.tensor
-    item: gl.shared_memory_descriptor  # int32 (2, 1)
+    The first work item of a program is its program id.
+    """
+
+    counter: gl.tensor  # int32 (1,) in global memory
+    item: gl.shared_memory_descriptor  # int32 (2, 1), a ring of two indices
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
 
@@ -88,7 +93,7 @@ class Dealer:
 
     @gluon.jit
     def take(self, turn):
-        """Take the item after that of `turn` and publish it; for the producer."""
+        """Take the next work item and publish its index for `turn`; called by the producer."""
         item = gl.atomic_add(self.counter, 1, sem="relaxed") + gl.num_programs(0)
         slot = turn % 2
         mbarrier.wait(self.empty.index(slot), (turn // 2) & 1 ^ 1)
@@ -99,7 +104,7 @@ class Dealer:
 
     @gluon.jit
     def next(self, turn):
-        """Return the item that the producer took; for the other warps."""
+        """Return the work item that the producer published for `turn`; called by the readers."""
         slot = turn % 2
         mbarrier.wait(self.full.index(slot), (turn // 2) & 1)
         item = self.item.index(slot).load(gl.BlockedLayout([1], [32], [4], [0]))
@@ -148,7 +153,8 @@ def _sum_dq(shared, problem, dealer, dq_desc):
             dq = warpgroup_mma_wait(0, deps=[dq])
             mbarrier.arrive(shared.ds_empty.index(slot), count=1)
             dq_tile = shared.dq.index(n % DQ_SLOTS)
-            tma.store_wait(pendings=DQ_SLOTS - 1)  # TMA has read it
+            # Wait until TMA has read the dQ^T that was stored in this slot DQ_SLOTS steps ago.
+            tma.store_wait(pendings=DQ_SLOTS - 1)
             dq_tile.store(dq)
             fence_async_shared()
             reduce_add(dq_desc, [row, 0], dq_tile)
@@ -165,7 +171,7 @@ def _step(
     shared, n, k, v, dk, dv, first_key, first_query, n_keys, scale_log2e,
     HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Return dk and dv with the n-th tile of queries added. k and v are in registers."""
+    """Add a tile of queries, step n of this program, to dk and dv. k and v are in registers."""
     dtype: gl.constexpr = shared.q.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
@@ -179,16 +185,18 @@ def _step(
     dp = times(v, do, layout)
     lse = row_of(shared.lse.index(q_slot), layout)
     minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
-    s = warpgroup_mma_wait(1, deps=[s])
+    s = warpgroup_mma_wait(1, deps=[s])  # dP^T stays in flight during the exponentials
     p = gl.exp2(s * scale_log2e - lse[None, :])
     if MASKED:
         p = hide(p, first_key, first_query, n_keys, IS_CAUSAL)
     p16 = gl.convert_layout(p.to(dtype), operand)
     dv = warpgroup_mma(p16, do, dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=[dp])
+    dp = warpgroup_mma_wait(1, deps=[dp])  # dV stays in flight
     ds = (p * (dp + minus_delta[None, :])).to(dtype)
     ds16 = gl.convert_layout(ds, operand)
     dk = warpgroup_mma(ds16, q, dk, is_async=True)
+    # Pass dS^T to the dQ warpgroup while dV and dK are in flight. fence_async_shared makes the
+    # stores visible to the WGMMA that reads them.
     mbarrier.wait(shared.ds_empty.index(ds_slot), (n // DS_SLOTS) & 1 ^ 1)
     shared.ds.index(2 * ds_slot + HALF).store(ds)
     fence_async_shared()
@@ -254,23 +262,32 @@ def backward_kernel(
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
     scale, scale_log2e, IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Grid: (programs,), any number up to n_items; they share the items. num_warps=4, those of dQ.
+    """Compute dQ, dK and dV with persistent, warp-specialized programs.
+
+    Grid: (programs,), any number up to n_items; the programs share the work items. Launch with
+    num_warps=4, the warps of the dQ warpgroup.
 
     Args:
-        q_desc, do_desc: descriptors of (batch, heads, n_queries, 64), blocks of 64 rows.
-        k_desc, v_desc: of (batch, heads, n_keys, 64), blocks of 64 rows.
-        lse_desc, minus_delta_desc: of float32 (batch * heads * n_padded,), blocks of 64, as
-            `prepare_kernel` makes them.
-        dq_desc: of float32 (batch * heads * n_padded, 64), blocks of (64, 64): zeros to which
-            dQ / scale is added, the tile of 64 queries transposed.
-        counter: int32 (1,), zero.
-        dkey, dvalue: (splits, batch, heads, n_keys, 64), written: from the queries of each split.
-            Of the inputs' dtype, or float32 with several splits.
-        n_programs: batch * heads. n_heads: heads.
-        n_splits: ranges of queries. queries_per_split: of each but the last, a multiple of 64.
-        group: heads, see `tile_ops.schedule`.
-        n_items: splits * batch * heads * blocks of 128 keys.
-        scale: of the scores. scale_log2e: scale times log2(e).
+        q_desc, do_desc: TMA descriptors of (batch, heads, n_queries, 64), tiles of 64 rows.
+        k_desc, v_desc: TMA descriptors of (batch, heads, n_keys, 64), tiles of 64 rows.
+        lse_desc, minus_delta_desc: TMA descriptors of float32 (batch * heads * n_padded,), tiles of
+            64, as computed by `prepare_kernel`.
+        dq_desc: TMA descriptor of float32 (batch * heads * n_padded, 64), tiles of (64, 64). The
+            kernel adds dQ / scale to it, as transposed tiles of 64 queries. Must be zeros.
+        counter: int32 (1,), must be zero: number of work items taken after the first of each
+            program.
+        dkey, dvalue: (splits, batch, heads, n_keys, 64), outputs: gradients from the queries of
+            each split. Of the inputs' dtype, or float32 with several splits.
+        *_split, *_batch, *_head, *_row: strides in elements.
+        n_programs: batch * heads.
+        n_heads: heads.
+        n_padded: n_queries rounded up to a multiple of 64.
+        n_splits: number of ranges into which the queries are split.
+        queries_per_split: queries of each range except the last, a multiple of 64.
+        group: heads that share the L2 cache (see `tile_ops.schedule`).
+        n_items: number of work items: splits * batch * heads * blocks of 128 keys.
+        scale: scale of the scores.
+        scale_log2e: scale times log2(e).
     """
     problem = ProblemShape(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,

@@ -1,12 +1,13 @@
-"""Launch FlashAttention's backward pass on Hopper.
+"""Launch the backward pass of the Hopper kernels.
 
-Three launches: `prepare_kernel`, one kernel for all three gradients, and `convert_kernel`; plus one
-that adds partial dK and dV if the pass is split over queries, which helps with few heads.
+A pass has three launches: `prepare_kernel`, one kernel for all three gradients, and
+`convert_kernel`. With few heads the pass is split over queries, and a fourth launch adds the
+partial dK and dV.
 
 dQ is accumulated in float32 in an order that changes from run to run. For deterministic gradients
 use `triton.launch.flash_backward`, which computes the scores twice.
 
-As in `forward_launch`, plans are cached.
+Launch plans are cached as in `forward_launch`.
 """
 
 from __future__ import annotations
@@ -33,15 +34,18 @@ TILE = BLOCK_Q  # rows of every TMA copy
 
 
 def unsupported_reason(q: Tensor, needs_dq: bool = True, needs_dkdv: bool = True) -> str | None:
-    """Return why not to compute these gradients here, None if they should be.
+    """Return the reason not to compute these gradients with the Hopper kernels, or None.
 
-    For all three gradients these kernels were faster than `triton.launch.flash_backward` wherever
-    both were measured: 16 causal heads of 16k tokens on an H200 take 2.5 ms instead of 3.6 with
-    head_dim 64, and 4.7 instead of 6.5 with 128. For some of the gradients these kernels do as much
-    work as for all, while the Triton kernels do less.
+    If all three gradients are needed, these kernels are faster than `triton.launch.flash_backward`:
+    16 causal heads of 16k tokens on an H200 take 2.5 ms instead of 3.6 ms with head_dim 64, and 4.7
+    ms instead of 6.5 ms with head_dim 128. If only some are needed, the Triton kernels do less
+    work, while these kernels always compute all of them.
     """
     if not (needs_dq and needs_dkdv):
-        return "flash_hopper has one pass for all gradients; one of flash_triton's two is faster"
+        return (
+            "flash_hopper always computes all gradients; if only some are needed, flash_triton is "
+            "faster"
+        )
     return forward_launch.unsupported_reason(q)
 
 
@@ -57,12 +61,19 @@ def flash_backward(
     *,
     n_splits: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`triton.launch.flash_backward` on Hopper, with the same results except for dQ's rounding.
+    """Compute all gradients of `triton.launch.flash_backward` with the Hopper kernels.
 
     Args:
         q, k, v, out, dout: bfloat16 or float16, head_dim 64 or 128. Copied first if TMA cannot read
             them because of their address or strides.
-        n_splits: number of ranges of queries; `backward_splits` by default.
+        lse: as returned by `flash_forward`.
+        n_splits: number of ranges into which the queries are split; `backward_splits` by default.
+
+    Returns:
+        dq, dk, dv: of the shapes and dtype of q, k and v. dq differs from run to run by rounding.
+
+    Raises:
+        ValueError: if the dtypes differ.
     """
     if not q.dtype == k.dtype == v.dtype == out.dtype == dout.dtype:
         dtypes = [x.dtype for x in (q, k, v, out, dout)]
@@ -72,7 +83,7 @@ def flash_backward(
         for gradient in gradients:
             gradient.zero_()
         return gradients
-    # Keep copies alive until the launch, or the allocator would reuse their memory.
+    # The variables keep copies alive until the launch; else the allocator could reuse their memory.
     tensors = [tma_compatible(x) for x in (q, k, v, out, dout)]
     tensors += [four_dimensional(x) for x in gradients]
     shapes, strides = (tensors[0].shape, tensors[1].shape), tuple([x.stride() for x in tensors])
@@ -83,9 +94,10 @@ def flash_backward(
 
 
 class HopperBackwardPlan:
-    """The launches of `flash_backward` for TMA-compatible tensors of one dtype, shape and stride.
+    """Launch plan of `flash_backward` for TMA-compatible tensors of one dtype, shape and stride.
 
     Args:
+        shapes: of q and of k, both (batch, heads, rows, head_dim).
         strides: of q, k, v, out, dout, dq, dk, dv.
     """
 
@@ -115,8 +127,8 @@ class HopperBackwardPlan:
         self.head_dim = head_dim
         self.partials_shape = 2, self.n_splits, *shapes[1]
         self._make_row_launches(strides, (heads, n_queries, n_tiles * TILE), scale)
-        # A group has as many heads as have a block for each multiprocessor: more would not fit in
-        # the L2 cache together with their dQ.
+        # A group has just enough heads to give every multiprocessor a block. More heads would not
+        # fit in the L2 cache together with their dQ.
         group = -(-n_multiprocessors // n_blocks)
         numbers = (
             n_programs, heads, n_queries, n_keys, n_tiles * TILE, self.n_splits,
@@ -130,10 +142,11 @@ class HopperBackwardPlan:
     def _make_row_launches(
         self, strides: tuple[tuple[int, ...], ...], ends: tuple[int, int, int], scale: float
     ) -> None:
-        """Make the launches before and after the main one, which pass over the queries.
+        """Make the launches of `prepare_kernel` and `convert_kernel`.
 
         Args:
-            ends: heads, queries, and queries rounded up to whole tiles.
+            ends: the last integer arguments of both kernels: heads, queries, and queries rounded up
+                to whole tiles.
         """
         from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
         from systems.kernels.flash_attention.hopper.round_dq_kernel import convert_kernel
@@ -152,10 +165,10 @@ class HopperBackwardPlan:
         numbers: tuple[float, ...],
         grid: tuple[int],
     ) -> None:
-        """Make the launch that computes the gradients, and its TMA descriptors.
+        """Make the launch of the kernel that computes the gradients, and its TMA descriptors.
 
         Args:
-            numbers: the arguments that both kernels take.
+            numbers: number arguments that the kernels for both head dimensions have in common.
         """
         from systems.kernels.flash_attention.hopper.backward_d128 import wide_backward_kernel
         from systems.kernels.flash_attention.hopper.backward_kernel import backward_kernel
@@ -163,7 +176,7 @@ class HopperBackwardPlan:
         q, k, v, _, dout, _, dk, dv = strides
         row_map = TensorMaps(torch.float32, (self.n_rows,), (1,), (TILE,))
         dq_tiles = (self.n_rows * self.head_dim // TILE, TILE)
-        # In the order of the kernels' arguments
+        # In the order of the kernels' arguments: q, dout, k, v, lse, -delta, dq
         self.maps = [
             row_maps(dtype, shapes[0], q, TILE),
             row_maps(dtype, shapes[0], dout, TILE),
@@ -197,7 +210,7 @@ class HopperBackwardPlan:
         dq_sum, log2_lse, minus_delta = work.split((n * self.head_dim, n, n))
         counter = torch.empty(1, dtype=torch.int32, device=device)
         self.prepare(out, dout, lse, log2_lse, minus_delta, dq_sum, counter)
-        # As many of them as this kernel takes by descriptor
+        # The kernel for head_dim 64 has no descriptors of dk and dv.
         tensors = (q, dout, k, v, log2_lse, minus_delta, dq_sum, dk, dv)[: len(self.maps)]
         pairs = zip(self.maps, tensors, strict=True)
         maps = [maps.at(x.data_ptr()) for maps, x in pairs]

@@ -1,46 +1,62 @@
-"""FlashAttention's forward pass for Hopper in Gluon: `forward_kernel`'s algorithm, warp-specialised
-(FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2).
+"""Warp-specialized forward pass of FlashAttention for Hopper, in Gluon.
 
-A program works on CONSUMERS * 64 queries of one head at a time. Its warps are:
+Computes what `triton.forward_kernel` computes, with the methods of FlashAttention-3 (Shah et al.
+2024, sections 3.1 and 3.2).
 
-    producer     1 warp, few registers: loads tiles into shared memory with TMA
-    consumer c   4 warps, 64 queries: scores, softmax, output. Consumer 0 is the default partition
+A program processes work items: blocks of CONSUMERS * 64 queries of one head. Its warps are:
 
-The kernel is persistent, with one program per multiprocessor. A producer takes the next block of
-queries from a counter in global memory, in the order of `tile_ops.schedule`, and publishes it to
-its consumers: the queries, keys and values of the next block arrive while they work on this one.
+    producer     1 warp with few registers; loads tiles into shared memory with TMA
+    consumer c   1 warpgroup (4 warps) for 64 of the queries; computes scores, softmax and output.
+                 Consumer 0 is the default partition of gl.warp_specialize
 
-Every slot in shared memory has two barriers. TMA (the producer, for the number of a block) arrives
-at `full` when all data is there. Every reader arrives at `empty` when it is done, and the slot may
-be overwritten. The phase of a barrier is 0 until all have arrived, then 1, then 0: wait for the
-i-th filling with i & 1, and for the emptying before it with the opposite parity, with which a wait
-on an unused barrier returns at once. Tiles of keys and of values use rings of STAGES slots, and n
-counts them over all of a program's work. Queries and block numbers use rings of two, and turn
-counts those.
+The kernel is persistent, with one program per multiprocessor. The producer takes the next work item
+from a counter in global memory, in the order of `tile_ops.schedule`, and publishes its index to the
+consumers through shared memory. So the queries, keys and values of the next work item are loaded
+while the consumers still process the current one.
 
-The loop of a consumer, with S_j = q k_j^T and P_j its exponentials:
+Every slot in shared memory has two mbarriers:
 
-    issue S_j = q k_j^T               on tensor cores, asynchronous
-    issue O += P_(j-1) v_(j-1)        after it
-    await S_j                         k_j is free
-    softmax: P_j and the correction   overlaps O += P v
-    await O                           v_(j-1) is free
+    full    completes a phase when the slot has been filled. For a tile, mbarrier.expect arrives and
+            sets the number of bytes, and the phase completes when TMA has written them. For the
+            index of a work item, the producer arrives
+    empty   completes a phase when every reader has arrived; the slot may then be overwritten
+
+A wait names the parity of the phase that it waits for. Use i of a slot, counted from 0, is phase i
+of both mbarriers, so a reader waits on `full` with parity i & 1. A writer waits for phase i - 1 of
+`empty`, that is, with the opposite parity. For i = 0 this wait returns at once, because the phase
+before phase 0 counts as complete.
+
+Tiles of keys and of values have rings of STAGES slots, and `n` counts these tiles over all work
+items of the program. Queries and indices of work items have rings of two slots, and `turn` counts
+the work items.
+
+Main loop of a consumer, with S_j = q k_j^T and P_j = exp2(S_j * scale - m):
+
+    issue S_j = q k_j^T               WGMMA, asynchronous
+    issue O += P_(j-1) v_(j-1)        WGMMA, asynchronous, executes after S_j
+    wait for S_j                      the slot of k_j is released
+    compute P_j and the correction    overlaps O += P_(j-1) v_(j-1)
+    wait for O                        the slot of v_(j-1) is released
     O *= correction
 
-So the exponentials overlap a matmul of the same consumer and those of the others. (Letting the
-consumers take turns to issue, as in the paper, was 2% to 5% slower on an H200.)
+So the exponentials of a consumer overlap its own second matmul and the matmuls of the other
+consumers. The pingpong schedule of the paper, in which the consumers take turns to issue matmuls,
+is not used: it was 2% to 5% slower on an H200.
 
-Constraints on the compiler:
-- Registers that a matmul reads must not change until it is awaited: P is named in that wait.
-- ptxas moves a wait above arithmetic, which would undo the overlap. The wait for v_j is between the
-  softmax and the wait for O: it is a branch, and arithmetic stays before it.
-- P is carried through the loop packed, two values per register. As 16-bit values it cost one
-  permutation each in one consumer; in float32 it spilled.
-- Each warp awaits a matmul for itself. Between that and the arrival at `empty` the four warps need
-  a barrier: Gluon's `arrive` has one, of its partition.
+Constraints imposed by the compiler:
+- An asynchronous WGMMA reads P from registers, which must not change until it has completed. So P
+  is a dependency (deps) of the wait for that WGMMA.
+- ptxas may move the wait for a WGMMA above earlier arithmetic, which would undo the overlap. The
+  mbarrier wait for v_j is placed between the softmax and the wait for O because it is a branch, and
+  ptxas leaves the arithmetic before it.
+- P is carried to the next iteration packed, two 16-bit values per register. Unpacked 16-bit values
+  cost one permutation instruction per value in one of the consumers, and float32 values spill.
+- Each of the four warps waits for a WGMMA by itself. All of them must have done so before the
+  warpgroup arrives at `empty`. Gluon's mbarrier.arrive includes the required barrier across the
+  warps of its partition.
 """
 
-# Arguments of a kernel are Triton's, which has no types.
+# Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
@@ -66,13 +82,13 @@ from systems.kernels.flash_attention.hopper.registers import (
 from systems.kernels.flash_attention.triton.tile_ops import schedule
 
 LN2 = gl.constexpr(0.6931471805599453)
-FLOOR = gl.constexpr(-3.0e38)  # as in `forward_kernel`
-ROWS = gl.constexpr(64)  # per consumer: the height of a warpgroup's matmul
+FLOOR = gl.constexpr(-3.0e38)  # initial maximum of a row, as in `triton.forward_kernel`
+ROWS = gl.constexpr(64)  # queries per consumer: the number of rows of a WGMMA
 
 
 @gluon.jit
 def _next_work(next_work, full, empty, turn):
-    """Return the work item that the producer published for this turn."""
+    """Return the index of the work item that the producer published for this turn."""
     slot = turn % 2
     mbarrier.wait(full.index(slot), turn // 2 & 1)
     one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -95,8 +111,10 @@ def _locate(
     work, n_programs, n_queries, n_keys, n_splits, keys_per_split, group,
     BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Return head, split, first query, first key, end of the keys and number of their tiles, 1 or
-    more, of a work item, in the order of `tile_ops.schedule`."""
+    """Return (head, split, first query, first key, end of the keys, tiles of keys) of a work item.
+
+    The order of work items is that of `tile_ops.schedule`. There is always at least one tile.
+    """
     if not SPLIT:
         n_splits = 1
     block, head, split = schedule(
@@ -121,7 +139,10 @@ def _producer(
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr,
     STAGES: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Load the queries of a block, then keys and values from the last tile to the first."""
+    """Load the queries of each work item, then its keys and values from the last tile to the first.
+
+    The queries of each consumer have separate slots, which only that consumer releases.
+    """
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters = tensors
     n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group = scalars
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
@@ -163,8 +184,9 @@ def _producer(
             n += 1
         turn += 1
         work = gl.num_programs(0) + gl.atomic_add(counters, 1, sem="relaxed")
+    # Publish an index of n_work or more, at which the consumers stop.
     _publish(work, next_work, work_full, work_empty, turn)
-    # The last program resets the counters for the next launch.
+    # The last program to finish resets the counters for the next launch.
     if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
         gl.store(counters, 0)
         gl.store(counters + 1, 0)
@@ -176,7 +198,7 @@ def _consumer(
     WHICH: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
     IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Compute output and log-sum-exp of queries WHICH * 64 to WHICH * 64 + 63 of each block."""
+    """Compute output and log-sum-exp of queries WHICH * 64 to WHICH * 64 + 63 of each work item."""
     out_desc, partials, lse, q_smem, k_smem, v_smem, o_smem, next_work = tensors
     n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group = scalars
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
@@ -197,7 +219,10 @@ def _consumer(
             BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
         )  # fmt: skip
         first_query += WHICH * ROWS
-        # Skip tiles past the diagonal of these queries, and all but one if all are padding.
+        # The producer loads the tiles that the last query of the block sees. Skip those past the
+        # diagonal of this consumer's queries, or all but one tile if all its queries are padding.
+        # A skipped slot is released like the others, after the wait for its filling: an earlier
+        # arrival at `empty` could complete the previous phase.
         n_mine = n_tiles
         if IS_CAUSAL:
             end = gl.minimum(last_key, first_query + ROWS)
@@ -212,7 +237,8 @@ def _consumer(
             mbarrier.arrive(v_empty.index(slot), count=1)
             n += 1
 
-        # Only the first tile may contain the diagonal and the ragged end.
+        # Tiles are processed from the last to the first, so only the first one processed may
+        # contain the diagonal or the ragged end of the keys. It is handled before the loop.
         q_slot = turn % 2 * CONSUMERS + WHICH
         mbarrier.wait(q_full.index(q_slot), turn // 2 & 1)
         q = q_smem.index(q_slot).reshape([ROWS, HEAD_DIM])
@@ -230,7 +256,7 @@ def _consumer(
             if IS_CAUSAL:
                 queries = first_query + gl.arange(0, ROWS, row_layout)
                 visible = visible & (keys[None, :] <= queries[:, None])
-            # Scale before masking: with a scale of zero, -inf * 0 would be NaN.
+            # Scale before masking: if the scale is zero, -inf * 0 would be NaN.
             s = gl.where(visible, s * scale_log2e, float("-inf"))
             m = gl.maximum(row_maximum(s, row_layout), FLOOR)
             p = gl.exp2(s - m[:, None])
@@ -253,14 +279,16 @@ def _consumer(
             k = k_smem.index(slot).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
             s_token = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
             o_token = warpgroup_mma(p_operand, v, o, is_async=True)
+            # Wait for S only. One WGMMA, that of O, stays in flight during the softmax.
             s = warpgroup_mma_wait(1, deps=[s_token])
             mbarrier.arrive(k_empty.index(slot), count=1)
-            # The scale is not negative, so it moves out of the maximum into the subtraction.
+            # The scale is not negative, so max(scale * s) = scale * max(s).
             new_m = gl.maximum(m, row_maximum(s, row_layout) * scale_log2e)
             p = gl.exp2(s * scale_log2e - new_m[:, None])
             correction = gl.exp2(m - new_m)
             total = scale_rows(total, correction) + column_sums(p)
             m = new_m
+            # This wait keeps ptxas from moving the next one above the softmax (see the top).
             mbarrier.wait(v_full.index(slot), phase)
             o, p_operand = warpgroup_mma_wait(0, deps=[o_token, p_operand])
             mbarrier.arrive(v_empty.index(v_slot), count=1)
@@ -275,7 +303,7 @@ def _consumer(
         mbarrier.arrive(v_empty.index(slot), count=1)
         n += 1
 
-        # A row without a visible key has a total of 0: its output is 0, its log-sum-exp -inf.
+        # A row without a visible key has a total of 0. Its output is 0 and its log-sum-exp -inf.
         row_total = gl.convert_layout(gl.sum(total, 1), row_layout, assert_trivial=True)
         seen = row_total != 0.0
         row_total = gl.where(seen, row_total, 1.0)
@@ -290,9 +318,11 @@ def _consumer(
                 o, mask=(row < n_queries - first_query)[:, None],
             )  # fmt: skip
         else:
-            tma.store_wait(0)  # the previous block's output has been stored
+            # Wait until TMA has read the output of the previous work item from shared memory.
+            tma.store_wait(0)
             gl.thread_barrier()
             o_stage.reshape([ROWS, HEAD_DIM]).store(o.to(dtype))
+            # Make the stores of all warps visible to TMA (the async proxy) before it reads them.
             fence_async_shared()
             gl.thread_barrier()
             tma.async_copy_shared_to_global(
@@ -320,23 +350,31 @@ def hopper_forward_kernel(
     IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Grid: (programs,), any number; they share the work. num_warps=4, those of consumer 0.
+    """Compute attention and log-sum-exp with persistent, warp-specialized programs.
+
+    Grid: (programs,), any number of programs, which share the work items. Launch with num_warps=4,
+    the warps of consumer 0.
 
     Args:
-        q_desc, out_desc: descriptors of (batch, heads, n_queries, HEAD_DIM), blocks of 64 rows.
-        k_desc, v_desc: of (batch, heads, n_keys, HEAD_DIM), blocks of BLOCK_K rows.
-        partials: float32 (splits, batch, heads, n_queries, HEAD_DIM), contiguous, written
-            instead of out if SPLIT: attention over the keys of each split.
-        lse: float32 (splits, batch, heads, n_queries), contiguous, written; -inf without a key.
-        counters: int32 (2,), zero, and zero again when all programs have ended.
-        n_work: blocks of CONSUMERS * 64 queries * batch * heads * splits.
-        n_programs: batch * heads. n_heads: heads.
-        n_splits: ranges of keys. keys_per_split: of each but the last, a multiple of BLOCK_K.
-        group: see `tile_ops.schedule`.
-        scale_log2e: what the scores are multiplied by, times log2(e); not negative.
+        q_desc, out_desc: TMA descriptors of (batch, heads, n_queries, HEAD_DIM), tiles of 64 rows.
+        k_desc, v_desc: TMA descriptors of (batch, heads, n_keys, HEAD_DIM), tiles of BLOCK_K rows.
+        partials: float32 (splits, batch, heads, n_queries, HEAD_DIM), contiguous, output: attention
+            over the keys of each split. Written instead of out if SPLIT.
+        lse: float32 (splits, batch, heads, n_queries), contiguous, output: natural-log log-sum-exp
+            of the scaled scores; -inf for a query that sees no key.
+        counters: int32 (2,): number of work items taken after the first of each program, and number
+            of programs that have finished. Must be zeros, and is reset to zeros at the end.
+        n_work: number of work items: blocks of CONSUMERS * 64 queries * batch * heads * splits.
+        n_programs: batch * heads.
+        n_heads: heads.
+        n_splits: number of ranges into which the keys are split.
+        keys_per_split: keys of each range except the last, a multiple of BLOCK_K.
+        group: heads that share the L2 cache (see `tile_ops.schedule`).
+        scale_log2e: scale of the scores times log2(e), not negative.
         HEAD_DIM: 64 or 128.
-        MASKED: whether the last tile of keys has any that some query does not see.
-        STAGES: slots for tiles of keys, and of values.
+        MASKED: the last tile of keys may contain keys that some queries do not see.
+        STAGES: number of slots for tiles of keys, and for tiles of values.
+        SPLIT: the keys are split into more than one range.
         REGISTERS, PRODUCER_REGISTERS: see `forward_launch.HopperTile`.
     """
     dtype: gl.constexpr = q_desc.dtype
@@ -371,7 +409,7 @@ def hopper_forward_kernel(
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty)
     loaded = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters)
     used = (out_desc, partials, lse, q_smem, k_smem, v_smem, o_smem, next_work)
-    # Pass constants directly: in a named tuple they would become tensors.
+    # Constants are separate arguments: as members of a named tuple they would become tensors.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [

@@ -1,7 +1,7 @@
-"""Launch FlashAttention's forward pass on Hopper.
+"""Launch the forward pass of the Hopper kernels.
 
-Host overhead decides the latency of short sequences. So the plan of a launch is cached for all
-tensors with the same shapes and strides, and TMA descriptors are cached by address.
+Host overhead dominates the latency of short sequences. So a launch plan is cached for all tensors
+with the same shapes, strides and dtype, and TMA descriptors are cached by address.
 """
 
 from __future__ import annotations
@@ -26,16 +26,23 @@ from systems.kernels.tensor_maps import TensorMaps
 
 HOPPER_DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 64  # queries per consumer
-TMA_ALIGNMENT = 16  # bytes, of addresses and strides
+TMA_ALIGNMENT = 16  # of addresses and strides, in bytes
 
 
 class HopperTile(NamedTuple):
-    """Tile sizes of the forward kernel.
+    """Tile sizes and register budgets of the forward kernel.
 
-    consumers: 2 or 3 warpgroups of 64 queries each. block_k: keys of a tile, 64 or 128.
-    stages: tiles of keys, and of values, in shared memory.
-    registers, producer_registers: per thread. One thread of each warpgroup, the producer counted as
-        a whole one, share 512; consumer 0 gets what the others leave.
+    consumers: number of consumer warpgroups, 2 or 3, with 64 queries each.
+    block_k: keys per tile, 64 or 128.
+    stages: slots in shared memory for tiles of keys, and as many for tiles of values.
+    registers: registers per thread (setmaxnreg) of each consumer except consumer 0.
+    producer_registers: registers per thread of the producer.
+
+    Register budget: Triton divides the 65,536 registers of a multiprocessor evenly by the number of
+    threads, in which the single warp of the producer counts as a whole warpgroup. With 3 consumers
+    this gives 128 per thread, with 2 consumers 168 (rounded down to a multiple of 8). So the
+    registers per thread of all warpgroups add up to 4 * 128 = 512 or 3 * 168 = 504, and consumer 0
+    gets what the others leave.
     """
 
     consumers: int
@@ -45,10 +52,11 @@ class HopperTile(NamedTuple):
     producer_registers: int
 
 
-# By head_dim. Registers are the limit at 64, shared memory at 128.
+# Tile by head_dim. Registers limit the tile of 64, shared memory that of 128.
 FORWARD = {64: HopperTile(3, 128, 3, 160, 32), 128: HopperTile(2, 128, 2, 240, 24)}
-# Blocks of 192 queries waste much of a short causal mask: on an H200 they are 3% slower at 1,024
-# tokens, and 9% faster at 2,048.
+# Tile for causal passes up to SHORT_LENGTH queries, with blocks of 128 queries. In a short causal
+# pass blocks of 192 queries compute many masked scores: compared with blocks of 128 they are 3%
+# slower at 1,024 tokens and 9% faster at 2,048 tokens on an H200.
 SHORT = HopperTile(2, 128, 3, 240, 24)
 SHORT_LENGTH = 1024
 
@@ -60,7 +68,7 @@ def forward_tile(head_dim: int, n_queries: int, is_causal: bool) -> HopperTile:
 
 
 def unsupported_reason(q: Tensor) -> str | None:
-    """Return why the Hopper kernels do not support q, None if they do."""
+    """Return the reason why the Hopper kernels do not support q, or None if they do."""
     return _unsupported_reason(q.device, q.dtype, q.shape[-1])
 
 
@@ -70,8 +78,8 @@ def _unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int)
         return "flash_hopper needs a Hopper GPU (compute capability 9.0)"
     if dtype not in HOPPER_DTYPES or head_dim not in FORWARD:
         return (
-            f"flash_hopper supports {', '.join(map(str, HOPPER_DTYPES))} and head_dim "
-            f"{', '.join(map(str, FORWARD))}, not {dtype} and {head_dim}"
+            f"flash_hopper needs dtype {' or '.join(map(str, HOPPER_DTYPES))} and head_dim "
+            f"{' or '.join(map(str, FORWARD))}, got {dtype} and {head_dim}"
         )
     return None
 
@@ -87,20 +95,24 @@ def flash_forward(
     n_splits: int | None = None,
     reuse_counters: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """`triton.launch.flash_forward` on Hopper, with the same results.
+    """Compute `triton.launch.flash_forward` with the Hopper kernels.
 
     Args:
         q, k, v: bfloat16 or float16, head_dim 64 or 128. Copied first if TMA cannot read them
             because of their address or strides.
-        tile: `forward_tile` by default.
-        n_splits: number of ranges of keys; `forward_splits` by default.
-        reuse_counters: keep 8 bytes per stream for the next call. Must be False in a custom op:
-            torch.compile runs it with the memory pool of a CUDA graph, from which nothing may be
-            kept.
+        is_causal, scale: as for `triton.launch.flash_forward`.
+        tile: tile sizes; `forward_tile` by default.
+        n_splits: number of ranges into which the keys are split; `forward_splits` by default.
+        reuse_counters: keep the work counters (8 bytes per stream) for the next call. Must be False
+            in a custom operator: torch.compile may run it with the memory pool of a CUDA graph, of
+            which no memory may be kept.
+
+    Returns:
+        out, lse: as for `triton.launch.flash_forward`.
 
     Raises:
-        ValueError: names everything that is wrong.
-        RuntimeError: `unsupported_reason`.
+        ValueError: if the inputs are invalid; the message lists all errors.
+        RuntimeError: if the kernels do not support the inputs (see `unsupported_reason`).
     """
     check_kernel_inputs(*signature(q, k, v))
     reason = unsupported_reason(q)
@@ -113,8 +125,9 @@ def flash_forward(
     if k.shape[-2] == 0:
         return out.zero_(), lse.fill_(-math.inf)
     if scale is not None and scale < 0:
-        q, scale = -q, -scale  # the kernel moves the scale out of a maximum
-    # Keep copies alive until the launch, or the allocator would reuse their memory.
+        # The kernel uses max(scale * s) = scale * max(s), which needs a scale of at least 0.
+        q, scale = -q, -scale
+    # The variables keep copies alive until the launch; else the allocator could reuse their memory.
     q, k, v, rows = tma_compatible(q), tma_compatible(k), tma_compatible(v), four_dimensional(out)
     plan = _forward_plan(
         q.device, q.dtype, (q.shape, k.shape), (q.stride(), k.stride(), v.stride(), rows.stride()),
@@ -126,7 +139,12 @@ def flash_forward(
 
 
 class HopperForwardPlan:
-    """The launches of `flash_forward` for TMA-compatible tensors of one dtype, shape and stride."""
+    """Launch plan of `flash_forward` for TMA-compatible tensors of one dtype, shape and stride.
+
+    Args:
+        shapes: of q and of k, both (batch, heads, rows, head_dim).
+        strides: of q, k, v and out.
+    """
 
     def __init__(
         self,
@@ -185,7 +203,7 @@ class HopperForwardPlan:
         pairs = zip(self.maps, (q, k, v, out), strict=True)
         maps = [maps.at(x.data_ptr()) for maps, x in pairs]
         if self.n_splits == 1:
-            self.attend(lse, lse, counters, maps=maps)  # the first is not used
+            self.attend(lse, lse, counters, maps=maps)  # the first lse replaces unused partials
             return
         partials = torch.empty(self.partials_shape, dtype=torch.float32, device=q.device)
         partial_lse = torch.empty(self.partials_shape[:-1], dtype=torch.float32, device=q.device)
@@ -197,11 +215,11 @@ _forward_plan = functools.lru_cache(maxsize=MAX_PLANS)(HopperForwardPlan)
 
 
 def _counters(device: torch.device, reuse_counters: bool) -> Tensor:
-    """Return int32 (2,), zeros.
+    """Return the work counters of a launch, int32 (2,), zeros.
 
-    Every launch resets its counters at the end, and launches on one stream run one after another,
-    so those of a stream can be reused. A CUDA graph may be replayed on any stream: it gets counters
-    of its own, which it zeroes.
+    Every launch resets its counters at its end, and launches on one stream run one after another,
+    so each stream can reuse one pair of counters. A CUDA graph may be replayed on any stream, so
+    it captures the allocation and the zeroing of separate counters.
     """
     if not reuse_counters or torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int32, device=device)
@@ -223,7 +241,7 @@ def tma_compatible(x: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=MAX_PLANS)
 def _has_tma_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    # MAX_ROW_STRIDE: `prepare_kernel` loads the rows of out and dout without TMA.
+    # MAX_ROW_STRIDE is no limit of TMA, but `prepare_kernel` loads rows of out and dout without it.
     return (
         strides[-1] == 1
         and strides[-2] < MAX_ROW_STRIDE
@@ -238,8 +256,8 @@ def _has_tma_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize:
 def row_maps(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int
 ) -> TensorMaps:
-    """Return TMA descriptors for tiles of `rows` rows of (batch, heads, n, head_dim).
+    """Return TMA descriptors of tensors (batch, heads, n, head_dim), with tiles of `rows` rows.
 
-    Rows past n read as zeros and are not written, even if another head follows in memory.
+    Rows past n are read as zeros and not written, even if another head follows in memory.
     """
     return TensorMaps(dtype, shape, strides, (1, 1, rows, shape[-1]))

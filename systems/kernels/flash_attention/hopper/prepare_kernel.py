@@ -1,6 +1,6 @@
-"""Before the backward kernels for Hopper: D, lse in base 2, and zeros for dQ's sums."""
+"""Kernel that runs before the Hopper backward kernels: computes -D and lse in base 2, zeros dQ."""
 
-# Arguments of a kernel are Triton's, which has no types.
+# Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
@@ -20,19 +20,22 @@ def prepare_kernel(
     out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries, n_padded,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Compute what the backward kernels read per query, and zero what they add to.
+    """Compute the numbers per query that the backward kernels read, and zero dQ's accumulator.
 
     Grid: (n_padded // ROWS * batch * heads,).
 
     Args:
         out, dout: (batch, heads, n_queries, HEAD_DIM).
-        lse: float32 (batch, heads, n_queries), contiguous; natural logarithms.
-        log2_lse, minus_delta: float32 (batch, heads, n_padded), contiguous, written: lse in base 2
-            and -rowsum(dout * out). Past n_queries inf, which makes P zero, and 0. Every 64 values
-            are in the order in which `row_of` reads them.
-        dq_sum: float32 (batch * heads * n_padded * HEAD_DIM,), written: zeros.
-        counter: int32 (1,), written: zero.
-        n_padded: n_queries rounded up to a multiple of ROWS, which is 64.
+        lse: float32 (batch, heads, n_queries), contiguous, natural-log log-sum-exp.
+        log2_lse: float32 (batch, heads, n_padded), contiguous, output: lse in base 2. Past
+            n_queries it is inf, which makes P zero.
+        minus_delta: float32 (batch, heads, n_padded), contiguous, output: -rowsum(dout * out). Past
+            n_queries it is 0. Every 64 values of log2_lse and minus_delta are in the order in which
+            `backward_common.row_of` reads them.
+        dq_sum: float32 (batch * heads * n_padded * HEAD_DIM,), output: zeros.
+        counter: int32 (1,), output: zero.
+        n_padded: n_queries rounded up to a multiple of ROWS.
+        ROWS: 64.
     """
     n_blocks = n_padded // ROWS
     head = tl.program_id(0) // n_blocks
@@ -48,7 +51,8 @@ def prepare_kernel(
     row_lse = tl.load(
         lse + head.to(tl.int64) * n_queries + row, mask=row < n_queries, other=float("inf")
     )
-    # In the layout of a matmul thread t of four has columns 8 j + 2 t + e: make them contiguous.
+    # In the result of a WGMMA, each row is held by four threads, and thread t holds the columns
+    # 8 j + 2 t + e with e = 0 or 1. Store the 16 values of each of these threads contiguously.
     place = first + column // 2 % 4 * 16 + column // 8 * 2 + column % 2
     tl.store(log2_lse + before + place, row_lse * LOG2E)
     tl.store(minus_delta + before + place, -total)

@@ -1,9 +1,10 @@
-"""Operations of a warpgroup on a matmul's result in registers, in forms that ptxas compiles well.
+"""Operations on the result of a WGMMA in registers, written so that ptxas compiles them well.
 
-The result is (64, n) float32. A thread has two of its rows, and two of every eight values of those.
+The result of a warpgroup is float32 (64, n). A thread holds two rows of it, and of each of these
+rows two adjacent values out of every eight.
 """
 
-# Arguments of a kernel are Triton's, which has no types.
+# Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
@@ -15,7 +16,10 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def row_maximum(s, layout: gl.constexpr):
-    """Return the maximum of each row, in steps that avoid one chain of dependent instructions."""
+    """Return the maximum of each row.
+
+    Partial maxima of groups are computed first, to avoid one long chain of dependent instructions.
+    """
     rows: gl.constexpr = s.shape[0]
     s = gl.max(s.reshape([rows, s.shape[1] // 32, 32]), 1)
     s = gl.max(s.reshape([rows, 4, 8]), 1)
@@ -24,20 +28,24 @@ def row_maximum(s, layout: gl.constexpr):
 
 @gluon.jit
 def column_sums(p):
-    """Return (rows, 8), the sums within each thread: threads of a row then reduce only once."""
+    """Return (rows, 8), the sums of the values that each thread holds.
+
+    No data is exchanged between threads. Sums over several tiles can be added in this form, so that
+    the threads of a row have to exchange data only once, at the end.
+    """
     return gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 8]), 1)
 
 
 @gluon.jit
 def scale_rows(x, factor):
-    """Return x[i, j] * factor[i]; the layout of factor must have each row where x has it."""
+    """Return x[i, j] * factor[i]; each thread must already hold the factors of its rows of x."""
     layout: gl.constexpr = gl.SliceLayout(1, x.type.layout)
     return x * gl.convert_layout(factor, layout, assert_trivial=True)[:, None]
 
 
 @gluon.jit
 def pack(p, dtype: gl.constexpr):
-    """Round (rows, n) float32 to dtype and pack pairs: (rows, n / 2) int32."""
+    """Round (rows, n) float32 to dtype and pack adjacent pairs into (rows, n / 2) int32."""
     low, high = gl.split(p.reshape([p.shape[0], p.shape[1] // 2, 2]))
     pair: gl.constexpr = "cvt.rn.bf16x2.f32" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32"
     return gl.inline_asm_elementwise(
@@ -47,7 +55,7 @@ def pack(p, dtype: gl.constexpr):
 
 @gluon.jit
 def unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
-    """Invert `pack`; takes no instruction."""
+    """Undo `pack`: return (rows, n) of dtype in `layout`. Compiles to no instructions."""
     low = packed.to(gl.int16).to(dtype, bitcast=True)
     high = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
     p = gl.join(low, high).reshape([packed.shape[0], packed.shape[1] * 2])

@@ -1,6 +1,6 @@
-"""After the backward kernels for Hopper: dQ's float32 sums are rounded to its dtype."""
+"""Kernel that runs after the Hopper backward kernels: rounds the float32 sum of dQ to its dtype."""
 
-# Arguments of a kernel are Triton's, which has no types.
+# Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
@@ -17,12 +17,15 @@ def convert_kernel(
     dq_sum, dquery, dq_batch, dq_head, dq_row, n_heads, n_queries, n_padded, scale,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Convert dQ's float32 sum to its dtype. Grid: (n_padded // ROWS * batch * heads,).
+    """Multiply the float32 sums of dQ by the scale and round them to the dtype of dquery.
+
+    Grid: (n_padded // ROWS * batch * heads,).
 
     Args:
-        dq_sum: float32 (batch, heads, n_padded // ROWS, HEAD_DIM, ROWS), contiguous: dQ / scale,
-            every tile transposed.
-        dquery: (batch, heads, n_queries, HEAD_DIM), written.
+        dq_sum: float32 (batch, heads, n_padded // ROWS, HEAD_DIM, ROWS), contiguous: dQ / scale, in
+            transposed tiles of ROWS queries.
+        dquery: (batch, heads, n_queries, HEAD_DIM), output.
+        n_padded: n_queries rounded up to a multiple of ROWS.
     """
     n_blocks = n_padded // ROWS
     head = tl.program_id(0) // n_blocks

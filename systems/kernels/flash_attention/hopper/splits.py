@@ -1,7 +1,8 @@
-"""Choose how many programs share a block of rows on Hopper, so that few heads fill the GPU.
+"""Choose the number of splits of the Hopper kernels, so that a few heads can fill the GPU.
 
-The fastest of SPLITS by an estimate that simulates the kernels' scheduling: work items in the order
-of `tile_ops.schedule`, each on the multiprocessor that is free first.
+The number is the element of SPLITS with the shortest estimated time. The estimate simulates the
+scheduling of the kernels: work items start in the order of `tile_ops.schedule`, each on the first
+multiprocessor that is free.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from collections.abc import Callable
 from systems.kernels.flash_attention.triton.work_splits import split_tiles
 
 SPLITS = (1, 2, 3, 4, 6, 8)
-# Measured on an H200: the time of a tile of keys; the throughput of writing and reading partial
-# results; the time of a kernel that adds them, without that. For the forward pass of one causal
-# head with head_dim 64 and 128 and 4k to 32k tokens, the estimate is off by 3% in the median and by
-# 11% at most.
-FORWARD_TILE_SECONDS = 1.5e-6
-PARTIAL_BYTES_PER_SECOND = 1.2e12
-ADD_SECONDS = 6e-6
-# Overhead of an item in the forward pass, in tiles: the value of 0 to 3 with the best estimates for
-# one head. (16k tokens in full heads of 1k take 1 to 2 us per item longer than their tiles do in
-# heads of 16k.) Not fitted for backward.
+# Measured on an H200. For the forward pass of one causal head with head_dim 64 and 128 and 4k to
+# 32k tokens, the estimated time has a median error of 3% and a maximum error of 11%.
+FORWARD_TILE_SECONDS = 1.5e-6  # time of a tile of keys
+PARTIAL_BYTES_PER_SECOND = 1.2e12  # throughput of writing and reading partial results
+ADD_SECONDS = 6e-6  # time of a kernel that adds partial results, without reading and writing them
+# Fixed overhead of a work item in the forward pass, in units of FORWARD_TILE_SECONDS: of the values
+# 0 to 3, the one with the best estimates for one head. For comparison: without a mask, 16k tokens
+# in heads of 1k tokens take 1 to 2 us per item more than the same number of tiles in heads of 16k
+# tokens. The estimate of the backward pass has no such term.
 FORWARD_ITEM_TILES = 2
-# Time of a step by head_dim, from 2.5 and 4.7 ms for 16 causal heads of 16k tokens on an H200
+# Time of a step by head_dim, derived from 2.5 ms (64) and 4.7 ms (128) for the backward pass of 16
+# causal heads of 16k tokens on an H200
 BACKWARD_STEP_SECONDS = {64: 1.3e-6, 128: 2.3e-6}
-BLOCK_K, BLOCK_Q = 128, 64  # keys of an item and queries of a step, in backward
+BLOCK_K, BLOCK_Q = 128, 64  # keys per work item and queries per step of the backward pass
 
 
 @functools.lru_cache(maxsize=1024)
@@ -38,14 +39,17 @@ def forward_splits(
     partial_bytes: int,
     multiprocessors: int,
 ) -> int:
-    """Return into how many ranges to split the keys of each block of queries.
+    """Return the number of ranges into which to split the keys of each block of queries.
 
-    1 if the blocks fill the multiprocessors twice without a split.
+    The result is 1 if there are at least two blocks per multiprocessor.
 
     Args:
-        n_programs: batch * heads. n_blocks: blocks of queries per head. n_tiles: tiles of keys of
-            the longest block; in a causal pass those of the others rise evenly up to it.
-        partial_bytes: written by one split.
+        n_programs: batch * heads.
+        n_blocks: blocks of queries per head.
+        n_tiles: tiles of keys of the longest block. With a causal mask, the number of tiles is
+            assumed to grow linearly with the index of the block.
+        partial_bytes: size of the partial outputs of one split.
+        multiprocessors: number of multiprocessors of the GPU.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1
@@ -71,13 +75,15 @@ def backward_splits(
     head_dim: int,
     multiprocessors: int,
 ) -> int:
-    """Return into how many ranges to split the queries of each block of keys.
+    """Return the number of ranges into which to split the queries of each block of keys.
 
-    1 if the blocks fill the multiprocessors twice without a split.
+    The result is 1 if there are at least two blocks per multiprocessor.
 
     Args:
-        n_programs: batch * heads. n_blocks: blocks of BLOCK_K keys per head. n_tiles: tiles of
-            BLOCK_Q queries.
+        n_programs: batch * heads.
+        n_blocks: blocks of BLOCK_K keys per head.
+        n_tiles: tiles of BLOCK_Q queries per head.
+        multiprocessors: number of multiprocessors of the GPU.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1
@@ -105,10 +111,14 @@ def _fastest(
     add_seconds: float,
     partial_bytes: int,
 ) -> int:
-    """Return the fastest of SPLITS.
+    """Return the element of SPLITS with the shortest estimated time.
 
     Args:
-        length: returns the length of an item in tiles, from its block, split and tiles per split.
+        length: function (block, split, tiles per split) that returns the length of a work item, in
+            tiles.
+        tile_seconds: time of a tile, in seconds.
+        add_seconds: time to add partial results, without reading and writing them, in seconds.
+        partial_bytes: size of the partial results of one split.
     """
     from systems.kernels.flash_attention.triton.tile_ops import schedule
 
@@ -116,7 +126,8 @@ def _fastest(
         n_splits, per_split = split_tiles(n_tiles, n_splits)
         free = [0] * multiprocessors
         for item in range(n_blocks * n_splits):
-            # In units of rows such that a block has n_tiles rows and a tile n_blocks.
+            # `schedule` needs only the ratio of rows per block to rows per tile. Take n_tiles rows
+            # per block and n_blocks rows per tile, so that both axes have the same number of rows.
             block, _, split = schedule.fn(
                 item, n_blocks, 1, n_splits, per_split * n_blocks, 1, n_tiles, is_causal, by_keys
             )

@@ -1,26 +1,27 @@
-"""FlashAttention-2's backward pass in Triton (Dao 2023, algorithm 2), in three launches.
+"""Backward pass of FlashAttention-2 in Triton (Dao 2023, algorithm 2), in three launches.
 
     delta_kernel   D = rowsum(dO * O)
-    dkdv_kernel    one program per block of keys, over the queries that see it:
+    dkdv_kernel    one program per block of keys, which loops over the queries that see it:
                        P^T = exp(scale k q^T - L)      dV += P^T dO
                        dS^T = P^T * (v dO^T - D)       dK += dS^T q
-                   or one launch for each of the two sums, if registers do not hold both
-    dq_kernel      one program per block of queries, over the keys that it sees:
+                   If the registers cannot hold dK and dV together, each has a separate launch.
+    dq_kernel      one program per block of queries, which loops over the keys that they see:
                        P = exp(scale q k^T - L)    dS = P * (dO v^T - D)    dQ += dS k
 
-Algorithm 2 adds to dQ from every block of keys, which takes atomics in an order that changes from
-run to run. Two passes compute the scores twice (7 matmuls instead of 5) but no gradient is shared
-between programs, so equal inputs give equal bits.
+In algorithm 2 every block of keys adds to dQ, which needs atomic additions in an order that changes
+from run to run. Here dQ has a separate kernel. The scores are then computed twice (7 matmuls per
+tile instead of 5), but no two programs add to the same gradient, so equal inputs give bitwise equal
+gradients.
 
-dkdv_kernel computes S^T and dP^T, not S and dP: no matmul's result is transposed before it enters
-the next one. That keeps it in registers and avoids a bug of Triton before 3.8 on Hopper
-(triton-lang/triton #9433).
+dkdv_kernel computes S^T and dP^T instead of S and dP, so that no result of a matmul has to be
+transposed before the next matmul. The results stay in registers, and a bug of Triton before 3.8 on
+Hopper is avoided (triton-lang/triton #9433).
 
-With few heads the passes can be split over the other axis, one program per range, into float32
-partial gradients that `sum_kernel` adds.
+With few heads, dkdv_kernel can be split over queries and dq_kernel over keys, with one program per
+range. The programs then write float32 partial gradients, which `sum_kernel` adds.
 """
 
-# Arguments of a kernel are Triton's, which has no types.
+# Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
@@ -57,11 +58,13 @@ def delta_kernel(
     out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Line 4 of algorithm 2. Grid: (blocks of ROWS queries * batch * heads,).
+    """Compute D = rowsum(dO * O) (algorithm 2, line 4).
+
+    Grid: (blocks of ROWS queries * batch * heads,).
 
     Args:
         out, dout: (batch, heads, n_queries, HEAD_DIM).
-        delta: float32 (batch, heads, n_queries), contiguous, written: sum over HEAD_DIM.
+        delta: float32 (batch, heads, n_queries), contiguous, output.
     """
     n_blocks = tl.cdiv(n_queries, ROWS)
     head = tl.program_id(0) // n_blocks
@@ -77,7 +80,10 @@ def delta_kernel(
 
 @triton.jit
 def _units(peaks, head, n_programs, FP16X3: tl.constexpr):
-    """Return the factors of S, dP, dQ, dK and dV. With FP16X3, P enters dV scaled by TOP_POWER."""
+    """Return the factors by which to multiply S, dP, dQ, dK and dV to undo the scaling of FP16X3.
+
+    Without FP16X3 all are 1. With FP16X3, P is scaled by TOP_POWER in the matmul that adds to dV.
+    """
     s, dp, dq, dk, dv = 1.0, 1.0, 1.0, 1.0, 1.0
     if FP16X3:
         q, k = unit(peaks, 0, head, n_programs), unit(peaks, 1, head, n_programs)
@@ -90,7 +96,10 @@ def _units(peaks, head, n_programs, FP16X3: tl.constexpr):
 def _add_scaled(
     total, peak, ds, other, DTYPE: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Return total + dS other and the peaks of dS's rows: dS has no bound that could scale it."""
+    """Return total + dS other, and the peaks of the rows of dS.
+
+    With FP16X3 the rows are scaled by their running peak, because dS has no known bound.
+    """
     if FP16X3:
         ds, peak, correction = scaled(ds, peak)
         total = total * correction[:, None]
@@ -105,10 +114,10 @@ def _add_queries(
     IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Lines 11 to 16 of algorithm 2 except dQ, with S and dP transposed.
+    """Add one tile of queries to dK and dV (algorithm 2, lines 11 to 16 without dQ).
 
-    Queries past the end have zeros in q, dO, lse and delta, so they add nothing to P^T dO and
-    dS^T q. Rows of keys past the end are not stored.
+    S and dP are computed transposed. Queries past the end have zeros in q, dO, lse and delta, so
+    they add nothing to P^T dO and dS^T q. Rows of keys past the end are not stored.
     """
     q = load_operand(
         query,
@@ -164,19 +173,26 @@ def dkdv_kernel(
     IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values. Grid: (blocks of keys * batch * heads * splits,).
+    """Compute dK and dV of a block of keys from the queries of a split.
+
+    Grid: (blocks of keys * batch * heads * splits,).
 
     Args:
-        query, dout: (batch, heads, n_queries, HEAD_DIM); key, value: (batch, heads, n_keys,
-            HEAD_DIM). With FP16X3 all are (2, batch, ...): float16 halves, contiguous.
-        peaks: with FP16X3, of query, key, value and dout, see `tile_ops.unit`; else not read.
-        lse, delta: float32 (batch, heads, n_queries), contiguous; natural logarithms.
-        dkey, dvalue: (splits, batch, heads, n_keys, HEAD_DIM), written: from the queries of each
-            split. Of the inputs' dtype, or float32 with several splits.
-        n_splits: ranges of queries. queries_per_split: of each but the last, a multiple of BLOCK_Q.
-        scale: of the scores. scale_log2e: scale times log2(e).
-        DK, DV: compute dK, compute dV.
-        The rest as for `forward_kernel`.
+        query, dout: (batch, heads, n_queries, HEAD_DIM).
+        key, value: (batch, heads, n_keys, HEAD_DIM). With FP16X3, query, key, value and dout are
+            float16 halves, (2, batch, heads, ...), contiguous.
+        peaks: with FP16X3, peaks of query, key, value and dout (see `tile_ops.peak_of`); else not
+            read.
+        lse: float32 (batch, heads, n_queries), contiguous, natural-log log-sum-exp.
+        delta: float32 (batch, heads, n_queries), contiguous, as computed by `delta_kernel`.
+        dkey, dvalue: (splits, batch, heads, n_keys, HEAD_DIM), outputs: gradients from the queries
+            of each split. Of the inputs' dtype, or float32 with several splits.
+        n_splits: number of ranges into which the queries are split.
+        queries_per_split: queries of each range except the last, a multiple of BLOCK_Q.
+        scale: scale of the scores.
+        scale_log2e: scale times log2(e).
+        DK, DV: compute dK; compute dV.
+        All others: as for `forward_kernel`.
     """
     block, head, split = schedule(
         tl.program_id(0), tl.cdiv(n_keys, BLOCK_K), n_programs, n_splits, queries_per_split, group,
@@ -188,11 +204,13 @@ def dkdv_kernel(
     full_end = last_query // BLOCK_Q * BLOCK_Q
     full_start = first_query
     if IS_CAUSAL:
-        # Tiles of the first query that sees the first key, and of the first that sees all keys
+        # Tiles before first_query do not see the block. Tiles from full_start on see all of its
+        # keys and need no mask.
         first_query = tl.maximum(first_query, first_key // BLOCK_Q * BLOCK_Q)
         full_start = tl.cdiv(first_key + BLOCK_K - 1, BLOCK_Q) * BLOCK_Q
         full_start = tl.maximum(tl.minimum(full_start, full_end), first_query)
-    # Masked tiles: on the diagonal, and the ragged one at the end unless the diagonal is past it
+    # Tiles that need a mask: the whole tiles on the diagonal, and the ragged tile at the end unless
+    # all keys of the block come after it.
     n_diagonal = (full_start - first_query) // BLOCK_Q
     n_masked = n_diagonal + tl.where((full_end < last_query) & (first_query <= full_end), 1, 0)
 
@@ -251,7 +269,7 @@ def _add_keys(
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Lines 11 to 15 of algorithm 2, for dQ only. row_lse is in base 2."""
+    """Add one tile of keys to dQ (algorithm 2, lines 11 to 15). row_lse is in base 2."""
     k = load_operand(
         key, half_stride, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED, FP16X3
     )
@@ -261,7 +279,8 @@ def _add_keys(
     scores = product(q, transposed(k, FP16X3), FP16X3, PRECISION)
     p = tl.exp2(scores * scale_log2e - row_lse[:, None])
     if MASKED:
-        # Keys past the end, too: their scores are 0, exp2(-lse) may be inf, and inf * 0 is NaN.
+        # Keys past the end must be hidden, too. Their scores are 0, so P would be exp2(-lse), which
+        # may be inf, and inf * 0 would be NaN.
         keys = first_key + tl.arange(0, BLOCK_K)
         visible = (keys < n_keys)[None, :]
         if IS_CAUSAL:
@@ -286,13 +305,16 @@ def dq_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of queries. Grid: (blocks of queries * batch * heads * splits,).
+    """Compute dQ of a block of queries from the keys of a split.
+
+    Grid: (blocks of queries * batch * heads * splits,).
 
     Args:
-        dquery: (splits, batch, heads, n_queries, HEAD_DIM), written: from the keys of each split.
-            Of the inputs' dtype, or float32 with several splits.
-        n_splits: ranges of keys. keys_per_split: of each but the last, a multiple of BLOCK_K.
-        The rest as for `dkdv_kernel`.
+        dquery: (splits, batch, heads, n_queries, HEAD_DIM), output: gradient from the keys of each
+            split. Of the inputs' dtype, or float32 with several splits.
+        n_splits: number of ranges into which the keys are split.
+        keys_per_split: keys of each range except the last, a multiple of BLOCK_K.
+        All others: as for `dkdv_kernel`.
     """
     block, head, split = schedule(
         tl.program_id(0), tl.cdiv(n_queries, BLOCK_Q), n_programs, n_splits, keys_per_split, group,
@@ -301,7 +323,7 @@ def dq_kernel(
     first_query = block * BLOCK_Q
     first_key = split * keys_per_split
     last_key = tl.minimum(n_keys, first_key + keys_per_split)
-    full_keys = n_keys  # those that every query of the block sees
+    full_keys = n_keys  # number of keys that every query of the block sees
     if IS_CAUSAL:
         last_key = tl.minimum(last_key, first_query + BLOCK_Q)
         full_keys = tl.minimum(full_keys, first_query + 1)

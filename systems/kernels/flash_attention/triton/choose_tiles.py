@@ -1,12 +1,13 @@
-"""Choose the tiles for a shape: those of the table, or those that a search found on this GPU.
+"""Choose the tiles for a shape: those of the table, or the fastest that a search finds on this GPU.
 
-On an H100 or H200 `tile_table.TABLE` is used and nothing is searched. On another GPU, or
-everywhere with FLASH_ATTENTION_AUTOTUNE=1, the first call with a shape searches and writes what it
-finds to a file in $XDG_CACHE_HOME/cluster-sweeps (~/.cache by default), which later processes read.
-FLASH_ATTENTION_AUTOTUNE=0 never searches.
+An H100 or H200 uses `tile_table.TABLE` and does not search. On other GPUs, or on all GPUs with
+FLASH_ATTENTION_AUTOTUNE=1, the first call with a shape searches. It saves the result in a file in
+$XDG_CACHE_HOME/cluster-sweeps (~/.cache/cluster-sweeps by default), which later processes read.
+FLASH_ATTENTION_AUTOTUNE=0 disables searches.
 
-A first call during CUDA graph capture, or without enough free memory for a search, uses the table.
-Its plan is cached, so later calls with the same shapes use the table, too.
+If the first call is made during CUDA graph capture, or if there is not enough free memory for a
+search, it uses the table. Its launch plan is cached, so later calls of the process with the same
+shapes use the table, too.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from systems.kernels.flash_attention.triton.tile_table import (
     kind,
 )
 
-AUTOTUNE = "FLASH_ATTENTION_AUTOTUNE"  # environment variable: 0, 1 or not set
-MAX_FOUND = 1024
-_found: dict[Path, Configuration] = {}  # results of this process, for folders that are read-only
+AUTOTUNE = "FLASH_ATTENTION_AUTOTUNE"  # environment variable: 0, 1 or unset
+MAX_FOUND = 1024  # entries of _found
+_found: dict[Path, Configuration] = {}  # results in this process, in case no file can be written
 
 
 def tuned_tiles(
@@ -45,14 +46,17 @@ def tuned_tiles(
     n_heads: int,
     device: torch.device,
 ) -> Configuration:
-    """Return the tiles for a shape, from the table or a search. May take a minute to search.
+    """Return the tiles for a shape, from the table, a saved result or a search of about a minute.
 
     Args:
-        n_heads: of all batches together.
+        n_heads: batch size times number of heads.
+
+    Raises:
+        ValueError: if FLASH_ATTENTION_AUTOTUNE is set to a value other than 0 or 1.
     """
     setting = os.environ.get(AUTOTUNE) or None
     if setting not in (None, "0", "1"):
-        raise ValueError(f"{AUTOTUNE} must be 0 or 1 or not be set; given {setting!r}")
+        raise ValueError(f"{AUTOTUNE} must be 0, 1 or unset, got {setting!r}")
     table = configuration(head_dim, dtype, precision)
     if device.type != "cuda" or setting == "0" or 0 in (n_queries, n_keys, n_heads):
         return table
@@ -72,7 +76,7 @@ def tuned_tiles(
                     n_heads, n_queries, n_keys, head_dim, dtype=dtype, precision=precision,
                     is_causal=is_causal,
                 )  # fmt: skip
-        except torch.OutOfMemoryError:  # a search allocates tensors of its own
+        except torch.OutOfMemoryError:  # a search allocates additional tensors
             return table
         write_tiles(path, tiles)
     if len(_found) >= MAX_FOUND:
@@ -91,9 +95,10 @@ def cache_path(
     n_keys: int,
     n_heads: int,
 ) -> Path:
-    """Return the file of a search's result. Another GPU, Triton or kernel source has another file.
+    """Return the path at which the result of a search is saved.
 
-    Lengths and numbers of heads within a factor of two share a file.
+    The path also depends on the version of Triton and on the source code of the kernels. Lengths
+    and numbers of heads with the same number of binary digits share a file.
     """
     import triton
 
@@ -109,13 +114,13 @@ def cache_path(
 def _user_cache() -> Path:
     try:
         return Path.home() / ".cache"
-    except RuntimeError:  # a container's user need not have a home
+    except RuntimeError:  # the user of a container may have no home folder
         return Path(tempfile.gettempdir())
 
 
 @functools.cache
 def _source_hash() -> str:
-    """Hash the source code that decides which tiles are fastest."""
+    """Return a hash of the source code on which the speed of the tiles depends."""
     here = Path(__file__).parent
     names = (
         "choose_tiles", "tile_search", "tile_ops", "tile_table", "work_splits", "forward_kernel",
@@ -126,7 +131,7 @@ def _source_hash() -> str:
 
 
 def read_tiles(path: Path) -> Configuration | None:
-    """Return what `write_tiles` wrote, None if there is no valid file."""
+    """Return the tiles saved by `write_tiles`, or None if there is no valid file."""
     try:
         forward, dkdv, dq, dv = json.loads(path.read_text())
         tiles = Configuration(
@@ -139,7 +144,7 @@ def read_tiles(path: Path) -> Configuration | None:
 
 
 def write_tiles(path: Path, tiles: Configuration) -> None:
-    """Write the file atomically. A folder that cannot be written is no error: it costs a search."""
+    """Save the tiles atomically. If the file cannot be written, other processes search again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:

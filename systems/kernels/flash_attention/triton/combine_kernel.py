@@ -1,10 +1,10 @@
-"""Combine the partial results of a split, always in the same order: equal inputs give equal bits.
+"""Combine the partial results of a split pass, in a fixed order, so that results are deterministic.
 
-combine_kernel   outputs over ranges of keys, weighted by their log-sum-exps (Flash-Decoding)
-sum_kernel       gradients over ranges of queries or keys
+combine_kernel   average outputs over ranges of keys, weighted by log-sum-exps (Flash-Decoding)
+sum_kernel       add gradients over ranges of queries or keys
 """
 
-# Arguments of a kernel are Triton's, which has no types.
+# Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
@@ -28,22 +28,22 @@ def combine_kernel(
     n_programs, n_heads, n_rows, splits,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out = sum_s exp(lse_s - lse) out_s with lse = log sum_s exp(lse_s).
+    """Compute out = sum_s exp(lse_s - lse) out_s with lse = log sum_s exp(lse_s).
 
     Grid: (blocks of ROWS rows * batch * heads,).
 
     Args:
         partials: float32 (splits, batch, heads, n_rows, HEAD_DIM), contiguous.
-        partial_lse: float32 (splits, batch, heads, n_rows), contiguous; -inf: no visible key.
-        out: (batch, heads, n_rows, HEAD_DIM), written.
-        lse: float32 (batch, heads, n_rows), contiguous, written.
+        partial_lse: float32 (splits, batch, heads, n_rows), contiguous; -inf without a visible key.
+        out: (batch, heads, n_rows, HEAD_DIM), output.
+        lse: float32 (batch, heads, n_rows), contiguous, output.
     """
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks
     first = tl.program_id(0) % n_blocks * ROWS
     row = first + tl.arange(0, ROWS)
     there = row < n_rows
-    step = tl.cast(n_programs, tl.int64) * n_rows  # rows of a split
+    step = tl.cast(n_programs, tl.int64) * n_rows  # rows per split
     rows_before = head.to(tl.int64) * n_rows
 
     maximum = tl.full((ROWS,), FLOOR, tl.float32)
@@ -76,13 +76,13 @@ def sum_kernel(
     n_programs, n_heads, n_rows, splits,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out = sum_s partials_s, added in float32 from first to last, and the same for `other`.
+    """Compute out = sum_s partials_s, added in float32 from first to last, and likewise other.
 
-    Grid: (blocks of ROWS rows * batch * heads, 1 or 2 for `other` too).
+    Grid: (blocks of ROWS rows * batch * heads, 1 for out only or 2 for out and other).
 
     Args:
         partials: float32 (1 or 2, splits, batch, heads, n_rows, HEAD_DIM), contiguous.
-        out, other: (batch, heads, n_rows, HEAD_DIM), written.
+        out, other: (batch, heads, n_rows, HEAD_DIM), outputs.
     """
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks

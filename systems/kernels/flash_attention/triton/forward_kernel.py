@@ -1,24 +1,24 @@
-"""FlashAttention-2's forward pass in Triton (Dao 2023, algorithm 1), optionally split over keys.
+"""Forward pass of FlashAttention-2 in Triton (Dao 2023, algorithm 1), optionally split over keys.
 
-A program takes BLOCK_Q queries of one head and loops over tiles of BLOCK_K keys, with the running
-maximum m and sum l of each row in base 2 (exp2 is one instruction, and the scale is folded into it
-together with log2 e):
+A program processes BLOCK_Q queries of one head and loops over tiles of BLOCK_K keys. For each row
+it keeps the running maximum m of the scaled scores, in base 2, and the running sum l. Base 2 saves
+instructions: exp2 is one instruction, and log2(e) is multiplied into the scale.
 
     S = q k^T    m' = max(m, scale log2(e) max_j S)    P = exp2(scale log2(e) S - m')
     l' = l exp2(m - m') + sum_j P                      O' = O exp2(m - m') + P v
 
-and at the end O / l and the natural-log log-sum-exp (m + log2 l) ln 2.
+After the loop the output is O / l, and the log-sum-exp to base e is (m + log2 l) ln 2.
 
-Tiles that are visible to every query of the block need no mask; tiles on the diagonal and the
-ragged one at the end follow in a second loop, with a mask. Keys that no query of the block sees are
-not loaded.
+The first loop covers the tiles of keys that every query of the block sees, without a mask. The
+second loop covers the tiles on the diagonal and the ragged tile at the end, with a mask. Keys that
+no query of the block sees are not loaded.
 
 With few heads and long sequences a GPU has more multiprocessors than there are blocks of queries.
-Then the keys are split into ranges, one program each, and `combine_kernel` weights the partial
+Then the keys are split into ranges with one program each, and `combine_kernel` weights the partial
 outputs by their log-sum-exps (Flash-Decoding, Dao et al. 2023).
 """
 
-# Arguments of a kernel are Triton's, which has no types.
+# Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
@@ -42,8 +42,8 @@ from systems.kernels.flash_attention.triton.tile_ops import (
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
-# Initial maximum of a row: finite, so that a tile without a visible key gives exp2(-inf) = 0 and
-# not exp2(-inf + inf) = NaN.
+# Initial maximum of a row. It is finite, so that a row without a visible key in its first tile gets
+# exp2(-inf - FLOOR) = 0 and not exp2(-inf + inf) = NaN.
 FLOOR = tl.constexpr(-3.0e38)
 
 
@@ -54,7 +54,7 @@ def _add_tile(
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Lines 7 to 10 of algorithm 1: update the running sums with one tile of keys.
+    """Update the accumulator, maximum and total with one tile of keys (algorithm 1, lines 7 to 10).
 
     With FP16X3 the accumulator is scaled by TOP_POWER.
     """
@@ -69,12 +69,13 @@ def _add_tile(
         if IS_CAUSAL:
             queries = first_query + tl.arange(0, BLOCK_Q)
             visible = visible & (keys[None, :] <= queries[:, None])
-        # Scale before masking: with a scale of zero, -inf * 0 would be NaN.
+        # Scale before masking: if the scale is zero, -inf * 0 would be NaN.
         scores = tl.where(visible, scores * scale_log2e, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         p = tl.exp2(scores - new_maximum[:, None])
     else:
-        # The scale is not negative, so it moves out of the maximum and into the subtraction.
+        # The scale is not negative, so max(scale * s) = scale * max(s). The scores are then scaled
+        # together with the subtraction, in one fused multiply-add per score.
         new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale_log2e)
         p = tl.exp2(scores * scale_log2e - new_maximum[:, None])
     correction = tl.exp2(maximum - new_maximum)
@@ -102,22 +103,30 @@ def forward_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of queries * batch * heads * splits,).
+    """Compute attention and log-sum-exp of a block of queries over the keys of a split.
+
+    Grid: (blocks of queries * batch * heads * splits,).
 
     Args:
-        query: (batch, heads, n_queries, HEAD_DIM); key, value: (batch, heads, n_keys, HEAD_DIM).
-            With FP16X3 all are (2, batch, ...): float16 halves, contiguous.
-        peaks: with FP16X3, of query, key and value, see `tile_ops.unit`; else not read.
-        out: (splits, batch, heads, n_queries, HEAD_DIM), written: attention over the keys of each
+        query: (batch, heads, n_queries, HEAD_DIM).
+        key, value: (batch, heads, n_keys, HEAD_DIM). With FP16X3, query, key and value are float16
+            halves, (2, batch, heads, ...), contiguous.
+        peaks: with FP16X3, peaks of query, key and value (see `tile_ops.peak_of`); else not read.
+        out: (splits, batch, heads, n_queries, HEAD_DIM), output: attention over the keys of each
             split. Of the inputs' dtype, or float32 with several splits.
-        lse: float32 (splits, batch, heads, n_queries), contiguous, written; -inf without a key.
+        lse: float32 (splits, batch, heads, n_queries), contiguous, output: natural-log log-sum-exp
+            of the scaled scores; -inf for a query that sees no key.
         *_split, *_batch, *_head, *_row: strides in elements.
-        n_programs: batch * heads. n_heads: heads.
-        n_splits: ranges of keys. keys_per_split: of each but the last, a multiple of BLOCK_K.
-        group: heads that share the L2 cache, see `schedule`.
-        scale_log2e: scale of the scores times log2(e); not negative.
-        HEAD_DIM: any; BLOCK_D is the next power of two, at least 16.
-        FP16X3: float32 operands come as float16 halves. PRECISION: of matmuls of float32 tiles.
+        n_programs: batch * heads.
+        n_heads: heads.
+        n_splits: number of ranges into which the keys are split.
+        keys_per_split: keys of each range except the last, a multiple of BLOCK_K.
+        group: heads that share the L2 cache (see `tile_ops.schedule`).
+        scale_log2e: scale of the scores times log2(e), not negative.
+        HEAD_DIM: head dimension.
+        BLOCK_D: the next power of two, at least 16.
+        FP16X3: float32 operands are given as float16 halves.
+        PRECISION: input precision of matmuls of float32 tiles.
         STAGES: stages of the software pipeline that loads keys and values.
     """
     n_blocks = tl.cdiv(n_queries, BLOCK_Q)
@@ -128,11 +137,12 @@ def forward_kernel(
     first_query = block * BLOCK_Q
     first_key = split * keys_per_split
     last_key = tl.minimum(n_keys, first_key + keys_per_split)
-    full_keys = n_keys  # those that every query of the block sees
+    full_keys = n_keys  # number of keys that every query of the block sees
     if IS_CAUSAL:
         last_key = tl.minimum(last_key, first_query + BLOCK_Q)
         full_keys = tl.minimum(full_keys, first_query + 1)
-    # All splits but the last begin and end at whole tiles, so counting whole tiles is enough.
+    # All splits begin, and all but the last end, at multiples of BLOCK_K. So the loop without a
+    # mask may end at full_keys rounded down to whole tiles.
     full_end = tl.minimum(last_key, full_keys // BLOCK_K * BLOCK_K)
     full_end = tl.maximum(full_end, first_key)
 
@@ -166,7 +176,7 @@ def forward_kernel(
             FP16X3, PRECISION,
         )  # fmt: skip
 
-    # A row without a visible key has a total of 0: its output is 0 and its log-sum-exp -inf.
+    # A row without a visible key has a total of 0. Its output is 0 and its log-sum-exp -inf.
     seen = total != 0.0
     total = tl.where(seen, total, 1.0)
     result = accumulator / total[:, None] * out_unit

@@ -1,11 +1,11 @@
-"""Split float32 tensors into two float16 halves whose sum they are: 22 of 24 bits and a sign.
+"""Split float32 tensors into sums of two float16 halves, which hold a sign and 22 of 24 bits.
 
-Tensor cores multiply the halves exactly; `tile_ops.product` says which products make up a float32
-matmul. The range of float16 is small, so each head is divided by a power of two that follows from
-its largest magnitude, which `peak_kernel` finds first.
+Tensor cores multiply the halves exactly; `tile_ops.product` computes a float32 matmul from them.
+The range of float16 is small, so each head is first divided by a power of two. This power follows
+from the largest magnitude of the head, which `peak_kernel` computes.
 """
 
-# Arguments of a kernel are Triton's, which has no types.
+# Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
@@ -30,7 +30,7 @@ def _tile(
     whole_batch, whole_head, whole_row, n_heads, n_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Return this program's tile, zero past n_seen, its head and its first row."""
+    """Return this program's tile (with zeros past n_seen), the index of its head and first row."""
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks
     first = tl.program_id(0) % n_blocks * ROWS
@@ -52,12 +52,13 @@ def peak_kernel(
     whole_batch, whole_head, whole_row, n_programs, n_heads, n_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Find the largest magnitude of each head. Grid: as for `parts_kernel`.
+    """Compute the largest magnitude of each head. Grid: as for `parts_kernel`.
 
     Args:
-        *_whole: as for `parts_kernel`.
-        peaks: as for `tile_ops.peak_of`, zeros, written. The bits of magnitudes, read as integers,
-            have the order of the magnitudes; NaN is the largest.
+        peaks: zeros, shaped as for `tile_ops.peak_of`; output. The bits of magnitudes, read as
+            integers, are in the same order as the magnitudes, so an integer maximum finds the
+            largest one. NaN counts as the largest.
+        All others: as for `parts_kernel`.
     """
     x, head, _ = _tile(
         first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,
@@ -74,14 +75,16 @@ def parts_kernel(
     whole_batch, whole_head, whole_row, n_programs, n_heads, n_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write the halves. Grid: (blocks of ROWS rows * batch * heads, how many of the four to split).
+    """Write the float16 halves of up to four tensors.
+
+    Grid: (blocks of ROWS rows * batch * heads, number of tensors to split).
 
     Args:
         *_whole: float32 (batch, heads, n_rows, HEAD_DIM), all with the same strides.
-        n_seen: rows that are read; the rows after them count as zeros.
-        peaks: as `peak_kernel` wrote them.
-        out: float16 (1 to 4, 2, batch, heads, n_rows, HEAD_DIM), contiguous, written, the larger
-            half first.
+        peaks: as computed by `peak_kernel`.
+        out: float16 (tensors, 2, batch, heads, n_rows, HEAD_DIM), contiguous, output; the larger
+            half is first.
+        n_seen: number of rows that are read; later rows are replaced by zeros.
     """
     x, head, first = _tile(
         first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,

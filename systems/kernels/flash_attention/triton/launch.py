@@ -1,10 +1,13 @@
-"""Launch FlashAttention-2 in Triton: `flash_forward` and `flash_backward` for any tensors.
+"""Launch the forward and backward passes of FlashAttention-2 in Triton.
 
-The forward pass is one launch, or two if it is split over keys. The backward pass is three
-launches, four if dK and dV have one each, plus one for each of its two passes that is split. No sum
-depends on the order in which programs run: equal inputs give equal bits, in backward too. float32
-tensors are first split into float16 halves, in three more launches if all have the same layout.
-The first call with a `signature` makes a plan (`plans`), which is cached.
+Launches of a pass:
+    forward   1, and 1 that combines partial outputs if the keys are split into ranges
+    backward  3 (delta; dK and dV; dQ), or 4 if dK and dV have separate launches; and 1 that adds
+              partial gradients for each of dkdv_kernel and dq_kernel that is split
+    float32   3 more, which split the inputs into float16 halves, if all have the same layout
+
+No sum depends on the order in which programs run, so equal inputs give bitwise equal results, also
+in backward. The first call with a `signature` makes a launch plan (see `plans`), which is cached.
 
 On a CPU the kernels run in Triton's interpreter if TRITON_INTERPRET=1 is set.
 """
@@ -41,35 +44,36 @@ def flash_forward(
     tiles: Configuration | None = None,
     n_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax(q k^T * scale) v and its log-sum-exp without the score matrix.
+    """Compute softmax(q k^T * scale) v and its log-sum-exp without materializing the scores.
 
     Args:
-        q: (..., n_queries, head_dim), float32, bfloat16 or float16, head_dim 1 to 128. Any strides;
-            a copy is made if the last is not 1.
-        k, v: (..., n_keys, head_dim), of q's dtype, device and leading dimensions.
+        q: (..., n_queries, head_dim), float32, bfloat16 or float16, head_dim 1 to 128. Any strides,
+            but q, k or v is copied if the kernels cannot address it (see `layout.layout`).
+        k, v: (..., n_keys, head_dim), with q's dtype, device and leading dimensions.
         is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
-        precision: of float32 matmuls. "fp16x3" is as accurate as float32: three float16 matmuls,
-            measured up to 65,536 tokens, and 4 bytes of memory per element while it runs.
-            Magnitudes below 2^-16 of the largest in their head lose a bit with each power of two,
-            and a value that is not finite makes all of its head NaN. "tf32" has 11 bits and errors
-            near 1e-3.
-        tiles: by default those of `choose_tiles.tuned_tiles`.
-        n_splits: number of ranges of keys, one program each; `work_splits.default_splits` by
-            default.
+        precision: of the matmuls of float32 inputs.
+            "fp16x3": three float16 matmuls, as accurate as float32 (measured up to 65,536 tokens).
+            Allocates 4 bytes per input element for the time of the pass. Magnitudes below 2^-16 of
+            the largest in their head lose one bit per power of two. A value that is not finite
+            turns its whole head into NaN.
+            "tf32": one TF32 matmul, with 11-bit significands and errors near 1e-3.
+        tiles: tile sizes; those of `choose_tiles.tuned_tiles` by default.
+        n_splits: number of ranges into which the keys are split, with one program each;
+            `work_splits.default_splits` by default.
 
     Returns:
-        out: (..., n_queries, head_dim), of q's dtype and, if q is dense, layout; 0 for a query
-            without a key.
+        out: (..., n_queries, head_dim), of q's dtype, with q's strides if q is dense; zeros for a
+            query that sees no key.
         lse: float32 (..., n_queries), contiguous: natural-log log-sum-exp of the scaled scores;
-            -inf for a query without a key.
+            -inf for a query that sees no key.
 
     Raises:
-        ValueError: names everything that is wrong.
-        RuntimeError: there is no GPU and no interpreter.
+        ValueError: if the inputs are invalid; the message lists all errors.
+        RuntimeError: if the tensors are not on a GPU and Triton's interpreter is not enabled.
     """
     if scale is not None and scale < 0:
-        # The kernels move the scale out of a maximum, so it must not be negative.
+        # The kernels use max(scale * s) = scale * max(s), which needs a scale of at least 0.
         q, scale = negated(q), -scale
     plan = _forward_plan(*signature(q, k, v), is_causal, scale, precision, tiles, n_splits)
     return plan(q, k, v)
@@ -96,15 +100,16 @@ def flash_backward(
 
     Args:
         q, k, v, is_causal, scale, precision, tiles: as given to `flash_forward`.
-        out, lse: as it returned them; lse contiguous.
-        dout: of out's shape and dtype, any strides; a copy is made if the last is not 1, as in the
-            expanded gradient of a sum.
-        n_splits_dkdv, n_splits_dq: numbers of ranges of queries and of keys, one program each;
+        out, lse: as returned by `flash_forward`; lse must be contiguous.
+        dout: gradient of out, of out's shape and dtype. Any strides, but it is copied if the
+            kernels cannot address it, such as the expanded gradient of a sum.
+        n_splits_dkdv: number of ranges into which the queries are split to compute dK and dV;
             `work_splits.default_splits` by default.
-        needs_dq, needs_dkdv: skip the gradients for which this is False.
+        n_splits_dq: number of ranges into which the keys are split to compute dQ; likewise.
+        needs_dq, needs_dkdv: compute dq; compute dk and dv.
 
     Returns:
-        dq, dk, dv: of the shapes and dtype of q, k and v, or None.
+        dq, dk, dv: of the shapes and dtype of q, k and v; None for gradients that are not needed.
     """
     if scale is not None and scale < 0:
         dq, dk, dv = flash_backward(
@@ -122,7 +127,7 @@ def flash_backward(
 
 
 def negated(q: Tensor) -> Tensor:
-    """Return -q with the strides of an output for q, so that outputs keep their layout."""
+    """Return -q with the strides of an output for q, so that out and dq keep their strides."""
     return torch.neg(q.detach(), out=empty_like(q))
 
 

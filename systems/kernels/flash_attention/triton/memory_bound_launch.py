@@ -1,7 +1,8 @@
-"""Launches of the memory-bound kernels, which flash_triton and flash_hopper share.
+"""Launches of the memory-bound kernels, used by flash_triton and flash_hopper.
 
-They split float32 tensors into float16 halves, combine partial outputs and add partial gradients.
-A `Launch` is for one device and for tensors of one dtype each, so both are cache keys.
+The kernels split float32 tensors into float16 halves, combine partial outputs and add partial
+gradients. A `Launch` is valid for one device and one combination of dtypes, so device and dtype are
+arguments that only serve as cache keys.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from systems.kernels.flash_attention.layout import Layout
 from systems.kernels.flash_attention.triton.tile_table import MEMORY_BOUND_ELEMENTS, block_d
 from systems.kernels.kernel_launch import Launch
 
-MAX_LAUNCHES = 4096  # cached, of each kernel
+MAX_LAUNCHES = 4096  # size of the cache of each kernel
 
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)
 def fp16_split_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
-    """`parts_kernel`; call it with four float32 tensors, of which the first `count` are split,
-    their peaks, and the halves."""
+    """Return the launch of `parts_kernel`.
+
+    Call it with four float32 tensors, their peaks and the halves. The first `count` tensors are
+    split.
+    """
     from systems.kernels.flash_attention.triton.fp16_split_kernel import parts_kernel
 
     numbers = (*of.strides, of.n_heads, of.heads, of.rows, n_seen)
@@ -30,8 +34,10 @@ def fp16_split_launch(device: torch.device, count: int, of: Layout, n_seen: int)
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)
 def peak_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
-    """`peak_kernel`; call it with four float32 tensors, of which the first `count` are read, and
-    their peaks."""
+    """Return the launch of `peak_kernel`.
+
+    Call it with four float32 tensors and their peaks. The first `count` tensors are read.
+    """
     from systems.kernels.flash_attention.triton.fp16_split_kernel import peak_kernel
 
     numbers = (*of.strides, of.n_heads, of.heads, of.rows, n_seen)
@@ -41,7 +47,10 @@ def peak_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> La
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)
 def combine_launch(device: torch.device, dtype: torch.dtype, n_splits: int, out: Layout) -> Launch:
-    """`combine_kernel`; call it with partial outputs and log-sum-exps, out (this dtype) and lse."""
+    """Return the launch of `combine_kernel`.
+
+    Call it with partial outputs, their log-sum-exps, out (of this dtype) and lse.
+    """
     from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel
 
     numbers = (*out.strides, out.n_heads, out.heads, out.rows, n_splits)
@@ -57,8 +66,11 @@ def sum_launch(
     out: Layout,
     other: Layout | None = None,
 ) -> Launch:
-    """`sum_kernel`; call it with partial sums, out and other of this dtype. Without a layout for
-    `other`, pass out again."""
+    """Return the launch of `sum_kernel`.
+
+    Call it with partial sums, out and other (both of this dtype). If the layout of other is None,
+    pass out in its place.
+    """
     from systems.kernels.flash_attention.triton.combine_kernel import sum_kernel
 
     numbers = (*out.strides, *(other or out).strides, out.n_heads, out.heads, out.rows, n_splits)
@@ -67,7 +79,7 @@ def sum_launch(
 
 
 def memory_bound_constants(of: Layout) -> dict[str, int]:
-    """Return the compile-time constants of a memory-bound kernel."""
+    """Return the constexpr arguments of a memory-bound kernel."""
     columns = block_d(of.head_dim)
     return {"HEAD_DIM": of.head_dim, "ROWS": MEMORY_BOUND_ELEMENTS // columns, "COLUMNS": columns}
 

@@ -1,6 +1,7 @@
-"""Launch plans of the Triton kernels: everything that a call needs besides the tensors.
+"""Launch plans of the Triton kernels.
 
-It follows from shapes, strides and dtypes, so `launch` makes one plan for all such tensors.
+A plan holds the launches of a pass and the strides of its outputs. It depends only on shapes,
+strides, dtypes and options, so `launch` makes one plan for all tensors that agree in these.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LOG2E = math.log2(math.e)
 
 
 class TritonPlan:
-    """What both passes derive from the `signature` of q, k and v, which must be valid."""
+    """Base class of the launch plans: values that both passes derive from a valid `signature`."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class TritonPlan:
         tiles: Configuration,
     ):
         self.shapes, self.dtype, self.device = shapes, dtypes[0], devices[0]
-        # Outputs have the layout of inputs: out and dq that of q, dk that of k, dv that of v.
+        # Outputs take their strides from inputs: out and dq from q, dk from k, dv from v.
         self.output_strides = [
             output_strides(shape, stride) for shape, stride in zip(shapes, strides, strict=True)
         ]
@@ -53,11 +54,11 @@ class TritonPlan:
         self.like_q, self.like_k, self.like_v = map(layout, shapes, self.output_strides)
         self.is_empty = math.prod(shapes[0]) == 0 or math.prod(shapes[1]) == 0
         self.is_causal = is_causal
-        # A float: Triton would specialise the kernel on an integer.
+        # Triton specializes kernels on integer arguments, so this must be a float.
         self.scale = 1 / math.sqrt(self.q.head_dim) if scale is None else float(scale)
         self.fp16x3 = self.dtype == torch.float32 and precision == "fp16x3"
         self.tiles = tiles
-        # In the order of the kernels' arguments
+        # In the order of the kernels' constexpr arguments
         self.constants = {
             "IS_CAUSAL": is_causal, "FP16X3": self.fp16x3,
             "PRECISION": "tf32" if precision == "tf32" else "ieee",
@@ -65,7 +66,7 @@ class TritonPlan:
         self.memory_bound_constants = memory_bound_constants(self.q)
 
     def empty(self, index: int) -> Tensor:
-        """Allocate an output like q, k or v."""
+        """Allocate an output for the input q, k or v (index 0, 1 or 2)."""
         return torch.empty_strided(
             self.shapes[index], self.output_strides[index], dtype=self.dtype, device=self.device
         )
@@ -74,23 +75,24 @@ class TritonPlan:
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def operand_strides(self, of: Layout) -> tuple[int, int, int]:
-        """Return the strides of what `operands` makes of a tensor."""
+        """Return the strides of the operand into which `operands` turns a tensor."""
         return of.dense_strides if self.fp16x3 else of.strides
 
     def operands(self, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Tensor]:
-        """Return the matmul operands that the kernels take, and the peaks of the tensors.
+        """Return the matmul operands of the kernels, followed by the peaks of the tensors.
 
-        An operand is an addressable tensor or, in fp16x3, its float16 halves.
+        An operand is the tensor itself, copied if the kernels cannot address it, or with fp16x3 its
+        two float16 halves. Peaks are the largest magnitudes of each head, see `tile_ops.peak_of`.
         """
         addressable = [
             x.contiguous() if of.is_copy else x for x, of in zip(tensors, layouts, strict=True)
         ]
         if not self.fp16x3:
-            return [*addressable, addressable[0]]  # in place of peaks, which are not read
-        # Rows of 16 bytes: Triton specialises a kernel on the alignment of a pointer.
+            return [*addressable, addressable[0]]  # a placeholder for the peaks, which are not read
+        # Triton specializes kernels on pointer alignment: start each row at a multiple of 16 bytes.
         shape = len(tensors), -(-layouts[0].n_heads // 4) * 4
         peaks = torch.zeros(shape, dtype=torch.int32, device=self.device)
-        if len(set(layouts)) == 1:  # one launch for all
+        if len(set(layouts)) == 1:  # one launch of each kernel for all tensors
             return [*self.split_fp16(addressable, layouts[0], peaks).unbind(), peaks]
         each = zip(addressable, layouts, peaks, strict=True)
         return [*(self.split_fp16([x], of, peak)[0] for x, of, peak in each), peaks]
@@ -99,7 +101,7 @@ class TritonPlan:
         """Split up to four float32 tensors into float16 halves and write their peaks.
 
         Returns:
-            (tensors, 2, batch, heads, rows, head_dim).
+            float16 (len(tensors), 2, batch, heads, rows, head_dim).
         """
         shape = (len(tensors), 2, *of.shape)
         halves = torch.empty(shape, dtype=torch.float16, device=self.device)
@@ -111,7 +113,7 @@ class TritonPlan:
         return halves
 
     def heads_per_group(self, of: Layout) -> int:
-        """Return for how many heads two such tensors fit in the L2 cache."""
+        """Return the number of heads for which two tensors of this layout fit in the L2 cache."""
         itemsize = 4 if self.fp16x3 else self.dtype.itemsize
         return heads_in_l2(of.rows, of.head_dim, itemsize, of.n_heads)
 
@@ -127,7 +129,12 @@ class TritonPlan:
         numbers: tuple[float, ...],
         **constants: bool,
     ) -> Launch:
-        """Return the launch of a kernel whose programs are the blocks of rows of `of`."""
+        """Return the launch of a kernel with one program per block of rows of `of` and split.
+
+        Args:
+            of: layout of q or k, whose rows are distributed over programs.
+            n_splits: number of ranges into which the other axis is split.
+        """
         block = tile.block_k if of is self.k else tile.block_q
         all_constants = {
             "HEAD_DIM": of.head_dim, "BLOCK_Q": tile.block_q, "BLOCK_K": tile.block_k,
@@ -139,8 +146,13 @@ class TritonPlan:
         return Launch(kernel, grid, numbers, all_constants, **options)
 
     def split_rows(self, tile: Tile, of: Layout, n_splits: int | None) -> tuple[int, int]:
-        """Return into how many ranges the other axis is split for programs of `of`, and rows of
-        each."""
+        """Return the number of ranges into which an inner loop is split, and the rows per range.
+
+        Args:
+            of: layout of q or k, whose rows are distributed over programs; the inner loop is over
+                the rows of the other one.
+            n_splits: requested number of ranges; None for the default.
+        """
         if of is self.k:
             length, block, programs = self.q.rows, tile.block_q, -(-of.rows // tile.block_k)
         else:
@@ -152,7 +164,7 @@ class TritonPlan:
 
 
 class ForwardPlan(TritonPlan):
-    """`flash_forward` for tensors with one `signature`."""
+    """Launch plan of `flash_forward` for tensors with one `signature`."""
 
     def __init__(self, *inputs: Any, n_splits: int | None):
         super().__init__(*inputs)
@@ -189,7 +201,7 @@ class ForwardPlan(TritonPlan):
 
 
 class BackwardPlan(TritonPlan):
-    """`flash_backward` for tensors with one `signature`."""
+    """Launch plan of `flash_backward` for tensors with one `signature`."""
 
     def __init__(
         self,
@@ -225,7 +237,7 @@ class BackwardPlan(TritonPlan):
 
         tile, dv = self.tiles.dkdv, self.tiles.dv
         self.n_splits_dkdv, queries_per_split = self.split_rows(tile, k, n_splits_dkdv)
-        if dv is not None:  # dV's launch has the same ranges, of whole tiles of its own
+        if dv is not None:  # the launch of dV has the same ranges, in multiples of its own block_q
             queries_per_split = -(-queries_per_split // dv.block_q) * dv.block_q
             self.n_splits_dkdv = -(-q.rows // queries_per_split)
         targets = [0, *self.like_k.strides, 0, *self.like_v.strides]
@@ -266,7 +278,7 @@ class BackwardPlan(TritonPlan):
                     gradient.zero_()
             return dq, dk, dv
         with on(self.device):
-            # delta is no matmul: it is computed from the tensors, not from their float16 halves.
+            # delta needs no matmul, so it is computed from the tensors, not from float16 halves.
             full_dout = dout.contiguous() if self.dout.is_copy else dout
             delta = torch.empty_like(lse)
             self.delta(out.contiguous() if self.out.is_copy else out, full_dout, delta)

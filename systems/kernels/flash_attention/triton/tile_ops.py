@@ -1,18 +1,18 @@
-"""Device functions that all passes share: loading, multiplying and storing tiles, and `schedule`.
+"""Device functions shared by all kernels: load, multiply and store tiles, and order work items.
 
-A tensor of any leading dimensions comes as (batch, heads, rows, head_dim) with the strides of its
-first three; elements of a row are contiguous. Offsets of a tile are 64-bit, those within a tile
-32-bit: `layout` keeps the stride of a row below `tile_table.MAX_ROW_STRIDE`.
+Tensors are addressed as (batch, heads, rows, head_dim) with the strides of the first three
+dimensions; elements of a row are contiguous. The offset of a tile is a 64-bit integer, and offsets
+within a tile are 32-bit: `layout` keeps the stride of a row below `tile_table.MAX_ROW_STRIDE`.
 
-With FP16X3, a float32 tensor comes as two float16 halves of the same shape, whose sum is the tensor
-divided by a power of two of each head, its unit. Tensor cores multiply 16-bit numbers exactly, and
-two float16 hold 22 bits and a sign between them, so three of the four matmuls of the halves are as
-accurate as float32 (Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores
-while surpassing the FP32 theoretical peak performance"). A matmul operand is a tuple: of both
-halves with FP16X3, else of the tile alone.
+With FP16X3, a float32 tensor is represented by two float16 halves of the same shape. Their sum is
+the tensor divided by a power of two, the `unit`, which each head has separately. Tensor cores
+multiply 16-bit numbers exactly, and two float16 numbers together hold a sign and 22 bits. Three of
+the four matmuls of the halves are therefore as accurate as a float32 matmul (Ootomo and Yokota
+2022, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical
+peak performance"). A matmul operand is a tuple: (high, low) with FP16X3, else (tile,).
 """
 
-# Arguments of a kernel are Triton's, which has no types, and its tuples have any length.
+# Kernel arguments have Triton's own types, which mypy does not know; its tuples have any length.
 # mypy: disable-error-code="assignment"
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
@@ -22,16 +22,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-TOP_POWER = tl.constexpr(2.0**14)  # scaled values are at most twice as large; float16 ends at 65504
+# Values are scaled to magnitudes below 2 * TOP_POWER = 2^15; the largest float16 is 65504.
+TOP_POWER = tl.constexpr(2.0**14)
 TOP_INVERSE = tl.constexpr(2.0**-14)
-SMALLEST = tl.constexpr(2.0**-100)  # smaller magnitudes count as this
-SMALLEST_BITS = tl.constexpr((127 - 100) << 23)
-INFINITE_BITS = tl.constexpr(0x7F800000)
+SMALLEST = tl.constexpr(2.0**-100)  # smallest peak; smaller peaks are replaced by it
+SMALLEST_BITS = tl.constexpr((127 - 100) << 23)  # SMALLEST in float32, as an integer
+INFINITE_BITS = tl.constexpr(0x7F800000)  # infinity in float32, as an integer
 
 
 @triton.jit
 def head_base(pointer, head, n_heads, batch_stride, head_stride):
-    """Return the address of the first row of head `head` of batch * n_heads."""
+    """Return the address of the first row of a head, whose index counts all batch elements."""
     batch = (head // n_heads).to(tl.int64)
     return pointer + batch * batch_stride + (head % n_heads).to(tl.int64) * head_stride
 
@@ -41,9 +42,10 @@ def load_tile(
     base, first, n_rows, row_stride,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Load (ROWS, COLUMNS) from row `first` on; zero past HEAD_DIM and, if RAGGED, past n_rows.
+    """Load a tile (ROWS, COLUMNS) that starts at row `first`.
 
-    A tile that is not RAGGED must lie within the rows: it needs no mask.
+    Columns past HEAD_DIM are zero, and if RAGGED, rows past n_rows are zero. A tile that is not
+    RAGGED is loaded without a mask for its rows, so it must end at or before n_rows.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tile = base + tl.cast(first, tl.int64) * row_stride
@@ -66,7 +68,7 @@ def load_operand(
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RAGGED: tl.constexpr,
     FP16X3: tl.constexpr,
 ):  # fmt: skip
-    """Load a tile as a matmul operand; half_stride elements separate the two halves."""
+    """Load a tile as a matmul operand; the two halves are half_stride elements apart."""
     high = load_tile(base, first, n_rows, row_stride, HEAD_DIM, ROWS, COLUMNS, RAGGED)
     if not FP16X3:
         operand = (high,)
@@ -79,9 +81,10 @@ def load_operand(
 
 @triton.jit
 def as_operand(x, DTYPE: tl.constexpr, FP16X3: tl.constexpr):
-    """Convert a float32 tile to a matmul operand, rounded to DTYPE without FP16X3.
+    """Convert a float32 tile to a matmul operand. Without FP16X3 it is rounded to DTYPE.
 
-    Below 2^-14 a half has fewer bits, so the tile must be scaled to magnitudes around TOP_POWER.
+    With FP16X3 the tile must be scaled so that its largest magnitudes are around TOP_POWER, because
+    float16 has fewer bits below 2^-14 (subnormal numbers).
     """
     if not FP16X3:
         operand = (x.to(DTYPE),)
@@ -93,41 +96,43 @@ def as_operand(x, DTYPE: tl.constexpr, FP16X3: tl.constexpr):
 
 @triton.jit
 def power_of_two(x):
-    """Return the largest power of two up to x, which is positive and finite; 0 below 2^-126."""
+    """Return the largest power of two up to x, or 0 if x < 2^-126; x is positive and finite."""
     bits = x.to(tl.int32, bitcast=True) & 0x7F800000
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def peak_of(peaks, tensor, head, n_programs):
-    """Return the address of the peak of a head.
+    """Return the address of the peak of a head: its largest magnitude.
 
     Args:
-        peaks: int32 (tensors, n_programs padded to a multiple of 4), bits of the largest magnitude
-            in float32.
+        peaks: int32 (tensors, n_programs padded to a multiple of 4), the bits of float32 numbers.
         tensor: index of the tensor.
+        head: index of the head, counting all batch elements.
+        n_programs: batch * heads.
     """
     return peaks + tensor * ((n_programs + 3) // 4 * 4) + head
 
 
 @triton.jit
 def unit(peaks, tensor, head, n_programs):
-    """Return the power of two that scales a head's halves back. Arguments as for `peak_of`."""
+    """Return the power of two by which a head was divided. Arguments as for `peak_of`."""
     bits = tl.load(peak_of(peaks, tensor, head, n_programs))
     peak = tl.maximum(bits, SMALLEST_BITS).to(tl.float32, bitcast=True)
-    # With a value that is not finite there is no scale: all of the head becomes NaN.
+    # A head with a value that is not finite cannot be scaled: the whole head becomes NaN.
     return tl.where(bits < INFINITE_BITS, power_of_two(peak) * TOP_INVERSE, float("nan"))
 
 
 @triton.jit
 def scaled(x, peak):
-    """Scale the rows of x for `as_operand` by powers of two, from their running maximum.
+    """Scale each row of x for `as_operand` by a power of two that follows from its running peak.
 
     Args:
-        peak: of each row, as returned by the last call; `SMALLEST` at first.
+        peak: largest magnitude of each row so far, as returned by the previous call; `SMALLEST` in
+            the first call.
 
     Returns:
-        the scaled x, the new peaks, and the factor that brings an earlier sum to the same scale.
+        the scaled x, the new peaks, and the factors that bring an earlier sum to the new scale.
     """
     new_peak = tl.maximum(peak, tl.max(tl.abs(x), 1))
     row_unit = power_of_two(new_peak) * TOP_INVERSE
@@ -137,7 +142,7 @@ def scaled(x, peak):
 
 @triton.jit
 def unscaled(total, peak):
-    """Undo `scaled` in a sum."""
+    """Undo the scaling of `scaled` in a sum of scaled rows."""
     return total * (power_of_two(peak) * TOP_INVERSE)[:, None]
 
 
@@ -152,7 +157,11 @@ def transposed(x, FP16X3: tl.constexpr):
 
 @triton.jit
 def product(a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
-    """Return a b in float32, the smallest products first; PRECISION applies to float32 tiles."""
+    """Return the matmul a b in float32; PRECISION applies to float32 tiles.
+
+    With FP16X3 the two matmuls of a low and a high half are added before that of the high halves.
+    The matmul of the low halves is left out.
+    """
     if FP16X3:
         total = tl.dot(a[1], b[0])
         total = tl.dot(a[0], b[1], total)
@@ -164,10 +173,11 @@ def product(a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_product(total, a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
-    """Return total + a b in float32.
+    """Return total + a b in float32, where a b is a matmul.
 
-    Tensor cores truncate when they accumulate, always towards zero, and in a long sum such errors
-    do not cancel. So with FP16X3 the sum over tiles is added outside of them, with rounding.
+    Tensor cores truncate towards zero when they accumulate, and in a long sum these errors do not
+    cancel. So with FP16X3 the sum over tiles is computed outside the tensor cores, where additions
+    round to nearest.
     """
     if FP16X3:
         total += product(a, b, FP16X3, PRECISION)
@@ -181,7 +191,7 @@ def store_tile(
     base, first, n_rows, row_stride, values,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Store (ROWS, COLUMNS), without what is past n_rows or HEAD_DIM, in the dtype of `base`."""
+    """Store a tile (ROWS, COLUMNS) in the dtype of `base`, except past n_rows and HEAD_DIM."""
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tile = base + tl.cast(first, tl.int64) * row_stride
     there = row[:, None] < n_rows - first
@@ -193,7 +203,7 @@ def store_tile(
 
 @triton.jit
 def load_rows(base, first, n_rows, ROWS: tl.constexpr, RAGGED: tl.constexpr):
-    """Load (ROWS,), one contiguous number per row; zero past n_rows if RAGGED."""
+    """Load one number per row, (ROWS,), contiguous in memory; zero past n_rows if RAGGED."""
     row = tl.arange(0, ROWS)
     pointers = base + first + row
     if RAGGED:
@@ -208,26 +218,30 @@ def schedule(
     item, n_blocks, n_programs, n_splits, rows_per_split, group,
     BLOCK: tl.constexpr, IS_CAUSAL: tl.constexpr, BY_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Return (block, head, split) of one of n_blocks * n_programs * n_splits work items.
+    """Map the index of a work item to its (block, head, split), so that long items start first.
 
-    Heads are scheduled in groups that share the L2 cache. Within a group the longest items of a
-    causal pass come first and short ones fill the gaps (longest processing time first). Without
-    splits these are the last blocks of queries, or the first of keys. With splits, the length of an
-    item depends on the distance of its block from the block where all rows of its split are
-    visible: blocks are counted from there, and those for which a split has no work wrap around.
-    Splits alternate, in passes without a causal mask too.
+    Heads are scheduled in groups that share the L2 cache. In a causal pass, the longest items of a
+    group come first, so that short ones fill the gaps at the end (longest processing time first).
+    Without splits the longest items are the last blocks of queries, or the first blocks of keys.
+    With splits, the length of an item depends on the distance of its block from the block at which
+    all rows of its split become visible. Blocks are counted from that block, and blocks for which
+    the split has no work wrap around to the end. Consecutive items alternate between the splits,
+    also without a causal mask.
 
     Args:
+        item: index of the work item, below n_blocks * n_programs * n_splits.
+        n_blocks: blocks of rows per head.
         n_programs: batch * heads.
-        n_splits: number of ranges of the other axis, of rows_per_split rows each.
-        group: heads in a group.
-        BLOCK: rows in a block.
-        BY_KEYS: blocks are of keys and splits of queries, not the other way round.
+        n_splits: number of ranges into which the other axis is split.
+        rows_per_split: rows of a range.
+        group: heads per group.
+        BLOCK: rows per block.
+        BY_KEYS: True if blocks are of keys and splits of queries; False for the opposite.
     """
     items_per_head = n_blocks * n_splits
     first = item // (group * items_per_head) * group
     within = item % (group * items_per_head)
-    size = min(group, n_programs - first)  # the last group may be smaller
+    size = min(group, n_programs - first)  # the last group may have fewer heads
     head = first + within % size
     split = within // size % n_splits
     block = within // size // n_splits

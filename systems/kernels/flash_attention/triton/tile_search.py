@@ -19,8 +19,8 @@ from systems.kernels.flash_attention.triton.tile_table import (
 from systems.kernels.flash_attention.validation import signature
 
 COMPILE_THREADS = 16
-# Largest relative difference of a candidate's result from that of the first candidate that runs;
-# more than rounding explains means a wrong kernel.
+# Largest relative L2 difference between the results of a candidate and of the first candidate that
+# runs. A larger difference cannot be a rounding error, so the candidate is wrong.
 AGREEMENT = {"16-bit": 1e-2, "fp16x3": 1e-4, "tf32": 1e-2}
 # (block_q, block_k, num_warps)
 SHAPES_Q = (
@@ -31,7 +31,7 @@ STAGES = (2, 3, 4)
 
 
 def candidates(name: str) -> list[Tile]:
-    """Return the tiles to try for the pass "forward", "dkdv" or "dq"."""
+    """Return the tiles to try for the kernel "forward", "dkdv" or "dq"."""
     shapes = SHAPES_KV if name == "dkdv" else SHAPES_Q
     return [Tile(*shape, stages) for shape in shapes for stages in STAGES]
 
@@ -47,23 +47,29 @@ def search(
     is_causal: bool = True,
     report: Callable[[str], object] = lambda line: None,
 ) -> Configuration:
-    """Return the fastest candidate of each pass, by the median over 20 ms of calls.
+    """Measure all candidates and return the fastest tile of each kernel.
+
+    A time is the median of the calls in about 20 ms.
 
     Args:
-        report: called with one line per candidate.
+        n_heads: batch size times number of heads.
+        report: called with one line of text per candidate.
+
+    Raises:
+        RuntimeError: if no candidate of a kernel runs on this GPU.
     """
     from systems.kernels.kernel_launch import compiling_only
 
-    # A generator of its own: the caller's random numbers must not depend on whether a search ran.
+    # A separate generator, so that a search does not change the random numbers of the caller.
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v, dout = (
         torch.randn((n_heads, n, head_dim), generator=generator, device="cuda").to(dtype)
         for n in (n_queries, n_keys, n_keys, n_queries)
     )
-    # out and lse: written by the forward pass, which is searched first, read by backward
+    # out and lse. The forward pass is searched first and writes them; backward reads them.
     outputs = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device="cuda")
     found = configuration(head_dim, dtype, precision)
-    # Separate launches for dK and dV keep the tiles of the table.
+    # If dK and dV have separate launches, they keep the tiles of the table.
     names = ["forward", "dkdv", "dq"] if found.dv is None else ["forward", "dq"]
     prepare = functools.partial(_Candidate, (q, k, v, *outputs, dout), found, is_causal, precision)
     tries = {
@@ -77,7 +83,7 @@ def search(
         best = _fastest(of_pass, AGREEMENT[kind(dtype, precision)], report)
         if best is None:
             raise RuntimeError(
-                f"none of {len(of_pass)} tiles of the {name} pass runs on "
+                f"none of the {len(of_pass)} candidate tiles of the {name} kernel runs on "
                 f"{torch.cuda.get_device_name()} with {dtype} and head_dim {head_dim}"
             )
         candidate, reference = best
@@ -90,7 +96,7 @@ def search(
 
 
 class _Candidate:
-    """One pass with one tile; a call runs it."""
+    """One pass with one tile; a call runs the pass and returns its outputs."""
 
     def __init__(
         self,
@@ -124,7 +130,7 @@ class _Candidate:
 def _fastest(
     tries: Sequence[_Candidate], agreement: float, report: Callable[[str], object]
 ) -> tuple[_Candidate, list[Tensor]] | None:
-    """Return the fastest candidate and the results of the first that runs, None if none does."""
+    """Return the fastest candidate and the outputs of the first that runs, or None if none runs."""
     from triton.testing import do_bench
 
     reference: list[Tensor] | None = None
@@ -135,12 +141,12 @@ def _fastest(
             results = candidate()
             difference = 0.0 if reference is None else max(map(_difference, results, reference))
             if not difference <= agreement:
-                report(f"{label}: differs by {difference:.1e}")
+                report(f"{label}: result differs by {difference:.1e}, not used")
                 continue
             milliseconds = do_bench(candidate, warmup=5, rep=20, return_mode="median")
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # does not compile, or needs more shared memory than there is
+        except Exception as error:  # does not compile, or needs more shared memory than the GPU has
             report(f"{label}: {str(error).splitlines()[0]}")
             continue
         reference = reference or results
@@ -151,5 +157,5 @@ def _fastest(
 
 
 def _difference(x: Tensor, reference: Tensor) -> float:
-    """Return the relative L2 difference."""
+    """Return the L2 norm of the difference relative to that of the reference."""
     return float((x.float() - reference.float()).norm() / reference.float().norm())

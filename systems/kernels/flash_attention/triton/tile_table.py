@@ -1,7 +1,4 @@
-"""Choose how the passes are divided into programs: tiles, warps, stages, splits, groups of heads.
-
-Pure functions of shapes and dtypes.
-"""
+"""Tile sizes and launch options of the Triton kernels, by dtype and head dimension."""
 
 from __future__ import annotations
 
@@ -9,26 +6,28 @@ from typing import NamedTuple
 
 import torch
 
-MIN_BLOCK_D = 16  # the smallest that tl.dot takes
+MIN_BLOCK_D = 16  # smallest block size that tl.dot supports
 MAX_HEAD_DIM = 128
-MAX_BLOCK = 128  # rows of a matmul's tile
+MAX_BLOCK = 128  # largest number of rows of a tile of a matmul
 MEMORY_BOUND_ELEMENTS = 4096  # elements per program of a memory-bound kernel
-# Offsets within a tile are 32-bit, and 256 * 2^23 is the first that does not fit.
+# Offsets within a tile are 32-bit. A tile of a memory-bound kernel has up to 4096 / 16 = 256 rows,
+# and 256 * 2^23 = 2^31 is the first offset that does not fit.
 MAX_ROW_STRIDE = (1 << 31) // max(MAX_BLOCK, MEMORY_BOUND_ELEMENTS // MIN_BLOCK_D)
-MAX_REGISTERS = 255  # per thread, of any kernel
+MAX_REGISTERS = 255  # hardware limit per thread
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PRECISIONS = ("fp16x3", "tf32")  # of float32 matmuls; products of 16-bit numbers are exact
+# Precisions of float32 matmuls. 16-bit inputs have no choice: their products are exact in float32.
+PRECISIONS = ("fp16x3", "tf32")
 
 
 class Tile(NamedTuple):
-    """Tile sizes and launch options of one pass.
+    """Tile sizes and launch options of one kernel.
 
-    block_q, block_k: rows of queries and of keys; powers of two, 16 to 128.
+    block_q, block_k: rows of queries and of keys in a tile; powers of two, 16 to 128.
     num_warps: 4, or 8 for two warpgroups of 64 rows each.
     num_stages: stages of the software pipeline of the inner loop.
-    resident: programs that fit on a multiprocessor of an H100 or H200 at a time (the occupancy), in
-        a causal pass, by registers and shared memory; `make compile-check` compares.
-    max_registers: limit per thread on those GPUs.
+    resident: occupancy of the causal kernel on an H100 or H200, in programs per multiprocessor, as
+        limited by registers and shared memory; `make compile-check` verifies it.
+    max_registers: limit of registers per thread, used on Hopper GPUs only.
     """
 
     block_q: int
@@ -46,10 +45,11 @@ class Tile(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """Tiles of all passes.
+    """Tiles of all kernels for one dtype and head dimension.
 
-    dv: tile of dV's own launch, used if registers do not hold the sums of dK and dV together; dkdv
-        is then dK's, and both have the same block_k.
+    dv: tile of a separate launch for dV, or None. Used where the registers cannot hold the
+        accumulators of dK and dV together. `dkdv` is then the tile of dK only, and both tiles must
+        have the same block_k.
     """
 
     forward: Tile
@@ -58,9 +58,9 @@ class Configuration(NamedTuple):
     dv: Tile | None = None
 
 
-# By `kind` and block_d, the padded head dimension. fp16x3, and 16-bit with 64 and 128: the fastest
-# found on an H200 that do not spill. The others: by registers and shared memory, which
-# `make compile-check` prints.
+# Keys: `kind`, and the padded head dimension `block_d`. The entries of fp16x3, and those of 16-bit
+# with 64 and 128, are the fastest found on an H200 that do not spill registers. The others were
+# chosen by registers and shared memory, which `make compile-check` prints.
 TABLE: dict[tuple[str, int], Configuration] = {
     ("16-bit", 16): Configuration(
         Tile(128, 64, 8, 3, 2), Tile(64, 64, 4, 3, 3, 168), Tile(128, 64, 8, 3, 2)
@@ -113,5 +113,5 @@ def kind(dtype: torch.dtype, precision: str) -> str:
 
 
 def configuration(head_dim: int, dtype: torch.dtype, precision: str = "fp16x3") -> Configuration:
-    """Return the table's entry for head_dim in 1 to MAX_HEAD_DIM and a dtype of KERNEL_DTYPES."""
+    """Return the entry of TABLE for head_dim 1 to MAX_HEAD_DIM and a dtype in KERNEL_DTYPES."""
     return TABLE[kind(dtype, precision), block_d(head_dim)]
