@@ -146,7 +146,7 @@ def test_a_figure_that_is_not_there_is_none() -> None:
         ("file: ../a.csv, value: a, on: {size: model}", "8:14", "got '../a.csv'"),
         ("file: transformer.csv, value: forward, on: {size: model}", "8:38", "'forward_ms'"),
         ("file: transformer.csv, value: mode, on: {size: modle}", "8:55", "'modle'; did you"),
-        ("file: transformer.csv, value: mode, on: {mode: mode}", "8:49", "rows (size)"),
+        ("file: transformer.csv, value: mode, on: {mode: mode}", "8:49", "rows (rows: size)"),
         ("file: transformer.csv, value: mode, on: {}", "8:48", "at least 1 item"),
         (
             "file: transformer.csv, value: mode, on: {size: model}, where: {gpus: 1}",

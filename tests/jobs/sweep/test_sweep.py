@@ -115,7 +115,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
             ONE
             + "tables: [{name: t, columns: [value], value: [time, mfu], baseline: {value: mfu}}]",
             "4:69",
-            "no speed-up",
+            "has no speedup",
         ),
         (
             ONE + "tables: [{name: t, value: [time, predicted.time_ms]}]",
