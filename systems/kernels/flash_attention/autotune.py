@@ -10,7 +10,6 @@ candidate that runs, which is the tile of `triton.tile_table` if that tile fits 
 from __future__ import annotations
 
 import argparse
-import math
 import time
 
 import torch
@@ -29,12 +28,12 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="search without the causal mask")
     args = parser.parse_args()
     errors = [
-        f"--{name.replace('_', '-')} must be {least} to {most}, got {getattr(args, name)}"
-        for name, least, most in (
-            ("heads", 1, math.inf), ("seq_len", 1, math.inf), ("head_dim", 1, MAX_HEAD_DIM)
-        )
-        if not least <= getattr(args, name) <= most
-    ]  # fmt: skip
+        f"--{name} must be at least 1, got {given}"
+        for name, given in (("heads", args.heads), ("seq-len", args.seq_len))
+        if given < 1
+    ]
+    if not 1 <= args.head_dim <= MAX_HEAD_DIM:
+        errors.append(f"--head-dim must be 1 to {MAX_HEAD_DIM}, got {args.head_dim}")
     if not torch.cuda.is_available():
         errors.append("the search needs a GPU, and torch finds none")
     if errors:

@@ -16,7 +16,6 @@ the first use of a slot returns at once.
 # mypy: disallow-untyped-decorators=False
 
 # No `from __future__ import annotations`: an aggregate needs the types of its fields, not strings.
-import triton.language as tl
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -31,7 +30,6 @@ from triton.language.core import _aggregate as aggregate
 
 from systems.kernels.flash_attention.triton.tile_ops import schedule
 
-LOG2E = tl.constexpr(1.4426950408889634)
 BLOCK_Q = gl.constexpr(64)  # queries per step
 HALF_K = gl.constexpr(64)  # keys per consumer
 
