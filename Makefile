@@ -29,6 +29,7 @@ $(VENV)/installed-dev: $(VENV)/installed-test
 	$(BIN)/pip install --quiet --editable '.[nvml,test,dev]'
 	@touch $@
 
+# make install          install the project into .venv
 install: $(VENV)/installed
 
 quickstart: $(VENV)/installed
