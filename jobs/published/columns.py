@@ -1,4 +1,7 @@
-"""Makes the columns of published figures in a table: one column per source and GPU."""
+"""Makes table columns of published figures, which are measured values that others published.
+
+There is one column per source and GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from jobs.errors import TableError
 from jobs.formatting import format_scalar
 from jobs.published.figures import FigureFile, Published, read_figures, same_value
 
-_UNSTATED = "unstated"  # value of a property that the source does not give
+_UNSTATED = "unstated"  # in the CSV files: the source does not give this value
 
 
 def published_columns(
@@ -17,13 +20,13 @@ def published_columns(
     """Make the columns of published figures for the rows of a table.
 
     Args:
-        published: an entry of the table's `published`.
-        dimensions: the dimensions of a row key.
-        keys: the row keys. Of consecutive equal keys, as in a table of a list, only the first gets
-            a figure.
+        published: selects the figures. This is an entry of the key `published` of a table.
+        dimensions: names of the parameters that identify a row.
+        keys: values of these parameters, for each row. If consecutive rows have equal values, only
+            the first of these rows gets a figure.
 
     Returns:
-        The cells, one per row, by header. A cell without a figure is "".
+        The cells of each column, one per row, by header. A cell without a figure is empty.
 
     Raises:
         TableError: if the file or a column does not exist, or if several figures fit one cell.
@@ -49,11 +52,11 @@ def _by_origin(
 
     Args:
         file: the file of figures.
-        published: an entry of the table's `published`.
-        rows: the rows of the file that match `where`.
-        place: the row key of the table, by dimension.
+        published: selects the figures.
+        rows: the rows of the file that match `published.where`.
+        place: the parameters that identify the row of the table.
     """
-    # A row of the table gets no figure if it has another value of a parameter that `where` fixes.
+    # The figures have the values in `where`. A table row with another value gets no figure.
     for name, given in published.where.items():
         if name in place and name not in published.on:
             wanted = given if isinstance(given, list) else [given]

@@ -1,6 +1,6 @@
-"""Reads published figures of other authors from the CSV files in this folder.
+"""Reads published figures, which are measured values of other authors, from the CSV files here.
 
-The figures were measured on other machines with other settings. A table shows each figure as it was
+The figures were measured on other machines with other settings. A table shows each figure as
 printed, in a column that names its source and GPU.
 """
 
@@ -25,15 +25,15 @@ _MEASURED = ("_ms", "_mib", "_gib", "_percent")  # suffixes of columns with meas
 
 
 class Published(BaseModel):
-    """An entry of a table's `published`: figures of other authors to show next to its rows."""
+    """Selects published figures for a table. This is an entry of the table's key `published`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     file: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+\.csv$")]  # in this folder
     value: str  # column to show
-    on: Annotated[dict[str, str], Field(min_length=1)]  # column of the file, by row dimension
-    where: dict[str, Scalar | list[Scalar]] = {}  # values of other columns
-    label: str | None = None  # of the column in the table; default: `value`
+    on: Annotated[dict[str, str], Field(min_length=1)]  # row parameter -> column of the file
+    where: dict[str, Scalar | list[Scalar]] = {}  # required values of other columns
+    label: str | None = None  # header of the column in the table; default: `value`
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FigureFile:
     rows: list[dict[str, str]]
 
     def check_column(self, name: str) -> str:
-        """Return the name of a column, if it exists.
+        """Check that the file has a column, and return the name of the column.
 
         Raises:
             TableError: if there is no such column. The message lists the valid columns.
@@ -55,10 +55,13 @@ class FigureFile:
         return name
 
     def matching_rows(self, fixed: dict[str, Any]) -> list[dict[str, str]]:
-        """Return the rows that have these values.
+        """Return the rows that have the given values.
 
         Args:
-            fixed: the value, or a list of alternative values, by column.
+            fixed: the required value of each column, or a list of allowed values.
+
+        Raises:
+            TableError: if a column does not exist.
         """
         rows = self.rows
         for name, given in fixed.items():
@@ -68,7 +71,14 @@ class FigureFile:
         return rows
 
     def ambiguity(self, what: str, rows: list[dict[str, str]]) -> str:
-        """Return the error for several rows where one is needed. It lists columns that differ."""
+        """Return the error message for several matching rows where only one is allowed.
+
+        The message lists the columns in which the rows differ, except columns of measured values.
+
+        Args:
+            what: properties that the rows have in common, as text.
+            rows: the rows.
+        """
         differ = [
             f"{name} ({', '.join(dict.fromkeys(row[name] for row in rows))})"
             for name in self.columns
@@ -77,7 +87,7 @@ class FigureFile:
         columns = ", ".join(differ) or "measured values only"
         return (
             f"{self.name} has {len(rows)} rows of {what}, which differ in {columns}; "
-            "select one row by its columns"
+            "select one row by these columns"
         )
 
 
@@ -97,9 +107,10 @@ def read_figures(file: str) -> FigureFile:
 
 
 def same_value(value: Any, text: str) -> bool:
-    """Return True if a text in a file is equal to the value of a parameter.
+    """Return True if the value of a parameter equals a text in a CSV file.
 
-    128 and 128.0, 2.7b and 2.7B, bf16 and bfloat16 are equal.
+    Numbers are compared as numbers, and case is ignored. Dtypes match under both of their names,
+    such as bf16 and bfloat16.
     """
     own, text = format_scalar(value).strip().casefold(), text.strip().casefold()
     if _DTYPES.get(own, own) == _DTYPES.get(text, text):
@@ -111,15 +122,15 @@ def same_value(value: Any, text: str) -> bool:
 
 
 def published_figure(file: str, column: str, **where: Any) -> str | None:
-    """Return one published figure as printed, or None if there is none.
+    """Return one published figure as printed, or None if no figure matches.
 
     Args:
         file: name of the CSV file.
         column: the column of the figure.
-        where: the value, or a list of alternative values, of other columns of its row.
+        where: the required value of each other column, or a list of allowed values.
 
     Raises:
-        TableError: if the file or a column does not exist, or if several figures fit.
+        TableError: if the file or a column does not exist, or if several figures match.
     """
     figures = read_figures(file)
     figures.check_column(column)
@@ -131,7 +142,11 @@ def published_figure(file: str, column: str, **where: Any) -> str | None:
 
 
 def published_problems(published: Published) -> list[tuple[tuple[str | int, ...], str]]:
-    """Check an entry of a table's `published`. Return the path and text of each problem."""
+    """Return the errors in an entry of the key `published` of a table.
+
+    Returns:
+        For each error, the path of the key within the entry, and the error message.
+    """
     try:
         figures = read_figures(published.file)
     except TableError as error:

@@ -1,4 +1,4 @@
-"""States of the jobs of a results folder, from Slurm or from the process that runs them."""
+"""Determines the states of jobs, from Slurm or from the local process that runs the jobs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
     """Return the state of every job of these submissions, by submission id and job index.
 
     Args:
-        manifests: the submissions.
-        notes: receives notes for the user, e.g. that Slurm does not answer.
+        manifests: manifests of the submissions.
+        notes: list to which notes for the user are added, e.g. that Slurm does not answer.
     """
     slurm = [manifest for manifest in manifests if manifest.executor is Executor.slurm]
     states = {m.id: _local_states(m) for m in manifests if m.executor is not Executor.slurm}
@@ -27,8 +27,8 @@ def _local_states(manifest: Manifest) -> dict[int, JobState]:
         state = JobState(Status.missing, "the submission never started its jobs; submit again")
     elif not process.is_on_this_host:
         detail = (
-            f"submitted on {process.host}, whose processes cannot be seen from here; run "
-            "`python -m jobs status` there to see whether it is still running"
+            f"submitted on {process.host}, whose processes are not visible on this host; run "
+            "`python -m jobs status` there to see whether the submission is still running"
         )
         state = JobState(Status.killed, detail)
     elif process.is_running:

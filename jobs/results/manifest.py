@@ -1,9 +1,11 @@
-"""Manifests: what each submission is to execute. They are written before anything is submitted.
+"""Writes and reads manifests. A manifest lists the runs and the jobs of one submission.
+
+The manifest is written before the jobs are submitted. In the results folder DIR:
 
     DIR/submissions/<id>/manifest.json     the resolved sweep, its runs and its jobs
-    DIR/submissions/<id>/handles.json      for each job its Slurm id, or the local process
-    DIR/submissions/<id>/jobs/<index>/     the job's logs, and state.json of its worker
-    DIR/artifacts/<run>-<repeat>-<attempt>/   files that a run wrote
+    DIR/submissions/<id>/handles.json      for each job, its Slurm id or the local process
+    DIR/submissions/<id>/jobs/<index>/     logs of the job, and state.json of its worker
+    DIR/artifacts/<run>-<repeat>-<attempt>/   files that an attempt of a run wrote
 
 Each submission has a separate folder, so concurrent submissions do not conflict.
 """
@@ -31,23 +33,23 @@ ARTIFACTS = "artifacts"
 
 
 class Executor(StrEnum):
-    """Where the jobs of a submission are executed."""
+    """The way in which the jobs of a submission are executed."""
 
     slurm = "slurm"
-    local = "local"  # by a queue on this machine
-    debug = "debug"  # in the submitting process, up to the first failure
+    local = "local"  # by a queue on the submitting machine
+    debug = "debug"  # in the submitting process, which stops at the first failure
 
 
 class BrokenManifest(RuntimeError):
-    """Raised if a submission's manifest.json or handles.json cannot be read, with the reason."""
+    """Raised if the manifest.json or handles.json of a submission cannot be read."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Runs that share a launch shape and execute one after another in one allocation."""
+    """Runs that one Slurm job, or one process of the local queue, executes one after another."""
 
     index: int
-    shape: Shape
+    shape: Shape  # resources and launch settings, equal for all runs of the job
     timeout_min: int  # time limit of the whole job, in minutes
     tasks: list[tuple[str, int]]  # (run id, repeat)
 
@@ -56,12 +58,12 @@ class Job:
 class SlurmHandle:
     """A job that was submitted to Slurm."""
 
-    job_id: str  # "123", or "123_4" for an element of an array
+    job_id: str  # "123", or "123_4" for an element of a job array
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One submission, as its folder describes it."""
+    """The content of a submission's manifest.json and handles.json."""
 
     folder: Path  # the results folder, DIR
     id: str
@@ -72,7 +74,7 @@ class Manifest:
     command: str
     runs: dict[str, Run]
     jobs: list[Job]
-    done: list[tuple[str, int]]  # tasks that were done before and are not submitted again
+    done: list[tuple[str, int]]  # (run id, repeat) with earlier results, not submitted again
     provenance: dict[str, Any]
     force: bool = False
     handles: dict[int, SlurmHandle | ProcessHandle] = field(default_factory=dict, compare=False)
@@ -89,19 +91,22 @@ class Manifest:
 
     @property
     def process(self) -> ProcessHandle | None:
-        """The process that runs a local or debug submission; None before it has started."""
+        """The process that runs a local or debug submission.
+
+        None for a Slurm submission, and before the process has started.
+        """
         return next((h for h in self.handles.values() if isinstance(h, ProcessHandle)), None)
 
     def job_folder(self, index: int) -> Path:
         return self.path / "jobs" / str(index)
 
     def artifacts(self, run: str, repeat: int, attempt: int) -> Path:
-        """Return the folder for an attempt's files. A benchmark that writes files creates it."""
+        """Return the folder for files of an attempt. It exists only if the benchmark creates it."""
         return self.folder / ARTIFACTS / f"{run}-{repeat}-{attempt}"
 
 
 def new_id() -> str:
-    """Return a unique submission id, made of the time, the pid and random digits."""
+    """Return a unique submission id, made of the time, the process id and random digits."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return f"{stamp}-{os.getpid()}-{os.urandom(2).hex()}"
 
@@ -114,8 +119,8 @@ def submitter() -> str:
 
 
 def write_manifest(manifest: Manifest) -> None:
-    """Write manifest.json, and create the folders that the jobs need before they start."""
-    for job in manifest.jobs:  # without its log folder, Slurm kills a job and reports no reason
+    """Create the log folders of the jobs, and write manifest.json."""
+    for job in manifest.jobs:  # Slurm kills a job that has no log folder, and gives no reason
         manifest.job_folder(job.index).mkdir(parents=True, exist_ok=True)
     shapes = list(dict.fromkeys([run.shape for run in manifest.runs.values()]))
     write_json(
@@ -156,7 +161,7 @@ def write_manifest(manifest: Manifest) -> None:
 
 
 def write_handles(manifest: Manifest) -> None:
-    """Write handles.json: for each job its Slurm id, or the process on this host that runs it."""
+    """Write handles.json: the Slurm id of each job, or the local process that runs the job."""
     handles = {
         str(index): {"slurm": handle.job_id} if isinstance(handle, SlurmHandle) else asdict(handle)
         for index, handle in manifest.handles.items()
@@ -165,13 +170,14 @@ def write_handles(manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest and the handles of a submission.
+    """Read manifest.json and handles.json of a submission.
 
     Args:
         path: the submission's folder.
 
     Raises:
-        BrokenManifest: if a file cannot be read or is invalid, e.g. written by a later version.
+        BrokenManifest: if a file cannot be read or is invalid, e.g. because a later version of
+            the project wrote it.
     """
     data = _read_json(path / "manifest.json")
     handles_path = path / "handles.json"
@@ -245,7 +251,7 @@ def _manifest(path: Path, data: dict[str, Any], handles: dict[str, Any]) -> Mani
 
 
 def _without_texts(sweep: dict[str, Any]) -> dict[str, Any]:
-    """Drop the key `text` of tables, which manifests of older versions have."""
+    """Remove the key `text` from tables. Older versions of the project wrote this key."""
     tables = [
         {key: value for key, value in table.items() if key != "text"}
         for table in sweep.get("tables", [])
@@ -257,8 +263,8 @@ def read_manifests(folder: Path) -> list[Manifest]:
     """Read the manifests of all submissions of a results folder, oldest first.
 
     Raises:
-        FileNotFoundError: if nothing was ever submitted to this folder.
-        BrokenManifest: if one of the manifests cannot be read.
+        FileNotFoundError: if the folder contains no submissions.
+        BrokenManifest: if a manifest.json or handles.json cannot be read.
     """
     paths = sorted((folder / SUBMISSIONS).glob("*/manifest.json"))
     if not paths:

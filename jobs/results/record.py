@@ -30,7 +30,7 @@ RECORDS = "records"  # folder of records inside a results folder
 # read back.
 Number = Annotated[float, Field(allow_inf_nan=False)]
 # 100,000 records must fit in 1 GB of memory. Samples are therefore an array of C doubles instead
-# of Python objects, and `_shared` keeps one copy of what the records of a job have in common.
+# of Python objects, and `_shared` keeps only one copy of values that many records have.
 Samples = Annotated[
     list[Annotated[Number, Field(ge=0)]],
     Field(min_length=1),
@@ -42,7 +42,7 @@ Text = Annotated[str, BeforeValidator(lambda v: _encodable(v) if isinstance(v, s
 
 
 def _encodable(value: Any) -> Any:
-    """Return the value with every lone surrogate in its strings replaced by "?"."""
+    """Replace lone surrogates in all strings of a value by "?", and return the value."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
@@ -53,7 +53,10 @@ def _encodable(value: Any) -> Any:
 
 
 def _shared(value: Any, info: ValidationInfo) -> Any:
-    """Return an equal value that all records read with the same context share."""
+    """Return the first of all equal values, so that records share one copy.
+
+    The values are cached in the validation context. Without a context, return the given value.
+    """
     return value if info.context is None else info.context.setdefault(repr(value), value)
 
 
@@ -73,41 +76,41 @@ class _Part(BaseModel):
 
 
 class Failure(_Part):
-    """Why a run has no measurements."""
+    """Reason why an attempt failed."""
 
-    type: str  # type of the exception, or the cause: Timeout, SIGKILL, exit code 3
+    type: str  # type of the exception, or a cause such as Timeout, SIGKILL or exit code 3
     message: Text
     traceback: Text | None = None
-    rank: int | None = None  # the rank whose failure explains the others
-    memory: Literal["gpu", "host"] | None = None  # the memory that ran out
-    requested_bytes: int | None = None  # size of the GPU allocation that failed
-    allocated_bytes: int | None = None  # GPU memory that the process had allocated at that moment
+    rank: int | None = None  # the rank whose failure is described here
+    memory: Literal["gpu", "host"] | None = None  # the kind of memory that ran out
+    requested_bytes: int | None = None  # size of the failed GPU allocation
+    allocated_bytes: int | None = None  # GPU memory that the process held at the failure
 
 
 class Measurements(_Part):
-    """The facts that a benchmark's `run` returned.
+    """The results that the function `run` of a benchmark returned.
 
-    All dicts but `facts` are keyed by phase. With several ranks, samples_ms and peak_memory_bytes
-    hold one entry per rank for each phase.
+    The keys of all dicts except `facts` are phases, such as "forward". In a run with several ranks,
+    each phase of samples_ms and peak_memory_bytes has a list with one element per rank.
     """
 
     samples_ms: dict[str, Samples | Annotated[list[Samples], Field(min_length=1)]] = {}
     peak_memory_bytes: dict[str, int | Annotated[list[int], Field(min_length=1)]] = {}
-    flops: dict[str, Number] = {}  # floating-point operations of one sample
-    bytes: dict[str, Number] = {}  # bytes of one sample, for its bandwidth
-    bus_bytes: dict[str, Number] = {}  # bytes of one sample, for its bus bandwidth as in nccl-tests
-    tokens: dict[str, Number] = {}  # tokens that all ranks together process in one sample
+    flops: dict[str, Number] = {}  # number of floating-point operations in one sample
+    bytes: dict[str, Number] = {}  # number of bytes that one sample moves, for `bandwidth`
+    bus_bytes: dict[str, Number] = {}  # number of bytes, for `bus_bandwidth` as in nccl-tests
+    tokens: dict[str, Number] = {}  # number of tokens that all ranks together process in one sample
     facts: Annotated[dict[str, Any], BeforeValidator(_encodable)] = {}
     compiling_seconds: Number | None = None  # compile time, if the benchmark reports it
 
 
 class Seconds(_Part):
-    """How an attempt spent its time, in seconds."""
+    """Time that an attempt spent in each stage, in seconds."""
 
     waiting: float | None = None  # from the submission to the start of the worker
     starting: float | None = None  # from the start of the attempt to the call of run()
     compiling: float | None = None  # compile time inside run(), if the benchmark reports it
-    measuring: float | None = None  # the rest of run()
+    measuring: float | None = None  # the rest of the time inside run()
 
 
 class Record(_Part):
@@ -124,16 +127,16 @@ class Record(_Part):
     benchmark: str
     version: int
     params: dict[str, Any]
-    device: str  # kind of device that was measured: name of the GPU, or "cpu: " and the CPU's name
+    device: str  # name of the GPU, or "cpu: " followed by the name of the CPU
     started_at: float  # in seconds since the epoch
     finished_at: float  # in seconds since the epoch
     seconds: Seconds = Seconds()
     measurements: Measurements | None = None
     failure: Failure | None = None
     environment: Annotated[dict[str, Any], AfterValidator(_shared)] = {}
-    gpus: list[dict[str, Any]] = []  # name, uuid, and NVML's state before and after
+    gpus: list[dict[str, Any]] = []  # for each GPU: name, uuid, and state before and after the run
     slurm: Annotated[dict[str, str], AfterValidator(_shared)] = {}
-    log: str | None = None  # path of the run's output, relative to the results folder
+    log: str | None = None  # path of the log, relative to the results folder
     artifacts: str | None = None  # folder of the run's files, relative to the results folder
 
     @model_validator(mode="after")

@@ -1,6 +1,6 @@
 """Reads the records of a results folder, which are JSON lines in DIR/records/.
 
-Incomplete lines and lines of a later schema version are reported and skipped.
+Lines that are damaged or have a later schema version are reported and skipped.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ class _Versioned(BaseModel):
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that cannot be read: damaged (power cut, full disk), or of a later schema version."""
+    """A line that cannot be read.
+
+    The line is damaged, e.g. by a full disk, or it has a later schema version.
+    """
 
     path: Path
-    line: int
+    line: int  # from 1; 0 if the whole file cannot be read
     reason: str
 
     def __str__(self) -> str:
@@ -39,12 +42,13 @@ class BadLine:
 def parse_lines(
     data: bytes, path: Path, shared: dict[str, Any] | None = None
 ) -> Iterator[Record | BadLine]:
-    """Yield the records in the content of a file, and a `BadLine` for each line that is not one.
+    """Yield one object per line of a file: a `Record`, or a `BadLine` if the line is not readable.
 
     Args:
-        data: the content.
-        path: the file, for messages.
-        shared: cache of values that records have in common. Pass the same dict for every file.
+        data: the content of the file. Empty lines are ignored.
+        path: path of the file, for messages.
+        shared: cache that lets records share equal values, to save memory. Pass the same dict for
+            all files. None: no cache.
     """
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
@@ -62,7 +66,7 @@ def parse_lines(
         if record.schema_version > SCHEMA_VERSION:
             yield BadLine(path, number, str(_later_version(line)))
             continue
-        # pydantic's sets of the given fields would take a fifth of a record's memory.
+        # pydantic's set of the given fields would take a fifth of the memory of a record.
         for part in (record, record.measurements, record.seconds):
             if part is not None:
                 part.model_fields_set.clear()
@@ -70,7 +74,7 @@ def parse_lines(
 
 
 def _later_version(line: bytes) -> str | None:
-    """Return why a line of a later schema version is skipped; None if it is not of one."""
+    """Return an error message if a line has a later schema version, else None."""
     try:
         version = _Versioned.model_validate_json(line).schema_version
     except ValidationError:
@@ -83,7 +87,7 @@ def _later_version(line: bytes) -> str | None:
 
 
 def iter_records(folder: Path) -> Iterator[Record | BadLine]:
-    """Yield the records of a results folder, file by file, and a `BadLine` for each other line."""
+    """Yield the records of a results folder, and a `BadLine` for each line that cannot be read."""
     shared: dict[str, Any] = {}
     for path in sorted((folder / RECORDS).glob("*.jsonl")):
         try:
@@ -96,8 +100,10 @@ def iter_records(folder: Path) -> Iterator[Record | BadLine]:
 
 @contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-    """Pause garbage collection. Records form no reference cycles, and the search for them would
-    take a third of the time to read 100,000 records."""
+    """Pause the garbage collector, which only frees reference cycles. Records form no cycles.
+
+    The collector would take a third of the time to read 100,000 records.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -108,7 +114,7 @@ def _garbage_collection_paused() -> Iterator[None]:
 
 
 def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
-    """Return all records of a results folder, oldest first, and the lines that were skipped."""
+    """Return all records of a results folder, oldest first, and the lines that cannot be read."""
     records: list[Record] = []
     bad: list[BadLine] = []
     with _garbage_collection_paused():
@@ -122,11 +128,13 @@ def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
 
 
 class RecordTail:
-    """Follows the records of a results folder: each call of `new` reads only appended lines.
+    """Reads new records of a results folder while other processes write them.
+
+    Each call of `new` reads only the lines that were appended since the previous call.
 
     Args:
         folder: the results folder.
-        runs: ids of the runs to follow; None for all. Lines of other runs are not parsed.
+        runs: ids of the runs to read, or None for all runs. Records of other runs are ignored.
     """
 
     def __init__(self, folder: Path, runs: set[str] | None = None):
@@ -136,7 +144,10 @@ class RecordTail:
         self._shared: dict[str, Any] = {}
 
     def new(self) -> list[Record]:
-        """Return the records that were written since the last call. Damaged lines are skipped."""
+        """Return the records that were written since the previous call.
+
+        The first call returns all records. Lines that cannot be read are skipped.
+        """
         records = []
         for path in sorted(self._folder.glob("*.jsonl")):
             start = self._read.get(path, 0)

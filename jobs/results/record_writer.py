@@ -1,6 +1,6 @@
-"""Writes records as JSON lines to DIR/records/, into a separate file for each writer.
+"""Writes records as JSON lines. Each writer uses a separate file.
 
-Files grow by whole lines. If a process or machine dies, earlier records stay readable.
+Records are appended as whole lines. If a process or machine dies, earlier records stay readable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jobs.results.record import Record
 
 
 def _warn(text: str) -> None:
-    """Print to stderr. Ignore errors: stderr may be a file on the same full disk."""
+    """Print to stderr. Errors are ignored, because stderr may be a file on a full disk."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -25,13 +25,13 @@ def _warn(text: str) -> None:
 class RecordWriter:
     """Appends records to a file that no other writer uses.
 
-    The file's name contains the host, the pid and the time, so it is unique on any file system. A
-    write that fails, e.g. on a full disk, is undone and retried, so no partial line is left for the
-    next record to be appended to. If every try fails, the record is printed to stderr.
+    The name of the file contains the host, the process id and the time, so it is unique. If a write
+    fails, e.g. on a full disk, the partial line is removed and the write is repeated. If every try
+    fails, the record is printed to stderr.
 
     Args:
         folder: folder of the record files.
-        name: beginning of the file's name.
+        name: prefix of the file name.
     """
 
     def __init__(self, folder: Path, name: str):
@@ -39,10 +39,15 @@ class RecordWriter:
         self.path = folder / f"{unique}.jsonl"
 
     def write(self, record: Record, tries: int = 5) -> bool:
-        """Append one record and flush it to disk, in at most `tries` tries.
+        """Append one record to the file and flush it to disk.
+
+        Args:
+            record: the record.
+            tries: maximum number of tries. The delay before a new try grows from 2 to
+                at most 30 seconds.
 
         Returns:
-            Whether it was written.
+            True if the record was written, False if every try failed.
         """
         line = record.model_dump_json(exclude_none=True).encode() + b"\n"
         for attempt in range(tries):
@@ -62,7 +67,7 @@ class RecordWriter:
         try:
             size = os.fstat(handle).st_size
             if size and os.pread(handle, 1, size - 1) != b"\n":
-                line = b"\n" + line  # end a partial line that could not be undone
+                line = b"\n" + line  # end an earlier partial line that could not be removed
             try:
                 if os.write(handle, line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

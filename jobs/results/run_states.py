@@ -1,7 +1,7 @@
-"""State of every run of a results folder, from its manifests, its records and its jobs.
+"""Determines the state of every run of a results folder, from manifests, records and jobs.
 
-A run whose job ended without a record is `killed`, or has the state that Slurm reports for the job.
-A run is `ok` only if a record says so.
+A run is `ok` only if it has a record with status ok. If a job ended without a record of a run, the
+run gets the final state that Slurm reports for the job, or else `killed`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _RUNS_AGAIN_IN_ITS_JOB = (Status.preempted, Status.cancelled)
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """State of a task, which is one (run, repeat)."""
+    """State of a task. A task is one repeat of a run."""
 
     run: Run
     repeat: int
     status: Status
-    record: Record | None = None  # of the latest ok attempt, otherwise of the latest attempt
-    detail: str = ""  # if the status is not from a record: what Slurm or the process table reports
+    record: Record | None = None  # record of the latest ok attempt, or else of the latest attempt
+    detail: str = ""  # detail of the job's state, if the status is not from a record
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ def observe(folder: Path) -> Observation:
     """Read the state of a results folder.
 
     Raises:
-        FileNotFoundError: if nothing was ever submitted to this folder.
-        BrokenManifest: if one of the manifests cannot be read.
+        FileNotFoundError: if the folder contains no submissions.
+        BrokenManifest: if a manifest.json or handles.json cannot be read.
     """
     manifests = read_manifests(folder)
     notes: list[str] = []
-    # Read the jobs before the records. A run that ends in between then has its record.
+    # Read the job states first. The record of a run that ends in between is then found.
     states = job_states(manifests, notes)
     records, bad = read_records(folder)
     best: dict[TaskKey, Record] = {}
@@ -79,7 +79,7 @@ def observe(folder: Path) -> Observation:
                 manifest, job, states[manifest.id][job.index], latest_here, best
             ):
                 earlier = tasks.get(key)
-                # A run that an earlier submission is still executing stays live.
+                # A run that an earlier submission is still executing stays queued or running.
                 earlier_is_live = earlier is not None and earlier.status.is_live
                 if not earlier_is_live or task.status.is_live or task.status is Status.ok:
                     tasks[key] = task
@@ -103,11 +103,12 @@ def _job_tasks(
     """Yield the state of each task of a job.
 
     Args:
-        manifest: the submission.
+        manifest: manifest of the submission.
         job: the job.
-        state: the job's state.
-        latest_here: the latest record of each task in this submission.
-        best: for each task, the latest ok record of all submissions, otherwise the latest record.
+        state: state of the job.
+        latest_here: latest record of each task in this submission, or None.
+        best: latest ok record of each task in all submissions. If a task has no ok record, its
+            latest record.
     """
     if not state.status.is_live and None in latest_here.values():
         state = with_last_words(manifest, job, state)
@@ -115,13 +116,13 @@ def _job_tasks(
     if state.status in (Status.running, Status.oom):
         running = read_worker_state(manifest.job_folder(job.index)).running
         executing = running and (running.run, running.repeat)
-    # If Slurm reports out of memory, that is due to the run that was executing, not later ones.
+    # If the job ran out of memory, the run that was executing is `oom`, the others are `killed`.
     others = {Status.running: Status.queued, Status.oom: Status.killed}
     for key, latest in latest_here.items():
         status = state.status if key == executing else others.get(state.status, state.status)
         known = best.get(key)
         run, repeat = manifest.runs[key[0]], key[1]
-        # A live job repeats runs that were preempted or cancelled.
+        # A job that is queued or running repeats its runs that were preempted or cancelled.
         if status.is_live and (latest is None or latest.status in _RUNS_AGAIN_IN_ITS_JOB):
             yield key, TaskState(run, repeat, status, known, state.detail)
         elif known is not None and (latest is not None or known.status is Status.ok):
@@ -131,9 +132,10 @@ def _job_tasks(
 
 
 def _superseded(manifests: list[Manifest], notes: list[str]) -> set[str]:
-    """Return the ids of runs of outdated benchmark versions, which measure something else.
+    """Return the ids of the runs of outdated benchmark versions, and add a note about them.
 
-    A version is outdated if the folder has runs of a newer version of the same benchmark.
+    A version is outdated if the folder has runs of a newer version of the same benchmark. Results
+    of different versions are not comparable.
     """
     newest: dict[str, int] = {}
     for manifest in manifests:
@@ -154,7 +156,7 @@ def _superseded(manifests: list[Manifest], notes: list[str]) -> set[str]:
 
 
 def summary(observation: Observation) -> dict[str, Any]:
-    """Return the observation as plain data, for `status --json`."""
+    """Return the state of a results folder as JSON data, for `status --json`."""
     return {
         "folder": str(observation.folder),
         "submissions": [

@@ -1,4 +1,4 @@
-"""States of Slurm jobs, from squeue and from what Slurm wrote to the jobs' logs.
+"""Determines the states of Slurm jobs, from squeue and from the logs of the jobs.
 
 `sacct` is not used, so the cluster needs no accounting database.
 """
@@ -19,8 +19,8 @@ from jobs.json_files import write_json
 from jobs.results.manifest import Job, Manifest
 from jobs.status import JobState, JobStates, Status
 
-ENDED = "ended.json"  # file in a submission's folder: the last known states of its ended jobs
-RECENT_S = 86400.0  # ended jobs are looked up again for this long, in seconds
+ENDED = "ended.json"  # file in a submission's folder: last known states of ended jobs
+RECENT_S = 86400.0  # squeue is still asked while ENDED is younger than this, in seconds
 _QUEUED = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED", "RESV_DEL_HOLD"}
 _RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
 _ENDED_AS = {
@@ -28,9 +28,9 @@ _ENDED_AS = {
     "PREEMPTED": Status.preempted,
     "OUT_OF_MEMORY": Status.oom,
 }
-# A job that exceeds Slurm's memory limit may end as FAILED; only its stderr gives the reason.
+# A job that exceeds its memory limit may end as FAILED. Only its stderr then shows the cause.
 _OVER_MEMORY = re.compile(r"^slurmstepd.*exceeded memory limit", re.MULTILINE | re.IGNORECASE)
-# Lines that Slurm writes when a step ends, whatever the cause.
+# Lines that Slurm writes at the end of any job step, so they do not show the cause.
 _NOISE = re.compile(
     r"srun: (launch/slurm|Force Terminated|forcing|got SIG|Job step aborted|error: Timed out)"
     r"|\*\*\* (STEP|JOB) .* CANCELLED"
@@ -40,15 +40,16 @@ _NOISE = re.compile(
 def slurm_job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
     """Return the states of the jobs of Slurm submissions, by submission id and job index.
 
-    Slurm forgets jobs some time after their end, so their last states are saved to ENDED.
+    squeue shows an ended job only for a limited time. The last states of ended jobs are therefore
+    saved in the file ENDED.
 
     Args:
-        manifests: the submissions.
-        notes: receives a note for the user if Slurm does not answer.
+        manifests: manifests of the submissions.
+        notes: list to which a note for the user is added if Slurm does not answer.
     """
     ended = {manifest.id: _read_ended(manifest) for manifest in manifests}
     unknown = any(str(i) not in ended[m.id] for m in manifests for i in m.slurm_ids)
-    # `scontrol requeue` can restart an ended job as long as Slurm remembers it.
+    # `scontrol requeue` can restart an ended job that Slurm still knows.
     recent = any(_age_s(manifest.path / ENDED) < RECENT_S for manifest in manifests)
     ids = [job_id for manifest in manifests for job_id in manifest.slurm_ids.values()]
     answer = squeue(ids) if unknown or recent else {}
@@ -85,14 +86,14 @@ def _slurm_state(
     if job_id is None:
         return JobState(
             Status.missing,
-            "not submitted to Slurm, which refused the job or was not reached; submit again",
+            "not submitted: Slurm refused the job or could not be reached; submit again",
         )
     index = str(job.index)
     words = (answer or {}).get(job_id) or ended.get(index)
     if words is None and answer is None:
         return JobState(Status.running, "assumed to be running, since Slurm does not answer")
     if words is None and not _slurm_log(manifest, job_id, "out").exists():
-        # Slurm at once forgets an element of an array that is cancelled while pending.
+        # An array element that is cancelled while pending disappears from squeue at once.
         detail = (
             f"Slurm job {job_id} never started, and Slurm no longer knows it; it was probably "
             "cancelled while pending"
@@ -101,7 +102,7 @@ def _slurm_state(
     if words is None:
         return JobState(
             Status.killed,
-            f"Slurm job {job_id} has ended, and Slurm no longer knows how",
+            f"Slurm job {job_id} has ended, and Slurm no longer knows its final state",
         )
     name, detail = words.split()[0], f"Slurm job {job_id} is {words}"
     if name in _QUEUED | _RUNNING:
@@ -130,14 +131,14 @@ def _age_s(path: Path) -> float:
 
 
 def squeue(job_ids: list[str]) -> dict[str, str] | None:
-    """Ask Slurm for the states of jobs.
+    """Return the states of jobs as squeue reports them.
 
     Args:
-        job_ids: ids such as "123", or "123_4" for an element of an array.
+        job_ids: ids such as "123", or "123_4" for an element of a job array.
 
     Returns:
-        State of each job that Slurm knows, followed by the reason in parentheses if there is one,
-        by job id. None if Slurm does not answer.
+        The state of each job that Slurm knows, by job id. The reason, if Slurm gives one, follows
+        in parentheses, such as "PENDING (Priority)". None if Slurm does not answer.
     """
     if not job_ids:
         return {}
@@ -152,12 +153,12 @@ def squeue(job_ids: list[str]) -> dict[str, str] | None:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        # squeue also fails if it is asked for a job that Slurm has forgotten. That is no error.
+        # squeue also fails for a job that Slurm no longer knows. That is no error here.
         if done.returncode and "Invalid job id" not in done.stderr:
             return None
         for line in done.stdout.splitlines():
             job, array, index, state, reason = line.strip().split("|", 4)
-            # The reason of a cancelled job is still the one for which it was pending.
+            # For a cancelled job, squeue shows the reason why the job was pending before.
             if reason not in ("None", "") and state != "CANCELLED":
                 state += f" ({reason})"
             states[f"{array}_{index}" if index != "N/A" else job] = state
@@ -165,9 +166,10 @@ def squeue(job_ids: list[str]) -> dict[str, str] | None:
 
 
 def with_last_words(manifest: Manifest, job: Job, state: JobState) -> JobState:
-    """Add the last line of the job's stderr, e.g. a failed setup line, to the state's detail.
+    """Return the state of a job, with the last line of the job's stderr added to the detail.
 
-    A killed job becomes `oom` if its stderr says that it exceeded its memory limit.
+    This line often shows the cause, e.g. a setup command that failed. If stderr reports that the
+    memory limit was exceeded, the status `killed` is replaced by `oom`.
     """
     job_id = manifest.slurm_ids.get(job.index)
     if job_id is None:
@@ -176,9 +178,9 @@ def with_last_words(manifest: Manifest, job: Job, state: JobState) -> JobState:
         with _slurm_log(manifest, job_id, "err").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
             text = file.read().decode(errors="replace")
-    except OSError:  # the job never started, or its log is elsewhere
+    except OSError:  # the job never started, or its log cannot be read
         return state
     over_memory = state.status is Status.killed and _OVER_MEMORY.search(text)
     words = [line.strip() for line in text.split("\n") if line.strip() and not _NOISE.search(line)]
-    detail = state.detail + (f"; end of its stderr: {words[-1][:200]}" if words else "")
+    detail = state.detail + (f"; last line of its stderr: {words[-1][:200]}" if words else "")
     return JobState(Status.oom if over_memory else state.status, detail)

@@ -1,7 +1,7 @@
-"""Current state of a worker: `state.json` in the folder of its job.
+"""Writes and reads the current state of a worker, in `state.json` in the folder of the job.
 
-`jobs status` reads there which run is executing. If the worker dies, the next worker of the job
-reads there which run was executing.
+`jobs status` reads from this file which run is executing. If a worker dies, the next worker of the
+job reads from this file which run was executing.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class WorkerState(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     running: RunningAttempt | None = None
-    deaths: dict[str, int] = {}  # by "run/repeat": workers that died during it without a record
+    # Number of workers that died during a run without writing a record, by "run/repeat".
+    deaths: dict[str, int] = {}
     pid: int | None = None
     host: str | None = None
-    at: float | None = None  # when the state was written, in seconds since the epoch
+    at: float | None = None  # time of writing, in seconds since the epoch
 
 
 def write_worker_state(job_folder: Path, state: WorkerState) -> None:
@@ -39,7 +40,10 @@ def write_worker_state(job_folder: Path, state: WorkerState) -> None:
 
 
 def read_worker_state(job_folder: Path) -> WorkerState:
-    """Return the state that the job's worker wrote last, or an empty state if there is none."""
+    """Return the last state that a worker of the job wrote.
+
+    If there is no readable state, return an empty state.
+    """
     try:
         return WorkerState.model_validate_json((job_folder / "state.json").read_text())
     except (OSError, ValueError):

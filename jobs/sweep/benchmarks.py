@@ -22,7 +22,7 @@ _RUN = re.compile(r"^def run\(", re.MULTILINE)
 
 
 class NoBenchmark(LookupError):
-    """Raised if no benchmark has this name, or if its module cannot be used."""
+    """Raised if a benchmark does not exist, or if its module cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Benchmark:
     name: str
     version: int
     params: type[BaseModel]
-    json_defaults: dict[str, Any]  # defaults of parameters, as values of JSON
-    predicts: bool = False  # True if the module has a function predict
+    json_defaults: dict[str, Any]  # default values of the parameters, as in JSON
+    predicts: bool = False  # True if the module has a function `predict`
 
     @property
     def fields(self) -> list[str]:
@@ -43,13 +43,13 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Benchmarks:
-    """The benchmarks of a sweep: its default benchmark, and those that its cases name."""
+    """All benchmarks of a sweep: the default benchmark and the benchmarks of the cases."""
 
-    own: Benchmark  # the default, named at the top level
-    by_name: dict[str, Benchmark]  # all of them, including the default
+    own: Benchmark  # the default benchmark, named at the top level of the file
+    by_name: dict[str, Benchmark]  # all benchmarks, including the default
 
     def of(self, name: str | None) -> Benchmark:
-        """Return the benchmark of this name, or the sweep's default for None."""
+        """Return the benchmark with this name, or the default benchmark if the name is None."""
         return self.own if name is None else self.by_name[short_name(name)]
 
     def __iter__(self) -> Iterator[Benchmark]:
@@ -60,14 +60,14 @@ class Benchmarks:
 
     @property
     def fields(self) -> list[str]:
-        """The names of all parameters of all benchmarks, each once."""
+        """The names of the parameters of all benchmarks, without duplicates."""
         return list(dict.fromkeys(field for benchmark in self for field in benchmark.fields))
 
 
 def short_name(name: str) -> str:
-    """Remove the package of the project's benchmarks from a name.
+    """Return the name of a benchmark without the prefix `systems.benchmarks.`.
 
-    Run ids use the short name, so both names of a benchmark give the same ids.
+    Run ids are computed from the short name, so the long name gives the same ids.
     """
     return name.removeprefix("systems.benchmarks.")
 
@@ -79,8 +79,8 @@ def benchmark_module(name: str) -> ModuleType:
         name: the name of a module in `systems.benchmarks`, or the dotted name of any module.
 
     Raises:
-        NoBenchmark: if there is no such module, or it lacks `run` or `Params`. Exceptions from the
-            import of the module itself are passed on.
+        NoBenchmark: if the module does not exist, or if it does not define `run` and `Params`.
+        Exception: any exception that the module raises while it is imported.
     """
     if not _NAME.match(name) or ("." not in name and name not in known_benchmarks()):
         raise NoBenchmark(f"there is no benchmark {name!r}{nearest(name, known_benchmarks())}")
@@ -89,7 +89,7 @@ def benchmark_module(name: str) -> ModuleType:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not (path == error.name or path.startswith(error.name + ".")):
-            raise  # the benchmark exists; something that it imports does not
+            raise  # the benchmark exists, but a module that it imports does not
         raise NoBenchmark(
             f"there is no benchmark {name!r}{nearest(name, known_benchmarks())}"
         ) from None
@@ -104,8 +104,8 @@ def benchmark_module(name: str) -> ModuleType:
 def known_benchmarks() -> list[str]:
     """Return the names of the benchmarks in systems/benchmarks, sorted.
 
-    A module is a benchmark if its text defines `run`. The modules are not imported, because other
-    modules of the package import torch.
+    A module counts as a benchmark if its source defines a function `run`. The modules are not
+    imported, because the package also contains modules that import torch.
     """
     package = importlib.import_module("systems.benchmarks")
     return sorted(
@@ -122,8 +122,8 @@ def load_benchmark(name: str) -> Benchmark:
     This imports the benchmark's module, which must not import torch.
 
     Raises:
-        NoBenchmark: if there is no such benchmark, if its import fails, or if the name of a
-            parameter is reserved for tables.
+        NoBenchmark: if the benchmark does not exist, if its import fails, or if one of its
+            parameters has a name that is reserved for tables.
     """
     try:
         module = benchmark_module(name)
@@ -149,7 +149,7 @@ def load_benchmark(name: str) -> Benchmark:
 
 
 def _one_line(error: BaseException) -> str:
-    """Describe an import error in one line: exception, message, file and line."""
+    """Describe an import error in one line: exception type, message, file and line."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith("<frozen")]
     text, where = str(error), places[-1]
@@ -159,10 +159,14 @@ def _one_line(error: BaseException) -> str:
 
 
 def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
-    """Load a sweep's default benchmark and those that its cases name.
+    """Load the default benchmark of a sweep and the benchmarks of its cases.
+
+    Args:
+        own: name of the default benchmark.
+        others: names of the benchmarks of the cases. None stands for the default benchmark.
 
     Raises:
-        NoBenchmark: if one of them cannot be loaded; see `load_benchmark`.
+        NoBenchmark: if a benchmark cannot be loaded; see `load_benchmark`.
     """
     names = dict.fromkeys(short_name(name) for name in (own, *others) if name is not None)
     by_name = {name: load_benchmark(name) for name in names}

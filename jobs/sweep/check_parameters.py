@@ -1,8 +1,9 @@
-"""Checks a sweep's parameters, exclusions, filter and `$parameter` references.
+"""Checks the parameters of a sweep, its `exclude` entries, its filter and `$parameter` references.
 
-The blocks of a sweep may measure different benchmarks. A parameter at the top level of the file
-applies to each block whose benchmark has this parameter. A comparison applies to the runs whose
-benchmark has all parameters in the comparison.
+A block is one case of the sweep, or the top level of the file. Each case may have a different
+benchmark. A parameter at the top level applies to every case whose benchmark has this parameter.
+A comparison, such as `seq_len > 4096`, applies to the runs whose benchmark has all parameters in
+the comparison.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ from jobs.sweep.conditions import Check, Condition, ConditionError, UnknownParam
 from jobs.sweep.schema import AXES, Scalar, Sweep
 from jobs.sweep.strict_yaml import DataPath, Document
 
-ByBenchmark = dict[str, Condition]  # a comparison, parsed for each benchmark that it applies to
+ByBenchmark = dict[str, Condition]  # parsed condition, by name of the benchmark
 
 
 def comparison(text: str, benchmarks: Benchmarks) -> ByBenchmark:
-    """Parse a comparison for each benchmark that has all parameters in it.
+    """Parse a comparison for each benchmark that has all parameters in the comparison.
 
-    A benchmark may reject a value if another benchmark accepts it: `mode == exact` is False for the
-    runs of a benchmark without this mode.
+    It is enough if one of these benchmarks accepts the values in the comparison. For example,
+    `mode == exact` is False for the runs of a benchmark without this mode.
+
+    Returns:
+        The parsed condition for each of these benchmarks, by name of the benchmark.
 
     Raises:
-        ConditionError: if the text is not a comparison, if no benchmark has all its parameters, or
-            if every benchmark that has them rejects a value.
+        ConditionError: if the text is not a comparison, if no benchmark has all parameters in the
+            comparison, or if all benchmarks with these parameters reject a value.
     """
     found: ByBenchmark = {}
     refused: list[ConditionError] = []
@@ -49,8 +53,8 @@ def comparison(text: str, benchmarks: Benchmarks) -> ByBenchmark:
         except ConditionError as error:
             refused.append(error)
             plain = _unchecked(text, benchmark)
-            # Skip the benchmark if a bare word is a parameter of another benchmark: it then lacks a
-            # parameter of the comparison.
+            # An unquoted word may be a parameter of another benchmark. This benchmark then lacks
+            # a parameter of the comparison and is skipped.
             if plain is not None and not plain.words & set(benchmarks.fields):
                 found[benchmark.name] = plain
     if accepted:
@@ -72,20 +76,21 @@ def _unchecked(text: str, benchmark: Benchmark) -> Condition | None:
 
 
 def equality(values: Mapping[str, Any], benchmarks: Benchmarks) -> ByBenchmark:
-    """Return the condition that each parameter has its value, by benchmark.
+    """Return a condition that is True if every given parameter has its given value.
 
     Args:
-        values: the value, or a list of alternative values, of each parameter.
+        values: the required value of each parameter, or a list of allowed values.
+        benchmarks: the benchmarks of the sweep.
 
     Returns:
-        The condition for each benchmark that has all the parameters.
+        The condition for each benchmark that has all given parameters, by name of the benchmark.
     """
     condition = Condition.equal(values)
     return {b.name: condition for b in benchmarks if values.keys() <= set(b.fields)}
 
 
 def exclusions(sweep: Sweep, benchmarks: Benchmarks) -> list[ByBenchmark]:
-    """Return the entries of `exclude` as conditions. The sweep must have passed the checks."""
+    """Parse the `exclude` entries of a valid sweep into conditions."""
     return [
         equality(item, benchmarks) if isinstance(item, dict) else comparison(item, benchmarks)
         for item in sweep.exclude
@@ -93,7 +98,7 @@ def exclusions(sweep: Sweep, benchmarks: Benchmarks) -> list[ByBenchmark]:
 
 
 def check_parameters(document: Document, benchmarks: Benchmarks) -> list[Problem]:
-    """Return the problems in a sweep's parameters, conditions and references."""
+    """Return the errors in the parameters, `exclude`, filter and `$parameter` references."""
     checks = _Checks(document, benchmarks)
     checks.parameters()
     checks.conditions()
@@ -102,7 +107,7 @@ def check_parameters(document: Document, benchmarks: Benchmarks) -> list[Problem
 
 
 class _Checks:
-    """Collects problems. Skips parts of the wrong type, which `validate_schema` reports."""
+    """Collects errors in a sweep. Values of a wrong type are left to `validate_schema`."""
 
     def __init__(self, document: Document, benchmarks: Benchmarks):
         self.document = document
@@ -118,7 +123,7 @@ class _Checks:
         self.problems.append(Problem(self.document.at_key(path), what))
 
     def blocks(self) -> Iterator[tuple[DataPath, dict[str, Any]]]:
-        """Yield the path and data of the sweep itself and of each case."""
+        """Yield the path and the data of the top level and of each case."""
         yield (), self.document.data
         cases = self.document.data.get("cases")
         for i, case in enumerate(cases if isinstance(cases, list) else []):
@@ -131,12 +136,13 @@ class _Checks:
         """Return the benchmarks to which a setting in a block applies.
 
         A setting in a case applies to the benchmark of the case. A setting at the top level applies
-        to the benchmarks of the cases that do not replace it, or to all if every case replaces it.
+        to the benchmarks of the cases that do not replace the setting. If every case replaces the
+        setting, it is checked against the benchmarks of all cases.
 
         Args:
             prefix: path of the block, empty for the top level.
             block: data of the block.
-            replaced: returns True if a case replaces the setting.
+            replaced: function that returns True if the given case replaces the setting.
         """
         if prefix:
             return [benchmark_of(block, self.benchmarks)]
@@ -145,7 +151,10 @@ class _Checks:
         return list((inherit or every).values())
 
     def parameters(self) -> None:
-        """Check that parameters exist, their values are valid, and no block sets one twice."""
+        """Check the names and values of all parameters.
+
+        Also check that no block sets a parameter twice, and that zip lists have equal lengths.
+        """
         for prefix, block in self.blocks():
             seen: dict[str, str] = {}
             lengths: dict[str, int] = {}
@@ -175,7 +184,11 @@ class _Checks:
                 )
 
     def having(self, prefix: DataPath, block: dict[str, Any], name: str) -> list[Benchmark]:
-        """Return the benchmarks that have the parameter and take its value from this block."""
+        """Return the benchmarks that have a parameter and use the value given in this block.
+
+        If every case with the parameter replaces the value at the top level, return one benchmark
+        with the parameter, so that the value is checked anyway.
+        """
         given = self.benchmarks_of(prefix, block, partial(_sets, name=name))
         having = [benchmark for benchmark in given if name in benchmark.fields]
         if having or prefix:
@@ -192,9 +205,9 @@ class _Checks:
     def values(
         self, path: DataPath, name: str, values: Iterable[Any], having: list[Benchmark]
     ) -> None:
-        """Check each value of a parameter against every benchmark that takes it from this block."""
+        """Check each value of a parameter against all given benchmarks."""
         for i, value in enumerate(values):
-            place = (*path, i)  # for a single value, `Document.at` falls back to its own position
+            place = (*path, i)  # for a single value, `Document.at` ignores the index
             if not isinstance(value, (list, dict)):
                 for benchmark in having:
                     wrong = self.checks[benchmark.name](name, value)
@@ -223,7 +236,10 @@ class _Checks:
             self.at(path, str(error))
 
     def equalities(self, path: DataPath, values: dict[str, Any]) -> None:
-        """Check a mapping in `exclude`: its parameters exist, some benchmark takes each value."""
+        """Check that the parameters of an `exclude` mapping exist and that their values are valid.
+
+        A value is valid if one benchmark accepts it.
+        """
         fields = self.benchmarks.fields
         unknown = [name for name in values if name not in fields]
         for name in unknown:
@@ -250,7 +266,7 @@ class _Checks:
                     self.at((*path, name, i), str(wrong[0]))
 
     def references(self) -> None:
-        """Check that each `$name` in resources and launch is a parameter of its benchmarks."""
+        """Check that each `$parameter` in resources and launch names a parameter."""
         for prefix, block in self.blocks():
             for section in ("resources", "launch"):
                 given = block.get(section)
@@ -269,7 +285,6 @@ class _Checks:
 
 
 def _sets(case: dict[str, Any], name: str) -> bool:
-    """Return True if a case sets a parameter."""
     return any(_has(case, axis, name) for axis in AXES)
 
 

@@ -1,7 +1,7 @@
 """Checks a sweep file against the schema, and provides helpers for the other checks.
 
 `check_parameters` checks parameters, conditions and references; `check_views` checks tables and
-plots. Every check reports all problems that it finds, not only the first.
+plots. All checks report every error that they find, not only the first one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ NOT_OF_LISTS = {"value", "columns", "baseline", "phase", "statistic", "direction
 
 
 def validate_schema(document: Document, problems: list[Problem]) -> Sweep | None:
-    """Return the sweep in a document. If it is invalid, add to `problems` and return None."""
+    """Return the sweep in a document, or None if the document is invalid.
+
+    Errors are added to `problems`.
+    """
     try:
         return Sweep.model_validate(document.data)
     except ValidationError as error:
@@ -35,9 +38,11 @@ def validate_schema(document: Document, problems: list[Problem]) -> Sweep | None
 
 
 def schema_problems(error: ValidationError, document: Document) -> list[Problem]:
-    """Convert pydantic's errors to problems: positions in the file, and names of its keys."""
+    """Convert a pydantic error to error messages with positions in the sweep file."""
     problems: list[Problem] = []
-    expected: dict[tuple[Position, str], list[str]] = {}  # alternatives of a union, in one message
+    # If a value may have several types, pydantic reports one error per type. The errors for one
+    # value are joined into one message.
+    expected: dict[tuple[Position, str], list[str]] = {}
     for item in error.errors():
         path = _locate(item["loc"], document.data)
         if item["type"] == "missing":
@@ -58,7 +63,7 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
 
 
 def _expected(item: Any) -> str:
-    """Return what pydantic accepts, as text; with a suggestion if a valid word is similar."""
+    """Describe the valid values for one pydantic error, and suggest a similar valid word."""
     text: str = item["msg"]
     for prefix in ("Input should be ", "Value error, "):
         text = text.removeprefix(prefix)
@@ -76,9 +81,9 @@ def _shown(value: Any) -> str:
 
 
 def _locate(loc: tuple[str | int, ...], data: Any) -> DataPath:
-    """Return the path of a pydantic error location in the data.
+    """Convert the location of a pydantic error to a path in the data.
 
-    This leaves out the names that pydantic inserts for the alternatives of a union.
+    For a union, pydantic adds the name of the type to the location. Such names are left out.
     """
     path: list[str | int] = []
     here = data
@@ -91,7 +96,7 @@ def _locate(loc: tuple[str | int, ...], data: Any) -> DataPath:
 
 
 def _valid_keys(path: DataPath) -> list[str]:
-    """Return the keys that are valid next to the key at a path."""
+    """Return the valid keys of the mapping that contains the key at a path."""
     models: dict[str, type[BaseModel]] = {
         "resources": Resources,
         "launch": Launch,
@@ -112,15 +117,15 @@ def _valid_keys(path: DataPath) -> list[str]:
 def value_check(benchmark: Benchmark) -> Check:
     """Return a function that checks one value of one parameter.
 
-    The function takes the parameter's name and the value. It returns why the parameter cannot have
-    this value, or None if it can.
+    The function takes the name of a parameter and a value. It returns an error message if the
+    parameter cannot have this value, else None.
     """
 
     @cache
     def adapted(name: str) -> TypeAdapter[Any]:
         field = benchmark.params.model_fields[name]
         kind = field.annotation
-        is_model = isinstance(kind, type) and issubclass(kind, BaseModel)  # has its own config
+        is_model = isinstance(kind, type) and issubclass(kind, BaseModel)  # models have a config
         return adapter(field, None if is_model else STRICT)
 
     def check(name: str, value: Any) -> str | None:
@@ -135,7 +140,11 @@ def value_check(benchmark: Benchmark) -> Check:
 
 
 def literal_check(benchmark: Benchmark) -> Check:
-    """Return a function like that of `value_check` which also accepts 128.0 for an integer."""
+    """Return a function that checks a literal in a comparison with a parameter.
+
+    It works like the function that `value_check` returns, but also accepts a whole number written
+    as a float, such as 128.0, for an integer parameter.
+    """
     check = value_check(benchmark)
 
     def checked(name: str, literal: Any) -> str | None:
@@ -152,8 +161,7 @@ def valid_entries(document: Document, key: str, kind: Any) -> Iterator[tuple[Dat
     Args:
         document: the sweep file.
         key: the key of the list.
-        kind: the type of an entry. Entries that are invalid are skipped, because `validate_schema`
-            reports them.
+        kind: the type of an entry. Invalid entries are skipped: `validate_schema` reports them.
     """
     items = document.data.get(key)
     is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
@@ -168,13 +176,13 @@ def valid_entries(document: Document, key: str, kind: Any) -> Iterator[tuple[Dat
 def run_blocks(
     document: Document, benchmarks: Benchmarks
 ) -> list[tuple[dict[str, Any], Benchmark]]:
-    """Return the blocks that have runs, each with its benchmark: the cases, or else the sweep."""
+    """Return the cases, or the top level of a sweep without cases, each with its benchmark."""
     cases = document.data.get("cases")
     blocks = [case for case in cases if isinstance(case, dict)] if isinstance(cases, list) else []
     return [(block, benchmark_of(block, benchmarks)) for block in blocks or [document.data]]
 
 
 def benchmark_of(block: dict[str, Any], benchmarks: Benchmarks) -> Benchmark:
-    """Return the benchmark of a block: the one that it names, or else the sweep's."""
+    """Return the benchmark that a case or sweep names, or else the sweep's default benchmark."""
     name = block.get("benchmark")
     return benchmarks.of(name if isinstance(name, str) else None)

@@ -1,6 +1,6 @@
-"""Checks a sweep's tables and plots against their benchmarks and its runs.
+"""Checks the tables and plots of a sweep before submission.
 
-Tables and plots are stored in the results folder, so their mistakes are found before submission.
+The checks use the parameters of the benchmark that a table or plot shows, and the sweep's runs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from jobs.sweep.strict_yaml import DataPath, Document
 
 
 def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
-    """Check a view against the runs of its benchmark, and yield each problem with its place.
+    """Check a table or plot against the runs of its benchmark.
 
-    Its `where` can be evaluated for every run, and a published figure fits one row only.
+    The condition `where` must be valid for every run. At most one published figure may fit each
+    cell of a table.
+
+    Yields:
+        For each error, the path of the key within the table or plot, and the error message.
     """
-    if not runs:  # the filter removed all runs, so there is nothing to check against
+    if not runs:  # the filter removed all runs of this benchmark
         return
     chosen = list(runs)
     if view.where is not None:
@@ -53,7 +57,10 @@ def _ambiguous_figures(table: Table, runs: Sequence[Run]) -> Iterator[tuple[Data
 
 
 def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
-    """Check a sweep's tables and plots, each against its one benchmark."""
+    """Return the errors in a sweep's tables and plots.
+
+    Each table or plot shows the runs of one benchmark and is checked against its parameters.
+    """
     used = {benchmark.name: benchmark for _, benchmark in run_blocks(document, benchmarks)}
     problems: list[Problem] = []
     for key, kind in (("tables", Table), ("plots", Plot)):
@@ -84,7 +91,7 @@ class _ViewCheck:
         self.problems: list[Problem] = []
 
     def problems_of(self, path: DataPath, view: Table | Plot) -> list[Problem]:
-        """Check that names exist, the value is known, and the unit fits it."""
+        """Return the errors in a table or plot, such as unknown names or a wrong unit."""
         if isinstance(view, Plot):
             self.value_and_unit(path, view)
             dims = {"x": [view.x], "series": view.series, "facet": view.facet}
@@ -108,7 +115,7 @@ class _ViewCheck:
         for i, source in enumerate(table.published):
             for name in source.on:
                 if name not in table.rows:
-                    rows = ", ".join(table.rows) or "it has none"
+                    rows = ", ".join(table.rows) or "none"
                     what = f"on: {name!r} is not one of the table's rows (rows: {rows})"
                     self.at_key((*path, "published", i, "on", name), what)
             for place, what in published_problems(source):
@@ -127,11 +134,11 @@ class _ViewCheck:
     def value_and_unit(self, path: DataPath, view: Table | Plot) -> None:
         phases = [view.phase] if isinstance(view.phase, str) else view.phase or []
         for i, phase in enumerate(phases):
-            if phase in phases[:i]:  # else its samples would count twice
+            if phase in phases[:i]:  # its samples would be counted twice
                 self.at((*path, "phase", i), f"phase: {phase!r} is listed twice")
         values = [view.value] if isinstance(view.value, str) else view.value
         for i, value in enumerate(values):
-            place = (*path, "value", i)  # if it is not a list, the place of the value
+            place = (*path, "value", i)  # for a single value, `Document.at` ignores the index
             if value in values[:i]:
                 self.at(place, f"value: {value!r} is listed twice")
             unknown = unknown_value(value)
@@ -140,21 +147,27 @@ class _ViewCheck:
                 return
             if value.startswith(PREDICTED) and not self.benchmark.predicts:
                 name = self.benchmark.name
-                what = f"value: benchmark {name!r} predicts nothing; it has no predict(params)"
+                what = f"value: benchmark {name!r} has no function predict(params)"
                 self.at(place, what)
         can = {unit: None for value in values for unit in units_of(value)}
         if view.unit is not None and view.unit not in can:
             given = " and ".join(values)
-            valid = ", ".join(can) or "only its own unit"
+            valid = ", ".join(can) or "none; remove this key"
             what = f"unit: {given} cannot be shown in {view.unit} (valid: {valid})"
             if any(value.startswith(NAMED) for value in values):
-                what += "; a fact's unit is the ending of its name: _ms, _seconds or _bytes"
+                what += "; the end of a fact's name gives its unit: _ms, _seconds or _bytes"
             self.at((*path, "unit"), what)
 
     def dims(
         self, path: DataPath, dims: dict[str, list[str]], without: tuple[str, ...] = ()
     ) -> None:
-        """Check that each name is a parameter or a pseudo-dimension, and is used once."""
+        """Check that each name is a parameter or a name in PSEUDO, such as phase, and is used once.
+
+        Args:
+            path: path of the table or plot.
+            dims: the names by key, such as rows or columns.
+            without: names in PSEUDO that are not allowed.
+        """
         seen: dict[str, str] = {}
         known = [name for name in (*self.fields, *PSEUDO) if name not in without]
         for section, names in dims.items():
@@ -172,11 +185,11 @@ class _ViewCheck:
             self.at(path, "baseline must name a column and its value, got {}")
         for name, value in (table.baseline or {}).items():
             if name not in table.columns:
-                columns = ", ".join(table.columns) or "it has none"
+                columns = ", ".join(table.columns) or "none"
                 what = f"baseline: {name!r} is not one of the table's columns (columns: {columns})"
                 self.at_key((*path, name), what)
             elif name == "value":
-                what = "baseline: 'value' has no speedup, because its columns are different values"
+                what = "baseline: 'value' is not allowed; its columns show different quantities"
                 self.at_key((*path, name), what)
             elif name in self.fields:
                 wrong = self.check(name, value)

@@ -1,9 +1,9 @@
 """Parses comparisons of a run's parameters, such as `seq_len > 4096 and implementation == naive`.
 
-They are used in `exclude`, in the `where` of a table or plot, and in `--filter`. The text is parsed
-into a tree and checked against the parameters. It is never evaluated as code. A comparison may
-contain parameter names, numbers, quoted or bare words, true, false, null, lists, parentheses and
-the operators `==`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `not in`, `and`, `or` and `not`.
+Comparisons are used in `exclude`, in the `where` of a table or plot, and in `--filter`. The text is
+parsed into a tree and checked against the parameters. It is never evaluated as code. A comparison
+may contain parameter names, numbers, quoted or unquoted words, true, false, null, lists,
+parentheses and the operators `==`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `not in`, `and`, `or`, `not`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobs.errors import nearest
 
 MAX_LENGTH = 2000
 MAX_DEPTH = 50
-Check = Callable[[str, Any], str | None]
+Check = Callable[[str, Any], str | None]  # (parameter, value) -> error message, or None if valid
 Evaluate = Callable[[Mapping[str, Any]], Any]
 _OPERATORS: dict[type, Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -40,7 +40,7 @@ class ConditionError(ValueError):
 
 
 class UnknownParameter(ConditionError):
-    """Raised if a comparison has another name or value where it needs a parameter."""
+    """Raised if a comparison contains no parameter, or starts with an unknown name."""
 
 
 class Condition:
@@ -48,9 +48,10 @@ class Condition:
 
     Args:
         text: the comparison.
-        names: the parameters that the comparison may contain.
-        check: takes a parameter and a literal; returns why the parameter can never equal the
-            literal, or None. If it is None, literals are not checked.
+        names: names of the parameters that the comparison may contain.
+        check: function that takes the name of a parameter and a literal. It returns an error
+            message if the parameter can never equal the literal, else None. If `check` is None,
+            literals are not checked.
 
     Raises:
         ConditionError: if the text is not a valid comparison of these parameters.
@@ -59,7 +60,7 @@ class Condition:
     def __init__(self, text: str, names: list[str], check: Check | None = None):
         self.text = text
         self.named: set[str] = set()  # parameters in the comparison
-        self.words: set[str] = set()  # bare words that are read as values
+        self.words: set[str] = set()  # unquoted words that are values
         self._names = set(names)
         self._check = check
         if len(text) > MAX_LENGTH:
@@ -67,7 +68,7 @@ class Condition:
                 f"a comparison must have at most {MAX_LENGTH} characters, got {len(text)}"
             )
         try:
-            with warnings.catch_warnings():  # a text such as `1if x` is an error below
+            with warnings.catch_warnings():  # Python warns about a text such as `1if x`
                 warnings.simplefilter("ignore")
                 tree = ast.parse(text.strip(), mode="eval").body
             if _is_deeper(tree, MAX_DEPTH):
@@ -85,9 +86,11 @@ class Condition:
 
     @classmethod
     def equal(cls, values: Mapping[str, Any]) -> Condition:
-        """Return the condition that each parameter has its value, or one of its values.
+        """Return a condition that is True if every given parameter has its given value.
 
-        Parameters and values are not checked.
+        Args:
+            values: the required value of each parameter, or a list of allowed values. Names and
+                values are not checked.
         """
         condition = cls.__new__(cls)
         condition.named, condition.words = set(values), set()
@@ -97,10 +100,11 @@ class Condition:
         return condition
 
     def __call__(self, params: Mapping[str, Any]) -> bool:
-        """Return True if the comparison holds for these parameters.
+        """Return True if the comparison is True for these parameters.
 
         Raises:
-            ConditionError: if `<`, `<=`, `>` or `>=` compares values that have no order.
+            ConditionError: if `<`, `<=`, `>` or `>=` compares values that have no order, such as
+                a number and a text.
         """
         return bool(self._evaluate(params))
 
@@ -166,7 +170,7 @@ class Condition:
         return isinstance(node, ast.Name) and node.id in self._names
 
     def _check_literals(self, term: ast.expr, other: ast.expr, op: ast.cmpop) -> None:
-        """Reject a literal that the parameter can never equal: it is probably a typing error."""
+        """Reject a literal that is no valid value of the parameter, probably a typo."""
         if self._check is None or not isinstance(other, ast.Name) or other.id not in self._names:
             return
         if self._is_parameter(term):
@@ -210,7 +214,7 @@ class Condition:
 def _is_deeper(tree: ast.AST, depth: int) -> bool:
     """Return True if a tree has more than `depth` levels below its root.
 
-    This walks level by level, because the recursion that Python still allows depends on the caller.
+    The function is not recursive, so that it cannot exceed Python's recursion limit.
     """
     level = [tree]
     for _ in range(depth):

@@ -29,17 +29,17 @@ from jobs.sweep.load import LoadedSweep
 from jobs.sweep.schema import AXES, Case, Plot, Shuffle, Sweep, Table
 from jobs.sweep.strict_yaml import DataPath
 
-MAX_RUNS = 1_000_000  # a larger sweep is assumed to be a typing error
+MAX_RUNS = 1_000_000  # a larger sweep is probably a typo
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """The runs of a sweep in execution order, and how many combinations were left out."""
+    """The runs of a sweep in execution order, and the numbers of combinations left out."""
 
     runs: list[Run]
-    excluded: int  # combinations that match an entry of `exclude`
-    filtered: int  # combinations that the filter leaves out
-    duplicates: int  # combinations that repeat an earlier run
+    excluded: int  # number of combinations that match an entry of `exclude`
+    filtered: int  # number of combinations that the filter leaves out
+    duplicates: int  # number of combinations that repeat an earlier run
     warnings: list[Problem] = field(default_factory=list, compare=False)
 
 
@@ -47,9 +47,9 @@ def expand(loaded: LoadedSweep) -> Expansion:
     """Return the runs of a sweep.
 
     Raises:
-        InputError: if the benchmark rejects a combination of parameters, if a `$parameter`
-            reference does not give a valid number, if a table or plot does not fit the runs, if
-            there are more than MAX_RUNS runs, or if no run is left.
+        InputError: if the benchmark rejects a combination of parameters, if the value of
+            a `$parameter` in resources or launch is not a valid number, if a table or plot does
+            not fit the runs, if there are more than MAX_RUNS runs, or if no run is left.
     """
     return _Expander(loaded).expansion()
 
@@ -61,13 +61,13 @@ class _Expander:
         self.sweep, self.benchmarks = loaded.sweep, loaded.benchmarks
         self.document = loaded.document
         self.exclusions = exclusions(self.sweep, self.benchmarks)
-        self.has_excluded = [False] * len(self.exclusions)  # True if the entry matches any run
+        self.has_excluded = [False] * len(self.exclusions)  # True for entries that match a run
         text = self.sweep.filter
         self.filters = comparison(text, self.benchmarks) if text else None
         self.runs: dict[str, Run] = {}
-        self.origin: dict[str, DataPath] = {}  # block that each run comes from, by run id
+        self.origin: dict[str, DataPath] = {}  # path of the block of each run, by run id
         self.excluded = self.filtered = self.duplicates = 0
-        # Combinations that have each problem, as text.
+        # For each problem, the parameter combinations that have it, as text.
         self.problems: dict[Problem, list[Any]] = {}
 
     def expansion(self) -> Expansion:
@@ -101,7 +101,8 @@ class _Expander:
         try:
             params = benchmark.params.model_validate(point).model_dump(mode="json")
         except ValidationError as error:
-            # An excluded or filtered combination may be one that the benchmark rejects.
+            # A combination that the benchmark rejects is no error if exclude or the filter removes
+            # the combination.
             complete = benchmark.json_defaults | point
             if len(complete) < len(benchmark.fields) or not self.count_if_left_out(
                 benchmark, complete
@@ -177,10 +178,10 @@ class _Expander:
                     self.problems[Problem(self.document.at((key, i, *path)), what)] = []
 
     def without_effect(self) -> Iterator[Problem]:
-        """Warn of each entry of `exclude` that matches no run.
+        """Yield a warning for each entry of `exclude` that matches no run.
 
-        There is no warning if an override on the command line sets a parameter of the entry: the
-        override may have removed the runs that the entry is for.
+        An entry gets no warning if an override on the command line sets one of its parameters. The
+        override may have removed the runs that the entry excludes.
         """
         overridden = {
             path[1]
@@ -196,7 +197,11 @@ class _Expander:
                 )
 
     def lists_all_cases_replace(self) -> Iterator[Problem]:
-        """Warn of each list of the sweep that every case with this parameter replaces."""
+        """Yield a warning for each list at the top level that has no effect.
+
+        A list in grid or zip has no effect if every case sets the parameter. Cases whose benchmark
+        lacks the parameter do not count.
+        """
         for axis in ("grid", "zip"):
             for name in getattr(self.sweep, axis):
                 having = [
@@ -227,7 +232,7 @@ class _Expander:
                 self.add_problem(where, message, point)
 
     def where_given(self, block: DataPath, name: str, value: Any) -> DataPath:
-        """Return the path at which the block, or else the sweep, gives a parameter this value."""
+        """Return the path of a parameter's value in a block, or else at the top level."""
         for prefix in (block, ()):
             data = self.document.data["cases"][prefix[1]] if prefix else self.document.data
             for axis in AXES:
@@ -267,7 +272,7 @@ class _Expander:
         return Problem(where, what + self.values_seen())
 
     def values_seen(self) -> str:
-        """List the values of the parameters in the filter, as text."""
+        """Return text that lists the values of each parameter in the filter."""
         seen: dict[str, dict[Any, None]] = {}
         for _, _, fixed, groups in _blocks(self.sweep, self.benchmarks):
             parts = [[fixed], *groups]
@@ -290,7 +295,7 @@ def _with_examples(problem: Problem, points: list[str]) -> Problem:
 
 
 def _wanted_instead(key: str, given: Any) -> str | None:
-    """Return what a referenced parameter must be, or None if its value is valid."""
+    """Describe the valid values of a key if the given value is invalid, else return None."""
     number = not isinstance(given, bool) and isinstance(given, (int, float))
     if key == "mem_gb":
         return None if number and given > 0 else "a number above 0"
@@ -299,20 +304,24 @@ def _wanted_instead(key: str, given: Any) -> str | None:
     return None if whole else f"an integer of at least {least}"
 
 
-Group = list[dict[str, Any]]  # parameter settings of one factor of the Cartesian product
+Group = list[dict[str, Any]]  # alternative settings of one or more parameters
 
 
 def _blocks(
     sweep: Sweep, benchmarks: Benchmarks
 ) -> Iterator[tuple[DataPath, Case | None, dict[str, Any], list[Group]]]:
-    """Yield each block: its path, its case, its fixed parameters, the factors of its product."""
+    """Yield the path, the case, the fixed parameters and the groups of each block.
+
+    The runs of a block are the Cartesian product of its groups. The case is None for a sweep
+    without cases.
+    """
     if not sweep.cases:
         yield (), None, sweep.fixed, _groups(sweep.grid, sweep.zip)
     for i, case in enumerate(sweep.cases):
         known = set(benchmarks.of(case.benchmark).fields)
         theirs = known - {*case.fixed, *case.grid, *case.zip}
-        # A parameter that the case sets is removed from all sections of the sweep. If both set it
-        # in grid, it keeps its position in the order of the product.
+        # A case does not inherit a parameter that it sets. If the sweep and the case both set a
+        # parameter in grid, its position in grid is kept, and so is the order of the runs.
         fixed = {k: v for k, v in sweep.fixed.items() if k in theirs} | case.fixed
         grid = {
             k: case.grid.get(k, v) for k, v in sweep.grid.items() if k in case.grid or k in theirs
@@ -322,7 +331,7 @@ def _blocks(
 
 
 def _groups(grid: dict[str, list[Any]], *zips: dict[str, list[Any]]) -> list[Group]:
-    """Return the factors of the product: each zip, then each grid key. The last varies fastest."""
+    """Return one group per zip section, then one per key of grid. The last group varies fastest."""
     groups = [
         [dict(zip(z, row, strict=True)) for row in zip(*z.values(), strict=True)] for z in zips if z
     ]

@@ -1,9 +1,10 @@
-"""Loads a sweep file: reads it, merges base file, cluster file and overrides, and validates it.
+"""Loads a sweep file, merges it with its base file, a cluster file and overrides, and checks it.
 
     loaded = load_sweep(Path("sweeps/flash.yaml"), overrides=["seq_len=[128,256]"])
 
-All errors are reported together, each with its position. `schema` declares the keys;
-`check_schema`, `check_parameters` and `check_views` check them; `expand` creates the runs.
+All errors are reported together, each with its position. The module `schema` declares
+the keys. `check_schema`, `check_parameters` and `check_views` check them. `expand` creates the
+runs.
 """
 
 from __future__ import annotations
@@ -44,15 +45,17 @@ def load_sweep(
     """Read and validate a sweep file.
 
     Args:
-        path: the YAML file. If it does not exist, the stock sweep of this name, such as
-            sweeps/flash.yaml.
+        path: path of the YAML file. If it does not exist, the stock sweep with this path is read.
+            Stock sweeps, such as sweeps/flash.yaml, are installed with the project.
         overrides: `key=value` from the command line. A key is a parameter, a key of the sweep, or
-            a dotted path such as slurm.partition. A list makes a parameter part of the grid.
-        filter: a comparison. Only the runs for which it holds are kept.
-        cluster: a cluster.yaml with defaults for the sweep's `slurm` and `resources`.
+            a dotted path such as slurm.partition. A list of values makes a parameter part of the
+            grid.
+        filter: a comparison, such as `seq_len <= 1024`. Runs that do not match it are left out.
+        cluster: path of a cluster file with default values for `slurm` and `resources`, or None.
 
     Raises:
-        InputError: if anything is invalid. It has every problem, each with file, line and column.
+        InputError: if a file, an override or the filter is invalid. The error lists all problems
+            with file, line and column.
     """
     problems: list[Problem] = []
     document = _read(sweep_file(path), problems, ())
@@ -71,7 +74,7 @@ def load_sweep(
         del document.data["filter"]
     if cluster is not None:
         document = _merge(_read_cluster(cluster, problems), document)
-    # Benchmarks are loaded before the other overrides, because they define the parameters.
+    # The other overrides need the parameters of the benchmarks, so load the benchmarks first.
     first = [argument for argument in overrides if argument.startswith("benchmark=")]
     for argument in first:
         apply_override(document, argument, [], problems)
@@ -88,7 +91,8 @@ def load_sweep(
     sweep = validate_schema(document, found)
     if benchmarks is not None:
         found += check_parameters(document, benchmarks) + check_views(document, benchmarks)
-    # A value that could not be read is None in the data. Report only the reading error for it.
+    # A value that cannot be parsed is None in the data, so later checks may reject it again. Report
+    # only the parsing error.
     problems += [problem for problem in found if problem.position not in unread]
     if problems:
         raise InputError(problems)
@@ -100,12 +104,12 @@ def load_sweep(
 
 
 def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Document:
-    """Read one file and everything that it inherits through `base`.
+    """Read a file, and merge it with the files from which it inherits through `base`.
 
     Args:
         path: the file.
         problems: list to which problems are added.
-        above: real paths of the files that inherit from this one.
+        above: resolved paths of the files that inherit from this file, to detect cycles.
 
     Returns:
         The merged document. Its data is None if the file cannot be read.
@@ -113,7 +117,7 @@ def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Docume
     source = str(path)
     try:
         text, wrong = decode(path.read_bytes(), source)
-    except (OSError, ValueError) as error:  # ValueError: NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
         reason = getattr(error, "strerror", None) or str(error)
         problems.append(Problem(Position(source), f"cannot be read: {reason}"))
         return Document(source=source)
@@ -139,7 +143,7 @@ def _kind(data: Any) -> str:
 def _inherit(
     document: Document, path: Path, problems: list[Problem], above: tuple[str, ...]
 ) -> Document:
-    """Merge a document onto the file that its `base` names."""
+    """Read the file that `base` names, and merge the document into it."""
     base = document.data.pop("base")
     where = document.at(("base",))
     if not isinstance(base, str):
@@ -165,7 +169,7 @@ def _inherit(
 
 
 def _read_cluster(path: Path, problems: list[Problem]) -> Document:
-    """Read a cluster file. Report and remove keys other than CLUSTER_KEYS."""
+    """Read a cluster file. Report and remove all keys that are not in CLUSTER_KEYS."""
     document = _read(path, problems, ())
     if not isinstance(document.data, dict):
         return Document({}, document.source)
@@ -178,7 +182,7 @@ def _read_cluster(path: Path, problems: list[Problem]) -> Document:
 
 
 def _merge(under: Document, over: Document) -> Document:
-    """Merge two documents. Values of `over` take precedence over those of `under`.
+    """Merge two documents. Values of `over` replace values of `under`.
 
     Mappings are merged key by key; all other values are replaced. A parameter that `over` sets in
     one of fixed, grid and zip is removed from the other two.
@@ -203,7 +207,7 @@ def _merge(under: Document, over: Document) -> Document:
 
 
 def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | None:
-    """Load the benchmarks that a sweep names. Return None if one of them cannot be loaded."""
+    """Load the benchmarks that a sweep names, or return None if one cannot be loaded."""
     cases = document.data.get("cases")
     places: list[tuple[DataPath, Any]] = [(("benchmark",), document.data.get("benchmark"))]
     for i, case in enumerate(cases if isinstance(cases, list) else []):

@@ -21,8 +21,9 @@ def apply_override(
     Args:
         document: the sweep file, changed in place.
         argument: the override, `key=value`.
-        fields: the parameters of the sweep's benchmarks. Every other key is a key of the sweep.
-        problems: list to which the problems in the override are added.
+        fields: names of the parameters of the sweep's benchmarks. Any other key must be a key of
+            the sweep.
+        problems: list to which errors in the override are added.
     """
     where = Position(f"command line: {argument}")
     key, equals, text = argument.partition("=")
@@ -50,7 +51,10 @@ def apply_override(
 
 
 def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
-    """Set a parameter to one value, or to a list of values, in every block. Return its path."""
+    """Set a parameter for all runs, and return its path in the document.
+
+    A list of values is stored in grid, any other value in fixed.
+    """
     section = "grid" if isinstance(value, list) else "fixed"
     data = document.data
     grid = data.get("grid")
@@ -59,7 +63,7 @@ def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
     for i, case in enumerate(cases if isinstance(cases, list) else []):
         if isinstance(case, dict):
             remove_parameter(document, ("cases", i), case, name)
-    if not kept:  # a parameter that stays in grid keeps its position in the order of the product
+    if not kept:  # a parameter in grid keeps its position, so the order of runs is unchanged
         remove_parameter(document, (), data, name)
     if data.get(section) is None:
         data[section] = {}
@@ -69,7 +73,7 @@ def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
 
 
 def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
-    """Set a dotted key in place. Return a problem if that is impossible, else None."""
+    """Set the value of a dotted key. Return an error message if that is impossible, else None."""
     for i, parent in enumerate(path[:-1]):
         inner = data.get(str(parent))
         if inner is not None and not isinstance(inner, dict):
@@ -87,7 +91,7 @@ def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
 def remove_parameter(
     document: Document, prefix: DataPath, block: dict[str, Any], name: str
 ) -> None:
-    """Remove a parameter from every section of a block."""
+    """Remove a parameter from fixed, grid and zip of a block (a case or the top level)."""
     for axis in AXES:
         section = block.get(axis)
         if isinstance(section, dict) and name in section:
@@ -96,7 +100,7 @@ def remove_parameter(
 
 
 def forget(document: Document, path: DataPath) -> None:
-    """Remove the recorded positions of a path and of everything below it."""
+    """Remove the recorded positions of a path and of all paths below it."""
     for table in (document.positions, document.keys):
         for known in [p for p in table if p[: len(path)] == path]:
             del table[known]

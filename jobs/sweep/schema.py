@@ -19,9 +19,9 @@ Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=365 * 86400)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 AXES = ("fixed", "grid", "zip")  # the sections that set parameters
-# What a table can show. `jobs.report.metrics` computes these values from records.
-FACT = "fact."  # prefix of a fact's name
-PREDICTED = "predicted."  # prefix of a name that the benchmark's `predict` returns
+# Names of the values that a table can show. `jobs.report.metrics` computes the values.
+FACT = "fact."  # prefix for a fact, which is a result that the benchmark returned
+PREDICTED = "predicted."  # prefix for a value that the benchmark's function `predict` returns
 NAMED = (FACT, PREDICTED)
 VALUES = (
     "time", "tflops", "bandwidth", "bus_bandwidth", "mfu", "tokens_per_second", "peak_memory",
@@ -43,24 +43,31 @@ class _Strict(BaseModel):
 
 
 class Resources(_Strict):
-    """Resources of a job, by submitit's names. A value may be `$PARAMETER`."""
+    """Resources of a job. The keys are those of submitit.
+
+    A value may be `$PARAMETER`: the value of that parameter in each run.
+    """
 
     nodes: Positive | Reference = 1
-    tasks_per_node: Literal[1] = 1  # one worker per node; it starts the processes
+    tasks_per_node: Literal[1] = 1  # one worker per node, which starts the processes
     gpus_per_node: Count | Reference = 0
     cpus_per_task: Positive | Reference | None = None
     mem_gb: Annotated[float, Field(gt=0)] | Reference | None = None
-    timeout_min: Positive | Reference | None = None  # default: from timeout_s and runs_per_job
+    timeout_min: Positive | Reference | None = None  # default: computed from timeout_s
 
 
 class Launch(_Strict):
-    """Number of processes per node that torchrun starts. None: one process, without torchrun."""
+    """Launch settings of a run.
+
+    `nproc_per_node` is the number of processes that torchrun starts on each node. If it is None,
+    the run is one process, started without torchrun.
+    """
 
     nproc_per_node: Positive | Reference | None = None
 
 
 class Slurm(_Strict):
-    """Settings of a cluster. They belong in cluster.yaml, not in a committed sweep file."""
+    """Slurm settings of a cluster. They belong in cluster.yaml, not in a shared sweep file."""
 
     partition: str | None = None
     account: str | None = None
@@ -78,7 +85,12 @@ class Shuffle(_Strict):
 
 
 class Axes(_Strict):
-    """Parameters: with one value, with all combinations of lists, or with lists in step."""
+    """Parameters of the runs.
+
+    `fixed` has one value per parameter. `grid` has lists whose values are run in all combinations.
+    `zip` has lists of equal length: the first values form one combination, the second values form
+    the next one, and so on.
+    """
 
     fixed: dict[str, Scalar] = {}
     grid: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = {}
@@ -88,23 +100,24 @@ class Axes(_Strict):
 class Case(Axes):
     """A block of runs. Its parameters replace those of the sweep."""
 
-    benchmark: str | None = None  # default: that of the sweep
+    benchmark: str | None = None  # default: the sweep's benchmark
     resources: Resources = Resources()
     launch: Launch = Launch()
     timeout_s: Seconds | None = None
 
     @field_serializer("resources", "launch")
     def _as_given(self, value: Resources | Launch) -> dict[str, Any]:
-        """Omit unset keys, so that they are inherited again when a manifest is read."""
+        """Omit unset keys. A case that is read from a manifest then still inherits these keys."""
         return value.model_dump(exclude_unset=True)
 
 
-# The unit of a fact is a suffix of its name, or of a part of it: host_ms.forward is in ms.
+# A suffix of a fact's name gives the unit of the fact. In a dotted name, any part may have the
+# suffix: host_ms.forward is in milliseconds.
 SUFFIXES = {"_ms": "ms", "_seconds": "s", "_bytes": "bytes"}
 
 
 def measured_in(value: str) -> str:
-    """Return the unit in the name of a fact, or an empty string."""
+    """Return the unit that the name of a fact contains, or an empty string if there is no unit."""
     for part in reversed(value.split(".")):
         for suffix, unit in SUFFIXES.items():
             if part.endswith(suffix):
@@ -113,21 +126,21 @@ def measured_in(value: str) -> str:
 
 
 def units_of_measure(unit: str) -> tuple[str, ...]:
-    """Return the units into which a unit can be converted."""
+    """Return the units to which a unit can be converted."""
     if unit in ("ms", "s"):
         return TIME_UNITS
     return BYTE_UNITS if unit == "bytes" else ()
 
 
 def units_of(value: str) -> tuple[str, ...]:
-    """Return the units in which a value can be shown."""
+    """Return the units in which a table can show a value. Empty if the unit is fixed."""
     if value.startswith(NAMED):
         return units_of_measure(measured_in(value))
     return {"time": TIME_UNITS, "peak_memory": BYTE_UNITS}.get(value, ())
 
 
 def unknown_value(name: str) -> str | None:
-    """Return the error if no value has this name, else None."""
+    """Return an error message if no value has this name, else None."""
     if name in VALUES or (name.startswith(NAMED) and name not in NAMED):
         return None
     hint = nearest(name, [*VALUES, *(f"{prefix}<name>" for prefix in NAMED)])
@@ -138,30 +151,34 @@ class _View(_Strict):
     """Keys that tables and plots have in common."""
 
     name: Name
-    benchmark: str | None = None  # show its runs; default: that of the sweep
+    benchmark: str | None = None  # benchmark whose runs are shown; default: the sweep's
     title: str | None = None
     phase: str | list[str] | None = None  # default: all phases that were measured
     statistic: Literal[STATISTICS] = "median"  # type: ignore[valid-type]
-    # applies to the values that have such a unit
+    # Values that cannot be converted to this unit keep their default unit.
     unit: Literal[*TIME_UNITS, *BYTE_UNITS] | None = None  # type: ignore[valid-type]
     direction: Literal["lower", "higher"] | None = (
-        None  # which is better; default: depends on the value
+        None  # which values are better; default: depends on the value
     )
     where: str | None = None
 
 
 class Table(_View):
-    """Values of runs in rows and columns; with `list`, the items of a fact in rows."""
+    """A table of the values of runs.
+
+    With the key `list`, it shows a list that the benchmark returned, with one row per item.
+    """
 
     value: str | Annotated[list[str], Field(min_length=1)] = "time"
     rows: list[str] = []
     columns: list[str] = []
     baseline: dict[str, Scalar] | None = None  # speedups are relative to this column
-    # name of a fact; the key is `list`, which is a builtin's name
+    # Name of a fact that is a list. The key in the file is `list`. The field has another name,
+    # because `list` is a builtin.
     list_fact: Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")] | None = Field(
         None, alias="list"
     )
-    limit: Positive | None = None  # maximum number of rows per run
+    limit: Positive | None = None  # maximum number of rows per run, with `list`
     published: list[Published] = []
 
 
@@ -173,7 +190,7 @@ class Plot(_View):
 
 
 class Sweep(Axes):
-    """A sweep file, after inheritance, overrides and cluster settings are applied."""
+    """The content of a sweep file after inheritance, overrides and cluster settings are applied."""
 
     name: Name
     description: str = ""

@@ -1,4 +1,4 @@
-"""Finds stock sweeps: sweeps/*.yaml and sweeps/cpu/*.yaml, installed with the packages."""
+"""Finds stock sweeps: the sweep files in sweeps/, which are installed with the project."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jobs.errors import InputError, Position, Problem, nearest
 
 
 def sweep_file(path: Path) -> Path:
-    """Return the file of a sweep: the one at this path, or else the stock sweep of this name.
+    """Return `path` if it exists, or else the path of the stock sweep with this name.
 
     Raises:
         InputError: if neither exists. The message suggests stock sweeps.

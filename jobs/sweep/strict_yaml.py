@@ -1,7 +1,8 @@
 """Parses YAML, records the line and column of every value, and rejects ambiguous YAML 1.1 syntax.
 
-`parse(text, source)` returns a `Document`: plain Python data, the position of each path, and the
-list of all problems. A path is a tuple of keys and indices, such as `("grid", "seq_len", 2)`.
+`parse(text, source)` returns a `Document`: plain Python data, the position of each value, and a
+list of all errors. A value is identified by its path, a tuple of keys and indices such as
+`("grid", "seq_len", 2)`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Document:
 
     data: Any = None
     source: str = ""
-    positions: dict[DataPath, Position] = field(default_factory=dict)  # of values
-    keys: dict[DataPath, Position] = field(default_factory=dict)  # of keys
+    positions: dict[DataPath, Position] = field(default_factory=dict)  # positions of values
+    keys: dict[DataPath, Position] = field(default_factory=dict)  # positions of keys
     problems: list[Problem] = field(default_factory=list)
 
     def at(self, path: DataPath) -> Position:
@@ -40,7 +41,7 @@ class Document:
         return Position(self.source)
 
     def at_key(self, path: DataPath) -> Position:
-        """Return the position of the key at a path. Falls back to `at`."""
+        """Return the position of the key at a path, or `at(path)` if the key has no position."""
         return self.keys.get(path) or self.at(path)
 
 
@@ -50,7 +51,7 @@ _WRITTEN_TAG = re.compile(r"(?:&\S+\s+)?(!\S*)")  # an anchor may precede the ta
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _TRUE_FALSE = {"true": True, "True": True, "false": False, "False": False}
 _NULL = {"", "~", "null", "Null", "NULL"}
-# Scalars that YAML 1.1, and therefore PyYAML, reads in a surprising way, with the error message.
+# Patterns of ambiguous or forbidden unquoted values, each with its error message.
 _TRAPS: list[tuple[re.Pattern[str], str]] = [
     (
         re.compile(r"(y|Y|n|N|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|TRUE|FALSE)$"),
@@ -62,7 +63,7 @@ _TRAPS: list[tuple[re.Pattern[str], str]] = [
     ),
     (
         re.compile(r"[-+]?0[0-9_]+$"),
-        "YAML 1.1 reads a leading 0 as octal; write the number without it, or quote it",
+        "YAML 1.1 reads a leading 0 as octal; write the number without the 0, or quote it",
     ),
     (
         re.compile(r"[-+]?0[xXoObB][0-9a-fA-F_]+$"),
@@ -95,8 +96,8 @@ def parse(text: str, source: str) -> Document:
         source: name of the text in positions, usually the path of the file.
 
     Returns:
-        The document. Its `data` is None if the text is empty or cannot be parsed. Errors are in its
-        `problems`; none is raised.
+        The document. Its `data` is None if the text is empty or cannot be parsed. Errors are not
+        raised, but are listed in its `problems`.
     """
     document = Document(source=source, positions={(): Position(source, 1, 1)})
     try:
@@ -111,7 +112,7 @@ def parse(text: str, source: str) -> Document:
         mark = error.problem_mark or error.context_mark or loader.get_mark()
         what = " ".join(part for part in (error.context, error.problem) if part)
         document.problems.append(Problem(_marked(source, mark), f"not valid YAML: {what}"))
-    except (ValueError, RecursionError) as error:  # PyYAML does not catch all of these
+    except (ValueError, RecursionError) as error:  # PyYAML raises these for some invalid texts
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         where = _marked(source, loader.get_mark())
         document.problems.append(Problem(where, f"not valid YAML: {what}"))
@@ -121,10 +122,10 @@ def parse(text: str, source: str) -> Document:
 
 
 def decode(data: bytes, source: str) -> tuple[str, Problem | None]:
-    """Decode a file as UTF-8.
+    """Decode the content of a file as UTF-8.
 
     Returns:
-        The text and None; or an empty text and the problem, at the first invalid byte.
+        The text and None. If a byte is invalid, an empty text and an error with its position.
     """
     try:
         return data.decode("utf-8"), None
@@ -139,7 +140,7 @@ def _marked(source: str, mark: yaml.Mark) -> Position:
 
 
 def _place(source: str, before: str) -> Position:
-    """Return the position directly after some text."""
+    """Return the position in a source directly after the text `before`."""
     lines = re.split(r"\r\n|\r|\n", before)
     return Position(source, len(lines), len(lines[-1]) + 1)
 
@@ -150,7 +151,7 @@ class _Builder:
     def __init__(self, document: Document):
         self.document = document
         self.open: set[int] = set()  # ids of the nodes being built, to find recursive aliases
-        self.count = 0  # nodes built so far
+        self.count = 0  # number of nodes built so far
 
     def problem(self, node: yaml.Node, message: str) -> None:
         self.document.problems.append(Problem(self.position(node), message))
@@ -188,9 +189,9 @@ class _Builder:
             self.open.discard(id(node))
 
     def tagged(self, node: yaml.Node) -> bool:
-        """Report an explicit tag as a problem, and return True if there is one.
+        """Return True if the file gives this node a tag, such as !!int, and report an error.
 
-        This looks at the text, because PyYAML gives every node a tag.
+        This searches the text of the file, because PyYAML also assigns tags to all other nodes.
         """
         mark = node.start_mark
         written = mark.buffer is not None and _WRITTEN_TAG.match(mark.buffer, mark.pointer)
@@ -210,7 +211,7 @@ class _Builder:
                 self.problem(key_node, "merge keys (<<) are not allowed; use base or an alias")
                 continue
             problems_before = len(self.document.problems)
-            # `on` is a key of tables. As a key it is unambiguous, because no key is a boolean.
+            # `on` is a valid key of tables. As a key it is unambiguous: no key is a boolean.
             plain_on = key_node.value == "on" and key_node.style is None
             key = "on" if plain_on else self.scalar(key_node)
             if not isinstance(key, str):

@@ -250,7 +250,7 @@ def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
     status = scenario.status()
     assert states(status) == ["ok", "missing"]
     assert status["tasks"][1]["detail"] == (
-        "not submitted to Slurm, which refused the job or was not reached; submit again"
+        "not submitted: Slurm refused the job or could not be reached; submit again"
     )
 
 

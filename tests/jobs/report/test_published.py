@@ -127,7 +127,7 @@ def test_in_a_tables_of_a_list_a_run_has_its_figure_once(
 
 def test_of_several_figures_none_is_taken() -> None:
     words = (
-        r"2 rows of gpu=.*, which differ in warmup_steps \(1, 2\); select one row by its columns$"
+        r"2 rows of gpu=.*, which differ in warmup_steps \(1, 2\); select one row by these columns$"
     )
     with pytest.raises(TableError, match=words):
         gpu = "NVIDIA GeForce RTX 5090"

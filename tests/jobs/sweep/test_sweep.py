@@ -115,12 +115,12 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
             ONE
             + "tables: [{name: t, columns: [value], value: [time, mfu], baseline: {value: mfu}}]",
             "4:69",
-            "has no speedup",
+            "'value' is not allowed; its columns show different quantities",
         ),
         (
             ONE + "tables: [{name: t, value: [time, predicted.time_ms]}]",
             "4:34",
-            "benchmark 'tests.benchmarks.toy' predicts nothing; it has no predict(params)",
+            "benchmark 'tests.benchmarks.toy' has no function predict(params)",
         ),
         (ONE + "tables: [{name: t, value: predicted.}]", "4:27", "predicted.<name>"),
         (
