@@ -1,8 +1,8 @@
 """Turn a sweep file into jobs, run the jobs, and read their records.
 
-No module of this package imports torch when it is imported.
+Importing a module of this package never imports torch.
 """
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent  # contains jobs/, systems/ and sweeps/
+ROOT = Path(__file__).resolve().parent.parent  # folder that contains jobs/, systems/ and sweeps/

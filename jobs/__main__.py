@@ -70,7 +70,7 @@ def status(
         typer.Option("--json", help="Print the submissions and the state of every run as JSON."),
     ] = False,
 ) -> None:
-    """Show the state of the runs of a results folder.
+    """Show the state of each run in a results folder.
 
     Prints the number of runs in each state: queued, running, missing, or the status with which a
     run ended (ok, oom, timeout, error, wrong, unsupported, killed, preempted, cancelled). Then it
@@ -118,7 +118,7 @@ def _show(seen: Observation) -> None:
 
 
 def _waits_for(seen: Observation) -> str:
-    """Return the reasons that Slurm gives for pending jobs, for example "Priority, Resources"."""
+    """Return Slurm's reasons why jobs are pending, for example "Priority, Resources"."""
     details = (task.detail for task in seen.tasks if task.status is Status.queued)
     reasons = (detail.partition("PENDING (")[2].removesuffix(")") for detail in details)
     return ", ".join(dict.fromkeys(filter(None, reasons)))
@@ -126,10 +126,11 @@ def _waits_for(seen: Observation) -> str:
 
 @app.command(epilog="Example: python -m jobs logs 3fa2")
 def logs(run: RunId, folder: In = None) -> None:
-    """Print the output of a run and the reason of its failure.
+    """Print the output of a run and, if the run failed, the reason.
 
-    Shows the latest attempt. If the run has several repeats or is in several folders, a failed one
-    is preferred, then the latest. If the run has no log file, the output of its job is printed.
+    Shows the latest attempt. If the run has several repeats or is in several folders, shows a
+    repeat that failed if there is one, otherwise the repeat that finished last. If the run has no
+    log file, prints the output of its job.
     """
     seen, task = _find(run, folder)
     record = task.record
@@ -151,15 +152,15 @@ def logs(run: RunId, folder: In = None) -> None:
         text = shown.read_text(errors="replace")
         sys.stdout.write(text)
         if failure is not None and failure.traceback and failure.traceback not in text:
-            print(f"# traceback:\n{failure.traceback}")  # the log of a run that hung lacks it
+            print(f"# traceback:\n{failure.traceback}")  # a hang logs no traceback
     else:
         for path in _job_logs(seen, task):
-            print(f"# the run has no output of its own; output of its job, {path}:")
+            print(f"# the run has no log file; this is the output of its job, {path}:")
             sys.stdout.write(path.read_text(errors="replace"))
 
 
 def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
-    """Return the non-empty output files of the job in which a run was last submitted."""
+    """Return the non-empty log files of the newest job that contains a run."""
     for manifest in reversed(seen.manifests):
         for job in manifest.jobs:
             if (task.run.id, task.repeat) in job.tasks:
@@ -174,8 +175,8 @@ def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
 def cancel(folder: Folder = None) -> None:
     """Cancel all queued and running jobs of a results folder.
 
-    Includes all its submissions. Records of finished runs are kept. Submit the sweep again to
-    continue it.
+    Cancels the jobs of all submissions in the folder. Records of finished runs are kept. To
+    continue the sweep, submit it again.
     """
     seen = _observe(folder)
     live = {(task.run.id, task.repeat) for task in seen.tasks if task.status.is_live}
@@ -213,9 +214,9 @@ def _stop_process(manifest: Manifest) -> None:
 def retry(folder: Folder = None) -> None:
     """Submit the failed and missing runs of a results folder again.
 
-    Takes the newest submission that contains runs that failed or are missing, and submits these
-    runs, and those that ran out of memory (oom), to the same executor (Slurm, local or debug).
-    Runs that are ok, unsupported, queued or running are not submitted.
+    Finds the newest submission that contains a failed or missing run. Submits all failed, missing
+    and out-of-memory (oom) runs of this submission again, to the same executor (Slurm, local or
+    debug). Runs that are ok, unsupported, queued or running are not submitted.
 
     Exit code: as for python -m jobs.submit.
     """
@@ -225,7 +226,7 @@ def retry(folder: Folder = None) -> None:
     options = Options(last.executor, seen.folder, retry_failed=True)
     try:
         prepared = prepare(reload(last), options, last.sweep_path)
-    except (InputError, NoBenchmark) as error:  # the benchmark changed since the submission
+    except (InputError, NoBenchmark) as error:  # the benchmark has changed since the submission
         fail(str(error))
     if not prepared.manifest.jobs:
         console.print("nothing to retry: no run failed or is missing")
@@ -238,8 +239,8 @@ def replay(run: RunId, folder: In = None) -> None:
     """Repeat one run on this machine in the foreground.
 
     Writes a sweep file with only this run to ./logs/replay, prints the command that executes it
-    (python -m jobs.submit ... --debug), and executes the command. The record of the run goes to
-    ./logs/replay, too.
+    (python -m jobs.submit ... --debug), and executes the command. The record of the run is also
+    written to ./logs/replay.
     """
     _, task = _find(run, folder)
     shape = task.run.shape
@@ -256,7 +257,7 @@ def replay(run: RunId, folder: In = None) -> None:
     }
     if shape.nproc_per_node is not None:
         sweep["launch"] = {"nproc_per_node": shape.nproc_per_node}
-    path = Path("logs/replay") / f"{task.run.id}.yaml"  # the run's own folder may be read-only
+    path = Path("logs/replay") / f"{task.run.id}.yaml"  # the results folder may be read-only
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(sweep), encoding="utf-8")
     command = ["-m", "jobs.submit", str(path), "--debug", "--force", "--out", "logs/replay"]

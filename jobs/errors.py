@@ -1,23 +1,23 @@
-"""Errors in the user's input. Each one states what is wrong, where, and what is valid."""
+"""Errors in the user's input. Each error states what is wrong, where, and what is valid."""
 
 from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
 
-MAX_SHOWN = 100  # number of problems that the message of an InputError lists
+MAX_SHOWN = 100  # maximum number of problems in the message of an InputError
 
 
 def nearest(given: str, valid: list[str] | tuple[str, ...]) -> str:
-    """Return a hint to append to the error message about an unknown name.
+    """Return a hint that is appended to the error message about an unknown name.
 
     Args:
         given: the unknown name.
         valid: the valid names.
 
     Returns:
-        "; did you mean 'x'?" if a valid name is similar, followed by the list of valid names if
-        there are at most 40. Empty if neither applies.
+        A text with up to two parts: "; did you mean 'x'?" if the valid name x is similar, and the
+        list of all valid names if there are 1 to 40 names. Otherwise an empty string.
     """
     close = difflib.get_close_matches(given, valid, n=1, cutoff=0.6)
     hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -26,10 +26,10 @@ def nearest(given: str, valid: list[str] | tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """A position in a source file or argument. Line and column start at 1; line 0 means unknown."""
+    """A position in a file or command-line argument. Lines and columns count from 1."""
 
-    source: str
-    line: int = 0
+    source: str  # name of the file or argument
+    line: int = 0  # 0: unknown
     column: int = 0
 
     def __str__(self) -> str:
@@ -59,4 +59,4 @@ class InputError(ValueError):
 
 
 class TableError(ValueError):
-    """A table cannot be made. The message is meant for the author of the sweep file."""
+    """Raised if a table cannot be made. The message addresses the author of the sweep file."""

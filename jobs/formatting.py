@@ -1,4 +1,4 @@
-"""Format scalars as in a sweep file, and numbers with a given number of significant digits."""
+"""Conversion of scalars and numbers to text."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Any
 
 
 def format_scalar(value: Any) -> str:
-    """Return a scalar as it is written in a sweep file, for example null, true or bf16."""
+    """Return a scalar as text in YAML form, for example null, true or bf16."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def format_number(number: float, digits: int = 4) -> str:
-    """Return a number with `digits` significant digits.
+    """Return a number as text, rounded to `digits` significant digits.
 
-    Numbers below 1e-6 in magnitude are written in scientific notation, all others without exponent.
+    All digits before the decimal point are kept, even if there are more than `digits`. Numbers
+    below 1e-6 in magnitude are written in scientific notation, all other numbers without an
+    exponent.
     """
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"

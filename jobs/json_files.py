@@ -9,8 +9,9 @@ from typing import Any
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically: a reader sees the old content or the new, never a part of it.
+    """Write a value to a JSON file atomically.
 
+    A process that reads the file sees either the complete old content or the complete new content.
     Missing parent folders are created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Handles of processes. The start time tells a process from a later one with the same pid."""
+"""Handles that identify a process by its host, pid and start time.
+
+The system reuses pids. The start time distinguishes a process from a later one with the same pid.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class ProcessHandle:
-    """The process that runs the jobs of a local submission: the local queue, or a debug run."""
+    """Handle of the process that runs the jobs of a local or debug submission."""
 
     pid: int
     started: int | None  # start time in clock ticks since boot; None if unknown
@@ -27,15 +30,14 @@ class ProcessHandle:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is alive. Only meaningful if `is_on_this_host`."""
+        """Whether the process is alive. Valid only on the host of the process."""
         return self.started is not None and start_ticks(self.pid) == self.started
 
 
 def start_ticks(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since boot.
 
-    Returns:
-        None if no process has this pid, or if the process is a zombie.
+    The result is None if no process has this pid, or if the process is a zombie.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

@@ -1,7 +1,7 @@
-"""Provenance of a measurement: git commit, package versions, host, CPU, GPUs and their state.
+"""Provenance of a measurement: git commit, package versions, CPU, and the state of the GPUs.
 
-This module neither imports torch nor initializes CUDA. It queries GPUs through NVML, and through
-nvidia-smi if the NVML package is not installed.
+This module neither imports torch nor initializes CUDA. It queries GPUs through NVML. Without NVML,
+it asks nvidia-smi for the number and the name of the GPUs.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-MAX_UNTRACKED_BYTES = 200_000  # larger untracked files are taken for data and left out of the diff
-# Includes this project: if it is installed from a wheel, only its version identifies the code.
+MAX_UNTRACKED_BYTES = 200_000  # larger untracked files, probably data, are not in the diff
+# Includes this project, because in a wheel installation only its version identifies the code.
 PACKAGES = ("cluster-sweeps", "torch", "triton", "numpy", "submitit")
 
 
 def git_state(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """Return the git commit of the working tree at `folder`, and its uncommitted changes.
+    """Return the git commit and the uncommitted changes of a working tree.
 
-    If $GIT_COMMIT is set, it is returned as the commit and git is not called. This is for a tree
-    that was copied without its .git folder, possibly into another repository.
+    If the environment variable GIT_COMMIT is set, its value is returned as the commit, and git is
+    not called. This is for a copy of the project without its .git folder.
 
     Args:
         folder: root of the working tree. Changes in its logs/ folder are ignored.
 
     Returns:
-        A pair (state, diff). `state` has the keys "commit", "dirty" and "untracked" (at most 100
-        file names). All are None if there is no repository, or if the repository does not track
-        this project, as when the project is installed in an environment inside another repository.
-        `diff` is the binary diff against the commit, including small untracked files, or None if
-        there are no changes.
+        A pair (state, diff). `state` has the keys "commit" (the hash), "dirty" (whether there are
+        uncommitted changes) and "untracked" (names of at most 100 untracked files). All values are
+        None if `folder` is not in a git repository, or if the repository does not track this
+        project, for example because the project is installed in a virtual environment. `diff` is
+        the binary diff against the commit, including small untracked files. It is None if there
+        are no changes.
     """
     if os.environ.get("GIT_COMMIT"):
         return {"commit": os.environ["GIT_COMMIT"], "dirty": None, "untracked": None}, None
@@ -51,7 +52,7 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str | None]:
     head = git("rev-parse", "HEAD")
     if head is None or git("ls-files", "--error-unmatch", "jobs/__init__.py") is None:
         return {"commit": None, "dirty": None, "untracked": None}, None
-    # Results are not source: the records of one run must not make the tree dirty for the next.
+    # Ignore results: the records of one sweep must not make the tree dirty for the next sweep.
     paths = ["--", ".", ":!logs"]
     diff = git("diff", "HEAD", "--binary", *paths) or ""
     untracked = (git("ls-files", "--others", "--exclude-standard", *paths) or "").splitlines()
@@ -63,7 +64,7 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def save_diff(folder: Path, diff: str) -> str:
-    """Save a diff as `folder`/diffs/<hash>.diff, unless it exists, and return the hash."""
+    """Save a diff as `folder`/diffs/<hash>.diff and return the hash. An existing file is kept."""
     digest = hashlib.sha256(diff.encode()).hexdigest()[:16]
     path = folder / "diffs" / f"{digest}.diff"
     if not path.exists():
@@ -102,7 +103,7 @@ def processor() -> str:
 
 
 def cpu_device() -> str:
-    """Return the `device` of records of runs without a GPU, for example "cpu: AMD EPYC 9654"."""
+    """Return the `device` field for records of CPU runs, for example "cpu: AMD EPYC 9654"."""
     return f"cpu: {processor()}"
 
 
@@ -119,10 +120,10 @@ def _nvml() -> Any:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that this process may use, as entries for CUDA_VISIBLE_DEVICES.
+    """Return the indices or UUIDs of the GPUs that this process may use.
 
-    These are the valid entries of this process's CUDA_VISIBLE_DEVICES (indices or UUIDs), or the
-    indices of all GPUs of the host if the variable is not set.
+    If CUDA_VISIBLE_DEVICES is set, these are its entries up to the first invalid entry, as in CUDA.
+    Otherwise these are the indices of all GPUs of the host.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
@@ -158,8 +159,8 @@ def gpu_states(tokens: list[str]) -> list[dict[str, Any]]:
         tokens: GPU indices or UUIDs, as in CUDA_VISIBLE_DEVICES.
 
     Returns:
-        One dictionary per GPU. A value is None if NVML cannot report it. GPUs unknown to NVML are
-        left out, and the list is empty without NVML.
+        One dictionary per GPU. A value is None if NVML cannot report it. GPUs that NVML does not
+        find are left out. The list is empty if NVML is not available.
     """
     nvml = _nvml()
     if nvml is None:
@@ -201,14 +202,14 @@ def driver_version() -> str | None:
 
 
 def device_kind(tokens: list[str]) -> str:
-    """Return the `device` of records of runs on these GPUs.
+    """Return the `device` field for records of runs on the given GPUs.
 
     Args:
         tokens: GPU indices or UUIDs, as in CUDA_VISIBLE_DEVICES.
 
     Returns:
-        The name of the first GPU ("GPU" if the name cannot be found out), or the CPU as given by
-        `cpu_device` if `tokens` is empty.
+        The name of the first GPU, or "GPU" if the name is unknown. If `tokens` is empty, the
+        result of `cpu_device`.
     """
     if not tokens:
         return cpu_device()

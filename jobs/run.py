@@ -1,4 +1,4 @@
-"""A run, which is one point of a sweep's grid, and the resources that it needs."""
+"""Runs of a benchmark, and the resources that the runs need."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Shape:
-    """The resources and processes of a job. Only runs of the same shape can share a job."""
+    """Resources and launch settings of a job. All runs of a job have the same `Shape`."""
 
     nodes: int = 1
     gpus_per_node: int = 0
-    nproc_per_node: int | None = None  # torchrun processes; None: one process without torchrun
-    cpus_per_task: int | None = None
+    nproc_per_node: int | None = None  # torchrun processes per node; None: one process, no torchrun
+    cpus_per_task: int | None = None  # number of CPUs per node; None: the cluster's default
     mem_gb: float | None = None  # host memory per node in GiB
-    timeout_min: int | None = None  # time limit of the job; None: derived from the runs' timeouts
+    timeout_min: int | None = None  # time limit; None: computed from the timeouts of the runs
 
     def __str__(self) -> str:
         parts = [f"{self.nodes} node{'s' if self.nodes > 1 else ''}"]
@@ -30,28 +30,30 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One point of the grid: a benchmark, its parameters, and the resources for running it."""
+    """A benchmark with a value for each parameter, and the resources that it needs."""
 
     id: str
     benchmark: str
-    version: int  # of the benchmark
-    params: dict[str, Any]  # all parameters, including those at their default
+    version: int  # version of the benchmark
+    params: dict[str, Any]  # all parameters, including those with their default value
     shape: Shape
-    timeout_s: float  # time limit of this run
+    timeout_s: float  # time limit of this run, in seconds
 
     def label(self, names: list[str] | None = None) -> str:
-        """Return the benchmark and the named parameters (default: all) as text.
+        """Return the benchmark and its parameters as text: `attention seq_len=128 dtype=bf16`.
 
-        Example: `attention seq_len=128 dtype=bf16`. Names that the benchmark lacks are left out.
+        Args:
+            names: names of the parameters to include; None or empty: all parameters. Names that
+                are not parameters of the benchmark are ignored.
         """
         shown = {k: self.params[k] for k in (names or self.params) if k in self.params}
         return " ".join([self.benchmark, *(f"{k}={v}" for k, v in shown.items())])
 
 
 def varying(runs: list[Run]) -> list[str]:
-    """Return the names of the parameters that have more than one value among these runs.
+    """Return the names of the parameters whose values differ between the given runs.
 
-    A parameter that only some benchmarks have is included only if its values differ among them.
+    The values of a parameter are compared only between runs that have this parameter.
     """
     first: dict[str, Any] = {}
     differ: set[str] = set()

@@ -1,4 +1,4 @@
-"""The id of a run. Records, submissions and tables refer to a run by it."""
+"""The run id, which identifies a run in records, submissions and commands."""
 
 from __future__ import annotations
 

@@ -7,15 +7,18 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """The status of a run, taken from its record, or from its job if it has no record."""
+    """The status of a run.
+
+    It is the status in the run's record. Without a record, it follows from the state of the job.
+    """
 
     ok = "ok"
     oom = "oom"  # out of GPU or host memory
     timeout = "timeout"
     error = "error"  # the benchmark raised an exception
     wrong = "wrong"  # the output differs from the reference
-    unsupported = "unsupported"  # this machine or library cannot do the run
-    killed = "killed"
+    unsupported = "unsupported"  # this machine or a library does not support the run
+    killed = "killed"  # the process, its worker or its node ended unexpectedly
     preempted = "preempted"
     cancelled = "cancelled"
     # Statuses that never appear in a record:
@@ -30,22 +33,25 @@ class Status(StrEnum):
 
     @property
     def can_be_recorded(self) -> bool:
-        """Whether an attempt can end with this status, so that a record may have it."""
+        """Whether a record can have this status."""
         return self not in _LIVE and self is not Status.missing
 
     @property
     def is_failure(self) -> bool:
-        """Whether this status makes a command exit with 1. `oom` and `unsupported` are results."""
+        """Whether this status is a failure. Commands exit with code 1 if a run failed.
+
+        The statuses ok, oom, unsupported, queued and running are not failures.
+        """
         return self not in _RESULTS and not self.is_live
 
     @property
     def runs_again_on_submit(self) -> bool:
-        """Whether the next submission runs the run again."""
+        """Whether a run with this status is executed again by the next submission."""
         return self in _INTERRUPTED
 
     @property
     def runs_again_on_retry(self) -> bool:
-        """Whether the next submission with `--retry-failed` runs the run again."""
+        """Whether a run with this status is executed again only with `--retry-failed`."""
         return self in _RETRIED
 
 
@@ -60,7 +66,7 @@ class JobState:
     """The state of a job as reported by Slurm, or by the process that runs it."""
 
     status: Status
-    detail: str  # the report itself, for example "Slurm job 12_3 is PENDING (Priority)"
+    detail: str  # text for the user, for example "Slurm job 12_3 is PENDING (Priority)"
 
 
 JobStates = dict[str, dict[int, JobState]]  # submission id -> job index -> state

@@ -78,8 +78,8 @@ def submit(
         typer.Option(
             "--debug",
             help="Same as --cluster debug: execute the runs one after another in the foreground "
-            "and stop at the first failure. A run without torchrun executes in this process, "
-            "without its timeout.",
+            "and stop at the first failure. A run without torchrun executes in this process and "
+            "has no timeout.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -115,8 +115,8 @@ def submit(
         bool,
         typer.Option(
             "--retry-failed",
-            help="Run again the runs that ended with status oom, timeout, error or wrong. Without "
-            "this option only killed, preempted, cancelled and missing runs are repeated.",
+            help="Also repeat runs that ended with status oom, timeout, error or wrong. Without "
+            "this option, only killed, preempted, cancelled and missing runs are repeated.",
         ),
     ] = False,
     force: Annotated[
@@ -146,7 +146,7 @@ def submit(
 ) -> None:
     """Run a sweep: expand its file into runs, group them into jobs, and start the jobs.
 
-    A run is skipped if the results folder already has its result or its failure, or if it is queued
+    A run is skipped if it has already succeeded or failed in the results folder, or if it is queued
     or running. Repeat the same command to continue an interrupted sweep. Add --retry-failed to
     repeat failed runs.
 
@@ -155,7 +155,7 @@ def submit(
     the submission failed; 130 if interrupted.
     """
     if (local and debug) or ((local or debug) and cluster is not Executor.slurm):
-        fail("--local, --debug and --cluster exclude each other; use only one of them")
+        fail("only one of --local, --debug and --cluster is allowed")
     executor = Executor.local if local else Executor.debug if debug else cluster
     if sbatch and not dry_run:
         fail("--sbatch requires --dry-run")
@@ -176,10 +176,10 @@ def submit(
 
 
 def start_and_report(prepared: Prepared, options: Options) -> int:
-    """Start a prepared submission and print the commands for following it.
+    """Start a prepared submission, then print a summary and the commands that show its results.
 
     Returns:
-        The exit code of the command, as described for `submit`.
+        The exit code of the command. Its values are listed in `submit`.
     """
     manifest = prepared.manifest
     where = _relative(manifest.folder)
@@ -228,25 +228,25 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     follow_up(_tables_command(), where)
     lost = sum(len(job.tasks) for job in manifest.jobs) - len({(r.run, r.repeat) for r in records})
     if lost > 0 and options.executor is Executor.local:
-        errors.print(f"{lost} runs left no record; to see why, run:")
+        errors.print(f"{lost} runs have no record; to see why, run:")
         follow_up("python -m jobs status", where)
         return 1
     return 1 if failed_records(records) or before else 0
 
 
 def follow_up(command: str, folder: Path) -> None:
-    """Print a command for the user to copy, without wrapping the line."""
+    """Print a command with the results folder as its argument, on one line for copying."""
     text = f"  {command} {shlex.quote(str(folder))}"
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _tables_command() -> str:
-    """Return the command that prints tables. A source checkout has the script aggregate.py."""
+    """Return the command that prints tables: a script in a source checkout, else a module."""
     return "python aggregate.py" if Path("aggregate.py").exists() else "python -m aggregate"
 
 
 def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
-    """Print what a submission would run: runs, jobs, job arrays, expected time, GPU-hours."""
+    """Print the plan of a submission: runs, jobs, job arrays, expected time and GPU-hours."""
     manifest, expansion = prepared.manifest, prepared.expansion
     tasks = sum(len(job.tasks) for job in manifest.jobs)
     grid = Grid.grid(padding=(0, 2))
@@ -297,10 +297,11 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
 
 
 def _expected(prepared: Prepared) -> str:
-    """Return the expected total run time as text.
+    """Return an estimate of the total run time, as text.
 
-    It is estimated from the durations of ok records of the same benchmark and parameters, in the
-    results folder or in logs/*/<sweep name>, where the reference results are.
+    The estimate uses the durations of earlier ok records with the same benchmark and parameters.
+    They are read from the results folder and from logs/*/<sweep name>, where the repository keeps
+    reference results.
     """
     manifest = prepared.manifest
     took: dict[str, float] = {}
@@ -324,7 +325,10 @@ def _expected(prepared: Prepared) -> str:
 
 
 def _point(of: Run | Record) -> str:
-    """Return the benchmark and parameters as a key. Run times hardly depend on the version."""
+    """Return a key made of benchmark and parameters, without the version of the benchmark.
+
+    The version hardly affects the run time.
+    """
     return json.dumps([of.benchmark, of.params], sort_keys=True)
 
 

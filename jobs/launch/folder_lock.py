@@ -1,8 +1,8 @@
-"""A lock that allows only one local queue or debug run per results folder.
+"""Lock of a results folder: only one local queue or debug run may use the folder at a time.
 
 Two queues on one folder would measure the same runs twice and disturb each other's timings. The
-lock is an flock on a file in the folder, so the operating system releases it when the process ends,
-for whatever reason. The file contains a line about the process that holds the lock.
+lock is an flock on the file queue.lock in the folder. The operating system releases the lock when
+its process ends, even after a crash. The file names the process that holds the lock.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ LOCK = "queue.lock"
 
 
 class FolderInUse(RuntimeError):
-    """Another process runs a queue on the same results folder."""
+    """Raised if another process runs a queue on the same results folder."""
 
 
 @contextmanager
 def sole_queue(folder: Path, force: bool = False) -> Iterator[None]:
     """Hold the lock of a results folder while the `with` block runs.
 
-    File systems without flock support give no protection: the block then runs without a lock.
+    On a file system without flock, the block runs without a lock.
 
     Args:
         folder: results folder; created if it does not exist.
@@ -45,8 +45,9 @@ def sole_queue(folder: Path, force: bool = False) -> Iterator[None]:
             if not force:
                 holder = os.pread(handle, 1000, 0).decode(errors="replace").strip()
                 raise FolderInUse(
-                    f"{folder} is in use by {holder or 'another queue'}; wait until it ends, "
-                    "cancel it, or use --force to execute all runs at the same time as it"
+                    f"{folder} is in use by {holder or 'another queue'}; wait until that process "
+                    "ends, or stop it with `python -m jobs cancel`, or use --force to execute all "
+                    "runs at the same time"
                 ) from None
         except OSError:
             pass  # the file system does not support flock
@@ -58,10 +59,10 @@ def sole_queue(folder: Path, force: bool = False) -> Iterator[None]:
 
 
 def _sign(handle: int) -> None:
-    """Write into the lock file which process holds the lock."""
+    """Write the pid, host, time and command of this process to the lock file."""
     command = shlex.join(["python", *sys.orig_argv[1:]])
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     text = f"process {os.getpid()} on {os.uname().nodename} since {since}: {command}\n"
-    with suppress(OSError):  # the lock is valid without this text, for example on a full disk
+    with suppress(OSError):  # the lock works without this text, e.g. if the disk is full
         os.ftruncate(handle, 0)
         os.pwrite(handle, text.encode(errors="replace"), 0)

@@ -1,8 +1,9 @@
 """Local job queue: run the jobs of a submission on this machine as GPUs become free.
 
 Each job runs in a worker process in the background. Two jobs of one queue never share a GPU. A job
-without GPUs runs alone, because other jobs would disturb its timings; `--parallel N` lifts this
-restriction. Queues on different results folders are not coordinated and may use the same GPUs.
+without GPUs runs alone, because other jobs would disturb its timings. With `--parallel N`, up to N
+jobs run at the same time, including jobs without GPUs. Queues on different results folders are not
+coordinated and may use the same GPUs.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class LocalQueue:
 
     Args:
         manifest: manifest of the submission.
-        parallel: maximum number of jobs that run at the same time. None: as many as there are GPUs
-            for, and a job without GPUs runs alone.
+        parallel: maximum number of jobs that run at the same time. None: as many as the GPUs allow,
+            and a job without GPUs runs alone.
         console: console on which progress is shown.
     """
 
@@ -71,10 +72,10 @@ class LocalQueue:
     def run(self) -> list[Record]:
         """Run all jobs and return the records of this submission.
 
-        On SIGINT, SIGTERM or SIGHUP the workers record their current runs as cancelled and exit.
+        On SIGINT, SIGTERM or SIGHUP, the workers record their current runs as cancelled and exit.
 
         Raises:
-            KeyboardInterrupt: after the workers have exited, if one of these signals arrived.
+            KeyboardInterrupt: if one of these signals arrived; raised after the workers exit.
         """
         self._write_handles(interrupted=False)
         before = {s: signal.signal(s, self._on_stop) for s in _stop_signals()}
@@ -112,7 +113,7 @@ class LocalQueue:
         return self.records
 
     def _write_handles(self, interrupted: bool) -> None:
-        """Record that the jobs depend on this process, and whether it was asked to stop."""
+        """Write to handles.json that this process runs the jobs, and whether it was interrupted."""
         handle = ProcessHandle.of_this_process(interrupted)
         self.manifest.handles.update({job.index: handle for job in self.manifest.jobs})
         write_handles(self.manifest)
@@ -123,9 +124,9 @@ class LocalQueue:
             _leave_terminal()
 
     def _can_run(self, job: Job) -> bool:
-        """Whether this machine has the resources of a job.
+        """Return whether this machine has enough GPUs and nodes for a job.
 
-        If it does not, the job's worker records its runs as unsupported.
+        If not, a worker records the runs of the job as unsupported.
         """
         return job.shape.gpus_per_node <= self.total and job.shape.nodes == 1
 

@@ -1,4 +1,4 @@
-"""Group runs into jobs of one shape, and compute the time limit of each job."""
+"""Group runs that need the same resources into jobs, and compute the time limit of each job."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from jobs.launch.resume import Task
 from jobs.results.manifest import Job
 from jobs.run import Shape
 
-STARTUP_MIN = 2  # added to the runs' timeouts, for imports and slow file systems, in minutes
+STARTUP_MIN = 2  # time for imports and slow file systems, added to the timeouts, in minutes
 
 
 def pack(tasks: list[Task], runs_per_job: int) -> list[Job]:
-    """Group tasks into jobs. The tasks of a job have the same shape and keep their order.
+    """Group (run, repeat) pairs into jobs.
+
+    All runs of a job have the same resources and launch settings (`Shape`). The order of the pairs
+    is kept.
 
     Args:
         tasks: the (run, repeat) pairs to execute.
-        runs_per_job: maximum number of tasks in a job.
+        runs_per_job: maximum number of pairs in a job.
     """
     by_shape: dict[Shape, list[Task]] = {}
     for run, repeat in tasks:
@@ -33,14 +36,16 @@ def pack(tasks: list[Task], runs_per_job: int) -> list[Job]:
 def job_timeout_min(shape: Shape, timeouts_s: list[float]) -> int:
     """Return the time limit of a job in minutes.
 
+    The limit is `shape.timeout_min` if set. Otherwise it is the sum of the timeouts of the runs,
+    plus STARTUP_MIN.
+
     Args:
-        shape: shape of the job; its `timeout_min` takes precedence if set.
-        timeouts_s: timeout of each task of the job, in seconds. Their sum, plus `STARTUP_MIN`, is
-            the default limit.
+        shape: resources and launch settings of the job.
+        timeouts_s: timeout of each run of the job, in seconds.
     """
     return shape.timeout_min or math.ceil(sum(timeouts_s) / 60) + STARTUP_MIN
 
 
 def worst_case_gpu_hours(jobs: list[Job]) -> float:
-    """Return the GPU-hours that the jobs take if each one runs up to its time limit."""
+    """Return the GPU-hours of the jobs if each job uses its full time limit."""
     return sum(j.timeout_min / 60 * j.shape.nodes * j.shape.gpus_per_node for j in jobs)

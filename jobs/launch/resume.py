@@ -9,14 +9,18 @@ from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.expand import Expansion
 
-Task = tuple[Run, int]  # (run, repeat)
+Task = tuple[Run, int]  # a run, and the index of its repeat
 
 
 def tasks_of(expansion: Expansion, repeats: int) -> list[Task]:
-    """Return all (run, repeat) pairs, ordered by repeat first.
+    """Return all (run, repeat) pairs of a sweep, sorted by repeat.
 
-    All runs execute once before any executes a second time, so slow drift of the machine affects
-    all runs alike.
+    Every run is executed once before any run is repeated. If the speed of the machine changes
+    slowly, the change affects all runs equally.
+
+    Args:
+        expansion: the runs of the sweep.
+        repeats: number of times that each run is executed.
     """
     return [(run, repeat) for repeat in range(repeats) for run in expansion.runs]
 
@@ -28,22 +32,25 @@ def split_done(
     retry_failed: bool = False,
     force: bool = False,
 ) -> tuple[list[Task], list[Task]]:
-    """Split tasks into those to execute and those that are done.
+    """Split (run, repeat) pairs into pairs to execute and pairs that are done.
 
-    A task is done if an attempt on the same kind of device was ok, or if its latest attempt there
-    was unsupported or failed. Failed means oom, timeout, error or wrong, and does not count as done
-    with `retry_failed`. Killed, preempted and cancelled attempts never count as done.
+    Only attempts on the kind of device on which the run will execute are considered. A pair is done
+    if one of these attempts was ok. Otherwise the status of the latest attempt decides:
+
+    - unsupported: the pair is done.
+    - oom, timeout, error or wrong: the pair is done, unless `retry_failed` is True.
+    - killed, preempted or cancelled, or no attempt: the pair is executed.
 
     Args:
         tasks: all (run, repeat) pairs of the sweep.
         records: records of earlier attempts.
-        same_device: whether a record comes from the kind of device on which the run would now
-            execute. Other records are ignored.
-        retry_failed: execute failed tasks again.
-        force: execute all tasks.
+        same_device: function that returns whether a record comes from the kind of device on which
+            the run will execute. Other records are ignored.
+        retry_failed: whether to execute pairs again that ended with oom, timeout, error or wrong.
+        force: whether to execute all pairs.
 
     Returns:
-        The tasks to execute, and the tasks that are done.
+        The pairs to execute, and the pairs that are done.
     """
     if force:
         return list(tasks), []

@@ -1,7 +1,7 @@
 """Submission of jobs to Slurm through submitit. No other module uses submitit.
 
-Jobs with the same shape and time limit are submitted as one job array, or as several if there are
-more jobs than the cluster's MaxArraySize allows.
+Jobs with the same resources, launch settings and time limit are submitted as one job array. If
+there are more jobs than the cluster's MaxArraySize allows, they are submitted as several arrays.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from jobs.worker.environment import job_environment
 from jobs.worker.isolation import blocked_signals
 from jobs.worker.worker import Stopped, Worker
 
-# Minimum time from Slurm's warning signal to the time limit, in seconds. In this time the worker
-# kills the current run, writes its record and requeues the job.
+# Time from Slurm's warning signal to the time limit, in seconds. In this time the worker kills the
+# current run and writes its record, and submitit requeues the job.
 SIGNAL_DELAY_S = 30
-SPARE_TIMEOUTS = 10  # requeues that a job may have in addition to one per run
+SPARE_TIMEOUTS = 10  # number of allowed requeues of a job, in addition to one per run
 DEFAULT_MAX_ARRAY = 1001  # Slurm's default for MaxArraySize
 
 
 class SubmissionError(RuntimeError):
-    """Slurm is not installed on this machine, or it refused the jobs."""
+    """Raised if the jobs cannot be submitted to Slurm."""
 
 
 class WorkerTask:
-    """The callable that submitit pickles and calls inside the allocation: runs one job.
+    """Callable that runs one job. submitit pickles it and calls it inside the allocation.
 
     Args:
         submission: folder of the submission.
@@ -58,10 +58,11 @@ class WorkerTask:
         self.worker.run()
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """Record the current run, and return the task with which submitit requeues the job.
+        """Kill and record the current run, and return the callable for the requeued job.
 
-        submitit calls this on Slurm's warning signal, before the time limit or on preemption. After
-        the requeue, the worker skips the runs that have a record.
+        submitit calls this method when Slurm sends its warning signal: shortly before the time
+        limit, or when the job is preempted. After the requeue, the worker skips the runs that are
+        done.
         """
         if self.worker is not None:
             limit = self.worker.near_limit() and _sigterm_reason() not in ("grace", "preempted")
@@ -69,17 +70,18 @@ class WorkerTask:
         return submitit.helpers.DelayedSubmission(WorkerTask(self.submission, self.index))
 
     def _on_term(self, signum: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM: record the current run and exit, if the job itself is about to end."""
+        """Handle SIGTERM. If the job is about to end, record the current run and exit."""
         assert self.worker is not None
         leads, nodes = self.worker.node_rank == 0, self.worker.job.shape.nodes
         why = _sigterm_reason()
         if why == "grace":
-            # If the job ended now, Slurm would count it as failed. Handle it like the warning
-            # signal (SIGUSR2): the worker of node 0 records and requeues, the other nodes wait.
+            # Slurm would count a job that ends in its grace time as failed. Handle SIGTERM like the
+            # warning signal (SIGUSR2): node 0 records the current run and requeues the job. The
+            # other nodes wait.
             if leads:
                 os.kill(os.getpid(), signal.SIGUSR2)
         elif why == "step" and leads and nodes > 1:
-            pass  # from srun: another node's worker ended, which this worker notices and records
+            pass  # the worker of another node has ended; this worker detects and records that
         else:
             self.worker.stop("preempted" if why == "preempted" else "cancelled")
             raise Stopped(128 + signum)
@@ -89,10 +91,10 @@ def _sigterm_reason() -> str:
     """Return why Slurm sent SIGTERM.
 
     Returns:
-        "grace": the job is preempted, but may continue for its grace time.
-        "preempted": the job is preempted or requeued, and about to end.
-        "step": only the job step ends; the job itself is running.
-        "cancelled": all other cases, also if scontrol does not answer.
+        "grace": the job was preempted, but may run until the end of its grace time.
+        "preempted": the job was preempted or requeued, and is about to end.
+        "step": only the job step is about to end. The job continues.
+        "cancelled": any other reason, or scontrol does not answer.
     """
     command = ["scontrol", "show", "job", "-o", SlurmJobEnvironment().job_id]
     try:
@@ -110,7 +112,7 @@ def _sigterm_reason() -> str:
 
 
 class _Executor(SlurmExecutor):
-    """submitit's executor, also usable without Slurm to make the sbatch scripts of a dry run."""
+    """submitit's Slurm executor. It creates sbatch scripts even if Slurm is not installed."""
 
     @classmethod
     def affinity(cls) -> int:
@@ -125,7 +127,7 @@ def require_slurm() -> None:
     """Check that Slurm is installed.
 
     Raises:
-        SubmissionError: if there is no sbatch on PATH.
+        SubmissionError: if sbatch is not on PATH.
     """
     if shutil.which("sbatch") is None:
         raise SubmissionError(
@@ -140,15 +142,15 @@ class Array:
 
     jobs: list[Job]
     parallelism: int  # maximum number of jobs of the array that run at the same time
-    after: int | None = None  # index of the array that must end before this one starts
+    after: int | None = None  # index of the array that must end first; None: do not wait
 
 
 def submit(manifest: Manifest) -> None:
-    """Submit all jobs of a manifest, and save their Slurm job ids after each array.
+    """Submit all jobs of a manifest to Slurm. Their Slurm job ids are saved after each array.
 
     Raises:
         SubmissionError: if Slurm is not installed, if the path of the results folder contains % or
-            a backslash, or if sbatch refuses an array. Arrays submitted before the refused one stay
+            a backslash, or if sbatch refuses an array. The arrays that sbatch accepted before stay
             submitted.
     """
     require_slurm()
@@ -161,7 +163,7 @@ def submit(manifest: Manifest) -> None:
         after = array_ids[array.after] if array.after is not None else None
         executor = _executor(manifest, array, after)
         tasks = [WorkerTask(manifest.path, job.index) for job in array.jobs]
-        # An interrupt between sbatch and saving its ids would leave jobs that cannot be found.
+        # Jobs whose ids are not saved cannot be found, so a signal must not interrupt this block.
         with clean_environment(), blocked_signals():
             try:
                 with executor.batch():
@@ -182,11 +184,13 @@ def _refusal(array: Array, before: list[str], words: str) -> str:
 
 
 def arrays(manifest: Manifest, largest: int) -> list[Array]:
-    """Split the jobs of a manifest into arrays of the same shape and time limit.
+    """Group the jobs of a manifest into job arrays.
 
-    All arrays of a shape together run at most `slurm.array_parallelism` jobs at the same time. This
-    limit is divided among them in proportion to their sizes. If there are more arrays than the
-    limit, each of the surplus arrays waits until an earlier one ends.
+    All jobs of an array have the same resources and launch settings (`Shape`) and the same time
+    limit. All arrays with the same `Shape` together run at most `slurm.array_parallelism` jobs at
+    the same time. Each array gets a part of this maximum, in proportion to its number of jobs. If
+    the number of arrays is larger than the maximum, each additional array waits until an earlier
+    array has ended.
 
     Args:
         manifest: manifest of the submission.
@@ -209,10 +213,10 @@ def arrays(manifest: Manifest, largest: int) -> list[Array]:
 
 
 def _shares(chunks: list[list[Job]], most: int) -> list[int]:
-    """Divide `most` parallel jobs among chunks of jobs.
+    """Return, for each chunk of jobs, how many of its jobs may run at the same time.
 
-    Each chunk gets at least 1. The rest is given one by one to the chunk with the most jobs per
-    parallel job.
+    Each number starts at 1. While the sum is less than `most`, the number of the chunk with the
+    largest ratio of jobs to parallel jobs is increased by 1.
     """
     shares = [1] * len(chunks)
     for _ in range(min(most, sum(map(len, chunks))) - len(chunks)):
@@ -233,10 +237,10 @@ def sbatch_texts(manifest: Manifest) -> Iterator[str]:
 def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
     slurm, job = manifest.sweep.slurm, array.jobs[0]
     shape = job.shape
-    # submitit requeues a job at most `max_num_timeout` times. At each time limit one run at least
-    # has ended or timed out, so one requeue per run is enough. The spare ones are for preemptions,
-    # which submitit counts as timeouts in short jobs. The number is finite so that a job in which
-    # no run ever starts is not requeued forever.
+    # submitit requeues a job at most `max_num_timeout` times. Before each time limit, at least one
+    # run ends or times out. One requeue per run is therefore enough for time limits. SPARE_TIMEOUTS
+    # is for preemptions, which submitit counts as timeouts in short jobs. The number is finite, so
+    # that a job in which no run ever starts is not requeued forever.
     timeouts = max(len(job.tasks) for job in array.jobs) + SPARE_TIMEOUTS
     executor = _Executor(manifest.path / "slurm", max_num_timeout=timeouts)
     # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
@@ -256,12 +260,13 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
         "constraint": slurm.constraint,
         "exclude": slurm.exclude,
         "dependency": f"afterany:{after}" if after else None,
-        # Slurm may send the signal 30 s early. In a short job it must not arrive before the worker
-        # has started.
+        # Slurm may send the warning signal 30 s early. For a short job, use a smaller value, so
+        # that the signal does not arrive before the worker has started.
         "signal_delay_s": min(SIGNAL_DELAY_S, 15 * job.timeout_min),
         "array_parallelism": array.parallelism,
         "setup": [_checked(line) for line in slurm.setup] or None,
-        # If a worker dies, end the job on all nodes. Otherwise the others wait for the time limit.
+        # If a worker dies, end the job on all nodes. Otherwise the other nodes would wait until the
+        # time limit.
         "srun_args": ["--kill-on-bad-exit=1", *cpus, *slurm.srun_args],
         "additional_parameters": {k: v for k, v in additional.items() if v not in (None, False)},
     }
@@ -270,15 +275,15 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
 
 
 def _checked(line: str) -> str:
-    """Wrap a setup line so that the job ends if the line fails. sbatch itself would continue."""
+    """Return shell code that runs a line of `setup`, and ends the job if the line fails."""
     message = shlex.quote(f"setup failed: {line}")
     return f"{{ :\n{line}\n}} || {{ echo {message} >&2; exit 1; }}"
 
 
 def max_array_size() -> int:
-    """Return the cluster's MaxArraySize, which is the largest allowed array index plus one.
+    """Return the cluster's MaxArraySize, which is the largest allowed array index plus 1.
 
-    Returns Slurm's default if scontrol is missing or does not answer.
+    If scontrol is missing or does not answer, return Slurm's default.
     """
     try:
         done = subprocess.run(
@@ -287,7 +292,7 @@ def max_array_size() -> int:
     except (OSError, subprocess.TimeoutExpired):
         return DEFAULT_MAX_ARRAY
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
-    return max(1, int(found[1])) if found else DEFAULT_MAX_ARRAY  # 0: arrays disabled
+    return max(1, int(found[1])) if found else DEFAULT_MAX_ARRAY  # size 0 disables arrays
 
 
 @contextmanager

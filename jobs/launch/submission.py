@@ -1,4 +1,4 @@
-"""Prepare and start a submission, from a loaded sweep to running jobs.
+"""Plan a submission from a sweep, and start its jobs.
 
 Used by `python -m jobs.submit` and `python -m jobs retry`.
 """
@@ -42,26 +42,27 @@ class Options:
 
     executor: Executor
     out: Path  # results folder
-    retry_failed: bool = False
-    force: bool = False
+    retry_failed: bool = False  # whether to execute failed runs again
+    force: bool = False  # whether to execute all runs, even those that are done or in flight
     parallel: int | None = None  # maximum number of jobs at the same time; local executor only
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A submission that is planned but not started."""
+    """A submission that is planned but not started. A `Task` is a (run, repeat) pair."""
 
     manifest: Manifest
     expansion: Expansion
     done: list[Task]  # skipped because of earlier records
-    failed_before: list[Record]  # records of the done tasks that failed
+    failed_before: list[Record]  # records of the tasks in `done` that failed
     in_flight: list[Task]  # skipped because they are queued or running in earlier submissions
 
 
 def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
-    """Plan a submission: expand the sweep, skip tasks that are done or in flight, pack the rest.
+    """Plan a submission, without writing files.
 
-    Writes no files.
+    Expands the sweep into runs, skips runs that are done, queued or running, and groups the other
+    runs into jobs.
 
     Args:
         loaded: the sweep.
@@ -79,7 +80,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     earlier: dict[str, Manifest] = {}
     try:
         observation = observe(folder)
-    except FileNotFoundError:  # no submission yet, but there may be records copied from elsewhere
+    except FileNotFoundError:  # no submission yet, but the folder may contain copied records
         records = read_records(folder)[0]
     else:
         records = observation.records
@@ -114,12 +115,13 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
 def _same_device(
     executor: Executor, loaded: LoadedSweep, records: list[Record], earlier: dict[str, Manifest]
 ) -> Callable[[Record, Run], bool]:
-    """Return a function that tells whether a record is from the device kind of a new run.
+    """Return a function that compares the device of a record with the device of a new run.
 
-    On this machine, the kind of device is known. On a Slurm cluster it is unknown until the job
-    starts. There, the same partition and constraint are assumed to give the same kind of device as
-    in earlier submissions, if all their records have one kind. The worker checks the device again
-    before each run.
+    The function returns whether the record comes from the kind of device on which the run will
+    execute. On this machine, this kind is known. On a Slurm cluster, it is unknown until the job
+    starts. In this case, the function accepts records of earlier Slurm submissions with the same
+    partition and constraint, if all these records come from one kind of device. The worker checks
+    the device again before each run.
 
     Args:
         executor: executor of the new submission.
@@ -165,11 +167,12 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
     """Write the manifest of a submission, then run its jobs or submit them to Slurm.
 
     Returns:
-        The records of this submission. Empty for Slurm, where the jobs have not run yet.
+        The records of this submission. For Slurm, an empty list, because the jobs run later.
 
     Raises:
         SubmissionError: if the jobs cannot be submitted to Slurm.
-        FolderInUse: if a local or debug submission runs on the same folder, unless forced.
+        FolderInUse: if another local or debug submission uses the results folder, and
+            `options.force` is False.
         KeyboardInterrupt: if a local or debug submission was interrupted.
     """
     manifest = prepared.manifest
@@ -199,7 +202,7 @@ def _write(manifest: Manifest) -> None:
 
 
 def _debug(manifest: Manifest, console: Console) -> list[Record]:
-    """Run the jobs in this process, and stop after the first run that fails."""
+    """Run the jobs one after another, and stop after the first run that fails."""
 
     from jobs.processes import ProcessHandle
     from jobs.worker.worker import Worker
@@ -221,10 +224,10 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
 
 
 def reload(manifest: Manifest) -> LoadedSweep:
-    """Load the sweep of an earlier submission from its manifest instead of its sweep file.
+    """Load the sweep of an earlier submission from its manifest. The sweep file is not read.
 
     Raises:
-        NoBenchmark: if a benchmark of the sweep cannot be imported any more.
+        NoBenchmark: if a benchmark of the sweep can no longer be imported.
     """
     sweep = manifest.sweep
     document = Document(
@@ -235,9 +238,9 @@ def reload(manifest: Manifest) -> LoadedSweep:
 
 
 def failed_records(records: list[Record]) -> list[Record]:
-    """Return the latest record of each task whose status makes a command exit with 1.
+    """Return the records of failed runs. Only the latest record of each (run, repeat) pair counts.
 
-    Statuses oom and unsupported count as results, not as failures.
+    The statuses oom and unsupported are results, not failures.
     """
     latest = {(record.run, record.repeat): record for record in records}
     return [record for record in latest.values() if record.status.is_failure]

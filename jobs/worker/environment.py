@@ -1,4 +1,4 @@
-"""Environment variables of a job, without those of a surrounding torchrun or Slurm allocation."""
+"""Environment variables of a job, without variables of a surrounding torchrun or Slurm job."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from jobs import ROOT
 
-# Variables that a surrounding torchrun or allocation sets. A job that inherited them would take
-# its rank, rendezvous or resources from the wrong launch.
+# Variables that a surrounding launcher (torchrun, MPI, submitit) sets. A job that inherited them
+# would take its rank, rendezvous or resources from the wrong launch.
 _LEAKS = re.compile(
     r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_RANK|ROLE_NAME"
     r"|ROLE_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|PMI_.*|PMIX_.*|OMPI_.*"
@@ -20,11 +20,11 @@ _SLURM_LEAKS = re.compile(r"(?!SLURM_CONF$)(SLURM|SBATCH|SRUN|SALLOC|SLURMD)_.*$
 
 
 def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, str]:
-    """Return the environment without the variables of a surrounding torchrun or allocation.
+    """Return an environment without the variables of launchers such as torchrun and Slurm.
 
     Args:
         environment: environment variables by name.
-        slurm: also remove Slurm's variables, except SLURM_CONF.
+        slurm: whether to remove Slurm's variables, too. SLURM_CONF is kept.
     """
     return {
         name: value
@@ -34,25 +34,29 @@ def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, 
 
 
 def job_environment() -> dict[str, str]:
-    """Return this process's environment for a job: without leaks, the project on PYTHONPATH."""
+    """Return the environment variables for a job.
+
+    These are the variables of this process, without those of a surrounding torchrun or Slurm job.
+    PYTHONPATH makes this project importable, and CUDA numbers GPUs by PCI bus.
+    """
     return with_project(without_leaks(dict(os.environ)))
 
 
 def with_project(environment: dict[str, str]) -> dict[str, str]:
-    """Return the environment with the project on PYTHONPATH and GPUs numbered by PCI bus."""
+    """Return an environment that makes this project importable and numbers GPUs by PCI bus."""
     paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     # Number GPUs as NVML and nvidia-smi do. Otherwise CUDA may number them differently, and a
-    # record would name a GPU other than the one measured.
+    # record could name the wrong GPU.
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return environment | order | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 @contextmanager
 def scoped_environment(slurm: bool) -> Iterator[None]:
-    """Remove leaked variables from this process's environment, and restore it on exit.
+    """Remove the variables of a surrounding torchrun from os.environ while the `with` block runs.
 
     Args:
-        slurm: as in `without_leaks`.
+        slurm: whether to remove Slurm's variables, too. SLURM_CONF is kept.
     """
     before = dict(os.environ)
     for name in before.keys() - without_leaks(before, slurm).keys():

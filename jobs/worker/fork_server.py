@@ -1,14 +1,15 @@
-"""Fork server: a process that imports torch (or what else the runs need) once and forks the runs.
+"""Fork server: a process that imports torch and other modules once, then forks each run.
 
 Forking a run takes milliseconds. Importing torch in each run would take seconds.
 
 The worker starts the server (`isolation.ForkServer`) and sends it one run at a time over a socket.
-The server reports how each run ended. It adopts orphaned descendants, so after a run it can kill
-every process that the run left behind, whatever its session, and wait until all have exited. When
-the worker exits, the server does the same and exits too.
+The server reports how each run ended. Orphaned descendants become children of the server
+(PR_SET_CHILD_SUBREAPER). The server can therefore kill all processes that a run leaves behind, even
+in other sessions, and wait until they have exited. It does this after each run, and when the worker
+exits.
 
-The fork server of `multiprocessing` is not suitable: it lives as long as any of its children,
-imports the worker's `__main__` in each child, and does not adopt orphans.
+The fork server of `multiprocessing` is not suitable. It does not exit before its children, imports
+the worker's `__main__` module in each child, and does not adopt orphans.
 """
 
 from __future__ import annotations
@@ -26,26 +27,34 @@ from multiprocessing.connection import Connection, wait
 from types import ModuleType
 from typing import Any
 
-EXIT_S = 10.0  # wait for killed processes to exit, in seconds; one stuck in a driver may need more
-DUMP_STACKS = signal.SIGUSR1
-# Slurm sends signals to every process of a step that it finds. Only the worker must handle these.
+EXIT_S = 10.0  # maximum wait until killed processes have exited, in seconds
+DUMP_STACKS = signal.SIGUSR1  # makes the processes of a run write the stacks of their threads
+# Slurm sends these signals to all processes of a job step, but only the worker must handle them.
 WORKER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-PRELOAD = ("torch",)  # default for a benchmark module without PRELOAD
+PRELOAD = ("torch",)  # modules to import for a benchmark that does not define PRELOAD
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
-    """Run the fork server: the main function of its process.
+    """Run the fork server. This is the main function of the server's process.
 
-    It receives the orders ("start", function, arguments, scratch folder), ("stacks",) and
-    ("kill",). It answers ("ready",) once, and ("ended", exit code or None, pids of processes that
-    are still alive) for each start. The process must be started with WORKER_SIGNALS blocked.
+    The server receives these messages:
+
+    - ("start", function, arguments, scratch folder): fork a run that calls the function.
+    - ("stacks",): make the processes of the run write the stacks of their threads.
+    - ("kill",): kill the run.
+
+    The server sends ("ready",) when its imports are done. At the end of each run it sends ("ended",
+    exit code or None if unknown, pids of processes that are still alive).
+
+    The process must be started with WORKER_SIGNALS blocked.
 
     Args:
         handle: file descriptor of the socket to the worker.
-        modules: modules to import before the first run.
-        benchmarks: benchmark modules to import after those, each with the modules in its PRELOAD.
+        modules: names of modules to import before the first run.
+        benchmarks: names of benchmark modules to import after `modules`. The modules in the PRELOAD
+            of each benchmark are imported, too.
     """
     connection = Connection(handle)
     adopt_orphans()
@@ -74,13 +83,13 @@ def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
     if server.scratch is not None:  # a worker that was killed could not remove it
         shutil.rmtree(server.scratch, ignore_errors=True)
     flush()
-    os._exit(code)  # torch's exit handlers take longer than the start of a run
+    os._exit(code)  # skip torch's exit handlers, which are slow
 
 
 def _import(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
-    except BaseException:  # the run that needs the module fails on it too, and records the error
+    except BaseException:  # a run that needs the module fails in the same way
         traceback.print_exc()
         return None
 
@@ -107,11 +116,11 @@ class _Server:
             left = end_descendants(statuses)
             status = statuses.get(child)
             code = None if status is None else os.waitstatus_to_exitcode(status)
-            self.scratch = None  # the worker reads and removes it
+            self.scratch = None  # the worker reads and removes the folder
             self._connection.send(("ended", code, left))
 
     def _watch(self, child: int, statuses: dict[int, int]) -> None:
-        """Wait until the run's process has ended or the worker orders to kill it."""
+        """Wait until the run's process has ended or the worker sends ("kill",)."""
         while child not in statuses:
             ready = wait([self._connection, self._wakes])
             if self._wakes in ready:
@@ -127,7 +136,7 @@ class _Server:
     def _fork(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> int:
         """Call `function(*arguments)` in a forked process and return the pid of that process.
 
-        The process has a separate session and is killed when this server ends.
+        The process runs in a separate session and is killed when this server ends.
         """
         server = os.getpid()
         child = os.fork()
@@ -151,7 +160,7 @@ class _Server:
             traceback.print_exc()
         finally:
             flush()
-            os._exit(code)  # skip remaining threads and exit handlers: the run is over
+            os._exit(code)  # skip exit handlers and threads that are still running
         return 0
 
 
@@ -165,7 +174,7 @@ def flush() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make orphaned descendants children of this process instead of init's."""
+    """Make this process, instead of init, the parent of descendants whose parent has exited."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -174,21 +183,22 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
     Args:
         parent: pid of the process that started this one.
-        number: the signal.
+        number: number of the signal.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent:  # the parent exited before the call
+    if os.getppid() != parent:  # the parent had exited before prctl was called
         os.kill(os.getpid(), number)
 
 
 def end_descendants(statuses: dict[int, int] | None = None) -> list[int]:
-    """Kill all descendants of this process, repeatedly until none is left.
+    """Kill all descendants of this process, and wait until they have exited.
 
     Args:
-        statuses: receives the wait status of each child that is reaped here, by pid.
+        statuses: dict to which the wait status of each exited child is added, with the pid as key.
 
     Returns:
-        Pids of processes that have not exited within EXIT_S.
+        Pids of descendants that are still alive after EXIT_S seconds, e.g. because a driver blocks
+        them.
     """
     statuses = {} if statuses is None else statuses
     deadline = time.monotonic() + EXIT_S
@@ -205,7 +215,7 @@ def end_descendants(statuses: dict[int, int] | None = None) -> list[int]:
 
 
 def _reap(statuses: dict[int, int]) -> bool:
-    """Collect the wait statuses of exited children. Returns whether other children remain."""
+    """Add the wait statuses of exited children to `statuses`. Returns whether a child is left."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -237,7 +247,7 @@ def descendants(root: int) -> list[int]:
 
 
 def _ask_for_stacks() -> None:
-    """Send DUMP_STACKS to the run's processes that handle it. It would terminate the others."""
+    """Send DUMP_STACKS to the processes that handle it. Other processes would be killed by it."""
     for pid in descendants(os.getpid()):
         try:
             with open(f"/proc/{pid}/status") as file:
@@ -249,7 +259,7 @@ def _ask_for_stacks() -> None:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal. Do nothing if the process has exited or may not be signalled."""
+    """Send a signal to a process. Do nothing if it has exited or this is not permitted."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

@@ -1,8 +1,8 @@
-"""Isolation of runs: the worker starts, watches and kills each run in a fresh process.
+"""Isolation of runs: the worker starts each run in a new process, watches it, and kills it.
 
-The processes are forked from a server that has imported torch (`fork_server`). Forking takes
-milliseconds; starting an interpreter and importing torch takes seconds. The server never
-initializes CUDA, so the forked processes can.
+The processes are forked from a server that has already imported torch (`fork_server`). This takes
+milliseconds, while a new interpreter would need seconds to import torch. The server never
+initializes CUDA, because forked processes could then not use CUDA.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 from jobs.worker.environment import with_project
 from jobs.worker.fork_server import EXIT_S, WORKER_SIGNALS, descendants, send_signal
 
-SLICE_S = 0.5  # longest single wait, in seconds; pending signals are handled between waits
-START_S = 300.0  # timeout of the server's start, in seconds; a slow file system delays its imports
-STACKS_S = 1.0  # how long a hanging run has to write its stacks, in seconds
-STACKS_BYTES = 16000  # limit on the stacks of all processes of a run, in characters
+SLICE_S = 0.5  # maximum length of one wait, in seconds; signals are handled between waits
+START_S = 300.0  # timeout of the server's start, in seconds; imports may be slow
+STACKS_S = 1.0  # time in which a hanging run must write its stacks, in seconds
+STACKS_BYTES = 16000  # maximum length of the stacks of a run, in characters
 
 
 @contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Block the signals that stop a worker, around code that must not be interrupted."""
+    """Block the signals that stop a worker while the `with` block runs."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WORKER_SIGNALS)
     try:
         yield
@@ -39,15 +39,17 @@ def blocked_signals() -> Iterator[None]:
 
 
 class ServerDied(RuntimeError):
-    """Raised if the fork server does not start: an import ended it, or took too long."""
+    """Raised if the fork server does not start, because an import ended it or took too long."""
 
 
 def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
-    """Wait as `multiprocessing.connection.wait` does, in slices of at most SLICE_S.
+    """Wait until at least one of several objects is ready, or until a timeout.
 
-    The kernel may deliver a signal to another thread, such as one of numpy's: Slurm also sends
-    SIGCONT, which makes this thread look busy. Python runs the handler only when this thread
-    returns from its wait, so that must not last long.
+    This is `multiprocessing.connection.wait`, split into waits of at most SLICE_S seconds, because
+    a long wait can delay signal handlers. Python runs the handlers in the main thread. If the
+    kernel delivers a signal to another thread, e.g. a thread of numpy, the wait of the main thread
+    is not interrupted, and the handler runs only after the wait. This can happen with Slurm, which
+    sends SIGCONT together with other signals.
 
     Args:
         waiting: connections, or objects with a `fileno` method.
@@ -65,14 +67,15 @@ def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
 
 
 class ForkServer:
-    """A running fork server, which starts one process at a time with modules already imported.
+    """Handle of a fork server, which imports modules once and then forks one run at a time.
 
     Args:
-        modules: modules to import.
-        benchmarks: benchmark modules to import after those, each with the modules in its PRELOAD.
+        modules: names of modules to import.
+        benchmarks: names of benchmark modules to import after `modules`. The modules in the PRELOAD
+            of each benchmark are imported, too.
 
     Raises:
-        ServerDied: if an import ends the server, or the imports take longer than START_S.
+        ServerDied: if an import ends the server, or the imports take longer than START_S seconds.
     """
 
     def __init__(self, modules: Iterable[str] = (), benchmarks: Iterable[str] = ()):
@@ -101,24 +104,25 @@ class ForkServer:
     def start(
         self, function: Callable[..., None], *arguments: Any, scratch: str | None = None
     ) -> Child:
-        """Call `function(*arguments)` in a new process.
+        """Call `function(*arguments)` in a new process, and return the handle of the process.
 
         Args:
             function: a module-level function; it is pickled by name.
-            scratch: folder that the server removes if this process is killed during the run.
+            arguments: its arguments; they are pickled.
+            scratch: folder that the server removes if the worker is killed during the run.
         """
         self.send(("start", function, arguments, scratch))
         return Child(self)
 
     def send(self, order: Any) -> None:
-        with blocked_signals():  # a signal handler may send too, in the middle of this message
+        with blocked_signals():  # a signal handler may also send a message
             try:
                 self.connection.send(order)
             except OSError:  # the server has ended; `receive` reports that
                 pass
 
     def receive(self) -> Any:
-        """Return the next answer, or None if the server has ended."""
+        """Return the next message of the server, or None if the server has ended."""
         with blocked_signals():
             try:
                 return self.connection.recv()
@@ -144,19 +148,23 @@ class ForkServer:
 
 
 class Child:
-    """The worker's handle of a run's process.
+    """Handle of the process of a run, used by the worker.
 
-    `ended` means that the process and all its descendants have exited.
+    The attribute `ended` is True after the end of the run. The process and all its descendants have
+    then exited, except those that do not exit within EXIT_S seconds after SIGKILL.
     """
 
     def __init__(self, server: ForkServer):
         self._server = server
         self.ended = False
-        self.exit_code: int | None = None  # negative: killed by that signal; None: unknown
+        self.exit_code: int | None = None  # negative: number of a signal; None: unknown
         self.lost = False  # whether the fork server ended before the run
 
     def fileno(self) -> int:
-        """Return a descriptor for `multiprocessing.connection.wait`. If ready, call `wait(0)`."""
+        """Return a file descriptor for `multiprocessing.connection.wait`.
+
+        It becomes ready when the server has sent a message. Call `wait(0)` to receive the message.
+        """
         return self._server.connection.fileno()
 
     def wait(self, seconds: float) -> bool:
@@ -190,7 +198,11 @@ class Child:
                 self._server.kill()
 
     def stacks(self, scratch: Path) -> str:
-        """Make every process of the run write the stacks of its threads, and return the stacks."""
+        """Make every process of the run write the stacks of its threads, and return the stacks.
+
+        Args:
+            scratch: folder in which the processes write their stacks.
+        """
         before = _sizes(scratch)
         self._server.send(("stacks",))
         deadline = time.monotonic() + STACKS_S
@@ -199,7 +211,7 @@ class Child:
             time.sleep(0.05)
             now = _sizes(scratch)
             if now == last and all(now.get(path, 0) > size for path, size in before.items()):
-                break  # every process has written, and no file grows
+                break  # every process has written, and no file has grown since
             last = now
         return read_stacks(scratch)
 
@@ -209,7 +221,11 @@ def _sizes(scratch: Path) -> dict[Path, int]:
 
 
 def read_stacks(scratch: Path) -> str:
-    """Return the stacks that a run's processes wrote on a hang or crash, cut to STACKS_BYTES."""
+    """Return the stacks that the processes of a run wrote, in at most STACKS_BYTES characters.
+
+    Args:
+        scratch: folder in which the processes wrote their stacks.
+    """
     texts = {
         path.stem.removeprefix("stack"): path.read_text(errors="replace").strip()
         for path in sorted(scratch.glob("stack*.txt"), key=lambda path: (len(path.name), path.name))
@@ -219,7 +235,7 @@ def read_stacks(scratch: Path) -> str:
     if len(ranks) < 2 and set(texts) == set(ranks):
         return "".join(ranks.values())[-STACKS_BYTES:]
     share = STACKS_BYTES // max(1, len(ranks))
-    # torchrun's agent only waits for its ranks. Its stack is useful only if no rank has one.
+    # torchrun's agent only waits for its ranks. Its stack is useful only if no rank wrote a stack.
     return (
         "\n\n".join(f"[rank {name}] {text[-share:]}" for name, text in ranks.items())
         or ("".join(texts.values())[-STACKS_BYTES:])
@@ -227,7 +243,10 @@ def read_stacks(scratch: Path) -> str:
 
 
 def oom_kills() -> int:
-    """Return how many processes the OOM killer has killed in this process's memory cgroup."""
+    """Return the number of processes that the OOM killer has killed in the current memory cgroup.
+
+    The result is 0 if this number cannot be read.
+    """
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -240,7 +259,7 @@ def oom_kills() -> int:
             root, name = Path("/sys/fs/cgroup"), "memory.events"
         else:
             continue
-        # In a container the path may be the host's, while the mount starts at this cgroup.
+        # In a container, the path may be that of the host, but the mounted root is this cgroup.
         for folder in (root / path.lstrip("/"), root):
             try:
                 entries = dict(e.split() for e in (folder / name).read_text().splitlines())

@@ -1,7 +1,8 @@
 """Coordination of the nodes of one job: the worker on node 0 leads, the other workers follow.
 
-The leader opens a socket on a port that the system picks, and publishes its address in the job's
-folder. For each run it tells the followers what to launch and when to stop, and they send a report.
+The leader opens a socket on a free port and writes the address to a file in the job's folder. For
+each run, the leader sends the followers a request to start their ranks and, if needed, an order to
+stop the ranks. Each follower answers with a report.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from jobs.worker.outcome import NodeReport
 from jobs.worker.run_process import Request
 from jobs.worker.torchrun import agent, collect, outcomes_in
 
-MEET_S = 300.0  # how long a node waits for another node's worker to connect, in seconds
-CONSEQUENCES_S = 3.0  # how long other ranks have to report after one has failed, in seconds
+MEET_S = 300.0  # maximum wait for the worker of another node to connect, in seconds
+CONSEQUENCES_S = 3.0  # time for the other ranks to report after a rank has failed, in seconds
 LOOK_S = 0.5  # interval between checks for a failed rank, in seconds
 
 
@@ -45,9 +46,10 @@ def node_address() -> str:
 
 
 class _Patience:
-    """Deadline for the ranks of a run: the timeout, or shortly after the first rank has failed.
+    """Deadline for the ranks of a run.
 
-    torchrun itself would wait 30 s for a rank that ignores SIGTERM.
+    The deadline is the timeout of the run. After a rank has failed, the other ranks have at most
+    CONSEQUENCES_S seconds left. torchrun alone would wait 30 s for a rank that ignores SIGTERM.
     """
 
     def __init__(self, scratch: Path, seconds: float):
@@ -56,7 +58,7 @@ class _Patience:
         self.failed = False
 
     def look(self) -> bool:
-        """Check for a failed rank. Returns whether there is time left."""
+        """Check whether a rank has failed. Returns False if the deadline has passed."""
         if not self.failed and any(not outcome.is_ok for outcome in outcomes_in(self._scratch)):
             self.note_failure()
         return time.monotonic() < self._deadline
@@ -78,10 +80,11 @@ class Followers:
 
     Args:
         count: number of other nodes.
-        rendezvous_file: file that tells them this node's address; removed once all have connected.
+        rendezvous_file: file to which this node's address is written, for the other nodes. The file
+            is removed when all nodes have connected.
 
     Raises:
-        RuntimeError: if nodes are missing and none connects for MEET_S.
+        RuntimeError: if the next node does not connect within MEET_S seconds.
     """
 
     def __init__(self, count: int, rendezvous_file: Path):
@@ -89,7 +92,7 @@ class Followers:
         self._listener = Listener(("0.0.0.0", 0), authkey=key)
         port = self._listener.address[1]
         rendezvous_file.parent.mkdir(parents=True, exist_ok=True)
-        previous = os.umask(0o077)  # a process with the key can run commands as this user
+        previous = os.umask(0o077)  # with the key, others could run commands as this user
         try:
             write_json(rendezvous_file, {"host": node_address(), "port": port, "key": key.hex()})
         finally:
@@ -137,17 +140,20 @@ def lead(
     timeout_s: float,
     on_start: Callable[[Child], object],
 ) -> tuple[list[NodeReport], bool]:
-    """Run the ranks of one run on every node of the job. Called on node 0.
+    """Start the ranks of a run on all nodes of the job, and wait for the reports of all nodes.
+
+    Node 0 calls this function.
 
     Args:
         server: this node's fork server.
-        request: the run.
+        request: the run to execute.
         followers: the other nodes; None if the job has only one node.
         timeout_s: timeout of the run, in seconds.
-        on_start: called with the process of this node's torchrun agent.
+        on_start: function that is called with the handle of this node's torchrun agent.
 
     Returns:
-        The reports of all nodes, node 0's first, and whether the run was killed at its timeout.
+        The reports of all nodes, starting with node 0, and whether the run was killed because it
+        reached its timeout.
     """
     scratch = Path(request.scratch)
     kills = oom_kills()
@@ -191,14 +197,14 @@ def lead(
 
 
 def _ready(child: Child, waiting: list[Any], seconds: float) -> list[Any]:
-    """Wait for the child and the other nodes. Returns those that have ended or sent a report."""
+    """Wait at most `seconds`, and return the objects in `waiting` that are ready."""
     if child in waiting and child.ended:
         return [child]
     return list(wait(waiting, seconds))
 
 
 def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:
-    """Return host:port of the rendezvous that node 0's agent opened; None if it does not open."""
+    """Return host:port of the rendezvous that node 0's agent opens, or None if the agent fails."""
     path = scratch / "endpoint.json"
     while not path.exists():
         if child.wait(0.02) or not patience.look():
@@ -207,7 +213,7 @@ def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:
 
 
 def _receive(connection: Connection, token: str) -> NodeReport | None:
-    """Receive a node's report. Returns None for a late report of an earlier run."""
+    """Receive the report of a node. Returns None if the report is about an earlier run."""
     try:
         report: NodeReport = connection.recv()
     except (EOFError, OSError):
@@ -216,7 +222,7 @@ def _receive(connection: Connection, token: str) -> NodeReport | None:
 
 
 def _last_word(connection: Connection, token: str) -> NodeReport:
-    """Return the report of a node that was told to stop, or an empty one if none arrives."""
+    """Receive the report of a node that was ordered to stop, or return an empty report."""
     deadline = time.monotonic() + EXIT_S + 5
     while connection.poll(max(0.0, deadline - time.monotonic())):
         report = _receive(connection, token)
@@ -231,16 +237,16 @@ def _last_word(connection: Connection, token: str) -> NodeReport:
 def follow(
     rendezvous_file: Path, node_rank: int, start_server: Callable[[], ForkServer], job_folder: Path
 ) -> None:
-    """Run the worker of any node but node 0: launch what the leader orders and report back.
+    """Run the worker of a node other than node 0: execute the leader's requests until the job ends.
 
     Args:
-        rendezvous_file: file in which the leader publishes its address.
+        rendezvous_file: file to which the leader writes its address.
         node_rank: rank of this node.
-        start_server: starts a fork server.
+        start_server: function that starts a fork server.
         job_folder: folder for this node's logs.
 
     Raises:
-        RuntimeError: if the leader cannot be reached within MEET_S.
+        RuntimeError: if this node cannot connect to the leader within MEET_S seconds.
     """
     leader = _find_leader(rendezvous_file)
     server = start_server()
@@ -290,7 +296,7 @@ def _find_leader(rendezvous_file: Path) -> Connection:
 
 
 def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeReport:
-    """Run this node's ranks of one run until they end or the leader orders to stop."""
+    """Start this node's ranks of a run, and wait until they end or the leader stops them."""
     scratch = Path(request.scratch)
     kills = oom_kills()
     patience = _Patience(scratch, float("inf"))  # the leader enforces the timeout

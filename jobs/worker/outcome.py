@@ -1,6 +1,6 @@
 """Outcomes of runs, built from exceptions, exit codes and the files that the processes write.
 
-Nothing here starts a process, reads the clock or prints.
+The functions in this module do not start processes, read the clock or print.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobs.results.record import Failure
 from jobs.status import Status
 from systems.benchmark import Unsupported, WrongOutput
 
-TEXT = 16000  # limit on the traceback in a record, in characters
+TEXT = 16000  # maximum length of the traceback in a record, in characters
 _LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
 LOST = {
     "ServerDied": "the fork server, the parent of this run's process, ended unexpectedly; "
@@ -29,9 +29,10 @@ LOST = {
 
 
 def _without_models(value: Any) -> Any:
-    """Convert the models in a field to dicts, so that json.dump accepts it.
+    """Convert pydantic models in a value to dicts, so that json.dump accepts the value.
 
-    Facts may contain lone surrogates and deep nesting, which pydantic's JSON serializer rejects.
+    The dict that a benchmark returns may contain lone surrogates and deep nesting. The JSON
+    serializer of pydantic rejects both.
     """
     if isinstance(value, list):
         return [_without_models(item) for item in value]
@@ -39,7 +40,7 @@ def _without_models(value: Any) -> Any:
 
 
 class _Message(BaseModel):
-    """A message from a run's processes to the worker: JSON in a file, or sent through a socket."""
+    """Base class of messages from the processes of a run to the worker, in a file or a socket."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,18 +53,18 @@ class _Message(BaseModel):
 
 
 class Outcome(_Message):
-    """How one run, or one rank of it, ended: with measurements if ok, otherwise with a failure."""
+    """Outcome of a run or of one of its ranks: measurements if ok, otherwise a failure."""
 
     status: Status
-    measurements: dict[str, Any] | None = None  # facts that the benchmark returned
+    measurements: dict[str, Any] | None = None  # dict that the benchmark returned
     failure: Failure | None = None
-    # Known only if the benchmark's process reported its outcome itself:
+    # Set only if the process that called the benchmark wrote this outcome:
     starting: float | None = None  # from the start of the attempt to the call of run(), in seconds
     measuring: float | None = None  # time inside run(), in seconds
     ended_at: float = 0.0  # in seconds since the epoch
     versions: dict[str, Any] = {}  # versions of the libraries that were loaded
     rank: int = 0
-    lost_peer: bool = False  # whether a collective failed, as when another rank has ended
+    lost_peer: bool = False  # whether a collective failed, as when another rank ends
 
     @property
     def is_ok(self) -> bool:
@@ -71,15 +72,15 @@ class Outcome(_Message):
 
 
 class RankFailure(_Message):
-    """A failed rank, as torchrun's agent reports it."""
+    """A failed rank, as reported by torchrun's agent."""
 
     rank: int
-    exit_code: int  # negative: killed by that signal
-    at: float  # in seconds since the epoch
+    exit_code: int  # negative: number of the signal that killed the rank
+    at: float  # time of the failure, in seconds since the epoch
 
 
 class AgentReport(_Message):
-    """How torchrun's agent on one node ended."""
+    """Report of torchrun's agent on one node."""
 
     failures: list[RankFailure] = []
     error: str | None = None  # error of the agent itself
@@ -96,10 +97,10 @@ class NodeReport(_Message):
     exit_code: int | None = 0  # exit code of the agent; 0 if it had to be killed
     agent: AgentReport | None = None  # None: the agent ended without a report
     outcomes: list[Outcome] = []
-    stacks: str = ""
-    log_end: str = ""
+    stacks: str = ""  # stacks of the processes at a hang or crash
+    log_end: str = ""  # last part of the log
     out_of_memory: bool = False  # whether the OOM killer killed a process of the job
-    lost: Literal["ServerDied", "NodeLost"] | None = None  # set if the server or node was lost
+    lost: Literal["ServerDied", "NodeLost"] | None = None  # what was lost, if anything
 
     @property
     def is_ok(self) -> bool:
@@ -109,7 +110,7 @@ class NodeReport(_Message):
 def failed(
     status: Status, kind: str, message: str, trace: str | None = None, **more: Any
 ) -> Outcome:
-    """Return an outcome without measurements. `more` holds further fields of `Failure`."""
+    """Return the outcome of a failed run. `more` contains other fields of `Failure`."""
     failure = Failure(type=kind, message=message, traceback=trace or None, **more)
     return Outcome(status=status, failure=failure)
 
@@ -119,9 +120,9 @@ def outcome_of(error: BaseException, oom: dict[str, int] | None = None) -> Outco
 
     Args:
         error: the exception.
-        oom: fields of `Failure` about the failed GPU allocation; used if memory ran out.
+        oom: fields of `Failure` that describe a failed GPU allocation. Used only if memory ran out.
     """
-    if isinstance(error, MemoryError):  # frees what the frames hold: the report needs memory
+    if isinstance(error, MemoryError):  # free memory, which the next lines need
         traceback.clear_frames(error.__traceback__)
     text = "".join(traceback.format_exception(error))
     failure = Failure(
@@ -148,23 +149,25 @@ def _message(error: BaseException) -> str:
 
 
 def _plain_text(text: str) -> str:
-    """Escape lone surrogates, e.g. from undecodable bytes in a path. UTF-8 cannot encode them."""
+    """Escape lone surrogates, e.g. from invalid bytes in a path. UTF-8 cannot encode them."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def _has_lost_peer(error: BaseException) -> bool:
-    """Return whether a collective failed, as it does when another rank has ended.
+    """Return whether the error is a failed collective, which often means that another rank ended.
 
-    The rank that ended may report later than this one, since it closes its connections first.
+    A rank that ends closes its connections before it reports its outcome. Its report may therefore
+    arrive later than the reports of the ranks that lost the connection.
     """
     names = {cls.__name__ for cls in type(error).__mro__ if cls.__module__ == "torch.distributed"}
     return "DistError" in names or any(part in _message(error) for part in _LOST_PEER)
 
 
 def _memory_that_ran_out(error: BaseException) -> str | None:
-    """Return which memory ran out, "gpu" or "host"; None if the error has another cause.
+    """Return the memory that ran out ("gpu" or "host"), or None if the error has another cause.
 
-    Only two kinds of this error have an exception type. The others are recognized by their text.
+    MemoryError and torch's OutOfMemoryError are recognized by their type, and other exceptions by
+    their text.
     """
     if isinstance(error, MemoryError):
         return "host"
@@ -175,7 +178,7 @@ def _memory_that_ran_out(error: BaseException) -> str | None:
         if "DefaultCPUAllocator" in text:
             return "host"
         if "ALLOC_FAILED" in text or ("CUDA" in text.upper() and "out of memory" in text):
-            return "gpu"  # the first is cuBLAS's text, the second the driver's, Triton's or NCCL's
+            return "gpu"  # first text: cuBLAS; second text: driver, Triton, NCCL
     return None
 
 
@@ -190,12 +193,13 @@ def timed_out(timeout_s: float, stacks: str) -> Outcome:
 
 
 def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
-    """Return the outcome of a process that ended without writing one.
+    """Return the outcome of a process that ended without writing an outcome.
 
     Args:
-        exit_code: negative if a signal killed the process; None if the fork server ended first.
+        exit_code: exit code of the process. If a signal killed the process, the negative number of
+            the signal. None if the fork server ended first.
         traces: stacks of the crash, or the end of the log.
-        out_of_memory: whether the OOM killer killed a process of its memory cgroup during the run.
+        out_of_memory: whether the OOM killer killed a process in the memory cgroup during the run.
     """
     if exit_code is None:
         return failed(Status.killed, "ServerDied", LOST["ServerDied"], traces)

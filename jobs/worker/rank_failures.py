@@ -1,4 +1,4 @@
-"""Merges the outcomes of a run's ranks into one: all measurements, or the failure of one rank."""
+"""Merges the outcomes of all ranks of a run into one outcome of the run."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from jobs.worker.outcome import LOST, NodeReport, Outcome, died, failed, timed_o
 
 
 class Cause(IntEnum):
-    """How a rank failed. The failure of one rank ends the others; lower values explain more."""
+    """Cause of the failure of a rank.
 
-    crashed = 0  # killed by a signal that does not follow from another rank's end
-    raised = 1
+    If one rank fails, the other ranks fail as a consequence. The rank whose cause has the lowest
+    value is assumed to be the rank that failed by itself.
+    """
+
+    crashed = 0  # killed by a signal other than SIGTERM and SIGABRT
+    raised = 1  # raised an exception
     left = 2  # exited before it reported a result
-    lost_peer = 3  # a collective raised, because another rank had ended
-    ended_by_torchrun = 4
+    lost_peer = 3  # a collective raised an exception, because another rank had ended
+    ended_by_torchrun = 4  # killed by SIGTERM from torchrun, or by SIGABRT
 
     @property
     def is_consequence(self) -> bool:
-        """Whether the failure follows from the end of another rank, e.g. at a timeout."""
+        """Whether the end of another rank, e.g. at a timeout, caused the failure."""
         return self >= Cause.lost_peer
 
 
 class Failed(NamedTuple):
-    """A rank that failed. The one with the lowest cause, then the earliest, explains the others."""
+    """A rank that failed."""
 
     cause: Cause
-    at: float  # in seconds since the epoch
+    at: float  # time of the failure, in seconds since the epoch
     rank: int
     outcome: Outcome
 
@@ -38,12 +42,20 @@ class Failed(NamedTuple):
 def outcome_of_ranks(
     nodes: list[NodeReport], expired: bool, timeout_s: float, world_size: int
 ) -> Outcome:
-    """Merge the outcomes of all ranks, or pick the failure that explains the others.
+    """Return the outcome of a run with several ranks.
+
+    The first condition that holds decides:
+
+    - All ranks are ok: their outcomes are merged.
+    - A fork server or a node was lost: the status is killed.
+    - The run reached its timeout, and no rank failed by itself: the status is timeout.
+    - A rank failed: the failure with the lowest `Cause`. Among equal causes, the earliest failure.
+    - torchrun itself failed: its error.
 
     Args:
-        nodes: the reports of the nodes, node 0's first.
-        expired: whether the run was killed at its timeout.
-        timeout_s: the timeout, in seconds.
+        nodes: the reports of the nodes, starting with node 0.
+        expired: whether the run was killed because it reached its timeout.
+        timeout_s: timeout of the run, in seconds.
         world_size: number of ranks.
     """
     outcomes = [outcome for node in nodes for outcome in node.outcomes]
@@ -70,7 +82,7 @@ def outcome_of_ranks(
 
 
 def _raised(outcomes: list[Outcome]) -> Iterator[Failed]:
-    """Yield the ranks that raised. A rank may report a lost peer before that peer reports."""
+    """Yield the ranks that raised an exception."""
     for outcome in outcomes:
         if not outcome.is_ok:
             cause = Cause.lost_peer if outcome.lost_peer else Cause.raised
@@ -78,7 +90,7 @@ def _raised(outcomes: list[Outcome]) -> Iterator[Failed]:
 
 
 def _silent(nodes: list[NodeReport], world_size: int) -> Iterator[Failed]:
-    """Yield the ranks that ended without an outcome."""
+    """Yield the ranks that ended without writing an outcome."""
     known = {outcome.rank for node in nodes for outcome in node.outcomes}
     for node in nodes:
         for failure in node.agent.failures if node.agent else ():
@@ -95,14 +107,19 @@ def _silent(nodes: list[NodeReport], world_size: int) -> Iterator[Failed]:
 def _cause_of(exit_code: int) -> Cause:
     if exit_code >= 0:
         return Cause.left
-    # torchrun sends the other ranks SIGTERM, and libraries abort a rank that lost its peers. A
-    # rank may also abort by itself, which looks the same.
+    # After a failure, torchrun sends SIGTERM to the other ranks, and libraries abort ranks that
+    # lost their peers (SIGABRT). A rank that aborts for another reason cannot be distinguished.
     ended = -exit_code in (signal.SIGTERM, signal.SIGABRT)
     return Cause.ended_by_torchrun if ended else Cause.crashed
 
 
 def merge_ranks(outcomes: list[Outcome]) -> Outcome:
-    """Merge the outcomes of all ranks: times and memory as lists by rank, the rest from rank 0."""
+    """Merge the ok outcomes of all ranks.
+
+    `samples_ms` and `peak_memory_bytes` get one list entry per rank, and `measuring` is the maximum
+    of all ranks. The other values are those of rank 0. If the ranks have different phases, the
+    result is a failure.
+    """
     outcomes = sorted(outcomes, key=lambda outcome: outcome.rank)
     measurements = [outcome.measurements or {} for outcome in outcomes]
     merged = dict(measurements[0])

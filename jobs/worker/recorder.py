@@ -1,4 +1,4 @@
-"""Turns outcomes into records, adds where they were measured, and writes them."""
+"""Makes records from outcomes and information about the machine, and writes the records."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _SLURM = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of one run, created when it begins."""
+    """One attempt to execute a run, created when the attempt begins."""
 
     run: Run
     repeat: int
-    number: int
-    log: Path
-    artifacts: Path  # folder for the run's files, which the benchmark creates if it needs it
+    number: int  # number of the attempt; the first is 1
+    log: Path  # file for the output of the run
+    artifacts: Path  # folder for files of the run, created by the benchmark if needed
     before: list[dict[str, Any]]  # states of the GPUs when the attempt began
-    started_at: float  # in seconds since the epoch
-    clock: float  # the same time on the monotonic clock, for durations: it is never set back
+    started_at: float  # start of the attempt, in seconds since the epoch
+    clock: float  # start on the monotonic clock, in seconds; used for durations
 
     def as_state(self) -> RunningAttempt:
         return RunningAttempt(
@@ -49,19 +49,19 @@ class Attempt:
 
 
 def slurm_facts() -> dict[str, str]:
-    """Return the facts about this job in Slurm's environment variables: ids, partition, nodes."""
+    """Return the ids, partition and nodes of this job, from Slurm's environment variables."""
     names = {name: f"SLURM_{name.upper()}" for name in _SLURM}
     return {name: os.environ[known] for name, known in names.items() if known in os.environ}
 
 
 class Recorder:
-    """Writes the records of one job, to a file that no other process writes.
+    """Writes the records of one job to a separate file.
 
     Args:
         manifest: the submission.
         job: the job.
-        gpus: the GPUs that the job's runs may use on this node.
-        slurm: `slurm_facts()` under Slurm, otherwise empty.
+        gpus: indices or UUIDs of the GPUs that the runs of the job may use on this node.
+        slurm: result of `slurm_facts` under Slurm, otherwise empty.
     """
 
     def __init__(self, manifest: Manifest, job: Job, gpus: list[str], slurm: dict[str, str]):
@@ -79,14 +79,14 @@ class Recorder:
         }
 
     def begin(self, run: Run, repeat: int, number: int) -> Attempt:
-        """Return a new attempt, with the present state of the GPUs."""
+        """Return a new attempt of a run, with the current state of the GPUs."""
         log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
         before = provenance.gpu_states(self._gpus)
         return Attempt(run, repeat, number, log, artifacts, before, time.time(), time.monotonic())
 
     def write(self, attempt: Attempt, outcome: Outcome) -> Record:
-        """Write the record of an attempt that has ended, print one line about it, and return it."""
+        """Write and return the record of an attempt that has ended, and print a summary line."""
         record = self._record(attempt, outcome)
         if self._writer is None:
             name = f"{self._manifest.id}-{self._job.index}"
@@ -147,7 +147,7 @@ class Recorder:
 
 
 def _holds(folder: Path) -> bool:
-    """Return whether a folder exists, perhaps created by another node, and is not empty."""
+    """Return whether a folder exists and is not empty. Another node may have created it."""
     try:
         os.listdir(folder.parent)  # refreshes the cache of a network file system
         return bool(os.listdir(folder))
@@ -166,7 +166,7 @@ def _around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 def say(line: str) -> None:
-    """Print a line to the job's output. Ignore errors: a full disk must not end the job."""
+    """Print a line to the job's output. Ignore errors, because a full disk must not end the job."""
     try:
         print(line, flush=True)
     except OSError:

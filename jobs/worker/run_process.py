@@ -1,8 +1,13 @@
-"""Code inside a run's process: calls the benchmark and writes the outcome to a JSON file.
+"""Code that runs in the process of a run: calls the benchmark and writes the outcome as JSON.
 
-A single-process run is forked from the fork server and calls `run_alone`. A rank of a run with
-several processes is started by torchrun as `python -m jobs.worker.run_process REQUEST`. A debug run
-calls `execute` in the worker's process. Only the worker turns outcomes into records.
+The benchmark is called in one of three ways:
+
+- Single-process run: the fork server forks a process, which calls `run_alone`.
+- Run with several ranks: torchrun starts each rank as
+  `python -m jobs.worker.run_process REQUEST`. REQUEST is a JSON file with the request.
+- Debug run: the worker calls `execute` in its process.
+
+The worker then makes a record from the outcome.
 """
 
 from __future__ import annotations
@@ -29,16 +34,16 @@ from systems.benchmark import ARTIFACTS
 
 @dataclass(frozen=True)
 class Request:
-    """Description of one attempt of one run, passed to its processes."""
+    """Description of one attempt of a run, which the worker passes to the processes of the run."""
 
     benchmark: str
     version: int  # version of the benchmark at submission
     params: dict[str, Any]
     scratch: str  # folder on this node for outcomes and stacks; removed after the run
-    gpus: list[str]  # GPUs that the run may use; empty for the CPU
+    gpus: list[str]  # indices or UUIDs of the GPUs that the run may use; empty: CPU run
     artifacts: str  # folder for the run's files, shared by all nodes; created by `artifacts_folder`
     token: str  # identifies the attempt to all nodes
-    asked_at: float  # start of the attempt on node 0's monotonic clock
+    asked_at: float  # start of the attempt on node 0's monotonic clock, in seconds
     log: str | None = None  # file for stdout and stderr; None: the terminal
     # For runs of several processes (jobs.worker.torchrun):
     nproc_per_node: int | None = None
@@ -58,15 +63,15 @@ class Request:
 
 
 def become_run(request: Request) -> None:
-    """Prepare this process for the run: its log, its GPUs, and its OOM score."""
+    """Redirect the output of this process to the run's log, and set its GPUs and OOM score."""
     if request.log is not None:
         flush()
         try:
             log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:  # e.g. a full disk: keep writing to the worker's output
             print(
-                f"cannot open the run's log {request.log}: {error.strerror}; its output goes to "
-                "the job's log",
+                f"cannot open the run's log {request.log}: {error.strerror}; the output of "
+                "the run goes to the job's log",
                 file=sys.stderr,
             )
         else:
@@ -81,14 +86,14 @@ def become_run(request: Request) -> None:
 
 
 def watch_stacks(path: Path) -> None:
-    """Make this process write the stacks of its threads to `path` on DUMP_STACKS and on a crash."""
+    """Make this process write the stacks of its threads to `path` on DUMP_STACKS or a crash."""
     file = path.open("w")
     faulthandler.register(DUMP_STACKS, file=file, all_threads=True)
     faulthandler.enable(file=file, all_threads=True)
 
 
 def run_alone(request: Request) -> None:
-    """Run a benchmark in this process: the main function of a single-process run."""
+    """Run a benchmark and write its outcome. Main function of a single-process run."""
     become_run(request)
     scratch = Path(request.scratch)
     watch_stacks(scratch / "stack0.txt")
@@ -96,7 +101,11 @@ def run_alone(request: Request) -> None:
 
 
 def run_rank(request_path: Path) -> int:
-    """Run one rank of a benchmark in this process, and return the process's exit code."""
+    """Run one rank of a benchmark, write its outcome, and return the exit code of the process.
+
+    Args:
+        request_path: JSON file with the request.
+    """
     request = Request(**json.loads(request_path.read_text()))
     assert request.agent is not None
     die_with_parent(request.agent)
@@ -109,7 +118,7 @@ def run_rank(request_path: Path) -> int:
 
 
 def execute(request: Request) -> Outcome:
-    """Call the benchmark's `run` in this process. Never raises: every failure is an outcome."""
+    """Call the `run` function of the benchmark. Any exception is returned as a failed outcome."""
     oom: dict[str, int] = {}
     called = starting = measuring = None
     os.environ[ARTIFACTS] = request.artifacts
@@ -124,7 +133,7 @@ def execute(request: Request) -> Outcome:
         _check_gpus(request.gpus)
         if request.gpus:
             _watch_gpu_memory(oom)
-        # Params are strict and were stored as JSON. Only in JSON mode is a list valid for a tuple.
+        # JSON stores a tuple as a list. Strict models accept a list for a tuple only in JSON mode.
         params = module.Params.model_validate_json(json.dumps(request.params))
         called = time.monotonic()
         starting = called - request.asked_at
@@ -134,7 +143,7 @@ def execute(request: Request) -> Outcome:
             raise TypeError(f"run() must return a dict of facts, got {type(facts).__name__}")
         _check_plain(facts, "facts")
         outcome = Outcome(status=Status.ok, measurements=facts)
-    except BaseException as error:  # SystemExit too: a run that exits early has not measured
+    except BaseException as error:  # also SystemExit: a run that exits early has no result
         if called is not None:
             measuring = time.monotonic() - called
         outcome = outcome_of(error, oom)
@@ -147,12 +156,12 @@ def _print_traceback(error: BaseException) -> None:
     try:
         traceback.print_exception(error)
         sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # the benchmark closed it, or the disk is full
+    except (AttributeError, OSError, ValueError):  # stderr is closed, or the disk is full
         pass
 
 
 def _check_plain(fact: Any, name: str) -> None:
-    """Raise an error that names the fact if JSON cannot hold it or a table cannot show it."""
+    """Raise an error if JSON cannot represent a value that the benchmark returned."""
     if isinstance(fact, dict):
         for key, value in fact.items():
             if not isinstance(key, str):
@@ -174,7 +183,7 @@ def _check_plain(fact: Any, name: str) -> None:
 
 
 def _check_gpus(gpus: list[str]) -> None:
-    """Raise if CUDA cannot use the GPUs: a broken driver must not make a run measure the CPU."""
+    """Raise an error if CUDA cannot use the GPUs, so that no run falls back to the CPU."""
     if gpus:
         import torch
 
@@ -184,13 +193,13 @@ def _check_gpus(gpus: list[str]) -> None:
                 f"this job was given {len(gpus)} GPUs (CUDA_VISIBLE_DEVICES={','.join(gpus)}), "
                 f"but torch sees {seen}; check the driver and torch's CUDA version on this node"
             )
-        # device_count() counts the GPUs that the driver lists, even if the driver cannot start.
-        # The benchmark would then find no CUDA and measure the CPU.
+        # device_count() also counts GPUs that the driver lists but cannot initialize. Without this
+        # call, the benchmark would then find no CUDA and measure the CPU.
         torch.cuda.init()
 
 
 def _watch_gpu_memory(oom: dict[str, int]) -> None:
-    """Make a failed GPU allocation store its size, and how much was allocated then, in `oom`."""
+    """When a GPU allocation fails, store its size and the allocated memory in `oom`, in bytes."""
     torch = sys.modules.get("torch")
     attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
     if torch is None or attach is None or not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Single-process runs: starts the process, waits for it, and kills it at its timeout."""
+"""Executes a single-process run, and kills its process at the timeout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.worker.outcome import Outcome, died, timed_out
 from jobs.worker.run_process import Request, run_alone
 from jobs.worker.torchrun import log_end
 
-TERM_S = 0.5  # how long a SIGTERM that ended a run may take to reach its worker too, in seconds
+TERM_S = 0.5  # time in which a SIGTERM to the run also reaches the worker, in seconds
 
 
 def run_with_timeout(
@@ -25,10 +25,10 @@ def run_with_timeout(
     """Run a benchmark in a separate process and return its outcome.
 
     Args:
-        server: forks the process.
-        request: the run.
-        timeout_s: the process is killed after this time, in seconds.
-        on_start: called with the process.
+        server: fork server that starts the process.
+        request: the run to execute.
+        timeout_s: time after which the process is killed, in seconds.
+        on_start: function that is called with the handle of the process.
     """
     kills = oom_kills()
     child = server.start(run_alone, request, scratch=request.scratch)
@@ -37,7 +37,7 @@ def run_with_timeout(
     path = scratch / "outcome0.json"
     expired = not child.wait(timeout_s)
     if expired and path.exists():
-        expired = not child.wait(EXIT_S)  # it has measured; only its exit is slow
+        expired = not child.wait(EXIT_S)  # the run has measured; only its exit is slow
     stacks = child.stacks(scratch) if expired else read_stacks(scratch)
     child.kill()
     if path.exists():
@@ -45,5 +45,5 @@ def run_with_timeout(
     if expired:
         return timed_out(timeout_s, stacks)
     if child.exit_code == -signal.SIGTERM:
-        time.sleep(TERM_S)  # Slurm signals processes one by one: the worker's may follow
+        time.sleep(TERM_S)  # Slurm may signal the worker a little later
     return died(child.exit_code, stacks or log_end(request.log), oom_kills() > kills)

@@ -1,7 +1,8 @@
-"""torchrun on one node: its agent starts the node's ranks and reports which of them failed.
+"""torchrun on one node: an agent process starts the ranks of the node and reports failed ranks.
 
-For each run, node 0's agent opens the rendezvous store on a port that the system picks when it
-binds the socket, so concurrent runs cannot collide. `nodes` coordinates the nodes of a job.
+For each run, the agent of node 0 opens the rendezvous store. The system picks a free port when it
+binds the socket, so concurrent runs cannot use the same port. The module `nodes` coordinates the
+nodes of a job.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from jobs.worker.isolation import Child, oom_kills, read_stacks
 from jobs.worker.outcome import AgentReport, NodeReport, Outcome, RankFailure
 from jobs.worker.run_process import Request, become_run, watch_stacks
 
-LOG_END = 2000  # length of the end of a log that a failure quotes, in bytes
+LOG_END = 2000  # number of bytes at the end of a log that are copied into a failure
 
 
 def agent(request: Request) -> None:
-    """Run a node's torchrun agent: start the ranks, wait for them, and report those that failed.
+    """Run a node's torchrun agent: start the ranks, wait for them, and report failed ranks.
 
     This is the main function of the agent's process. It writes its `AgentReport` to agent.json in
     the scratch folder.
@@ -36,7 +37,7 @@ def agent(request: Request) -> None:
 
 
 def _launch(request: Request) -> list[RankFailure]:
-    """Run the ranks of this node to their end, and return those that failed."""
+    """Start the ranks of this node, wait until they end, and return the failed ranks."""
     assert request.nproc_per_node is not None
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -50,7 +51,7 @@ def _launch(request: Request) -> list[RankFailure]:
         store = TCPStore(request.host, 0, is_master=True, wait_for_workers=False)
         endpoint = f"{request.host}:{store.port}"
         write_json(scratch / "endpoint.json", endpoint)
-    # The ranks share the cores. torchrun's command line would set 1.
+    # Divide the cores among the ranks. The torchrun command would set 1 thread per rank.
     share = len(os.sched_getaffinity(0)) // request.nproc_per_node
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
     config = LaunchConfig(
@@ -63,7 +64,7 @@ def _launch(request: Request) -> list[RankFailure]:
         rdzv_configs={"is_host": False, "timeout": 120},
         max_restarts=0,
         local_addr=request.host,
-        # The default would leave a folder in /tmp.
+        # By default, torchrun would leave a folder in /tmp.
         logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "torchrun")),
     )
     request_path = replace(request, agent=os.getpid()).dump(scratch / "request.json")
@@ -86,7 +87,7 @@ def collect(request: Request, kills: int, child: Child) -> NodeReport:
     Args:
         request: the run.
         kills: value of `oom_kills()` before the agent started.
-        child: the agent's process.
+        child: handle of the agent's process.
     """
     exit_code = child.exit_code if child.ended else 0
     child.kill()
@@ -109,7 +110,7 @@ def outcomes_in(scratch: Path) -> list[Outcome]:
 
 
 def log_end(path: str | None) -> str:
-    """Return the last LOG_END bytes of a run's log, which may be the only trace of an abort."""
+    """Return the last LOG_END bytes of a log as text, or "" if the log cannot be read."""
     try:
         with open(path or os.devnull, "rb") as file:
             file.seek(0, os.SEEK_END)

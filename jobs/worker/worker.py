@@ -1,8 +1,8 @@
 """The worker: executes the runs of one job, one after another, inside the job's allocation.
 
-Only workers write records. A worker never imports torch and, except with `--debug`, never runs a
-benchmark in its own process. Whatever a run does, the worker can therefore record how it ended and
-start the next one in a clean process.
+Only workers write records. A worker never imports torch. It starts each run in a new process,
+except with `--debug`. A run that crashes therefore does not affect its worker, which records how
+the run ended and starts the next run.
 """
 
 from __future__ import annotations
@@ -39,25 +39,28 @@ from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts
 from jobs.worker.run_process import Request, execute
 from jobs.worker.run_with_timeout import run_with_timeout
 
-MAX_DEATHS = 2  # a run is skipped after this many workers have died during it
-LIMIT_MARGIN_S = 120.0  # a stop in this time before the limit is due to the limit, in seconds
+MAX_DEATHS = 2  # number of workers that may die during a run before the run is skipped
+# Interval before the job's time limit, in seconds. A warning signal that Slurm sends in this
+# interval is due to the time limit, unless Slurm reports a preemption.
+LIMIT_MARGIN_S = 120.0
 
 
 class Stopped(SystemExit):
-    """Raised to exit from a worker that was told to stop, after it has recorded the current run."""
+    """Raised to end a worker that was ordered to stop, after it has recorded the current run."""
 
 
 class NodeLost(SystemExit):
-    """Raised to exit from the worker if another node's worker is lost: the job cannot go on."""
+    """Raised to end a worker if the worker of another node is lost. The job cannot continue."""
 
 
 class Worker:
     """Executes one job of a submission.
 
     Args:
-        manifest: the submission.
+        manifest: manifest of the submission.
         index: index of the job in the manifest.
-        in_process: call benchmarks in this process, without isolation or timeout (`--debug`).
+        in_process: whether to call benchmarks in this process, without isolation and timeout
+            (`--debug`).
         node_rank: rank of this node in the job. Only the worker on node 0 writes records.
     """
 
@@ -111,7 +114,7 @@ class Worker:
                 self._server.close()
 
     def _rendezvous_file(self) -> Path:
-        """Return the file by which the workers on the nodes of this allocation find each other."""
+        """Return the path of the file that tells the other nodes the address of node 0."""
         restarts = self.slurm.get("restart_count", "0")
         return self.folder / f"rendezvous-{self.slurm.get('job_id', '0')}-{restarts}.json"
 
@@ -119,7 +122,7 @@ class Worker:
         """Execute the job's runs that are not done, and record them.
 
         Args:
-            reason: why this machine cannot execute any of them; None if it can.
+            reason: why this machine cannot execute the job; None if it can.
         """
         self._deaths = self._count_deaths()
         for run_id, repeat in self.job.tasks:
@@ -141,7 +144,7 @@ class Worker:
         self._write_state(None)
 
     def _unsupported_reason(self) -> str | None:
-        """Return why this machine does not have the nodes or GPUs of the job, or None if it has."""
+        """Return a message if this machine has too few nodes or GPUs for the job, else None."""
         shape = self.job.shape
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if self.slurm else 1
         if shape.nodes > nodes:
@@ -153,10 +156,11 @@ class Worker:
         return None
 
     def _is_done(self, run_id: str, repeat: int) -> bool:
-        """Return whether a run need not be executed.
+        """Return whether a repeat of a run does not need to be executed.
 
-        It is done if this submission has a final record of it or, unless forced, if any submission
-        has measured it on the same kind of device.
+        This is the case if this submission has a record of the repeat with any status except
+        preempted and cancelled. Without `--force`, it is also the case if the results folder has an
+        ok record of the repeat from the same kind of device.
         """
         self.records += self.tail.new()
         for record in self.records:
@@ -176,7 +180,7 @@ class Worker:
         return False
 
     def _count_deaths(self) -> Counter[str]:
-        """Count the workers of this job that died without a record, by the run they executed."""
+        """Return, for each run, the number of workers of this job that died while executing it."""
         state = read_worker_state(self.folder)
         deaths, running = Counter(state.deaths), state.running
         if running is not None:
@@ -189,7 +193,8 @@ class Worker:
     def _write_state(self, attempt: Attempt | None) -> None:
         """Write the current attempt to state.json, for `jobs status`.
 
-        If this worker dies, the next worker of the job reads there which run it was executing.
+        If this worker dies, the next worker of the job reads this file to find the run that was
+        executing.
         """
         state = WorkerState(
             running=attempt.as_state() if attempt else None,
@@ -236,7 +241,7 @@ class Worker:
         )
         try:
             outcome = self._run_and_wait(request, run.timeout_s)
-            with blocked_signals():  # `stop` runs either before this or after it
+            with blocked_signals():  # a signal handler calls `stop` before or after this block
                 self._child = None
                 self._record(attempt, outcome)
                 self._current = None
@@ -277,13 +282,13 @@ class Worker:
         modules = ["jobs.worker.run_process"]
         benchmarks = [n if "." in n else f"systems.benchmarks.{n}" for n in names]
         shape = self.job.shape
-        if shape.nproc_per_node is not None:  # ranks are new processes and import for themselves
+        if shape.nproc_per_node is not None:  # ranks do not share the imports of the server
             modules, benchmarks = ["torch", "jobs.worker.torchrun"], []
         elif shape.gpus_per_node > 0:  # each run checks its GPUs with torch
             modules = ["torch", *modules]
         try:
             return ForkServer(modules, benchmarks)
-        except ServerDied as error:  # without preloading, the import ends only runs that need it
+        except ServerDied as error:  # a run imports what it needs, if nothing is preloaded
             say(f"{error}; continuing without preloaded modules, so runs start more slowly")
             return ForkServer()
 
@@ -295,12 +300,14 @@ class Worker:
     # ---- stopping --------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """Kill and record the current run: at the time limit, on preemption or on cancellation.
+        """Kill the current run and record it.
 
         Args:
-            reason: "limit", "preempted" or "cancelled". If the first run of an allocation reaches
-                the limit, it can never end within the limit, and is recorded as a timeout. A later
-                run is recorded as preempted and gets another chance.
+            reason: why the worker stops.
+                "preempted", "cancelled": the run is recorded with this status.
+                "limit": the job reaches its time limit. The run is recorded as preempted, so that
+                it is repeated. Exception: the first run of an allocation is recorded as timeout,
+                because it had the whole time limit for itself.
         """
         with blocked_signals():
             if self._current is None:
@@ -336,11 +343,14 @@ class Worker:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def near_limit(self) -> bool:
-        """Return whether the job is within LIMIT_MARGIN_S of its time limit."""
+        """Return whether the job is less than LIMIT_MARGIN_S seconds from its time limit."""
         return time.monotonic() - self.started > self.job.timeout_min * 60 - LIMIT_MARGIN_S
 
     def handle_term(self) -> None:
-        """On SIGTERM and SIGINT, record the current run and exit. The local queue sends SIGTERM."""
+        """Install handlers for SIGTERM and SIGINT that record the current run and exit.
+
+        The local queue sends SIGTERM to stop its workers.
+        """
 
         def on_term(signum: int, frame: FrameType | None) -> None:
             self.stop("cancelled")
