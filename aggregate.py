@@ -1,4 +1,4 @@
-"""Print the tables of a results folder and draw its plots, or compare two folders.
+"""Print the tables of a results folder and draw its plots, or compare two results folders.
 
 python aggregate.py logs/flash [--format md|csv|latex|html] [--plot DIR]
 python aggregate.py compare logs/before logs/after
@@ -31,11 +31,14 @@ from jobs.sweep.schema import Sweep
 
 
 class TablesByDefault(TyperGroup):
-    """A group whose default command is `tables`: `aggregate.py logs/flash` prints tables."""
+    """Command group with `tables` as the default command.
+
+    `aggregate.py logs/flash` is short for `aggregate.py tables logs/flash`.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args[:1] == ["--help"] or (args and args[0] in self.commands)
-        if args == ["tables"] and Path("tables").is_dir():  # a results folder of this name
+        if args == ["tables"] and Path("tables").is_dir():  # a results folder, not the command
             named = False
         return super().parse_args(ctx, args if named else ["tables", *args])
 
@@ -60,8 +63,8 @@ def tables(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Draw the sweep's plots into this folder and copy the images that runs left "
-            "there. Markdown output links to them."
+            help="Folder for images: the plots of the sweep, and copies of the PNG files that runs "
+            "produced. Markdown output links to the images."
         ),
     ] = None,
     table: Annotated[str | None, typer.Option(help="Print only the table with this name.")] = None,
@@ -70,20 +73,20 @@ def tables(
         typer.Option(
             "--views",
             metavar="SWEEP",
-            help="Use the tables and plots of this sweep file, instead of those that the folder "
-            "was submitted with.",
+            help="Sweep file that declares the tables and plots. [default: the sweep of the "
+            "folder's latest submission]",
         ),
     ] = None,
     text: Annotated[
         Path | None,
         typer.Option(
             metavar="TEMPLATE",
-            help="Print texts below the tables: a Jinja2 template with a block for each table, "
-            "such as jobs/report/texts/flash.md.j2.",
+            help="Jinja2 template with the texts to print below the tables, one block per table. "
+            "Example: jobs/report/texts/flash.md.j2.",
         ),
     ] = None,
 ) -> None:
-    """Print the tables of a results folder. A run that failed or is missing shows its status."""
+    """Print the tables of a results folder. Failed and missing runs are shown with their status."""
     observation = _observe(folder)
     sweep = observation.manifests[-1].sweep if sweep_file is None else _load(sweep_file)
     results = list_results(observation)
@@ -121,7 +124,11 @@ def _print_tables(
             _fail(f"sweep {sweep.name}, table {view.name}: {error}")
         if table is None:
             here = short_name(str(view.benchmark)) in {r.run.benchmark for r in results}
-            which = f"meets {view.where!r}" if here else f"has benchmark {view.benchmark!r}"
+            which = (
+                f"satisfies the condition {view.where!r}"
+                if here
+                else f"has benchmark {view.benchmark!r}"
+            )
             print(f"note: table {view.name} is empty: no run {which}", file=sys.stderr)
             continue
         for warning in table.warnings:
@@ -132,7 +139,7 @@ def _print_tables(
 def _collect_images(
     observation: Observation, sweep: Sweep, results: list[Result], folder: Path
 ) -> list[Image]:
-    """Draw the sweep's plots, copy the images that runs left, and list all of them on stderr."""
+    """Draw the plots of the sweep, copy the PNG files of runs, and print all paths to stderr."""
     try:
         drawn = draw_plots(observation, plots_of(sweep), folder, results)
         declared = [f"{plot.name}.png" for plot in sweep.plots]
@@ -144,11 +151,11 @@ def _collect_images(
     for name in declared:
         if name not in [image.path.name for image in drawn]:
             plot = name.removesuffix(".png")
-            print(f"note: plot {plot} is not drawn: no run has its value", file=sys.stderr)
+            print(f"note: plot {plot} is not drawn: no run has a value for it", file=sys.stderr)
     for image in images:
         print(image.path, file=sys.stderr)
     if not images and not declared:
-        print(f"note: sweep {sweep.name} has no plots, and no run left images", file=sys.stderr)
+        print(f"note: sweep {sweep.name} has no plots, and no run produced images", file=sys.stderr)
     return images
 
 
@@ -158,26 +165,40 @@ def _collect_images(
 )
 def compare_folders(
     before: Annotated[Path, typer.Argument(help="Results folder of the baseline.")],
-    after: Annotated[Path, typer.Argument(help="Results folder to compare with it.")],
+    after: Annotated[Path, typer.Argument(help="Results folder to compare with the baseline.")],
     tolerance: Annotated[
         float,
-        typer.Option(min=0.0, help="Relative difference below which two times count as the same."),
+        typer.Option(min=0.0, help="Relative difference up to which two times count as the same."),
     ] = 0.02,
     every: Annotated[
-        bool, typer.Option("--all", help="Print the runs that did not change, too.")
+        bool, typer.Option("--all", help="Also print the verdicts 'same' and 'not measured'.")
     ] = False,
 ) -> None:
     """Compare two results folders run by run. Exit with code 1 if any run is slower or broken.
 
-    Each run has a verdict, from the 95% confidence interval of the ratio of its medians:
+    Each phase of a run gets a verdict. The verdict depends on the ratio of the median times, AFTER
+    divided by BEFORE, and on the 95% confidence interval of this ratio:
 
-    faster, slower: the whole interval is outside of the tolerance.
+    faster: the whole interval is below 1 - tolerance.
 
-    same: the whole interval is within the tolerance.
+    slower: the whole interval is above 1 + tolerance.
 
-    unsure: the interval crosses the tolerance; more repeats are needed.
+    same: the whole interval is between 1 - tolerance and 1 + tolerance.
 
-    broken: the run was measured in BEFORE, but not in AFTER.
+    unsure: the interval crosses one of these limits, or there are fewer than 5 samples. More
+    repeats are needed.
+
+    There are other verdicts for runs and phases without times in one of the folders:
+
+    broken: the run was measured in BEFORE, but failed or is missing in AFTER.
+
+    fixed: the run failed or is missing in BEFORE, but was measured in AFTER.
+
+    new: the run or phase is only in AFTER.
+
+    gone: the run or phase is only in BEFORE.
+
+    not measured: the run is queued or running in AFTER, or has no times in either folder.
     """
     comparisons = compare(_observe(before), _observe(after), tolerance)
     hidden = () if every else ("same", "not measured")
@@ -221,6 +242,7 @@ def _fail(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    # Records hold no reference cycles, and searching 100,000 of them takes a third of the time.
+    # Garbage collection would take a third of the time with 100,000 records. It is not needed,
+    # because records have no reference cycles.
     gc.disable()
     app(prog_name="aggregate.py")

@@ -1,4 +1,4 @@
-"""Measure the launcher's own cost: expansion of a sweep, packed runs, submission, aggregation.
+"""Measure the overhead of the launcher: expanding, running, submitting and tabulating a sweep.
 
     python scripts/bench_launcher.py [--records 100000]
 
@@ -27,7 +27,7 @@ def command(*arguments: str) -> tuple[float, int]:
     """Run a command; return its wall time in seconds and its peak resident memory in bytes.
 
     Raises:
-        SystemExit: if the command fails; the message has its output.
+        SystemExit: if the command fails. The message contains the output of the command.
     """
     start = time.perf_counter()
     with tempfile.TemporaryFile("w+") as output:
@@ -43,18 +43,18 @@ def command(*arguments: str) -> tuple[float, int]:
 
 
 def submit(*arguments: str) -> float:
-    """Run jobs.submit; return its wall time in seconds."""
+    """Run `python -m jobs.submit`, and return its wall time in seconds."""
     return command(sys.executable, "-m", "jobs.submit", *arguments)[0]
 
 
 def sweep(path: Path, **more: Any) -> Path:
-    """Write a sweep of the benchmark `attention` with the given sections."""
-    path.write_text(json.dumps({"benchmark": "attention"} | more))  # JSON is YAML
+    """Write a sweep file for the benchmark `attention` with the keys in `more`. Return its path."""
+    path.write_text(json.dumps({"benchmark": "attention"} | more))  # JSON is valid YAML
     return path
 
 
 def expansion(folder: Path) -> None:
-    """Time a dry run of 10,000 runs."""
+    """Measure the time of a dry run of a sweep with 10,000 runs."""
     grid = {"seq_len": list(range(1, 101)), "head_dim": list(range(1, 101))}
     path = sweep(
         folder / "expansion.yaml", name="expansion", fixed={"implementation": "naive"}, grid=grid
@@ -64,7 +64,7 @@ def expansion(folder: Path) -> None:
 
 
 def packed_run(folder: Path) -> None:
-    """Time the runs of a job that has 40 very short runs."""
+    """Measure the overhead per run in one job with 40 very short runs."""
     path = sweep(
         folder / "packed.yaml",
         name="packed",
@@ -90,7 +90,7 @@ def packed_run(folder: Path) -> None:
 
 
 def submission(folder: Path) -> None:
-    """Time the submission of 1,000 runs to Slurm, one run per job, and cancel them."""
+    """Measure the time to submit 1,000 jobs of one run each to Slurm. Then cancel the jobs."""
     if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True).returncode:
         print("submission of 1,000 runs: not measured, because sinfo is missing or fails")
         return
@@ -108,9 +108,9 @@ def submission(folder: Path) -> None:
 
 
 def aggregation(folder: Path, count: int) -> None:
-    """Time the tables of `count` records, each with 100 samples of three phases.
+    """Measure the time and memory to print the tables of a results folder with `count` records.
 
-    The records are in one file per job of 1,000 runs.
+    Each record has three phases with 100 samples each. Each file contains 1,000 records.
     """
     from jobs.launch.packing import pack
     from jobs.launch.resume import tasks_of

@@ -1,4 +1,4 @@
-"""Print the command-line reference as Markdown, from the commands' own help.
+"""Print the command-line reference as Markdown, generated from the help of the commands.
 
 python scripts/command_reference.py
 """
@@ -31,7 +31,7 @@ class Parameter:
     """An argument or option of a command, read from the signature of its function."""
 
     name: str
-    kind: Any  # its type, without None
+    kind: Any  # type of the value, without None
     info: ArgumentInfo | OptionInfo
     default: Any
 
@@ -40,7 +40,7 @@ class Parameter:
         return isinstance(self.info, OptionInfo)
 
     def spelling(self) -> str:
-        """Return how it is written on the command line."""
+        """Return how the parameter is written on the command line."""
         if not self.is_option:
             name = (self.info.metavar or self.name).strip("[]{}.").upper()
             if get_origin(self.kind) is list:
@@ -54,7 +54,7 @@ class Parameter:
         return f"{option} {self.info.metavar or WORDS[self.kind]}"
 
     def meaning(self) -> str:
-        """Return its help, with the default if the help does not say it."""
+        """Return the help text. The default is appended if the help text does not mention it."""
         text = " ".join((self.info.help or "").split())
         if self.default in (None, False, ...) or "default" in text:
             return text
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def section(name: str, function: Callable[..., Any]) -> Iterator[str]:
-    """Yield the section of a command: usage, what it does, its arguments and options."""
+    """Yield the lines of a command's section: usage, description, arguments and options."""
     given = sorted(parameters(function), key=lambda parameter: parameter.is_option)
     arguments = [parameter.spelling() for parameter in given if not parameter.is_option]
     options = ["[OPTIONS]"] if len(arguments) < len(given) else []

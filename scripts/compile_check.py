@@ -2,11 +2,13 @@
 
     make compile-check
 
-Prints registers per thread, spilled bytes per thread and shared memory per program of every default
-configuration (dtype, head dimension, pass, causal or full). Exits with 1 if a kernel
+The check compiles the kernels of all default configurations (dtype, head dimension, pass, causal or
+full mask). It prints the registers per thread, the spilled bytes per thread and the shared memory
+per program of each kernel. It exits with code 1 if a kernel
     - spills registers,
-    - needs more shared memory than a program may have, or
-    - has a lower occupancy than `Tile.resident` of its tile, or in a causal pass a different one.
+    - needs more than 227 KiB of shared memory,
+    - has a lower occupancy than `Tile.resident` states for its tile, or
+    - has a causal mask and a higher occupancy than `Tile.resident` states for its tile.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ MEMORY_BOUND_KERNELS = {
     "delta": delta_kernel, "combine": combine_kernel, "sum": sum_kernel, "peak": peak_kernel,
     "parts": parts_kernel,
 }  # fmt: skip
-# Names of pointer arguments, by the dtype that they point to
+# Names of pointer arguments: to float32, to operands of matmuls, and to outputs
 FLOAT32 = {"lse", "delta", "partials", "partial_lse"} | {
     f"{which}_whole" for which in ("first", "second", "third", "fourth")
 }
@@ -74,17 +76,22 @@ class Resources(NamedTuple):
 
     @property
     def resident(self) -> int:
-        """Programs that fit on a multiprocessor, which has 65,536 registers, 228 KiB and 64 warps.
+        """Number of programs that fit on one multiprocessor at the same time.
 
-        Registers are allocated in units of 8 per thread; each program needs 1 KiB of shared memory
-        in addition to its own.
+        A multiprocessor has 65,536 registers, 228 KiB of shared memory and room for 64 warps. The
+        registers per thread are rounded up to a multiple of 8. The hardware reserves 1 KiB of
+        shared memory for each program, in addition to the shared memory that the program requests.
         """
         registers = -(-self.registers // 8) * 8 * 32 * self.warps
         return min(65_536 // registers, (228 << 10) // (self.shared + 1024), 64 // self.warps)
 
 
 def passes(tiles: Configuration) -> dict[str, Tile]:
-    """Return the tiles of the passes that a configuration launches, by name of the pass."""
+    """Return the tile of each pass of a configuration, by name of the pass.
+
+    The gradients of keys and values are computed by one kernel (pass dkdv), or by one kernel each
+    (passes dk and dv).
+    """
     if tiles.dv is None:
         return {"forward": tiles.forward, "dkdv": tiles.dkdv, "dq": tiles.dq}
     return {"forward": tiles.forward, "dk": tiles.dkdv, "dv": tiles.dv, "dq": tiles.dq}
@@ -98,15 +105,15 @@ def compile_pass(
     tile: Tile,
     precision: str = "fp16x3",
 ) -> Resources:
-    """Compile a kernel of PASSES for contiguous, aligned inputs.
+    """Compile the kernel of one pass for contiguous, aligned inputs.
 
     Args:
-        name: key of PASSES.
+        name: name of the pass, which is a key of PASSES.
         head_dim: head dimension.
         dtype: dtype of the inputs.
         is_causal: whether the causal mask is applied.
         tile: tile sizes and launch options.
-        precision: precision of float32 matmuls, fp16x3 or tf32.
+        precision: how matmuls of float32 inputs are computed, "fp16x3" or "tf32".
     """
     sums = {"dkdv": {"DK": True, "DV": True}, "dk": {"DK": True, "DV": False}}
     sums["dv"] = {"DK": False, "DV": True}
@@ -124,7 +131,7 @@ def compile_pass(
 
 
 def compile_memory_bound(name: str, head_dim: int, dtype: torch.dtype) -> Resources:
-    """Compile a kernel of MEMORY_BOUND_KERNELS for contiguous, aligned inputs."""
+    """Compile one of MEMORY_BOUND_KERNELS for contiguous, aligned inputs."""
     columns = block_d(head_dim)
     constants = {"HEAD_DIM": head_dim, "ROWS": MEMORY_BOUND_ELEMENTS // columns, "COLUMNS": columns}
     written = torch.float16 if name == "parts" else dtype
@@ -170,19 +177,19 @@ def _compile(
     return Resources(used["REG"], spilled, made.metadata.shared, warps, made.asm["ptx"], made)
 
 
-HOPPER_FORMS = ("full", "causal", "split")  # split is causal, too
+HOPPER_FORMS = ("full", "causal", "split")  # "split" kernels are causal, too
 
 
 def compile_hopper(
     name: str, head_dim: int, form: str, tile: HopperTile | None = None
 ) -> Resources:
-    """Compile a warp-specialized Gluon kernel for bfloat16.
+    """Compile a warp-specialized Gluon kernel for bfloat16 inputs.
 
     Args:
-        name: forward or backward.
-        head_dim: 64 or 128.
-        form: one of HOPPER_FORMS.
-        tile: tile of forward; None for the default of head_dim.
+        name: "forward" or "backward".
+        head_dim: head dimension, 64 or 128.
+        form: variant of the kernel, one of HOPPER_FORMS.
+        tile: tile of the forward kernel. None means the default tile for `head_dim`.
     """
     from triton.experimental.gluon import language as gl
 
@@ -235,7 +242,7 @@ def compile_hopper(
 
 
 def hopper_table() -> tuple[list[list[object]], int]:
-    """Return the table rows of the warp-specialized kernels and the number of failures."""
+    """Check the warp-specialized kernels. Return the rows of their table and the failure count."""
     rows: list[list[object]] = []
     bad = 0
     for name, head_dim, form in product(("forward", "backward"), (64, 128), HOPPER_FORMS):
@@ -261,7 +268,7 @@ def main() -> int:
             if found.spilled:
                 wrong = "SPILLS"
             elif found.resident < tile.resident or (is_causal and found.resident != tile.resident):
-                wrong = f"{found.resident} RESIDENT, NOT {tile.resident}"
+                wrong = f"OCCUPANCY MUST BE {tile.resident}, GOT {found.resident}"
             bad += bool(wrong)
             mask = "causal" if is_causal else "full"
             row = [label, head_dim, name, mask, *tile, *found[:2], found.shared / 1024, wrong]
@@ -278,7 +285,7 @@ def main() -> int:
     print(tabulate(rows, headers))
     hopper_rows, hopper_bad = hopper_table()
     headers = ["hopper", "head_dim", "form", "registers", "spilled bytes", "shared KiB", ""]
-    print("\nregisters: per thread at the launch, before warpgroups reallocate them\n")
+    print("\nregisters: number per thread at the launch, before warpgroups reallocate registers\n")
     print(tabulate(hopper_rows, headers))
     return 1 if bad or hopper_bad else 0
 

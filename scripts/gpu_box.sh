@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Install the project on a new machine with NVIDIA GPUs, run the CPU tests, the GPU tests and then
-# sweeps on the local queue, and pack all results into one archive.
+# Install the project on a new machine with NVIDIA GPUs. Then run the CPU tests, the GPU tests and
+# sweeps on this machine, and pack all results into one archive.
 #
 #   scripts/gpu_box.sh OUT [SWEEP ...]        for example: scripts/gpu_box.sh out sweeps/flash.yaml
 #
-# Results are written to logs/$RESULTS/<sweep>; a sweep that has results there is resumed. The archive
-# OUT/results.tar.gz contains logs/$RESULTS, and in box/ the logs of tests and sweeps and the tables.
-# Exits with 1 if a test or a sweep failed.
+# Results are written to logs/$RESULTS/<sweep>. If this folder already has results, the sweep is
+# resumed. The archive OUT/results.tar.gz contains the folder logs/$RESULTS and the folder box/, which
+# has the tables of the sweeps and the logs of the tests and sweeps. The script exits with 1 if a test
+# or a sweep failed.
 #
 # Environment variables:
 #   RESULTS=NAME         folder under logs/ (default: h200)
-#   WHEELS=DIR           install from the wheels in DIR without a network, and use the installed torch.
+#   WHEELS=DIR           install the wheels in DIR without a network; torch must already be installed.
 #                        Default: pip installs the project into the virtual environment .venv
 #   TESTS=all|gpu|none   tests to run (default: all)
 #   BUDGET_S=N           stop the sweeps after N seconds; the next call resumes them (default: no limit)
@@ -26,8 +27,8 @@ mkdir "$box"
 results=logs/${RESULTS:-h200}
 python=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1
-# Packages may be installed without bytecode in a folder that is not writable. Each run would then
-# compile the modules that it imports.
+# Write bytecode to a writable folder. Packages may be in a folder that is not writable and has no
+# bytecode. Each run would then compile every module that it imports.
 export PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-$(mktemp -d)}
 unset PYTHONDONTWRITEBYTECODE
 failed=0

@@ -1,8 +1,9 @@
-"""List the messages of the project, so that they can be read in a row.
+"""List all messages in the source code of the project, for proofreading.
 
 python scripts/list_messages.py [PATH ...]
 
-A message is a string of several words that is not a docstring. Expressions are shown as {...}.
+A message is a string that has several words and is not a docstring. Expressions in f-strings are
+shown as {...}.
 """
 
 import ast

@@ -1,9 +1,9 @@
-"""Fill the generated blocks of the Markdown pages, or check that they are up to date.
+"""Update the generated blocks in the Markdown pages, or check that they are up to date.
 
 python scripts/update_docs.py            # make docs
-python scripts/update_docs.py --check    # exit 1 and name the blocks that are out of date
+python scripts/update_docs.py --check    # exit with 1 and list the pages that are out of date
 
-A block shows the output of a command, which is run in the repository's root:
+Each block shows the output of a command. The command runs in the root of the repository:
 
     <!-- output of: python aggregate.py logs/h200/flash_leaderboard --table rules -->
     ...
@@ -48,7 +48,12 @@ def filled(block: re.Match[str]) -> str:
 
 
 def output(command: str) -> str:
-    """Return what a command prints; it must be `python SCRIPT ...` and succeed."""
+    """Run a command of the form `python SCRIPT ...`, and return the text that it prints.
+
+    Raises:
+        SystemExit: if the command does not begin with `python`.
+        CalledProcessError: if the command fails.
+    """
     python, *arguments = shlex.split(command)
     if python != "python":
         raise SystemExit(f"the command of a block must begin with python, got {command!r}")

@@ -1,8 +1,9 @@
-"""Compares two results folders run by run: faster, slower, same or unsure, given the noise.
+"""Compares the times of two results folders, run by run.
 
-The confidence interval of the ratio of medians comes from the bootstrap (Efron 1979), which
-resamples the samples with replacement. It resamples repeats first, then samples within each repeat,
-because the samples of one process are correlated.
+The verdict on a run depends on the confidence interval of the ratio of its median times. The
+interval is computed with the bootstrap method (Efron 1979), which draws random samples from the
+measured times, with replacement. It first draws repeats and then times within each repeat, because
+times that were measured in one process are correlated.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ from jobs.results.run_states import Observation
 from jobs.run import Run, varying
 
 RunOnDevice = tuple[str, str]  # run id, device
-RESAMPLES = 1000
-CONFIDENCE = 95.0
-MIN_SAMPLES = 5  # with fewer, a bootstrap interval is too narrow
-REGRESSIONS = ("slower", "broken")  # verdicts
+RESAMPLES = 1000  # number of bootstrap resamples
+CONFIDENCE = 95.0  # confidence level of the interval, in percent
+MIN_SAMPLES = 5  # minimum per folder; with fewer, the bootstrap interval is too narrow
+REGRESSIONS = ("slower", "broken")  # verdicts that make the command exit with code 1
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of one phase of one run. Medians are in milliseconds; ratio = after / before."""
+    """Comparison between two results folders, for one phase of a run on one kind of device."""
 
     run: Run
     device: str
-    phase: str
+    phase: str  # "" if the verdict is on the whole run, such as broken
     verdict: str  # faster, slower, same, unsure; broken, fixed, new, gone, not measured
-    before: float | None = None
-    after: float | None = None
-    low: float | None = None  # bounds of the confidence interval of the ratio
-    high: float | None = None
+    before: float | None = None  # median time in milliseconds
+    after: float | None = None  # median time in milliseconds
+    low: float | None = None  # lower bound of the confidence interval of `ratio`
+    high: float | None = None  # upper bound
 
     @property
     def ratio(self) -> float | None:
+        """The median time `after` divided by the median time `before`."""
         if not self.before or self.after is None:
             return None
         return self.after / self.before
@@ -51,12 +53,12 @@ def bootstrap_ratio(
     """Return the confidence interval of median(after) / median(before).
 
     Args:
-        before, after: the samples, one array per repeat.
-        rng: source of the resampling.
+        before, after: times, one array per repeat.
+        rng: random number generator for resampling.
 
     Returns:
-        The lower and upper bound, at the level CONFIDENCE. They are NaN or infinite if a median of
-        `before` is 0.
+        The lower and the upper bound of the 95% interval. A bound can be NaN or infinite if the
+        median of resampled `before` times is 0.
     """
     with np.errstate(divide="ignore", invalid="ignore"):  # a median of 0 gives NaN or inf
         ratios = _medians(after, rng) / _medians(before, rng)
@@ -66,9 +68,10 @@ def bootstrap_ratio(
 
 
 def _medians(repeats: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """Return the medians of RESAMPLES resamples.
+    """Draw RESAMPLES resamples and return the median of each, shape `(RESAMPLES,)`.
 
-    Each resample draws repeats with replacement, then from each as many samples as it has.
+    To make a resample of n repeats, draw n repeats with replacement. Then draw m times with
+    replacement from each drawn repeat that has m times.
     """
     lengths = np.array([len(samples) for samples in repeats])
     padded = np.full((len(repeats), lengths.max()), np.nan)
@@ -87,11 +90,15 @@ def _medians(repeats: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
 
 
 def verdict(low: float, high: float, tolerance: float) -> str:
-    """Return the verdict on a confidence interval [low, high] of after / before.
+    """Return the verdict that follows from the confidence interval of the ratio after / before.
+
+    Args:
+        low, high: bounds of the interval.
+        tolerance: relative difference that is ignored, such as 0.02.
 
     Returns:
-        "faster" or "slower" if the whole interval is outside the tolerance, "same" if the whole
-        interval is within the tolerance, and "unsure" otherwise.
+        "faster" if the whole interval is below 1 - tolerance, "slower" if it is above
+        1 + tolerance, "same" if it is between these limits, and "unsure" otherwise.
     """
     if high < 1 - tolerance:
         return "faster"
@@ -103,11 +110,15 @@ def verdict(low: float, high: float, tolerance: float) -> str:
 
 
 def compare(before: Observation, after: Observation, tolerance: float) -> list[Comparison]:
-    """Compare each phase of each run in either folder, for each kind of device.
+    """Compare the times of all runs in two results folders.
 
     Args:
-        before, after: the two folders.
+        before, after: states of the two folders.
         tolerance: relative difference that is ignored, such as 0.02.
+
+    Returns:
+        One comparison for each run, kind of device and phase. If a run has no times in one of the
+        folders, it has one comparison with the phase "".
     """
     old, new = _by_run_and_device(before), _by_run_and_device(after)
     _share_devices(old, new)
@@ -136,7 +147,12 @@ def compare(before: Observation, after: Observation, tolerance: float) -> list[C
 def _compare_samples(
     before: list[np.ndarray], after: list[np.ndarray], rng: np.random.Generator, tolerance: float
 ) -> tuple[str, float, float, float | None, float | None]:
-    """Return the verdict, both medians in milliseconds, and the interval of their ratio."""
+    """Compare the times of one phase.
+
+    Returns:
+        The verdict, the median before and after in milliseconds, and the two bounds of the
+        confidence interval. The bounds are None if there are fewer than MIN_SAMPLES samples.
+    """
     a, b = (float(np.median(np.concatenate(side))) for side in (before, after))
     if min(sum(map(len, before)), sum(map(len, after))) < MIN_SAMPLES:
         return "unsure", a, b, None, None
@@ -154,9 +170,10 @@ def _by_run_and_device(observation: Observation) -> dict[RunOnDevice, list[Resul
 def _share_devices(
     side: dict[RunOnDevice, list[Result]], other: dict[RunOnDevice, list[Result]]
 ) -> None:
-    """Give runs without a device on one side the devices that they have on the other side.
+    """Assign devices to the results in `side` whose device is unknown.
 
-    A run without a record has no device. With this, it is compared as missing there.
+    The device of a run without a record is unknown. The run gets the devices that it has in
+    `other`, so that the results of this run in the two folders are compared with each other.
     """
     for run, device in [key for key in side if not key[1]]:
         theirs = [key for key in other if key[0] == run and key[1]]
@@ -173,7 +190,12 @@ def _ok(side: list[Result]) -> list[Measurements]:
 def _verdict_without(
     a: list[Result], b: list[Result], a_ok: list[Measurements], b_ok: list[Measurements]
 ) -> str:
-    """Return the verdict if at least one side has no measurements."""
+    """Return the verdict on a run that has no measurements in at least one folder.
+
+    Args:
+        a, b: results of the run before and after.
+        a_ok, b_ok: measurements of the successful results in `a` and `b`.
+    """
     if a_ok:
         if not b:
             return "gone"
@@ -186,11 +208,11 @@ def _verdict_without(
 def comparison_columns(
     chosen: list[Comparison], comparisons: list[Comparison]
 ) -> dict[str, list[str]]:
-    """Return the columns of a table of comparisons: cells by header.
+    """Return a table of comparisons as a dict from column header to cells.
 
     Args:
-        chosen: the comparisons to show.
-        comparisons: all comparisons. Parameters that vary among them become columns.
+        chosen: comparisons to show, at least one.
+        comparisons: all comparisons. A parameter has a column if its value varies among their runs.
     """
     names = varying([comparison.run for comparison in comparisons])
     several_benchmarks = len({comparison.run.benchmark for comparison in comparisons}) > 1

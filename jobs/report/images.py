@@ -1,4 +1,4 @@
-"""Collects the images of a report: the plots of the sweep, and PNG files among run artifacts."""
+"""Collects the images of a report: the plots of the sweep, and PNG files that runs produced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.sweep.schema import Plot
 
-_LONGEST = 200  # characters of a file name without suffix; file systems allow 255 bytes
+_LONGEST = 200  # maximum length of a file name without suffix; file systems allow 255 bytes
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Image:
 def draw_plots(
     observation: Observation, plots: Iterable[Plot], folder: Path, results: list[Result]
 ) -> list[Image]:
-    """Draw the plots for which anything was measured, as PNG files in a folder."""
+    """Draw plots as PNG files in a folder. Plots without any measured value are skipped."""
     drawn = []
     for plot in plots:
         path = draw_plot(observation, plot, folder, results)
@@ -41,13 +41,13 @@ def draw_plots(
 def copy_run_images(
     observation: Observation, results: list[Result], folder: Path, taken: Iterable[str]
 ) -> list[Image]:
-    """Copy the PNG files among the artifacts of runs, under names that identify the runs.
+    """Copy the PNG files that runs produced. The name of each copy identifies its run.
 
     Args:
         observation: the results folder.
         results: all results of the folder.
         folder: folder for the copies, created if needed.
-        taken: names of files that are already in this folder.
+        taken: file names that are reserved for other images in this folder.
     """
     found = [
         (result, path)
@@ -69,7 +69,11 @@ def copy_run_images(
 
 
 def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, str]:
-    """Return the parameters, repeat and device that vary among results of the same benchmark."""
+    """Return labels that distinguish a result from the other results of its benchmark.
+
+    A label is a parameter, the repeat or the device. Labels that are equal for all of these results
+    are omitted.
+    """
     others = [other for other in results if other.run.benchmark == result.run.benchmark]
     swept = varying([other.run for other in others])
     labels = {name: format_scalar(result.run.params.get(name)) for name in swept}
@@ -81,7 +85,7 @@ def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, s
 
 
 def _unique(stem: str, names: set[str]) -> str:
-    """Return a file name that is not in `names`, and add it to them."""
+    """Return a file name that is not in `names`, and add this file name to `names`."""
     name, number = f"{stem}.png", 1
     while name in names:
         number += 1

@@ -1,4 +1,8 @@
-"""Makes tables of facts that are lists, such as the kernels of a profile: one row per item."""
+"""Makes tables of lists that benchmarks return, such as the kernels of a profile.
+
+A table has one row per list item. Each list is a fact, which is a named value that a benchmark
+returns in addition to times and memory.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +19,28 @@ from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.sweep.schema import Table, measured_in, units_of_measure
 
-LIMIT = 10  # default maximum of rows per run
+LIMIT = 10  # default maximum number of rows per run
 Item = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ListTable:
-    """A table with one row per list item, or one row with the reason for a run without items."""
+    """Table with one row per list item.
+
+    A run without items has one row, which states the reason.
+    """
 
     view: Table
-    dimensions: list[str]
-    keys: list[Key]  # by row: values of the dimensions, which identify the run
-    items: list[Item | str]  # by row: the item, or why the run has none
+    dimensions: list[str]  # names of the columns that identify the run, such as parameters
+    keys: list[Key]  # for each row, the values of the dimensions
+    items: list[Item | str]  # for each row, the item or the reason why the run has no items
     notes: list[str]
 
     def columns(self) -> Iterator[tuple[str, list[str]]]:
         """Yield the header and the cells of each column.
 
-        If a run has no items, its first column of items has the reason.
+        The first columns identify the run, and the other columns contain the items. If a run has no
+        items, the first of the other columns contains the reason.
         """
         for i, name in enumerate(self.dimensions):
             yield name, [format_scalar(key[i]) for key in self.keys]
@@ -52,15 +60,17 @@ class ListTable:
 
 
 def make_list_table(observation: Observation, view: Table, results: list[Result]) -> ListTable:
-    """Make a table with the first items of the list of each run.
+    """Make a table with the first items of each run's list.
+
+    The maximum number of items per run is `view.limit`, or 10 if the table declares no limit.
 
     Args:
         observation: the results folder.
-        view: the table; its `list_fact` is the dotted name of the list.
+        view: declaration of the table. `list_fact` is the dotted name of the list.
         results: all results of the folder.
 
     Raises:
-        TableError: if the table has a parameter that no run has.
+        TableError: if the table names an unknown parameter, or if its `where` is invalid.
     """
     results = select_results(observation, view, results)
     dimensions = list(view.rows) or varying([result.run for result in results])
@@ -85,7 +95,7 @@ def make_list_table(observation: Observation, view: Table, results: list[Result]
 
 
 def _items(result: Result, view: Table) -> list[Item] | str:
-    """Return the list of a run, or the text of its cell if it has none."""
+    """Return the list items of a run, or a text for the cell if the run has no items."""
     if result.status != "ok" or result.measurements is None:
         return result.failure_text
     fact = fact_at(result.measurements.facts, str(view.list_fact).split("."))
@@ -100,7 +110,13 @@ def _last_part(view: Table) -> str:
 
 
 def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callable[[Any], str]]:
-    """Return the header of a column, and a function that formats its values in that unit."""
+    """Return the header of a column of items, and a function that formats its cells.
+
+    Args:
+        name: key of the items. Its suffix gives the unit of the values, such as `_ms`.
+        values: all values of the column.
+        unit: unit to show. If the values cannot be converted to it, a suitable unit is chosen.
+    """
     measured = measured_in(name)
     if name.endswith("_share") or name == "share":
         return f"{name.replace('_', ' ')} (%)", lambda value: _text(value, 100.0)
@@ -114,7 +130,11 @@ def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callab
 
 
 def _text(value: Any, factor: float | None = None) -> str:
-    """Format a value: integers without a factor in full, other numbers with four digits."""
+    """Return a value as text, for a cell.
+
+    Numbers are multiplied by `factor`, if it is given, and have four significant digits. Integers
+    are written in full if no factor is given.
+    """
     if value is None:
         return ""
     if is_number(value) and (factor is not None or isinstance(value, float)):

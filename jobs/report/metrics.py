@@ -1,4 +1,8 @@
-"""Computes metrics from records: times, rates, memory and facts, the same for every benchmark."""
+"""Computes the metrics that tables and plots show, from the records of runs.
+
+A metric is a time, a rate such as TFLOP/s, the peak memory, or a fact. A fact is any other named
+value that a benchmark returns, such as fact.weights_bytes.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +26,26 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Metric:
-    """A `value` of a table or plot, with its unit and the direction that is better."""
+    """Metric that a table or plot shows, with its unit and whether lower or higher is better."""
 
-    name: str  # as in the sweep file
-    label: str  # for headers
+    name: str  # as in the sweep file, such as peak_memory
+    label: str  # text for column headers
     unit: str
-    direction: str  # "lower" or "higher"
+    direction: str  # the better direction, "lower" or "higher"
 
     @property
     def header(self) -> str:
-        """The label and the unit, such as `peak memory (GiB)`; no unit if the label is the unit."""
+        """Label and unit, such as `peak memory (GiB)`. No unit if it equals the label."""
         return f"{self.label} ({self.unit})" if self.unit not in ("", self.label) else self.label
 
     @property
     def is_sampled(self) -> bool:
-        """True if the metric has one number per timed sample, not one per phase or run."""
+        """Whether every timed sample has a value of the metric, as for times and rates."""
         return self.name != "peak_memory" and self.has_phases
 
     @property
     def has_phases(self) -> bool:
-        """True if the metric has a value per phase, False if it has one value per run."""
+        """Whether every phase has a value of the metric. If False, a run has one value."""
         return not self.name.startswith(NAMED) and self.name != "compiling_seconds"
 
 
@@ -52,7 +56,7 @@ METRICS = {
         Metric("tflops", "TFLOP/s", "TFLOP/s", "higher"),
         Metric("bandwidth", "bandwidth", "GB/s", "higher"),
         Metric("bus_bandwidth", "bus bandwidth", "GB/s", "higher"),
-        Metric("mfu", "MFU", "%", "higher"),  # percentage of the peak in the datasheet
+        Metric("mfu", "MFU", "%", "higher"),  # percent of the datasheet's peak FLOP/s
         Metric("tokens_per_second", "tokens/s", "tokens/s", "higher"),
         Metric("peak_memory", "peak memory", "GiB", "lower"),
         Metric("compiling_seconds", "compiling", "s", "lower"),
@@ -61,18 +65,21 @@ METRICS = {
 
 
 def metrics_of(view: Table | Plot) -> list[Metric]:
-    """Return the metrics of a view, each in the unit and direction of the view if it has them."""
+    """Return the metrics that a table or plot shows.
+
+    A unit or direction that the table or plot declares replaces the default of the metric.
+    """
     names = [view.value] if isinstance(view.value, str) else view.value
     return [metric_named(name, view.unit, view.direction) for name in names]
 
 
 def metric_named(name: str, unit: str | None = None, direction: str | None = None) -> Metric:
-    """Return the metric of a name.
+    """Return the metric that has this name.
 
     Args:
-        name: a name in METRICS, or a fact or prediction, such as fact.weights_bytes.
-        unit: the unit to show; ignored if the metric cannot be shown in it. None for its default.
-        direction: the direction that is better. None for the metric's default.
+        name: a name in METRICS, or the name of a fact or prediction, such as fact.weights_bytes.
+        unit: unit to show. None, or a unit that does not fit the metric, means the default unit.
+        direction: the better direction, "lower" or "higher". None means the default of the metric.
     """
     known = METRICS.get(name) or fact_metric(name)
     fits = unit if unit in units_of(name) else None
@@ -82,8 +89,9 @@ def metric_named(name: str, unit: str | None = None, direction: str | None = Non
 def fact_metric(name: str) -> Metric:
     """Return the metric of a fact or a prediction.
 
-    The suffix of the name gives the unit and is left out of the label: fact.weights_bytes is
-    `weights` in bytes. Lower is better for times and sizes, higher for all others.
+    The suffix of the name gives the unit and is not part of the label. For example, the metric
+    fact.weights_bytes has the label `weights` and the unit bytes. Lower is better for times and
+    sizes. Higher is better for all other facts.
     """
     predicted = name.startswith(PREDICTED)
     parts = name.removeprefix(PREDICTED if predicted else FACT).split(".")
@@ -97,8 +105,8 @@ def fact_metric(name: str) -> Metric:
 def slowest_rank(measurements: Measurements, phase: str) -> np.ndarray:
     """Return the time of each sample in milliseconds, as an array of shape `(samples,)`.
 
-    With several ranks, the time of a sample is that of its slowest rank. If ranks have different
-    numbers of samples, only the samples that all ranks have are used.
+    If several ranks measured a sample, its time is the time of the slowest rank. If ranks have
+    different numbers of samples, only the first samples, which all ranks have, are used.
     """
     samples = measurements.samples_ms[phase]
     if isinstance(samples[0], float):
@@ -109,17 +117,20 @@ def slowest_rank(measurements: Measurements, phase: str) -> np.ndarray:
 
 
 def measured_phases(measurements: Measurements) -> list[str]:
-    """Return the phases that have times or peak memory."""
+    """Return the phases for which times or peak memory were measured."""
     return list(dict.fromkeys([*measurements.samples_ms, *measurements.peak_memory_bytes]))
 
 
 def phases_with(measurements: Measurements, metric: str) -> list[str]:
-    """Return the phases for which a metric can be computed."""
+    """Return the phases for which a metric can be computed from these measurements."""
     return [phase for phase in _by_phase(measurements, metric) if _has(measurements, metric, phase)]
 
 
 def _by_phase(m: Measurements, metric: str) -> Mapping[str, Any]:
-    """Return the measurements, by phase, that a metric needs in addition to the time."""
+    """Return what a metric is computed from, in addition to the times, as a dict keyed by phase.
+
+    For example, the metric tflops is computed from the FLOPs of each phase.
+    """
     match metric:
         case "peak_memory":
             return m.peak_memory_bytes
@@ -145,13 +156,13 @@ def metric_samples(record: Record, metric: Metric, phase: str) -> np.ndarray | s
 
     Args:
         record: the record.
-        metric: the metric, with the unit of the result.
+        metric: the metric. The result is in the unit of the metric.
         phase: the phase; ignored for metrics without phases.
 
     Returns:
-        An array with one number per sample, or with one number if the metric is not sampled. A
-        string if the metric is a fact that is text. None if the record lacks the metric, or if a
-        rate has a time of 0.
+        An array of shape `(samples,)`, or of shape `(1,)` if the metric has one value per phase or
+        run. A string if the metric is a fact whose value is text. None if the record does not
+        contain the metric, or if the metric is a rate and a measured time is 0.
     """
     m, name = record.measurements, metric.name
     if m is None:
@@ -167,17 +178,28 @@ def metric_samples(record: Record, metric: Metric, phase: str) -> np.ndarray | s
         return np.array([float(np.max(peak)) * _UNITS[metric.unit]])
     ms = slowest_rank(m, phase)
     if name == "time":
-        # No copy: 100,000 records of 100 samples take 80 MB.
+        # Do not copy in the usual case. 100,000 records with 100 samples take 80 MB.
         return ms if metric.unit == "ms" else ms * _UNITS[metric.unit]
     if not ms.all():
-        return None  # a time below the resolution of the clock gives no rate
+        return None  # the time was too short for the clock
     return _rate(record, m, name, ms, phase)
 
 
 def _rate(
     record: Record, m: Measurements, name: str, ms: np.ndarray, phase: str
 ) -> np.ndarray | None:
-    """Return the rate of each sample: the work of a sample divided by its time in milliseconds."""
+    """Return the rate of each sample, which is the work of the sample divided by its time.
+
+    Args:
+        record: the record.
+        m: measurements of the record.
+        name: name of the metric.
+        ms: time of each sample in milliseconds, all greater than 0.
+        phase: the phase.
+
+    Returns:
+        The rates, or None if the metric is mfu and the peak of the device is unknown.
+    """
     if name == "bandwidth":
         return m.bytes[phase] / ms / 1e6
     if name == "bus_bandwidth":
@@ -193,22 +215,23 @@ def _rate(
 
 
 def fact_at(facts: Any, path: list[str]) -> Any:
-    """Return the fact at a path in nested facts, or None if there is none."""
+    """Return the value at a path of keys in nested dicts, or None if a key does not exist."""
     for part in path:
         facts = facts.get(part) if isinstance(facts, dict) else None
     return facts
 
 
 def fact_number(facts: Any, metric: Metric) -> np.ndarray | str | None:
-    """Return the fact or prediction of a metric.
+    """Return the value of a fact or prediction.
 
     Args:
-        facts: nested facts or predictions, by name.
-        metric: the metric. The suffix of its name is the unit of the fact, such as `_ms`.
+        facts: all facts or all predictions of a run, as nested dicts.
+        metric: metric for the fact or prediction. The suffix of its name, such as `_ms`, is the
+            unit of the value in `facts`.
 
     Returns:
-        An array with one number, in the metric's unit; or a string if the fact is text; or None if
-        there is no such fact.
+        An array with one number in the unit of the metric, or a string if the value is text. None
+        if the value does not exist, or is neither a number nor text.
     """
     fact = fact_at(facts, metric.name.split(".")[1:])
     if isinstance(fact, str):
@@ -219,5 +242,5 @@ def fact_number(facts: Any, metric: Metric) -> np.ndarray | str | None:
 
 
 def convert(number: float, unit: str, to: str) -> float:
-    """Convert a time or a size from `unit` to the unit `to`."""
+    """Convert a time or a size from the unit `unit` to the unit `to`."""
     return number if unit == to else number / _UNITS[unit] * _UNITS[to]

@@ -1,4 +1,7 @@
-"""Places results in the cells of a table or plot. Every run has a cell, also if it failed."""
+"""Arranges results in the rows and columns of a table or plot.
+
+A run that failed or is missing has a cell, too. The cell shows the status of the run.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,15 @@ from jobs.sweep.schema import PREDICTED, Plot, Table
 
 @dataclass(slots=True)
 class Cell:
-    """One cell of a table: the samples of its repeats, or why there are none."""
+    """One cell of a table: a metric in one phase of a run, with the samples of all repeats."""
 
     metric: Metric
     samples: list[np.ndarray] = field(default_factory=list)  # one array per successful repeat
-    texts: list[str] = field(default_factory=list)  # of repeats without a number
-    failures: list[str] = field(default_factory=list)  # of failed or missing repeats
+    texts: list[str] = field(default_factory=list)  # values that are text, or a dash for no value
+    failures: list[str] = field(default_factory=list)  # statuses of failed or missing repeats
 
     def add(self, result: Result, phase: str) -> None:
-        """Add the samples of one result, or its status if the run failed or is missing."""
+        """Add the samples of one repeat, or the status of the repeat if it failed or is missing."""
         samples: np.ndarray | str | None
         if self.metric.name.startswith(PREDICTED):
             samples = predicted(result.run, self.metric)
@@ -48,7 +51,7 @@ class Cell:
 
     @property
     def all_samples(self) -> np.ndarray:
-        """The samples of all repeats, shape `(samples,)`. There must be some."""
+        """Samples of all repeats, shape `(samples,)`. The cell must have at least one sample."""
         return self.samples[0] if len(self.samples) == 1 else np.concatenate(self.samples)
 
     def number(self, statistic_name: str) -> float | None:
@@ -56,7 +59,11 @@ class Cell:
         return statistic(self.all_samples, statistic_name) if self.samples else None
 
     def text(self, statistic_name: str) -> str:
-        """Return the text of the cell: the number and any failed repeats, or why there is none."""
+        """Return the text of the cell.
+
+        The text is the statistic of the samples, followed by a note if some repeats failed. If
+        there are no samples, the text is a status such as `timeout`, or a value that is text.
+        """
         number = self.number(statistic_name)
         if number is None:
             return ", ".join(dict.fromkeys([*self.texts, *self.failures]))
@@ -71,29 +78,35 @@ class Cell:
 
 @dataclass(frozen=True)
 class Pivot:
-    """The cells of a table or plot, by row key and column key."""
+    """Cells of a table or plot, arranged in rows and columns.
+
+    A dimension is a parameter, or one of phase, device, repeat and value (the metric). A row key
+    is a tuple with one value for each dimension of the rows. A column key is a tuple with one value
+    for each dimension of the columns.
+    """
 
     view: Table | Plot
     metrics: list[Metric]
-    rows: list[str]  # dimensions of a row key
-    columns: list[str]  # dimensions of a column key
-    row_keys: list[Key]  # in the order of the sweep
-    column_keys: list[Key]  # likewise
-    cells: dict[tuple[Key, Key], Cell]
-    notes: list[str]  # shown under the table
-    warnings: list[str]  # for the user who makes the report
+    rows: list[str]  # dimensions of the rows
+    columns: list[str]  # dimensions of the columns
+    row_keys: list[Key]  # in the order of the sweep file
+    column_keys: list[Key]  # in the order of the sweep file
+    cells: dict[tuple[Key, Key], Cell]  # by row key and column key
+    notes: list[str]  # shown below the table
+    warnings: list[str]  # printed to stderr, not part of the table
 
 
 def make_pivot(observation: Observation, view: Table | Plot, results: list[Result]) -> Pivot:
-    """Place each result of a view in its cell.
+    """Arrange the results of a table or plot in rows and columns.
 
     Args:
         observation: the results folder.
-        view: the table or plot.
+        view: declaration of the table or plot.
         results: all results of the folder.
 
     Raises:
-        TableError: if the view has a parameter that no run has, or if a prediction fails.
+        TableError: if the table or plot names an unknown parameter, if its `where` is invalid, or
+            if a prediction fails.
     """
     results = select_results(observation, view, results)
     metrics = metrics_of(view)
@@ -123,10 +136,10 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
 
 
 def _rows_and_columns(view: Table | Plot, results: list[Result]) -> tuple[list[str], list[str]]:
-    """Return the row and column dimensions of a view.
+    """Return the dimensions of the rows, and the dimensions of the columns.
 
-    A table without rows and columns gets the parameters that vary, with implementation and backend
-    as columns.
+    If a table declares neither rows nor columns, all parameters that vary among the runs are used.
+    The parameters `implementation` and `backend` are then columns, and all others are rows.
     """
     if isinstance(view, Plot):
         return [*view.facet, view.x], list(view.series)
@@ -140,15 +153,16 @@ def _rows_and_columns(view: Table | Plot, results: list[Result]) -> tuple[list[s
 def _phases_by_metric(
     results: list[Result], view: Table | Plot, in_rows: bool
 ) -> dict[str, list[str]]:
-    """Return the phases to show for each metric: those of the view, or else all measured phases.
+    """Return the phases to show for each metric, by name of the metric.
 
-    A metric without phases has the single phase "", which gives it one column. If phases are in
-    rows, it is repeated for all of them.
+    These are the phases that the table or plot declares. If it declares none, these are all
+    measured phases. A metric without phases has the single phase "", so that it has one column.
+    If each row is for one phase, the value of such a metric is repeated in the rows of all phases.
 
     Args:
-        results: results of the view.
-        view: the table or plot.
-        in_rows: True if "phase" is a row dimension.
+        results: results to show.
+        view: declaration of the table or plot.
+        in_rows: True if the rows have the dimension "phase".
     """
     given, measured = _given_phases(view), _measurements(results)
     found: dict[str, list[str]] = {}
@@ -169,14 +183,17 @@ def _measurements(results: list[Result]) -> list[Measurements]:
 
 
 def _unknown_phases(results: list[Result], view: Table | Plot) -> list[str]:
-    """Return a warning for each phase of a view that none of its measured runs has."""
+    """Return a warning for each declared phase that was not measured in any of these runs."""
     has = list(dict.fromkeys(p for m in _measurements(results) for p in measured_phases(m)))
     unknown = [phase for phase in _given_phases(view) if has and phase not in has]
     return [f"no run has phase {phase!r}{nearest(phase, has)}" for phase in unknown]
 
 
 def _sampling_note(results: list[Result], view: Table | Plot, cells: Iterable[Cell]) -> str:
-    """Return a note with the statistic, the number of samples per cell, and their spread."""
+    """Return a note on the statistic, the number of samples per cell and the spread of samples.
+
+    Return "" if no cell has more than one sample.
+    """
     sampled = [cell for cell in cells if cell.samples and cell.metric.is_sampled]
     counts = [sum(map(len, cell.samples)) for cell in sampled]
     low, high = min(counts, default=0), max(counts, default=0)

@@ -1,4 +1,8 @@
-"""Draws the plots of a sweep: one figure per plot, one panel per facet, one line per series."""
+"""Draws the plots of a sweep as PNG files.
+
+A plot has one panel for each value of its `facet` parameters, and in each panel one line for each
+value of its `series` parameters.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LINEAR_SPAN = 20  # largest ratio of values on a linear axis; above it the axis is logarithmic
+_LINEAR_SPAN = 20  # if y values span a larger ratio, the y axis is logarithmic
 Line = tuple[list[Any], list[float]]  # x and y values
 
 
@@ -26,15 +30,16 @@ def draw_plot(
 
     Args:
         observation: the results folder.
-        plot: the plot.
+        plot: declaration of the plot.
         folder: folder for the file, created if it does not exist.
         results: all results of the folder.
 
     Returns:
-        The path of the file, or None if nothing was measured.
+        The path of the file, or None if no run has a value for the plot.
 
     Raises:
-        TableError: if the plot has a parameter that no run has, or if a prediction fails.
+        TableError: if the plot names an unknown parameter, if its `where` is invalid, or if a
+            prediction fails.
     """
     import matplotlib
 
@@ -89,9 +94,14 @@ def _without(key: Key, index: int) -> Key:
 
 
 def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
-    """Return the lines of one panel, by series.
+    """Return the x and y values of each line of one panel.
 
-    Numeric x values are sorted. Other x values are text, in the order of the sweep.
+    Numeric x values are sorted. Other x values are shown as text, in the order of the sweep file.
+
+    Args:
+        pivot: cells of the plot. A row is one x value in one panel, and a column is one line.
+        facet: row key of the panel, without the x value.
+        x_index: position of the x value in a row key.
     """
     numeric = all(is_number(row[x_index]) for row in pivot.row_keys)
     lines = {}
@@ -102,7 +112,7 @@ def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
             number = cell.number(pivot.view.statistic) if cell else None
             if _without(row, x_index) == facet and number is not None:
                 x = row[x_index]
-                # escaped, because Matplotlib reads `$` as the start of a formula
+                # Escape `$`, because Matplotlib would read it as the start of a formula.
                 position = x if numeric else format_scalar(x).replace("$", r"\$")
                 points.append((position, number))
         if points:
@@ -113,7 +123,11 @@ def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
 
 
 def _scale(axes: Axes, lines: list[Line]) -> None:
-    """Make x logarithmic for powers of 2 or 10, and y for a wide range of values."""
+    """Set linear or logarithmic axes.
+
+    The x axis is logarithmic if all x values are powers of 2 or of 10. The y axis is logarithmic if
+    the y values span a wide range.
+    """
     base = _log_base(sorted({x for xs, _ in lines for x in xs}))
     heights = [y for _, ys in lines for y in ys]
     if base:
@@ -125,7 +139,10 @@ def _scale(axes: Axes, lines: list[Line]) -> None:
 
 
 def _log_base(xs: list[Any]) -> int | None:
-    """Return 2 or 10 if there are at least 3 x values, all powers of it; else None."""
+    """Return the base of a logarithmic x axis, or None for a linear axis.
+
+    The base is 2 or 10 if there are at least 3 x values and all of them are powers of this base.
+    """
     if len(xs) < 3 or not all(is_number(x) and x > 0 for x in xs):
         return None
     if all(isinstance(x, int) and x & (x - 1) == 0 for x in xs):
@@ -136,7 +153,7 @@ def _log_base(xs: list[Any]) -> int | None:
 
 
 def _add_legend(figure: Figure) -> None:
-    """Add one legend with the series of all panels."""
+    """Add one legend for the lines of all panels."""
     handles = {
         label: handle
         for axes in figure.axes

@@ -1,6 +1,6 @@
-"""Computes what a benchmark's function `predict` expects of a run.
+"""Computes predictions for a run with the function `predict` of its benchmark.
 
-Tables show predictions next to measurements, also for runs that failed.
+Tables can show predictions next to measurements. Runs that failed have predictions, too.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from jobs.sweep.benchmarks import benchmark_module
 
 
 def predicted(run: Run, metric: Metric) -> np.ndarray | str | None:
-    """Predict a metric of a run.
+    """Return the predicted value of a metric for a run.
 
     Returns:
-        An array with one number, in the metric's unit; or a string; or None if the benchmark does
-        not predict this metric.
+        An array with one number in the unit of the metric, or a string if the prediction is text.
+        None if the benchmark does not predict this metric.
 
     Raises:
-        TableError: if the benchmark does not exist here, or if its `predict` raises.
+        TableError: if the benchmark does not exist, or if its function `predict` raises.
     """
     return fact_number(_prediction(run.benchmark, json.dumps(run.params)), metric)
 
@@ -33,8 +33,8 @@ def predicted(run: Run, metric: Metric) -> np.ndarray | str | None:
 def _prediction(benchmark: str, params_json: str) -> Any:
     """Return all predictions of a benchmark for a run.
 
-    They are empty if the benchmark has no `predict`, or does not accept these parameters, which may
-    be those of an older version.
+    Return {} if the benchmark has no function `predict`. Also return {} if the benchmark rejects
+    the parameters, because the run may be from an older version of the benchmark.
     """
     try:
         module = benchmark_module(benchmark)

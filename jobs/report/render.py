@@ -1,4 +1,4 @@
-"""Writes tables as Markdown, CSV, LaTeX or HTML, and links to images as Markdown."""
+"""Formats tables as Markdown, CSV, LaTeX or HTML, and images as Markdown."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class Format(StrEnum):
 
 
 def render(table: ReportTable, to: Format) -> str:
-    """Return a table in a format: its heading, its cells, its notes and its text.
+    """Return a table as text in the given format.
 
-    CSV leaves out the text, and has heading and notes as comments.
+    The result has the heading, the cells, the notes and the text of the table. In CSV, heading and
+    notes are comment lines, and the text is omitted.
     """
     notes = ". ".join(table.notes)
     if to is Format.md:
@@ -64,10 +65,10 @@ def _data_frame(table: ReportTable) -> pd.DataFrame:
 def markdown_table(columns: dict[str, list[str]], align: str = "right") -> str:
     """Return a Markdown table.
 
-    Cells are escaped, because names of kernels may contain `|`, `<float>` and `*`.
+    Special characters are escaped. For example, names of kernels can contain `|`, `<` and `*`.
 
     Args:
-        columns: cells by header.
+        columns: cells of each column, by header.
         align: alignment of all columns: "left", "center" or "right".
     """
     table = tabulate(
@@ -89,13 +90,14 @@ def _latex(text: str) -> str:
 
 
 def markdown_image(image: Image, folder: Path) -> str:
-    """Return a link to an image, relative to a page next to the image's folder.
+    """Return an image in Markdown, for a page that is next to the folder of the image.
 
-    For example, docs/results/flash.md links to docs/results/flash/time.png as flash/time.png.
+    For example, the page docs/results/flash.md shows docs/results/flash/time.png with the relative
+    path flash/time.png.
 
     Args:
         image: the image.
-        folder: the folder that holds it.
+        folder: folder that contains the image.
     """
     title = re.sub(r"([\\\[\]])", r"\\\1", image.title)
     return f"![{title}]({quote(f'{folder.resolve().name}/{image.path.name}')})"

@@ -1,6 +1,6 @@
-"""Makes a table of text cells, with a heading and notes, from a declared table and its results.
+"""Makes the tables that a sweep declares, as text cells with a heading and notes.
 
-`jobs.report.render` writes it as Markdown, CSV, LaTeX or HTML.
+`jobs.report.render` formats these tables as Markdown, CSV, LaTeX or HTML.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from jobs.sweep.schema import Table
 
 @dataclass
 class ReportTable:
-    """A table of text cells, with its heading and notes."""
+    """Table of text cells with a heading and notes."""
 
     heading: str
-    dimensions: list[str]  # what identifies a row: parameters, device, ...
-    keys: list[Key]  # for each row, its values of the dimensions
+    dimensions: list[str]  # names of the columns that identify a row: parameters, device, ...
+    keys: list[Key]  # for each row, the values of the dimensions
     notes: list[str]
     warnings: list[str]  # printed to stderr, not part of the table
     columns: dict[str, list[str]] = field(default_factory=dict)  # cells by header
-    text: str = ""  # below the notes; see jobs.report.text_templates
+    text: str = ""  # text below the notes, from jobs.report.text_templates
 
     def add_column(self, header: str, cells: list[str]) -> None:
-        """Add a column. A header that exists already gets trailing blanks."""
+        """Add a column. If the header already exists, make it unique with trailing spaces."""
         while header in self.columns:
             header += " "
         self.columns[header] = cells
@@ -42,13 +42,15 @@ class ReportTable:
 def make_report_table(
     observation: Observation, view: Table, results: list[Result]
 ) -> ReportTable | None:
-    """Make a declared table; return None if no run belongs to it.
+    """Make a table that the sweep declares. Return None if the table has no rows.
 
     Args:
+        observation: the results folder.
+        view: declaration of the table.
         results: all results of the folder.
 
     Raises:
-        TableError: if the table names an unknown parameter or value.
+        TableError: if the table cannot be made, for example because it names an unknown parameter.
     """
     heading = " ".join((view.title or "").split()) or view.name  # one line in every format
     if view.list_fact is not None:
@@ -70,7 +72,11 @@ def make_report_table(
 
 
 def pivot_columns(pivot: Pivot, view: Table) -> Iterator[tuple[str, list[str]]]:
-    """Yield the header and cells of each column, followed by its speedup if there is a baseline."""
+    """Yield the header and the cells of each column.
+
+    If the table has a baseline, a column with the speedup follows each column of results, except
+    the baseline column.
+    """
     for i, name in enumerate(pivot.rows):
         yield name, [_coordinate_text(pivot, name, key[i]) for key in pivot.row_keys]
     for column in pivot.column_keys:
@@ -90,14 +96,14 @@ def _header(pivot: Pivot, column: Key) -> str:
 
 
 def _coordinate_text(pivot: Pivot, dimension: str, own: Any) -> str:
-    """Format one value of the key of a row or column."""
+    """Return one value of a row key or column key as text. A metric is shown by its header."""
     if dimension == "value":
         return next(metric.header for metric in pivot.metrics if metric.name == own)
     return format_scalar(own)
 
 
 def _add_published(table: ReportTable, view: Table) -> None:
-    """Add the columns of published figures, and a note on their sources."""
+    """Add columns with figures that other authors published, and notes on their sources."""
     absent = []
     for source in view.published:
         columns = published_columns(source, table.dimensions, table.keys)

@@ -1,4 +1,4 @@
-"""Lists the results of a folder: one per run, repeat and kind of device."""
+"""Lists the results in a results folder: one for each run, repeat and kind of device."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from jobs.run import Run, varying
 from jobs.status import Status
 from jobs.sweep.schema import PSEUDO
 
-Key = tuple[Any, ...]  # key of a row or column: one value per dimension
-MAX_REASONS = 5  # in the notes of a table
+Key = tuple[Any, ...]  # identifies a row or column of a table: one value per dimension
+MAX_REASONS = 5  # maximum number of reasons for missing records in the notes of a table
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One repeat of a run on one kind of device: its record, or why there is none."""
+    """Result of one repeat of a run on one kind of device."""
 
     run: Run
     repeat: int
     device: str  # "" if unknown
     status: Status
-    record: Record | None
+    record: Record | None  # None if there is no record on this kind of device
     detail: str = ""  # why there is no record
 
     @property
     def measurements(self) -> Measurements | None:
-        """The measurements of the record, or None if there are none."""
+        """Measurements of the record. None if there is no record, or if the run failed."""
         return self.record.measurements if self.record else None
 
     @property
     def failure_text(self) -> str:
-        """The text of a cell without a measurement, such as `OOM (41.2 GiB)` or `timeout`."""
+        """Text for the cell of a failed or missing run, such as `OOM (41.2 GiB)` or `timeout`."""
         if self.status != "oom":
             return self.status
         failure = self.record.failure if self.record else None
@@ -42,7 +42,7 @@ class Result:
             return "OOM (host)"
         if failure.requested_bytes is None:
             return "OOM"
-        # Memory that the run needs at least: the allocated memory plus the request that failed.
+        # The run needs at least the allocated memory plus the allocation that failed.
         needed = failure.requested_bytes + (failure.allocated_bytes or 0)
         return f"OOM ({needed / 2**30:.1f} GiB)"
 
@@ -50,9 +50,9 @@ class Result:
         """Return the value of the result in one dimension of a table.
 
         Args:
-            dimension: a parameter, or one of PSEUDO.
-            phase: the value in the dimension "phase".
-            metric: the value in the dimension "value".
+            dimension: a parameter, or one of phase, value, device and repeat.
+            phase: result for the dimension "phase".
+            metric: result for the dimension "value".
         """
         if dimension in PSEUDO:
             own = {"phase": phase, "value": metric, "device": self.device, "repeat": self.repeat}
@@ -61,11 +61,12 @@ class Result:
 
 
 def list_results(observation: Observation) -> list[Result]:
-    """List the results of every repeat of every run.
+    """Return the results of every repeat of every run.
 
-    If a folder has records of several kinds of device, such as GPU models, each kind has its own
-    results. A result is the latest successful attempt on this kind of device, or else the latest
-    attempt, or else `missing`.
+    If the folder has records from several kinds of device, such as GPU models, there is one result
+    for each kind of device. The result is the latest successful attempt on this kind of device. If
+    no attempt was successful, it is the latest attempt. If there was no attempt, the result has no
+    record. Its status is then `missing`, or the status of the job, such as `queued`.
     """
     best: dict[tuple[str, int, str], Record] = {}
     for record in observation.records:
@@ -99,17 +100,19 @@ def _as_observed(task: TaskState, device: str) -> Result:
 
 
 def _can_run_on(device: str, task: TaskState) -> bool:
-    """Return True if a device is of the type that a task requests: GPU or CPU."""
+    """Return True if the run requests a device of this type (GPU or CPU)."""
     on_cpu = not task.run.shape.gpus_per_node
     return device.startswith("cpu:") == on_cpu
 
 
 def distinguishing_dimensions(results: list[Result], dimensions: list[str]) -> list[str]:
-    """Return the dimensions that a table needs in addition, so that no two runs share a cell.
+    """Return additional dimensions that a table needs so that no two runs share a cell.
+
+    A dimension is a parameter or the device.
 
     Args:
         results: the results of the table.
-        dimensions: the dimensions that the table has.
+        dimensions: the dimensions that the table already has.
     """
     needed: list[str] = []
     if len({r.device for r in results if r.device}) > 1 and "device" not in dimensions:
@@ -128,11 +131,11 @@ def distinguishing_dimensions(results: list[Result], dimensions: list[str]) -> l
 
 
 def result_notes(results: list[Result], sampling: str = "") -> list[str]:
-    """Return the notes under a table: its devices, its sampling, and why runs have no record.
+    """Return the notes below a table: devices, samples, and reasons for missing records.
 
     Args:
         results: the results of the table.
-        sampling: a note on the samples, or "".
+        sampling: a note on the samples, or "" for no such note.
     """
     devices = ", ".join(dict.fromkeys(result.device for result in results if result.device))
     first = "; ".join(text for text in (devices, sampling) if text)

@@ -1,4 +1,4 @@
-"""Computes the speed-up of the cells of a table relative to a baseline column."""
+"""Computes the speedup of table cells relative to a baseline column."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from jobs.sweep.schema import Scalar
 def speedup_column(
     pivot: Pivot, column: Key, baseline: dict[str, Scalar] | None
 ) -> list[str] | None:
-    """Return the speed-up of a column relative to the baseline, as text for each row.
+    """Return the speedup of a column relative to the baseline column, as text for each row.
 
     Args:
         pivot: the table.
         column: key of the column.
-        baseline: the values of column dimensions that make a column the baseline, by dimension.
+        baseline: values that identify the baseline column, such as {"implementation": "naive"}. In
+            all other dimensions, the baseline column has the same values as `column`.
 
     Returns:
-        The cells, or None if the table has no baseline or the column itself is the baseline.
+        One text per row. None if the table has no baseline, or if `column` is the baseline column.
     """
     if not baseline:
         return None
@@ -32,9 +33,15 @@ def speedup_column(
 
 
 def _speedup(cell: Cell | None, reference: Cell | None, statistic: str) -> str:
-    """Return the speed-up of a cell over its reference, such as `1.50x`, or why there is none.
+    """Return the speedup of a cell relative to the cell of the baseline, such as `1.50x`.
 
-    A speed-up above 1 means that the cell is better: lower for times, higher for rates.
+    A speedup above 1 means that `cell` is better: a lower time or a higher rate. If the speedup
+    cannot be computed, return the reason or a dash.
+
+    Args:
+        cell: the cell.
+        reference: cell of the baseline in the same row.
+        statistic: statistic of the samples that is compared.
     """
     if cell is None:
         return ""

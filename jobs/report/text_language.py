@@ -1,8 +1,10 @@
-"""Defines the language of texts under tables: Jinja2 with its own functions and filters.
+"""Functions and filters for the Jinja2 templates of the texts below tables.
 
     {{ value("time", phase="forward", size="xl") | n }} ms; 2.7b: {{ state(size="2.7b") }}
 
-A number that was not measured is rendered as `not measured`, whatever arithmetic is applied to it.
+`value` returns a metric of a run, `state` returns the status of a run, and `published` returns a
+figure of other authors. The filters `n` and `pct` format numbers. A number that was not measured is
+rendered as `not measured`. So is every result of arithmetic with such a number.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ from jobs.published.figures import published_figure
 from jobs.run import Run, varying
 from jobs.sweep.schema import STATISTICS, units_of, unknown_value
 
-# Jinja's filters that keep NotMeasured; `int`, for example, would turn it into 0.
+# Jinja's filters that do not turn NotMeasured into a number, as `int` would (it returns 0).
 _FILTERS = ("abs", "capitalize", "join", "lower", "replace", "round", "sum", "trim", "upper")
-LOOKUPS = ("value", "state", "published")
+LOOKUPS = ("value", "state", "published")  # methods of TextFunctions
 FUNCTIONS = (*LOOKUPS, "max", "min")
 ONE_NUMBER = [name for name in STATISTICS if name != "mean_std"]
-BESIDE_PARAMETERS = ("device", "repeat")  # beside a run's parameters
+BESIDE_PARAMETERS = ("device", "repeat")  # select a run in addition to its parameters
 
 
 class NotMeasured:
-    """A number that was not measured. Arithmetic and filters leave it as it is."""
+    """Placeholder for a number that was not measured. Arithmetic with it gives NotMeasured."""
 
     def __str__(self) -> str:
         return "not measured"
@@ -50,11 +52,11 @@ class NotMeasured:
 
 
 class Compared(Exception):
-    """Raised when a text compares a number that was not measured."""
+    """Raised if a template compares a value with NotMeasured."""
 
 
 def _of_measured(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:
-    """Make max or min take NotMeasured: the result is NotMeasured if any argument is."""
+    """Return a version of max or min whose result is NotMeasured if any argument is NotMeasured."""
 
     def chosen(*numbers: Any) -> Any:
         if len(numbers) == 1 and isinstance(numbers[0], list):
@@ -66,12 +68,12 @@ def _of_measured(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]
 
 
 def _n(number: Any, digits: int = 4) -> str:
-    """Format a number with this many significant digits."""
+    """Format a number with `digits` significant digits."""
     return format_number(number, digits) if isinstance(number, (int, float)) else str(number)
 
 
 def _pct(number: Any, digits: int = 3) -> str:
-    """Format a share as percent: 0.1234 is 12.3%."""
+    """Format a fraction as a percentage, for example 0.1234 as 12.3%."""
     return (
         f"{format_number(100 * number, digits)}%"
         if isinstance(number, (int, float))
@@ -80,9 +82,10 @@ def _pct(number: Any, digits: int = 3) -> str:
 
 
 def environment() -> SandboxedEnvironment:
-    """Return a sandboxed Jinja environment with the filters and functions of texts.
+    """Return a sandboxed Jinja environment for the templates of texts.
 
-    The lookups (`TextFunctions`) are passed when a template is rendered.
+    The methods of `TextFunctions` are not in this environment. They are passed when a template is
+    rendered.
     """
     jinja = SandboxedEnvironment(
         undefined=StrictUndefined,
@@ -96,10 +99,10 @@ def environment() -> SandboxedEnvironment:
 
 
 class TextFunctions:
-    """The lookups that a text can call.
+    """Functions with which a template looks up results: `value`, `state` and `published`.
 
-    `params` select a run by its parameters, or a row of published figures by its columns. `value`
-    and `state` need records, so a subclass implements them.
+    Keyword arguments select one run by its parameters, or one row of published figures by the
+    columns of the row. A subclass implements `value` and `state`, which need records.
     """
 
     def value(
@@ -110,15 +113,33 @@ class TextFunctions:
         unit: str | None = None,
         **params: Any,
     ) -> Any:
-        """Return a value of the one run with these parameters, as a table would show it."""
+        """Return a metric of the run that has the parameters `params`.
+
+        Args:
+            name: name of the metric, such as time or fact.weights_bytes.
+            phase: phase of the run. It can be None if the metric exists in one phase only.
+            statistic: statistic of the samples.
+            unit: unit of the result. None means the default unit of the metric.
+            params: parameters of the run.
+
+        Returns:
+            The number, or a string if the metric is a fact whose value is text. NotMeasured if the
+            run failed or is missing.
+        """
         raise NotImplementedError
 
     def state(self, **params: Any) -> str:
-        """Return the status of the one run with these parameters; ok if any repeat is ok."""
+        """Return the status of the run that has these parameters. It is ok if any repeat is ok."""
         raise NotImplementedError
 
     def published(self, file: str, column: str, **params: Any) -> Any:
-        """Return a published figure from the one row with these columns; a number if possible."""
+        """Return a figure that other authors published, as a number if possible.
+
+        Args:
+            file: name of a CSV file in jobs/published.
+            column: column of the figure.
+            params: values of other columns, which select one row of the file.
+        """
         found = published_figure(str(file), str(column), **params)
         if found is None:
             raise TableError(f"{file} has no {column} for {format_params(params)}")
@@ -133,22 +154,27 @@ class TextFunctions:
 
 
 def value_problem(name: Any, statistic: Any = "median", unit: Any = None) -> str | None:
-    """Return the error in a value's name, statistic or unit, or None."""
+    """Return an error message if the arguments of `TextFunctions.value` are invalid, else None."""
     unknown = unknown_value(str(name))
     if unknown:
         return f"value {unknown}"
     if statistic not in ONE_NUMBER:
-        return f"no statistic {statistic!r}{nearest(str(statistic), ONE_NUMBER)}"
+        return f"statistic {statistic!r} is not known{nearest(str(statistic), ONE_NUMBER)}"
     if unit is not None and unit not in units_of(name):
-        valid = ", ".join(units_of(name)) or "none but its own"
+        valid = ", ".join(units_of(name)) or "only the default unit"
         return f"value {name!r} cannot be shown in {unit!r} (valid: {valid})"
     return None
 
 
 def ambiguity(runs: list[Run], params: dict[str, Any], devices: Iterable[str] = ()) -> str | None:
-    """Return the error for parameters that fit several runs, or None if they fit at most one.
+    """Return an error message if given parameters select several runs, else None.
 
-    The error names the parameters in which the runs differ.
+    The message lists the parameters in which the selected runs differ.
+
+    Args:
+        runs: the selected runs.
+        params: the given parameters.
+        devices: kinds of device of the selected results.
     """
     differ = {name: [format_scalar(run.params[name]) for run in runs] for name in varying(runs)}
     if len(set(devices)) > 1:
@@ -156,11 +182,14 @@ def ambiguity(runs: list[Run], params: dict[str, Any], devices: Iterable[str] = 
     if not differ:
         return None
     names = "; ".join(f"{name}: {', '.join(dict.fromkeys(has))}" for name, has in differ.items())
-    which = f"{len(runs)} runs have {format_params(params)}" if params else f"{len(runs)} runs fit"
-    return f"{which}; give also what they differ in ({names})"
+    which = (
+        f"{len(runs)} runs have {format_params(params)}" if params else f"{len(runs)} runs match"
+    )
+    return f"{which}; add a parameter in which they differ ({names})"
 
 
 def format_params(params: dict[str, Any]) -> str:
     return (
-        ", ".join(f"{name}={format_scalar(given)}" for name, given in params.items()) or "any kind"
+        ", ".join(f"{name}={format_scalar(given)}" for name, given in params.items())
+        or "any parameters"
     )

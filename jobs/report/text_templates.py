@@ -1,15 +1,15 @@
-"""Renders the texts of a study: prose under its tables, with numbers taken from the records.
+"""Renders the texts below the tables of a sweep, with numbers taken from the records.
 
-A study's texts are one Jinja2 template, such as `jobs/report/texts/flash.md.j2`, with a block for
-each table that has a text:
+The texts are in a Jinja2 template, such as `jobs/report/texts/flash.md.j2`. The template has one
+block for each table with a text:
 
     {% block forward_bf16 %}
     cuDNN takes {{ value("time", "forward", implementation="sdpa_cudnn", seq_len=128) | n }} ms.
     {% endblock %}
 
-`jobs.report.text_language` defines the functions and filters. A number whose run failed or is
-missing is rendered as `not measured`, so a report can be made from incomplete results. An unknown
-name is an error.
+`jobs.report.text_language` defines the functions and filters. If a run failed or is missing, its
+numbers are rendered as `not measured`, so a report can be made from incomplete results. An unknown
+table, function, parameter or metric is an error.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _RAISED = (
 
 
 class StudyTexts:
-    """The texts of a study, read from a template.
+    """Texts below the tables of a sweep, read from a template.
 
     Args:
-        path: the template.
-        tables: names of the study's tables. Each block of the template must have one of these.
+        path: path of the template.
+        tables: names of the tables. Each block of the template must have one of these names.
 
     Raises:
         TableError: if the template cannot be read or parsed, has a block for an unknown table, or
@@ -82,9 +82,9 @@ class StudyTexts:
             return jinja.from_string(source)
         except TemplateSyntaxError as error:
             raise TableError(f"{self.path}:{error.lineno}: {error.message}") from error
-        except (RecursionError, SyntaxError):  # Python's compiler raises either
+        except (RecursionError, SyntaxError):  # raised by Python's compiler
             raise TableError(f"{self.path}: an expression is nested too deeply") from None
-        except ValueError as error:  # a constant such as 10 ** (10 ** 5)
+        except ValueError as error:  # for example, the constant 10 ** (10 ** 5) is too large
             raise TableError(f"{self.path}: {error}") from None
 
     def render(
@@ -94,15 +94,18 @@ class StudyTexts:
         results: list[Result],
         warn: Callable[[str], None],
     ) -> str:
-        """Render the text of a table; empty if it has none.
+        """Return the text of a table, or "" if the template has no block for the table.
 
         Args:
-            results: all results of the folder. The table's `where` does not apply to its text.
-            warn: called with each problem that does not prevent rendering, such as a lookup of a
-                run that is in no sweep of the folder.
+            observation: the results folder.
+            view: declaration of the table.
+            results: all results of the folder. The text can use runs that the `where` condition of
+                the table excludes.
+            warn: function that receives a warning for each problem that does not prevent rendering,
+                for example if the folder does not contain a run that the text uses.
 
         Raises:
-            TableError: if the template uses an unknown name, or a lookup fits several runs.
+            TableError: if the text uses an unknown name, or selects several runs instead of one.
         """
         block = self._template.blocks.get(view.name)
         if block is None:
@@ -121,7 +124,7 @@ class StudyTexts:
         try:
             return jinja.concat(block(self._template.new_context(numbers.by_name)))
         except Exception:
-            jinja.handle_exception()  # raises it again, with the lines of the template
+            jinja.handle_exception()  # raises it again, with line numbers of the template
 
 
 def _is_blank(node: nodes.Node) -> bool:
@@ -131,17 +134,17 @@ def _is_blank(node: nodes.Node) -> bool:
 
 
 def _line_of(error: Exception) -> str:
-    """Return the line of the template that raised an error, as `12:`."""
+    """Return the template line that raised an error, such as `12:`, or "" if not known."""
     trace, line = error.__traceback__, 0
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == "<template>":  # Jinja's name for the source
+        if trace.tb_frame.f_code.co_filename == "<template>":  # Jinja's file name for a template
             line = trace.tb_lineno
         trace = trace.tb_next
     return f"{line}:" if line else ""
 
 
 class _Numbers(TextFunctions):
-    """Implements the lookups of a template from results."""
+    """Implements the functions `value` and `state` of templates with the given results."""
 
     def __init__(self, results: list[Result], warn: Callable[[str], None]):
         self.results = results
@@ -172,31 +175,51 @@ class _Numbers(TextFunctions):
         return "ok" if "ok" in states else (states or [Status.missing])[0]
 
     def _phase(self, name: str, result: Result, given: str | None) -> str:
-        """Return the given phase, or else the only one for which the run has this value."""
+        """Return the phase in which to look up a metric of a run.
+
+        Args:
+            name: name of the metric.
+            result: result of the run.
+            given: phase that the template names. If None, the metric must exist in one phase only.
+
+        Raises:
+            TableError: if no phase is given and the metric exists in several phases.
+        """
         measured = result.measurements
         if measured is None or not metric_named(name).has_phases:
             return given or ""
         if given:
             has = measured_phases(measured)
             if given not in has:
-                self.warn(f"value({name!r}): no phase {given!r}{nearest(given, has)}")
+                self.warn(f"value({name!r}): the run has no phase {given!r}{nearest(given, has)}")
             return given
         found = phases_with(measured, name)
         if len(found) > 1:
             raise TableError(
-                f"value({name!r}): the run has several phases; give one of {', '.join(found)}"
+                f"value({name!r}): the run has several phases; phase must be one of "
+                f"{', '.join(found)}"
             )
         return found[0] if found else ""
 
     def _find(self, call: str, params: dict[str, Any]) -> list[Result]:
-        """Return the repeats of the one run with these parameters; an empty list if none has."""
+        """Return the results of the run that has these parameters, one per repeat.
+
+        Return [] if no run has these parameters.
+
+        Args:
+            call: name of the template function, for messages.
+            params: parameters of the run.
+
+        Raises:
+            TableError: if a parameter is unknown, or if several runs have these parameters.
+        """
         known = [
             *dict.fromkeys(key for result in self.results for key in result.run.params),
             *BESIDE_PARAMETERS,
         ]
         for name in params:
             if name not in known:
-                raise TableError(f"{call}: no parameter {name!r}{nearest(name, known)}")
+                raise TableError(f"{call}: no run has a parameter {name!r}{nearest(name, known)}")
         found = [
             result
             for result in self.results

@@ -1,4 +1,7 @@
-"""Resolves the views of a sweep (tables and plots): their benchmarks, results and order."""
+"""Determines which results a table or plot shows, and in which order.
+
+A `view` is a table or a plot that a sweep declares.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from jobs.sweep.benchmarks import NoBenchmark, load_benchmark, short_name
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.schema import PSEUDO, Plot, Sweep, Table
 
-Order = dict[str, dict[Any, int]]  # rank of each value, by dimension
+Order = dict[str, dict[Any, int]]  # for each dimension, the position of each value
 
 
 def tables_of(sweep: Sweep) -> list[Table]:
-    """Return the tables of a sweep, each with its benchmark set.
+    """Return the tables of a sweep. Tables without a benchmark get the benchmark of the sweep.
 
-    If the sweep has no tables, return one table per benchmark, with all its runs.
+    If the sweep declares no tables, return one table per benchmark with all runs of the benchmark.
     """
     if sweep.tables:
         return [
@@ -35,7 +38,7 @@ def tables_of(sweep: Sweep) -> list[Table]:
 
 
 def plots_of(sweep: Sweep) -> list[Plot]:
-    """Return the plots of a sweep, each with its benchmark set."""
+    """Return the plots of a sweep. Plots without a benchmark get the benchmark of the sweep."""
     return [
         plot.model_copy(update={"benchmark": plot.benchmark or sweep.benchmark})
         for plot in sweep.plots
@@ -43,8 +46,11 @@ def plots_of(sweep: Sweep) -> list[Plot]:
 
 
 def dimensions(view: Table | Plot) -> list[str]:
-    """Return the dimensions of a view: rows and columns of a table; facets, x and series of a
-    plot."""
+    """Return the dimensions of a table or plot.
+
+    A dimension is a parameter, or one of phase, device, repeat and value. A table declares its
+    dimensions in `rows` and `columns`. A plot declares its dimensions in `facet`, `x` and `series`.
+    """
     if isinstance(view, Plot):
         return [*view.facet, view.x, *view.series]
     return [*view.rows, *view.columns]
@@ -53,15 +59,15 @@ def dimensions(view: Table | Plot) -> list[str]:
 def select_results(
     observation: Observation, view: Table | Plot, results: list[Result]
 ) -> list[Result]:
-    """Select the results that a view shows: those of its benchmark for which its `where` holds.
+    """Return the results of the table's or plot's benchmark that satisfy its `where` condition.
 
     Args:
         observation: the results folder.
-        view: the table or plot.
+        view: declaration of the table or plot.
         results: all results of the folder.
 
     Raises:
-        TableError: if the view has a parameter that no run has, or if its `where` is invalid or
+        TableError: if the table or plot names an unknown parameter, or if its `where` is invalid or
             cannot be evaluated for a run.
     """
     benchmark = view.benchmark or observation.manifests[-1].sweep.benchmark
@@ -84,14 +90,14 @@ def select_results(
 
 
 def _with_defaults(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
-    """Complete the parameters of results of one benchmark, so that all have the same parameters.
+    """Add missing parameters with their default values, so that all runs have the same parameters.
 
-    A parameter that was added to the benchmark after a run gets its default in this run.
+    A run lacks a parameter if the parameter was added to the benchmark after the run.
 
     Args:
-        results: results of the benchmark.
+        results: results of one benchmark.
         benchmark: name of the benchmark.
-        named: parameters that the view needs.
+        named: parameters that the table or plot uses.
     """
     names = dict.fromkeys(name for result in results for name in result.run.params)
     if names.keys() >= set(named) and all(len(r.run.params) == len(names) for r in results):
@@ -109,7 +115,10 @@ def _with_defaults(results: list[Result], benchmark: str, named: list[str]) -> l
 
 
 def declared_order(observation: Observation) -> Order:
-    """Number the values of each parameter in the order of the sweeps, newest sweep first."""
+    """Return the order in which the sweeps of a results folder list the values of each parameter.
+
+    Values in the newest sweep come first.
+    """
     order: Order = {}
     for manifest in reversed(observation.manifests):
         for block in (manifest.sweep, *manifest.sweep.cases):
@@ -122,12 +131,12 @@ def declared_order(observation: Observation) -> Order:
 
 
 def sort_keys(keys: set[Key], names: list[str], order: Order) -> list[Key]:
-    """Sort keys in the order in which the sweeps list their values, not in the order of the runs.
+    """Sort row keys or column keys in the order in which the sweeps list the values.
 
     Args:
-        keys: the keys of rows or columns.
-        names: the dimensions of a key.
-        order: ranks of the values. A value without a rank is last, by number and text.
+        keys: row keys or column keys.
+        names: dimensions of the keys.
+        order: positions of the values. Values without a position come last, in ascending order.
     """
 
     def rank(key: Key) -> list[tuple[int, float, str]]:

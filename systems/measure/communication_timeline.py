@@ -1,8 +1,10 @@
-"""Find total and exposed communication of training steps in a torch.profiler trace, and draw it.
+"""Measure and draw the total and exposed communication of training steps, from a profiler trace.
 
-On a GPU, communication is the NCCL kernels and computation is all other kernels. On a CPU,
-communication is the Gloo calls and computation is torch's operators (compiled code has none).
-Communication includes the wait for slower ranks. It is exposed while this rank computes nothing.
+Communication includes the wait for slower ranks. It is exposed while the rank computes nothing.
+
+On a GPU, NCCL kernels count as communication, and all other kernels count as computation. On a CPU,
+Gloo calls count as communication, and torch's operators count as computation. Code compiled with
+torch.compile for a CPU has no such operators, so it is not counted.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from systems.measure.trace import (
 )
 
 PHASES = ("forward", "backward", "synchronize", "optimizer")
-STEP = "train_step"  # name of the range around a step
+STEP = "train_step"  # name of the annotated range that contains one step
 _COLOURS = dict(zip(PHASES, ("#4c72b0", "#55a868", "#937860", "#8172b3"), strict=True))
 
 
@@ -34,41 +36,43 @@ class StepTimeline:
     """Timeline of one step on one rank. Times are in microseconds from the start of the step."""
 
     length: float  # duration of the step
-    calls: dict[str, list[Span]]  # spans of communication, by collective
-    computation: dict[str, list[Span]]  # spans of computation, by the phase that launched it
+    calls: dict[str, list[Span]]  # time span of each call, by collective such as all_reduce
+    computation: dict[str, list[Span]]  # time spans of computation, by phase
 
     @property
     def communication(self) -> list[Span]:
-        """Spans in which any communication is in flight."""
+        """Time spans in which communication is in flight."""
         return merged(one for spans in self.calls.values() for one in spans)
 
     @property
     def busy(self) -> list[Span]:
-        """Spans in which anything is computed."""
+        """Time spans in which the rank computes."""
         return merged(one for spans in self.computation.values() for one in spans)
 
     @property
     def exposed(self) -> list[Span]:
-        """Spans in which communication is in flight and nothing is computed."""
+        """Time spans in which communication is in flight and the rank computes nothing."""
         return without(self.communication, self.busy)
 
     @property
     def communication_ms(self) -> float:
-        """Total length of `communication`, in milliseconds."""
+        """Total time of communication, in milliseconds."""
         return total(self.communication) / 1e3
 
     @property
     def exposed_ms(self) -> float:
-        """Total length of `exposed`, in milliseconds."""
+        """Total time of exposed communication, in milliseconds."""
         return total(self.exposed) / 1e3
 
     def waits_ms(self, collective: str) -> list[float]:
-        """Return the time between the end of computation and the end of each call, in milliseconds.
+        """Return how long the rank waited for the end of each call, in milliseconds.
 
-        It is 0 for a call that ended while computation was running, because nothing waited for it.
+        The wait for a call begins when the last computation before the end of the call is finished,
+        or at the start of the call if that is later. If computation is running when the call ends,
+        the wait is 0.
 
         Args:
-            collective: key of `calls`.
+            collective: name of the collective, such as all_reduce.
         """
         waits, busy = [], self.busy
         for start, end in self.calls.get(collective, []):
@@ -80,17 +84,18 @@ class StepTimeline:
 def read_steps(path: Path) -> list[StepTimeline]:
     """Read the timelines of all steps in a Chrome trace of `torch.profiler`.
 
-    A step is a range named STEP that contains ranges named as in PHASES. The GPU must be idle at
-    both ends of a step.
+    The code of each step must be annotated with record_function under the name train_step. The
+    phases of a step must be annotated with the names in PHASES. The GPU must be idle at the start
+    and at the end of each step.
 
     Raises:
-        ValueError: if the trace has no range named STEP.
+        ValueError: if the trace has no range with the name train_step.
     """
     return steps_of(read_events(path))
 
 
 def steps_of(events: Iterable[Event]) -> list[StepTimeline]:
-    """Return the timelines of all steps in the events of a trace. See `read_steps`."""
+    """Return the timelines of all steps, from the events of a trace. See `read_steps`."""
     categories = by_category(events)
     ranges = categories.get("user_annotation", [])
     steps = sorted(span(event) for event in ranges if event["name"] == STEP)
@@ -106,12 +111,13 @@ def steps_of(events: Iterable[Event]) -> list[StepTimeline]:
         work = [event for event in work if not _is_nccl(event["name"])]
     else:
         communication = [event for event in ranges if event["name"].startswith("gloo:")]
-        # Only aten operators: the events of autograd nodes include hooks, which may wait.
+        # Count only aten operators. The events of autograd nodes include hooks, which may wait for
+        # communication.
         work = [e for e in categories.get("cpu_op", []) if e["name"].startswith("aten::")]
     computation: dict[str, list[Span]] = {}
     for event in work:
-        # A kernel belongs to the phase that launched it, even if it runs after the host has left
-        # the phase.
+        # A kernel belongs to the phase in which it was launched. It may run later, when the host
+        # has already left this phase.
         at = launched_at.get(event.get("args", {}).get("correlation"), float(event["ts"]))
         phase = next((name for start, end, name in phases if start <= at < end), None)
         if phase is not None:
@@ -135,14 +141,14 @@ def _is_nccl(name: str) -> bool:
 
 
 def _collective(name: str) -> str:
-    """Return the collective of an event: ncclDevKernel_AllGather_RING_LL gives all_gather."""
+    """Return the collective of a kernel or call: all_gather for ncclDevKernel_AllGather_RING_LL."""
     letters = name.lower().replace("_", "")
     known = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     return next((name for name in known if name.replace("_", "") in letters), "other")
 
 
 def _within(spans: Iterable[Span], start: float, end: float) -> list[Span]:
-    """Clip spans to a step and make them relative to its start."""
+    """Clip time spans to a step, and make them relative to the start of the step."""
     return [
         (max(low, start) - start, min(high, end) - start)
         for low, high in spans
@@ -151,13 +157,14 @@ def _within(spans: Iterable[Span], start: float, end: float) -> list[Span]:
 
 
 def draw_steps(panels: Mapping[str, Sequence[StepTimeline]], title: str, path: Path) -> None:
-    """Draw one step of every rank, in one panel per training, all with the same time scale.
+    """Draw the timelines of one step on all ranks, and write the figure to a PNG file.
 
-    Each rank has two rows: computation, colored by phase, and below it communication, darker where
-    it is exposed.
+    The panels compare variants of training on the same time scale. Each rank has two rows. The
+    upper row shows computation, colored by phase. The lower row shows communication, in orange
+    where it overlaps computation and in red where it is exposed.
 
     Args:
-        panels: steps of all ranks in rank order, by name of the training.
+        panels: one step per rank, in rank order, by name of the panel.
         title: title of the figure.
         path: PNG file to write.
     """
@@ -196,5 +203,5 @@ def draw_steps(panels: Mapping[str, Sequence[StepTimeline]], title: str, path: P
 
 
 def _bars(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """Return merged spans as (start, width) in milliseconds."""
+    """Merge overlapping time spans, and return the start and width of each in milliseconds."""
     return [(start / 1e3, (end - start) / 1e3) for start, end in merged(spans)]

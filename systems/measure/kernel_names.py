@@ -12,9 +12,9 @@ KernelClass = Literal[
     "matmul", "softmax", "attention", "elementwise", "reduction", "copy", "optimizer", "other"
 ]
 
-# The first match decides. The order matters, because the name of fused attention may contain
-# "gemm", that of a softmax "reduce" and that of a copy "elementwise", and the names of Inductor's
-# kernels contain all operators that were fused.
+# The first matching pattern decides, so the order matters. The name of a fused attention kernel may
+# contain "gemm", a softmax kernel "reduce", and a copy kernel "elementwise". The name of a kernel
+# from Inductor contains all operators that were fused into this kernel.
 _CLASSES: tuple[tuple[KernelClass, str], ...] = (
     ("matmul", r"^triton_(tem|mm)_"),
     ("elementwise", r"^triton_(poi|for)_"),
@@ -42,15 +42,15 @@ _NAMESPACES = (
 
 @cache
 def kernel_class(name: str) -> KernelClass:
-    """Return the class of a kernel (or of a torch operator, on a CPU) by its name."""
+    """Return the class of a GPU kernel, or of a torch operator on a CPU, from its name."""
     return next((kind for kind, pattern in _CLASSES if re.search(pattern, name, re.I)), "other")
 
 
 def short_kernel_name(name: str) -> str:
-    """Return a kernel's name without return type, arguments and common namespaces.
+    """Return the name of a kernel without return type, arguments and common namespaces.
 
-    A name longer than NAME_LENGTH is shortened in the middle, because the operation of an
-    elementwise kernel is near the end of its name.
+    A name with more than 120 characters (NAME_LENGTH) is shortened in the middle. The end is kept,
+    because it contains the operation of an elementwise kernel.
     """
     name = _without_arguments(name.removeprefix("void "))
     for namespace in _NAMESPACES:
@@ -63,7 +63,7 @@ def short_kernel_name(name: str) -> str:
 
 
 def _without_arguments(name: str) -> str:
-    """Remove the last pair of parentheses and its contents from the end of a name."""
+    """Return a name without the argument list in parentheses at its end."""
     if not name.endswith(")"):
         return name
     depth = 0

@@ -1,16 +1,19 @@
-"""Tabulate the kernels of training steps by annotated range, from a torch.profiler trace.
+"""Tabulate the kernels of training steps by phase and annotated range, from a profiler trace.
 
-The input is the exported Chrome trace, whose format changes less often than torch's Python objects.
+The input is a Chrome trace that torch.profiler exported. The format of this file changes less often
+than torch's Python objects. The phases and ranges are code that was annotated with record_function.
 
-A kernel belongs to the range in which it was launched. The trace links kernel and launch by a
-correlation id. This is exact for phases, because the GPU is idle at both ends of each phase.
+A kernel belongs to the phase and the range in which the host launched it. A correlation id in the
+trace links the kernel to its launch. The GPU must be idle at the start and at the end of each
+phase, so that a kernel also runs in the phase in which it was launched.
 
-Kernels of backward are launched by another thread, which evaluates an autograd node. The node has
-the sequence number of the forward operator that created it. So the kernel also belongs to the range
-of that operator, under the range's name with the suffix `_backward`.
+Another thread launches the kernels of backward. This thread executes autograd nodes. Each node has
+the sequence number of the forward operator that created the node. If this operator was in an
+annotated range such as attention_softmax, the backward kernel belongs to the range
+attention_softmax_backward.
 
-On a CPU there are no kernels. Operators take their place, each with its self time, which excludes
-the operators that it calls.
+A CPU has no kernels, so the tables list torch's operators instead. The time of an operator excludes
+the operators that it calls (self time).
 """
 
 from __future__ import annotations
@@ -34,10 +37,10 @@ from systems.measure.trace import (
 )
 
 PHASES = ("forward", "backward", "optimizer")
-STEP = "train_step"  # name for all phases together
+STEP = "train_step"  # key of the whole step, which is all phases together
 ATTENTION_RANGES = ("attention_scores", "attention_softmax", "attention_output")
 _BACKWARD = "_backward"
-LIMIT = 10  # rows of a table of kernels; the others take a few percent of the time
+LIMIT = 10  # maximum number of rows in a table of kernels
 
 T = TypeVar("T")
 
@@ -49,18 +52,18 @@ class Work:
     name: str
     start_us: float
     end_us: float
-    own_us: float  # duration in microseconds; of an operator, its self time
-    phase: str | None  # None outside of all phases
-    part: str | None  # range inside the phase, None outside of all ranges
+    own_us: float  # duration of the kernel, or self time of the operator
+    phase: str | None  # None if launched outside of all phases
+    part: str | None  # range inside the phase; None if launched outside of all ranges
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Work and phases of the training steps in a trace."""
+    """Kernels and phases of the training steps in a trace."""
 
     work: list[Work]
-    phase_spans: dict[str, list[Span]]  # time spans of the phases on the host, one per step
-    is_gpu: bool  # True if the work is GPU kernels, False if it is CPU operators
+    phase_spans: dict[str, list[Span]]  # for each phase, one time span per step, on the host
+    is_gpu: bool  # True if `work` is GPU kernels, False if it is CPU operators
 
     @property
     def steps(self) -> int:
@@ -71,12 +74,15 @@ class Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read the work and phases in a Chrome trace that `torch.profiler` exported."""
+    """Read the kernels and phases from a Chrome trace that torch.profiler exported."""
     return profile_of(read_events(path))
 
 
 def profile_of(events: Iterable[Event]) -> Profile:
-    """Return the work in the events of a trace, each with its phase and range."""
+    """Return the kernels and phases in the events of a trace.
+
+    If the trace has no GPU kernels, return the operators instead of the kernels.
+    """
     categories = by_category(events)
     operators = categories.get("cpu_op", [])
     ranges = _Ranges(categories.get("user_annotation", []), operators)
@@ -85,8 +91,8 @@ def profile_of(events: Iterable[Event]) -> Profile:
     if by_correlation:
         work = []
         for event in on_gpu:
-            # If the launch is missing, the kernel's own time still gives the right phase, because
-            # the GPU is idle between phases.
+            # If the trace lacks the launch, use the start time of the kernel. It gives the right
+            # phase, because the GPU is idle between phases.
             cause = by_correlation.get(event.get("args", {}).get("correlation"), event)
             work.append(_work(event, event["dur"], ranges, cause))
     else:
@@ -101,7 +107,10 @@ def _work(event: Event, own_us: float, ranges: _Ranges, cause: Event) -> Work:
 
 
 class _Spans(Generic[T]):
-    """Spans that do not overlap, each with a value. `at` returns the value at a time, or None."""
+    """Time spans that do not overlap, each with a value.
+
+    `at` returns the value of the span that contains a time, or None if no span contains the time.
+    """
 
     def __init__(self, spans: Iterable[tuple[float, float, T]]):
         self._spans = sorted(spans, key=lambda span: span[0])
@@ -113,7 +122,7 @@ class _Spans(Generic[T]):
 
 
 class _Ranges:
-    """Annotated ranges of a trace. `find` returns the ranges at a time on a thread."""
+    """Annotated ranges of a trace. `find` returns the phase and range at a time on a thread."""
 
     def __init__(self, annotations: Sequence[Event], operators: Sequence[Event]):
         phases = [e for e in annotations if e["name"] in PHASES]
@@ -129,11 +138,11 @@ class _Ranges:
         self._made_in = self._parts_of_nodes(operators)
 
     def _parts_of_nodes(self, operators: Iterable[Event]) -> dict[int, str | None]:
-        """Return the range in which forward created each autograd node, by sequence number.
+        """Return the forward range that created each autograd node, by sequence number.
 
-        The sequence number of an operator is that of the next node to be created, even if the
-        operator creates none or another operator that it calls creates the node. Of all operators
-        with the same number, the last to start created the node.
+        Several operators can have the same sequence number, because an operator gets the number of
+        the autograd node that will be created next. The operator itself may create no node. Among
+        the operators with the same number, the operator that started last created the node.
         """
         last: dict[int, Event] = {}
         for event in operators:
@@ -148,7 +157,7 @@ class _Ranges:
         return self._parts[thread].at(time) if thread in self._parts else None
 
     def find(self, time: float, thread: Any) -> tuple[str | None, str | None]:
-        """Return the phase, and the range inside it, at a time on a thread. Each may be None."""
+        """Return the phase and the range at a time on a thread. Both can be None."""
         phase = self._phases.at(time)
         if phase == "forward":
             return phase, self._part(time, thread)
@@ -172,7 +181,10 @@ def _sequence_number(event: Event) -> int | None:
 
 
 def _own_times(operators: Sequence[Event]) -> list[float]:
-    """Return the self time of each operator in microseconds; operators nest on their thread."""
+    """Return the self time of each operator, in microseconds.
+
+    The self time excludes the time of the operators that the operator calls on the same thread.
+    """
     own: list[float] = [event["dur"] for event in operators]
     # If caller and callee start at the same time, the caller comes first.
     order = sorted(
@@ -194,22 +206,33 @@ def _own_times(operators: Sequence[Event]) -> list[float]:
 
 
 def kernel_facts(profile: Profile) -> dict[str, Any]:
-    """Return tables and totals of kernels by range. Times are means per step, in milliseconds.
+    """Return tables and totals of the kernels of training steps.
 
-    Returns, for each range:
-        kernels: the ten kernels that take most time, with name, class, time, share and calls.
-        kernel_classes: time, share and calls of all kernels by class.
+    Times are in milliseconds per step, averaged over the steps. Shares are fractions from 0 to 1.
+
+    Returns:
+        A dict with the following keys.
+
+        Dicts with a key for each phase, for the whole step (`train_step`) and for each range:
+        kernels: the ten kernels with the longest time, each with its name, class, time, share of
+            the time, and number of calls.
+        kernel_classes: time, share of the time, and number of calls of each class of kernels.
         kernel_ms: total time of all kernels.
-        matmul_share: share of kernel_ms that is matmuls.
-        top_kernel, top_kernel_share: kernel that takes most time, and its share of kernel_ms.
-    for each phase and the whole step:
+        matmul_share: share of kernel_ms that matmuls take.
+        top_kernel: name of the kernel with the longest time.
+        top_kernel_share: share of kernel_ms that this kernel takes.
+
+        Dicts with a key for each phase and for the whole step:
         range_ms: duration on the host, including the overhead of the profiler.
-        busy_share: share of range_ms in which at least one kernel ran.
-    for forward and backward, if attention was annotated:
-        softmax_ms, attention_matmul_ms: time of attention's softmax and matmuls.
-        softmax_over_matmul_time: their ratio.
-    and for the profile:
-        counted: what counts as a kernel.
+        busy_share: share of range_ms during which at least one kernel was running.
+
+        Dicts with the keys forward and backward, omitted if attention has no annotated ranges:
+        softmax_ms: time of the softmax of attention.
+        attention_matmul_ms: time of the matmuls of attention.
+        softmax_over_matmul_time: softmax_ms divided by attention_matmul_ms.
+
+        Other values:
+        counted: whether GPU kernels or CPU operators are counted.
         profiled_steps: number of steps.
     """
     parts = [name + suffix for suffix in ("", _BACKWARD) for name in ATTENTION_RANGES]
@@ -258,10 +281,10 @@ def kernel_facts(profile: Profile) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Row:
-    of: str  # name or class
-    time_ms: float  # per step
-    share: float  # of the time of all rows
-    calls: float  # per step
+    of: str  # name or class of the kernels
+    time_ms: float  # milliseconds per step
+    share: float  # fraction of the time of all rows
+    calls: float  # number of calls per step
 
     def facts(self) -> dict[str, float]:
         calls = int(self.calls) if self.calls.is_integer() else round(self.calls, 2)
@@ -273,7 +296,10 @@ class _Row:
 
 
 def _table(work: list[Work], steps: int, key: Callable[[Work], str]) -> list[_Row]:
-    """Sum time and calls of the work by `key`; rows with most time come first."""
+    """Group kernels by `key`, such as the name, and sum the time and the calls of each group.
+
+    The rows are sorted by time, with the longest time first.
+    """
     groups: dict[str, list[Work]] = {}
     for one in work:
         groups.setdefault(key(one), []).append(one)
@@ -290,7 +316,7 @@ def _time_ms(work: Iterable[Work], steps: int) -> float:
 
 
 def _span_facts(profile: Profile, ranges: dict[str, list[Work]]) -> dict[str, Any]:
-    """Return range_ms and busy_share of the phases and the step. See `kernel_facts`."""
+    """Return the values range_ms and busy_share of `kernel_facts`."""
     range_us = {
         name: sum(end - start for start, end in spans)
         for name, spans in profile.phase_spans.items()
@@ -309,9 +335,11 @@ def _span_facts(profile: Profile, ranges: dict[str, list[Work]]) -> dict[str, An
 
 
 def _softmax_facts(ranges: dict[str, list[Work]], steps: int) -> dict[str, Any]:
-    """Return the time of attention's softmax, of its matmuls, and their ratio; {} if not annotated.
+    """Return the softmax and matmul times of attention, and their ratio, as in `kernel_facts`.
 
-    Scaling, masking and copies belong to neither.
+    The softmax time is the time of all kernels in the range attention_softmax. The matmul time is
+    the time of the matmul kernels in the ranges attention_scores and attention_output. Scaling,
+    masking and copies in these two ranges are not counted.
     """
     softmax: dict[str, float] = {}
     matmul: dict[str, float] = {}

@@ -1,18 +1,19 @@
-"""Memory in use over time, from a snapshot of torch's CUDA allocator, with a drawing.
+"""Measure and draw GPU memory over time, from a snapshot of torch's CUDA allocator.
 
     with recording():
         ...                              # create model and optimizer
         mark_phase(); forward()          # a mark at the start of each phase
         mark_phase(); backward()
-        mark_phase()                     # and one at the end
+        mark_phase()                     # a mark at the end of the last phase
         snapshot = torch.cuda.memory._snapshot()
     timeline = read_timeline(snapshot, ["forward", "backward"])
 
-A mark is an allocation of one byte in `mark_phase`, recognized by its stack. The allocator records
-it in order with all other events, so no clocks have to be compared.
+A mark is an allocation of one byte. It is recognized by the function `mark_phase` in its Python
+stack. The allocator records marks and all other events in one sequence, so that the phase of each
+allocation is known without comparing clocks.
 
-Sizes are the bytes that tensors requested. The allocator rounds each up to a multiple of 512 bytes
-or to the size of the block that it reuses, which can add up to 1 MiB.
+Sizes are the bytes that tensors requested. The allocator rounds each size up to a multiple of
+512 bytes, or to the size of a free block that it reuses. This can add up to 1 MiB to a size.
 `torch.cuda.max_memory_allocated` counts the rounded sizes.
 """
 
@@ -28,9 +29,9 @@ import numpy as np
 
 from systems.measure.source_lines import ROOT, Frame, Source, source_of
 
-# Number of events that the allocator keeps. A step of the largest model has about 40,000.
+# Maximum number of events that the allocator keeps. A step of the largest model has about 40,000.
 MAX_ENTRIES = 1_000_000
-MARK = "mark_phase"  # function name by which marks are recognized
+MARK = "mark_phase"  # name of the function that allocates marks
 NOT_OWNED = ("activations", "temporaries", "before")  # kinds of memory without an `Owner`
 KINDS = ("weights", "optimizer state", "gradients", *NOT_OWNED)
 
@@ -51,7 +52,7 @@ def recording() -> Iterator[None]:
 
 
 def mark_phase() -> None:
-    """Add a mark to the allocator's events. Call it at the start of each phase and at the end."""
+    """Make a mark at the start of a phase, or at the end of the last phase."""
     import torch
 
     torch.empty(1, dtype=torch.uint8, device="cuda")
@@ -59,12 +60,14 @@ def mark_phase() -> None:
 
 @dataclass(frozen=True)
 class Allocation:
-    """One allocation. Time is the number of allocator events since the first mark.
+    """One allocation. Times are numbers of allocator events since the first mark.
 
     Attributes:
-        address, size: address and requested bytes.
-        start: time from which it is alive; 0 if it was allocated before the first mark.
-        end: time at which it is freed; the number of events + 1 if it is not freed.
+        address: address in GPU memory.
+        size: requested size in bytes.
+        start: time of the allocation, or 0 if it was made before the first mark.
+        end: time at which the memory is freed. If it is not freed before the last mark, this is the
+            number of events between the first and the last mark, plus 1.
         frames: Python stack of the allocation.
     """
 
@@ -80,7 +83,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase from time `start` to time `end`."""
+    """Phase of a step. Times are numbers of allocator events since the first mark."""
 
     name: str
     start: int
@@ -89,12 +92,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Owner:
-    """Memory that belongs to known tensors, such as the weights.
+    """Tensors that own allocations, such as the weights.
 
     Attributes:
         kind: weights, gradients or optimizer state.
-        at: time at which the tensors were at the addresses in `names`.
-        names: name of each tensor by its address.
+        at: time at which the tensors had the addresses in `names`.
+        names: names of the tensors, by address.
     """
 
     kind: str
@@ -104,7 +107,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All allocations that were alive between the first mark and the last."""
+    """Phases of a step, and allocations that were alive between the first and the last mark."""
 
     allocations: list[Allocation]
     phases: list[Phase]
@@ -114,10 +117,10 @@ class Timeline:
         return self.phases[-1].end
 
     def active_bytes(self, chosen: Sequence[bool] | None = None) -> np.ndarray:
-        """Return the bytes in use after 0, 1, ... events.
+        """Return the bytes in use at each time, shape `(events + 1,)`.
 
         Args:
-            chosen: whether to count each allocation. None counts all.
+            chosen: for each allocation, whether to count it. None means to count all allocations.
         """
         change = np.zeros(self.events + 2, dtype=np.int64)
         for i, allocation in enumerate(self.allocations):
@@ -127,7 +130,7 @@ class Timeline:
         return np.cumsum(change)[: self.events + 1]
 
     def peak(self) -> tuple[int, int]:
-        """Return the first time of the maximum of bytes in use, and the maximum."""
+        """Return the time at which the bytes in use first reach their maximum, and the maximum."""
         active = self.active_bytes()
         time = int(active.argmax())
         return time, int(active[time])
@@ -135,10 +138,11 @@ class Timeline:
     def phase_of(self, start: int) -> str:
         """Return the name of the phase in which an allocation was made.
 
-        An allocation is alive after its event, so its start is later than the start of its phase.
+        The first event of a phase has the time `phase.start + 1`. The last event has the time
+        `phase.end`.
 
         Args:
-            start: `start` of the allocation. For 0 the result is `before`.
+            start: `start` of the allocation. For 0, the result is "before".
         """
         if start == 0:
             return "before"
@@ -150,12 +154,12 @@ def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: in
 
     Args:
         snapshot: result of `torch.cuda.memory._snapshot`.
-        phases: names of the phases between the marks.
+        phases: names of the phases between the marks, in order.
         device: index of the GPU.
 
     Raises:
-        ValueError: if the number of marks is not the number of phases plus 1. Marks are lost if
-            more than MAX_ENTRIES events follow.
+        ValueError: if the number of marks is not the number of phases plus 1. A mark is lost if
+            more than MAX_ENTRIES events follow it.
     """
     # alive: (start, size, frames) by address
     # over: (address, size, start, end, frames) of freed allocations
@@ -183,10 +187,10 @@ def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: in
             over.append((address, size, start, time, frames))
     if len(marks) != len(phases) + 1:
         raise ValueError(
-            f"the allocator's history must have {len(phases) + 1} marks, one before each of "
-            f"{', '.join(phases)} and one at the end, got {len(marks)} in {len(trace)} events"
+            f"the allocator's history must have {len(phases) + 1} marks, one before each phase "
+            f"({', '.join(phases)}) and one at the end, got {len(marks)} in {len(trace)} events"
         )
-    for block in _active_blocks(snapshot, device):  # blocks without events are alive all the time
+    for block in _active_blocks(snapshot, device):  # a block without events is always alive
         there = (0, block["requested_size"], block.get("frames", ()))
         alive.setdefault(block["address"], there)
     over += [(address, size, start, time + 1, f) for address, (start, size, f) in alive.items()]
@@ -205,9 +209,11 @@ def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: in
 def kinds(timeline: Timeline, owners: Sequence[Owner]) -> list[str]:
     """Return the kind of each allocation, one of KINDS.
 
-    weights, gradients and optimizer state belong to an owner. activations are allocated in forward
-    and alive at its end. before was allocated before the first mark and has no owner: the batch,
-    tables of RoPE, workspaces of cuBLAS. temporaries are all other allocations.
+    weights, gradients, optimizer state: the allocation belongs to an owner of this kind.
+    activations: the allocation was made in forward and is alive at the end of forward.
+    before: the allocation was made before the first mark and belongs to no owner. Examples are the
+        batch, the tables of RoPE and the workspaces of cuBLAS.
+    temporaries: all other allocations.
     """
     saved_at = next((p.end for p in timeline.phases if p.name == "forward"), -1)
     found = []
@@ -225,7 +231,7 @@ def kinds(timeline: Timeline, owners: Sequence[Owner]) -> list[str]:
 
 
 def owner_of(allocation: Allocation, owners: Sequence[Owner]) -> Owner | None:
-    """Return the owner of the allocation, or None."""
+    """Return the owner to which an allocation belongs, or None if there is no such owner."""
     for owner in owners:
         if allocation.address in owner.names and allocation.alive_at(owner.at):
             return owner
@@ -233,7 +239,7 @@ def owner_of(allocation: Allocation, owners: Sequence[Owner]) -> Owner | None:
 
 
 def bytes_by_kind(timeline: Timeline, kinds: Sequence[str], time: int) -> dict[str, int]:
-    """Return the bytes in use at a time, by kind."""
+    """Return the bytes in use at the given time, by kind of memory."""
     total = dict.fromkeys(KINDS, 0)
     for allocation, kind in zip(timeline.allocations, kinds, strict=True):
         if allocation.alive_at(time):
@@ -249,8 +255,8 @@ def largest_allocations(
 ) -> list[dict[str, Any]]:
     """Return the memory in use at the peak, summed by source line, kind and phase, largest first.
 
-    Gradients have no source line, because autograd computes them in threads without Python frames.
-    They are listed by the names of their parameters.
+    Gradients are listed by the names of their parameters instead of source lines. Autograd computes
+    gradients in threads without Python frames, so their allocations have no source lines.
 
     Args:
         timeline: allocations of a step.
@@ -288,18 +294,18 @@ _COLOURS = {
     "weights": "#4477aa", "optimizer state": "#66ccee", "gradients": "#228833",
     "activations": "#ee6677", "temporaries": "#ccbb44", "before": "#bbbbbb",
 }  # fmt: skip
-# Smallest width of a phase, as a share of all events, so that a phase with few or no allocations,
-# such as the optimizer, is visible.
+# Minimum width of a phase in the figure, as a fraction of all events. Without it, a phase with few
+# or no allocations would be invisible, such as the optimizer phase.
 _NARROWEST = 0.1
 
 
 def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path: Path) -> None:
-    """Draw the memory in use by kind over the allocator's events, and write it to a PNG file."""
+    """Draw the memory in use over time, stacked by kind, and write the figure to a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     named = kinds(timeline, owners)
-    # Short phases are widened. Memory is constant in the added width.
+    # Short phases are widened. In the added width, the memory in use is drawn as constant.
     x, times, edges = _axis(timeline)
     layers = {
         kind: timeline.active_bytes([name == kind for name in named])[times] / 2**30
@@ -344,7 +350,7 @@ def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path:
 
 
 def _axis(timeline: Timeline) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Return x positions, the time at each, and the x positions of the phases' borders."""
+    """Return the x positions, the time at each of them, and the x positions of phase boundaries."""
     narrowest = max(1.0, _NARROWEST * timeline.events)
     x: list[float] = []
     times: list[int] = []

@@ -1,7 +1,7 @@
-"""Run a module under Nsight Systems (nsys) and keep its report.
+"""Profile a Python module with Nsight Systems (nsys).
 
-`nsys stats --report nvtx_gpu_proj_sum,cuda_gpu_kern_sum REPORT` prints the times by range and by
-kernel.
+The result is a report file. `nsys stats --report nvtx_gpu_proj_sum,cuda_gpu_kern_sum REPORT` prints
+the times by range and by kernel.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ _ROOT = Path(__file__).parents[2]  # folder of the package `systems`
 
 
 def unsupported_reason() -> str | None:
-    """Return why nsys cannot profile on this machine, or None if it can."""
+    """Return the reason why nsys cannot profile on this machine, or None if it can."""
     if not torch.cuda.is_available():
-        return "profiler: nsys needs a GPU; this machine has none"
+        return "profiler: nsys needs a GPU, but this machine has no GPU"
     if shutil.which("nsys") is None:
-        return "profiler: nsys needs Nsight Systems; no program nsys was found on PATH"
+        return "profiler: nsys needs Nsight Systems, but the program nsys is not on PATH"
     return None
 
 
 def run_under_nsys(module: str, params_json: str, folder: Path) -> dict[str, Any]:
-    """Run `python -m MODULE PARAMS.json FACTS.json` under nsys and return the facts it wrote.
+    """Run a Python module under nsys and return the results that the module writes.
 
-    nsys records from the module's call of torch.cuda.profiler.start to its call of stop. Without
-    these calls the report is empty.
+    The command is `python -m MODULE PARAMS.json FACTS.json`. The module must read its parameters
+    from PARAMS.json and write its results to FACTS.json.
+
+    nsys records from the call of torch.cuda.profiler.start to the call of torch.cuda.profiler.stop.
+    If the module does not call these functions, the report is empty.
 
     Args:
         module: full name of the module.
@@ -42,11 +45,11 @@ def run_under_nsys(module: str, params_json: str, folder: Path) -> dict[str, Any
         folder: folder for the report.
 
     Returns:
-        The contents of FACTS.json, and the file name of the report as `report`.
+        The contents of FACTS.json, and the file name of the report under the key `report`.
 
     Raises:
-        RuntimeError: if nsys or the process under it fails. Their output goes to stdout and stderr
-            of this process.
+        RuntimeError: if nsys or the module fails. Their output is written to stdout and stderr of
+            this process.
     """
     nsys = shutil.which("nsys")
     assert nsys is not None
@@ -66,13 +69,13 @@ def run_under_nsys(module: str, params_json: str, folder: Path) -> dict[str, Any
 
 
 def _command(nsys: str, report: Path, module: list[str]) -> list[str]:
-    """Return the nsys command. CPU sampling is off, because it would slow down the process."""
+    """Return the nsys command. CPU sampling is off, because it would slow down the module."""
     return [
         nsys, "profile",
         "--trace=cuda,nvtx",
         "--sample=none", "--cpuctxsw=none",
         "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
         "--force-overwrite=true",
-        f"--output={report.with_suffix('')}",  # nsys adds its own suffix
+        f"--output={report.with_suffix('')}",  # nsys adds the suffix
         sys.executable, "-m", *module,
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Measure peak GPU memory, phase by phase."""
+"""Measure the peak GPU memory of each phase."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from systems.measure.timing import synchronize
 def peak_memory_by_phase(
     phases: Mapping[str, Callable[[], object]], device: torch.device
 ) -> dict[str, int]:
-    """Run the phases in order; return the peak of allocated bytes in each.
+    """Run phases in order, and return the peak of the allocated GPU memory in each phase.
 
-    The value is that of torch.cuda.max_memory_allocated. It counts all live tensors, including
-    those created before the phase, with the rounded sizes of torch's allocator. It does not count
-    the allocator's cache or memory that NCCL and the CUDA context allocate. Torch's peak statistics
-    are reset.
+    The peak is the value of torch.cuda.max_memory_allocated. It includes all live tensors, even
+    those created before the phase, with sizes as rounded by torch's allocator. It does not include
+    the cache of the allocator, or memory that NCCL and the CUDA context allocate. This function
+    resets torch's peak memory statistics.
 
-    Tensors in reference cycles count until Python collects them, so call gc.collect() before.
+    Tensors in reference cycles count until Python's garbage collector frees them. Call gc.collect()
+    before this function if such tensors may exist.
 
     Args:
         phases: functions to run, by name of the phase.
-        device: on a CPU the phases run and nothing is measured.
+        device: device on which the phases run. On a CPU, no memory is measured.
 
     Returns:
-        Bytes by name of the phase; {} on a CPU.
+        Bytes by name of the phase, or {} on a CPU.
     """
     peaks = {}
     for name, fn in phases.items():

@@ -1,4 +1,4 @@
-"""Process group, barrier and gather of objects for benchmarks that run under torchrun."""
+"""Functions for benchmarks that run under torchrun: process group, barrier, gather of objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from systems.parallel import process_group
 
 @contextlib.contextmanager
 def rank_process_group(backend: str, world_size: int) -> Iterator[torch.device]:
-    """Join `systems.parallel.process_group` and check that it has `world_size` ranks.
+    """Initialize the process group of torchrun's processes, and check the number of ranks.
+
+    The process group is destroyed when the context ends without an exception.
 
     Args:
         backend: gloo or nccl.
@@ -26,27 +28,30 @@ def rank_process_group(backend: str, world_size: int) -> Iterator[torch.device]:
 
     Raises:
         RuntimeError: if the process was not started by torchrun, if torchrun did not start
-            `world_size` processes, or if nccl has no GPU for this rank.
+            `world_size` processes, or if the backend is nccl and this rank has no GPU.
     """
     with process_group(backend) as device:
         started = dist.get_world_size()
         if started != world_size:
             raise RuntimeError(
                 f"world_size is {world_size}, but torchrun started {started} processes; "
-                "set launch.nproc_per_node: $world_size"
+                "set launch.nproc_per_node: $world_size in the sweep"
             )
         yield device
 
 
 def barrier(device: torch.device) -> None:
-    """Wait until all ranks have called this and their GPUs are idle."""
+    """Wait until all ranks have called this function and the GPUs of all ranks are idle."""
     synchronize(device)
     dist.barrier()
     synchronize(device)
 
 
 def all_gather_objects(value: Any) -> list[Any]:
-    """Return the values of all ranks in rank order. Values are pickled. A collective."""
+    """Return the values of all ranks, in rank order.
+
+    All ranks must call this function. The values are pickled.
+    """
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

@@ -13,7 +13,7 @@ from torch import Tensor
 from systems.measure.source_lines import Source, calling_frames, source_of
 from systems.measure.state_memory import storage_address, storage_bytes
 
-# Operations that allocate nothing. Their outputs are attributed to the operation before them.
+# Operations that return views. A saved view is attributed to the operation that made its storage.
 _VIEWS = {
     "Alias", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split", "Squeeze", "T",
     "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View",
@@ -24,15 +24,16 @@ _LEAF = "torch::autograd::AccumulateGrad"
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A storage that the autograd graph keeps for backward.
+    """Storage of a tensor that a forward pass saves for backward.
 
     Attributes:
-        contributor: operation that created it, ignoring views; `input` for a leaf, `constant` for a
-            tensor that requires no gradient.
-        source: source line that saved it first.
-        shape, dtype: of the tensor that was saved first.
-        saved_bytes: size of the storage.
-        weight_copy: True if it is a copy of a parameter in another dtype, as autocast makes.
+        contributor: autograd operation that created the storage. `input` if the saved tensor is a
+            leaf or a view of a leaf. `constant` if the saved tensor does not require a gradient.
+        source: source line that saved the storage first.
+        shape, dtype: shape and dtype of the tensor for which the storage was first saved.
+        saved_bytes: size of the storage in bytes.
+        weight_copy: True if the tensor is a copy of a parameter in another dtype. Autocast makes
+            such copies.
     """
 
     contributor: str
@@ -44,12 +45,14 @@ class SavedTensor:
 
 
 def saved_tensors(forward: Callable[[], object], excluded: Iterable[Tensor]) -> list[SavedTensor]:
-    """Return the storages that `forward` saves for backward, in order, each once.
+    """Run a forward pass, and return the storages that it saves for backward.
+
+    Each storage is listed once, in the order in which the storages are first saved.
 
     Args:
-        forward: function that runs a forward pass and keeps its autograd graph alive.
-        excluded: tensors that are not counted, because they exist anyway, such as parameters and
-            buffers.
+        forward: function that runs the forward pass and keeps its autograd graph alive.
+        excluded: tensors that are not listed even if they are saved, such as parameters and
+            buffers. Saving them uses no additional memory.
     """
     existing = list(excluded)
     seen = {storage_address(tensor) for tensor in existing}
@@ -72,7 +75,8 @@ def saved_tensors(forward: Callable[[], object], excluded: Iterable[Tensor]) -> 
                     leaf is not None and storage_address(leaf) in weights,
                 )
             )
-        # Detach: an output that its own operation saves would be in a reference cycle.
+        # Detach the tensor, because an operation that saves its output would otherwise create a
+        # reference cycle.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -83,19 +87,20 @@ def saved_tensors(forward: Callable[[], object], excluded: Iterable[Tensor]) -> 
 def block_report(
     forward: Callable[[Tensor], Tensor], block: torch.nn.Module, x: Tensor, top: int = 5
 ) -> dict[str, Any]:
-    """Report the tensors that a block saves for backward, and the size of its gradients.
+    """Measure the tensors that a block saves for backward, and the gradients of the block.
 
     Args:
         forward: function that applies the block as in training, for example under autocast.
-        block: the block. Its parameters and buffers are not counted.
-        x: input of the block, which requires a gradient. It is counted if it is saved.
-        top: maximum number of contributors to list.
+        block: the block. Its parameters and buffers do not count as saved tensors.
+        x: input of the block, which must require a gradient. It counts if the block saves it.
+        top: maximum number of saved tensors to list.
 
     Returns:
-        block_saved_bytes: saved tensors without copies of weights.
-        block_saved: the largest contributors to block_saved_bytes.
-        block_weight_copies_bytes: copies of parameters that autocast makes in 16 bits.
-        block_gradients_bytes: gradients of parameters and input.
+        A dict with these keys. Sizes are in bytes.
+        block_saved_bytes: total size of the saved tensors, without block_weight_copies_bytes.
+        block_saved: list of the largest saved tensors in block_saved_bytes.
+        block_weight_copies_bytes: total size of the saved copies of parameters in another dtype.
+        block_gradients_bytes: total size of the gradients of the parameters and the input.
     """
     outputs: list[Tensor] = []
     parameters = list(block.parameters())
@@ -124,9 +129,9 @@ def block_report(
 
 
 def _origin(tensor: Tensor) -> tuple[str, Tensor | None]:
-    """Return the operation that created a tensor's storage, and its leaf or None.
+    """Return the operation that created the storage of a tensor, and a leaf tensor or None.
 
-    The leaf is the tensor of which this one is a view or a cast.
+    The leaf tensor is returned only if the tensor is a view or a cast of it.
     """
     node: Any = tensor.grad_fn
     if node is None:

@@ -1,4 +1,4 @@
-"""Find the source line of this project that is responsible for a call, in a Python stack."""
+"""Find the innermost source line of this project in a Python stack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]  # symlinks not resolved, as in the file names of frames
+ROOT = Path(__file__).parents[2]  # with symlinks, as in the file names of Python frames
 PROJECT = ROOT / "systems"  # the measured code, without the launcher
 
 
@@ -27,9 +27,9 @@ class Source:
 
     Attributes:
         source: file, line and function, for example `systems/model.py:42 forward`.
-        code: text of the line, which identifies it even after line numbers have changed.
-        called_at: next line of this project up the stack. It tells apart the calls of a shared
-            line, such as that in Linear.forward.
+        code: text of the line. It identifies the line if line numbers change.
+        called_at: file and line in this project from which this function was called. It
+            distinguishes the calls of a line that is used several times, as in Linear.forward.
     """
 
     source: str
@@ -38,7 +38,9 @@ class Source:
 
 
 def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
-    """Return the innermost line of this project in a stack, or the innermost line if there is none.
+    """Return the innermost source line of this project in a Python stack.
+
+    If the stack contains no line of this project, return the innermost line of the stack.
 
     Args:
         frames: frames of the stack, innermost first.
@@ -58,7 +60,7 @@ def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
 
 
 def calling_frames() -> list[Frame]:
-    """Return the stack of the caller's caller, innermost frame first."""
+    """Return the Python stack without the calling function, innermost frame first."""
     frames = []
     frame = sys._getframe(2)
     while frame is not None:
@@ -68,7 +70,11 @@ def calling_frames() -> list[Frame]:
 
 
 def _place(frame: Frame, root: Path) -> str:
-    """Return `file:line`, with a path relative to the project or the last two parts of the path."""
+    """Return the file and line of a frame as `file:line`.
+
+    The path of a file in the project is relative to the project. Other paths are shortened to their
+    last two parts.
+    """
     path = Path(frame.filename)
     inside = path.is_relative_to(root / PROJECT.name)
     shown = path.relative_to(root) if inside else Path(*path.parts[-2:])

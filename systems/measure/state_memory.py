@@ -1,4 +1,4 @@
-"""Count the bytes that live tensors hold: weights, gradients and optimizer state."""
+"""Measure the memory of weights, gradients and optimizer state in bytes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from torch.distributed.tensor import DTensor
 
 
 def storage_bytes(tensors: Iterable[Tensor | None]) -> int:
-    """Return the total bytes of the tensors' storages. A shared storage counts once, None as 0."""
+    """Return the total size of the storages of tensors, in bytes.
+
+    A storage that several tensors share counts once. None counts as 0 bytes.
+    """
     sizes = {storage_address(t): t.untyped_storage().nbytes() for t in tensors if t is not None}
     return sum(sizes.values())
 
 
 def storage_address(tensor: Tensor) -> int:
-    """Return the address of the tensor's storage, which is unique among live storages."""
+    """Return the address of the storage of a tensor. No other live storage has this address."""
     return tensor.untyped_storage().data_ptr()
 
 
 def state_bytes(
     parameters: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> dict[str, int]:
-    """Return the bytes of parameters, gradients and optimizer state on this rank.
+    """Return the sizes of parameters, gradients and optimizer state on this rank, in bytes.
 
-    Of a DTensor only the shard of this rank is counted.
+    If a tensor is a DTensor, only the shard of this rank counts.
 
     Returns:
-        weights_bytes, gradients_bytes and optimizer_state_bytes.
+        A dict with the keys weights_bytes, gradients_bytes and optimizer_state_bytes.
     """
     weights = list(parameters)
     kinds: dict[str, Iterable[Tensor | None]] = {

@@ -1,9 +1,11 @@
-"""Time a function: warm up, call it repeatedly, and return the duration of every call.
+"""Measure the execution time of functions on a GPU or CPU.
 
-On a GPU, CUDA events measure the time. Before each call the L2 cache is flushed, and the GPU is
-kept busy until all kernels of the call have been launched (at most MAX_HOLD_MS). So the result does
-not include launch overhead on the host, which depends on the machine and its load. `host_ms`
-measures that overhead. On a CPU, `time.perf_counter` measures the time.
+`time_ms` calls a function repeatedly and returns the duration of each call. On a CPU, it uses
+time.perf_counter. On a GPU, it uses CUDA events and flushes the L2 cache before each call.
+
+Launch overhead depends on the load of the host. To exclude it, `time_ms` keeps the GPU busy while
+the host launches the kernels of a call, for at most 50 ms (MAX_HOLD_MS) per call. `host_ms`
+measures the launch overhead.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from collections.abc import Callable
 
 import torch
 
-MIN_SAMPLES, MAX_SAMPLES = 10, 100
+MIN_SAMPLES, MAX_SAMPLES = 10, 100  # minimum and maximum number of timed calls
 MAX_WARMUP = 1000  # maximum number of warm-up calls
-HOLD = 3.0  # how long the GPU is kept busy before a sample, as a multiple of the launch time
-MAX_HOLD_MS = 50.0  # maximum of that time, in milliseconds
-CYCLES_PER_MS = 2_000_000  # at 2 GHz; a GPU with a lower clock rate is kept busy longer
+HOLD = 3.0  # time for which the GPU is kept busy before a call, relative to the launch time
+MAX_HOLD_MS = 50.0  # maximum time for which the GPU is kept busy before a call, in milliseconds
+CYCLES_PER_MS = 2_000_000  # at a clock rate of 2 GHz; a slower GPU is kept busy longer
 Thunk = Callable[[], object]
 
 
@@ -30,15 +32,16 @@ def time_ms(
     warmup_ms: float = 25.0,
     measure_ms: float = 100.0,
 ) -> list[float]:
-    """Time calls of `fn`; return the duration of each in milliseconds.
+    """Call a function repeatedly, and return the duration of each call in milliseconds.
 
     Args:
         fn: function to time.
-        device: device on which it runs.
-        before: function that is called before each sample and not timed, for example to clear
+        device: device on which `fn` runs.
+        before: function that is called before each call of `fn` and not timed, for example to clear
             gradients.
-        warmup_ms: time for warm-up calls. At least two are made.
-        measure_ms: time for samples. At least 10 and at most 100 are taken.
+        warmup_ms: total time of the warm-up calls, in milliseconds. At least two calls are made.
+        measure_ms: total time of the timed calls, in milliseconds. At least 10 and at most 100
+            calls are made.
     """
     if device.type != "cuda":
         _cpu_samples(fn, before, warmup_ms, 2, MAX_WARMUP)
@@ -53,16 +56,15 @@ def time_ms(
 def _cpu_samples(
     fn: Thunk, before: Thunk | None, budget_ms: float, fewest: int, most: int
 ) -> list[float]:
-    """Take samples until their sum reaches the budget.
+    """Call a function until the total time reaches a budget. Return the time of each call.
 
-    The number of samples is not estimated from a few calls, because on a busy machine the estimate
-    would be wrong.
+    Estimating the number of calls from the first calls would be unreliable on a busy machine.
 
     Args:
         fn: function to time.
-        before: function that is called before each sample and not timed.
-        budget_ms: time for all samples, in milliseconds.
-        fewest, most: limits of the number of samples.
+        before: function that is called before each call of `fn` and not timed.
+        budget_ms: total time of all calls, in milliseconds.
+        fewest, most: minimum and maximum number of calls.
     """
     samples: list[float] = []
     while len(samples) < fewest or (len(samples) < most and sum(samples) < budget_ms):
@@ -70,17 +72,18 @@ def _cpu_samples(
             before()
         start = time.perf_counter()
         fn()
-        samples.append(round((time.perf_counter() - start) * 1e3, 6))  # to the nanosecond
+        samples.append(round((time.perf_counter() - start) * 1e3, 6))  # rounded to 1 ns
     return samples
 
 
 def host_ms(
     fn: Thunk, device: torch.device, *, before: Thunk | None = None, calls: int = 10
 ) -> float:
-    """Return the milliseconds until a call of `fn` returns on the host, with an idle GPU.
+    """Return the time that a call of `fn` takes on the host, in milliseconds.
 
-    On a GPU this is the launch overhead. The result is the median of `calls` calls after two
-    warm-up calls. `before` is called before each and not timed.
+    If `fn` runs on a GPU, this is the launch overhead: the GPU is idle before the call, and the
+    host does not wait for the GPU. The result is the median of `calls` calls after two warm-up
+    calls. The function `before` is called before each of these calls and is not timed.
     """
     samples = []
     for _ in range(calls + 2):
@@ -99,8 +102,8 @@ def wall_ms(
 ) -> float:
     """Return the latency of a synchronized call of `fn` on a GPU, in milliseconds.
 
-    The result is the median of `calls` calls after ten warm-up calls. `before` is called before
-    each and not timed.
+    The result is the median of `calls` calls after ten warm-up calls. The function `before` is
+    called before each of these calls and is not timed.
     """
     samples = []
     for _ in range(calls + 10):
@@ -115,9 +118,9 @@ def wall_ms(
 
 
 def clock_ms(fn: Thunk, device: torch.device) -> float:
-    """Return the milliseconds of one call with Python's clock, until the GPU has finished.
+    """Return the time from the start of one call of `fn` to the end of its GPU work.
 
-    The GPU must be idle before the call.
+    The time is in milliseconds and is measured on the host. The GPU must be idle before the call.
     """
     start = time.perf_counter()
     fn()
@@ -126,7 +129,7 @@ def clock_ms(fn: Thunk, device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the GPU has finished all work; do nothing on a CPU."""
+    """Wait until the GPU has finished all work. Do nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -135,7 +138,7 @@ def _cuda_sampler(
     fn: Thunk, before: Thunk | None, device: torch.device, launch_ms: float
 ) -> Callable[[int], list[float]]:
     cycles = int(min(HOLD * launch_ms, MAX_HOLD_MS) * CYCLES_PER_MS)
-    # Writing four times the size of the L2 cache evicts the data of the last sample.
+    # Writing four times the size of the L2 cache evicts the data of the previous call.
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     flush = torch.empty(4 * max(l2_bytes, 1 << 24), dtype=torch.int8, device=device)
 

@@ -1,4 +1,4 @@
-"""Read the Chrome traces of torch.profiler; merge, add and subtract time spans."""
+"""Read Chrome traces of torch.profiler, and merge, add and subtract time spans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def by_category(events: Iterable[Event]) -> dict[str, list[Event]]:
-    """Group the complete events (those with a duration) by category."""
+    """Return the events that have a duration, grouped by category."""
     categories: dict[str, list[Event]] = {}
     for event in events:
         if event.get("ph") == "X":
@@ -29,7 +29,7 @@ def by_category(events: Iterable[Event]) -> dict[str, list[Event]]:
 
 
 def launches(categories: Mapping[str, Iterable[Event]]) -> dict[Any, Event]:
-    """Return the CUDA runtime and driver calls that launched GPU work, by correlation id."""
+    """Return the CUDA runtime and driver calls that launched GPU work, keyed by correlation id."""
     return {
         event["args"]["correlation"]: event
         for category in ("cuda_runtime", "cuda_driver")
@@ -39,12 +39,12 @@ def launches(categories: Mapping[str, Iterable[Event]]) -> dict[Any, Event]:
 
 
 def span(event: Event) -> Span:
-    """Return start and end of an event, in microseconds."""
+    """Return the start and end times of an event, in microseconds."""
     return float(event["ts"]), float(event["ts"] + event["dur"])
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return sorted spans without overlaps that cover the same time."""
+    """Merge time spans that overlap, and return the merged spans in order of time."""
     result: list[Span] = []
     for start, end in sorted(spans):
         if result and start <= result[-1][1]:
@@ -55,12 +55,12 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def total(spans: Iterable[Span]) -> float:
-    """Return the total time that the spans cover. Overlaps count once."""
+    """Return the total time that is covered by the spans. Overlapping parts count once."""
     return sum(end - start for start, end in merged(spans))
 
 
 def without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
-    """Return the parts of `spans` that no span in `taken` covers."""
+    """Subtract time spans: return the parts of `spans` that are not covered by `taken`."""
     result: list[Span] = []
     holes = merged(taken)
     first = 0

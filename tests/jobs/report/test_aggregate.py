@@ -230,7 +230,7 @@ def test_a_table_without_runs_says_so(tmp_path: Path, folder: ResultsFolder) -> 
     folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
     code, out, err = cli(folder.path)
     assert (code, out) == (0, "")
-    assert "table t is empty: no run meets 'size > 5'" in err
+    assert "table t is empty: no run satisfies the condition 'size > 5'" in err
 
 
 def test_a_sweep_without_tables_shows_all_it_swept(tmp_path: Path, folder: ResultsFolder) -> None:
@@ -272,7 +272,7 @@ def test_views_of_another_benchmark_show_none_of_the_folders_runs(
     code, out, err = cli(folder.path, "--views", path, "--plot", tmp_path / "plots")
     assert (code, out) == (0, "")
     assert "note: table t is empty: no run has benchmark 'attention'\n" in err
-    assert "note: plot p is not drawn: no run has its value\n" in err
+    assert "note: plot p is not drawn: no run has a value for it\n" in err
 
 
 def test_views_may_name_parameters_that_are_younger_than_all_runs(

@@ -105,5 +105,5 @@ def test_a_folder_without_images_says_so(tmp_path: Path, run_images: RunImages) 
     run_images.folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0) | gone)
     code, out, err = cli(run_images.folder.path, "--plot", tmp_path / "p")
     assert (code, links(out)) == (0, {})
-    assert "has no plots, and no run left images" in err
+    assert "has no plots, and no run produced images" in err
     assert not (tmp_path / "p").exists()

@@ -158,11 +158,11 @@ def test_a_run_that_no_sweep_has_is_told_to_who_makes_the_report(folder: Results
     ("text", "words"),
     [
         ('\n{{ value("time", "forward", size=1) }}', "toy.md.j2:2: value('time'): 2 runs have "
-         "size=1; give also what they differ in (mode: fast, exact)"),
-        ('{{ value("time", size=1, mode="fast") }}', "give one of forward, backward"),
+         "size=1; add a parameter in which they differ (mode: fast, exact)"),
+        ('{{ value("time", size=1, mode="fast") }}', "phase must be one of forward, backward"),
         ('{{ value("tme", size=1, mode="fast") }}', "did you mean 'time'"),
-        ('{{ value("time", sise=1) }}', "no parameter 'sise'; did you mean 'size'"),
-        ('{{ value("time", "forward", "avg", size=1) }}', "no statistic 'avg'"),
+        ('{{ value("time", sise=1) }}', "no run has a parameter 'sise'; did you mean 'size'"),
+        ('{{ value("time", "forward", "avg", size=1) }}', "statistic 'avg' is not known"),
         ('{{ valeu("time") }}', "'valeu' is undefined"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ ''.__class__ }}", "unsafe"),
@@ -223,6 +223,6 @@ def test_a_table_without_a_block_has_no_text(folder: ResultsFolder) -> None:
 def test_a_phase_that_nothing_measured_is_told_to_who_makes_the_report(
     folder: ResultsFolder,
 ) -> None:
-    what = "no phase 'forwrd'; did you mean 'forward'? (valid: backward, forward)"
+    what = "the run has no phase 'forwrd'; did you mean 'forward'? (valid: backward, forward)"
     text = '{{ value("time", "forwrd", size=1, mode="fast") }}'
     assert render(folder, text, [f"toy.md.j2: value('time'): {what}"]) == "not measured"

@@ -134,7 +134,7 @@ def test_nsys_keeps_no_trace_of_the_torch_profiler():
 
 @no_gpu
 def test_nsys_needs_a_gpu():
-    with pytest.raises(Unsupported, match="this machine has none"):
+    with pytest.raises(Unsupported, match="this machine has no GPU"):
         run(params(profiler="nsys"))
 
 

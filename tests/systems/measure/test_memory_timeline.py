@@ -160,7 +160,10 @@ def test_allocations_of_one_line_are_one_row():
 
 
 def test_marks_that_were_lost():
-    with pytest.raises(ValueError, match=r"must have 3 marks, one before each of a, b .* got 4 in"):
+    with pytest.raises(
+        ValueError,
+        match=r"must have 3 marks, one before each phase \(a, b\) and one at the end, got 4 in",
+    ):
         read_timeline(step(), ["a", "b"])
 
 
