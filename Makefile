@@ -3,9 +3,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# Some tests mostly wait, so one more test process than cores
+# Number of test processes: one more than there are cores, because some tests mostly wait.
 JOBS ?= $(shell expr $$(nproc) + 1)
-# Tests start hundreds of processes. Without bytecode files each would compile all modules again.
+# Let Python write bytecode files. Tests start hundreds of processes, and without these files each
+# process would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install quickstart lint format compile-check bench report docs cluster clean \
@@ -37,26 +38,27 @@ quickstart: $(VENV)/installed
 	$(BIN)/python aggregate.py logs/quickstart --plot logs/quickstart/plots
 
 PYTEST = $(BIN)/python -m pytest -n $(JOBS)
-# Triton decides at import whether to interpret kernels on the CPU, so these tests run separately.
+# Tests that run Triton kernels in Triton's interpreter on the CPU. They need a separate process,
+# because Triton reads TRITON_INTERPRET when it is imported.
 define interpreted
 env $(SETTING) $(2) TRITON_INTERPRET=1 $(PYTEST) tests/interpreted $(1) $(SELECTED)
 endef
-# pytest exits with 5 if ARGS select no test
+# pytest exits with code 5 if no test is selected. If ARGS are given, this is not an error.
 SELECTED = $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 
 test: $(VENV)/installed-test
 	$(PYTEST) $(SELECTED)
 	$(call interpreted)
 
-# make test-slow        the tests that make test skips: long compilations, sweeps in sweeps/cpu
+# make test-slow        run the tests that make test skips: long compilations, sweeps in sweeps/cpu
 test-slow: $(VENV)/installed-test
 	$(PYTEST) -m 'slow and not gpu' $(SELECTED)
 	$(call interpreted,-m slow)
 
-# make test-all         make test and make test-slow
+# make test-all         run make test and make test-slow
 test-all: test test-slow
 
-# make test-portable    the numeric tests with other vector units, math libraries and thread counts
+# make test-portable    run the numeric tests with several CPU instruction sets and thread counts
 PORTABLE = ATEN_CPU_CAPABILITY=default \
   $(shell grep -qw avx2 /proc/cpuinfo && echo ATEN_CPU_CAPABILITY=avx2) \
   $(shell grep -qw avx512f /proc/cpuinfo && echo ATEN_CPU_CAPABILITY=avx512) \
@@ -66,19 +68,19 @@ test-portable: $(VENV)/installed-test
 	  $(MAKE) --no-print-directory test-numeric SETTING=$$setting || exit 1; \
 	done
 
-# make test-numeric     the numeric tests with a variable set, for example SETTING=OMP_NUM_THREADS=1
+# make test-numeric     run the numeric tests; SETTING=NAME=VALUE sets an environment variable
 test-numeric: $(VENV)/installed-test
 	env $(SETTING) $(PYTEST) tests/systems $(SELECTED)
 	$(call interpreted)
 
-# make test-exhaustive  tests with many seeds and repeats, and integer overflow checks in kernels
+# make test-exhaustive  run tests with many seeds and repeats, and check kernels for integer overflow
 test-exhaustive: $(VENV)/installed-test
 	$(PYTEST) -m exhaustive $(SELECTED)
 	REPEATS=20 $(PYTEST) tests/systems/parallel $(SELECTED)
 	$(call interpreted,-m exhaustive)
 	$(call interpreted,-m 'slow or not exhaustive',CHECK_OVERFLOW=1)
 
-# make test-gpu         the tests that need an NVIDIA GPU; tests that need two are skipped with one
+# make test-gpu         run the tests that need an NVIDIA GPU (some need two GPUs)
 test-gpu: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m 'gpu and not exhaustive' $(ARGS)
 
@@ -94,11 +96,11 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# make compile-check    registers, spills and shared memory of attention kernels on sm_90; no GPU
+# make compile-check    print registers, spills and shared memory of kernels on sm_90; needs no GPU
 compile-check: $(VENV)/installed
 	$(BIN)/python scripts/compile_check.py
 
-# make bench            measure the launcher's own time and memory
+# make bench            measure the time and memory that the launcher needs
 bench: $(VENV)/installed-test
 	$(BIN)/python scripts/bench_launcher.py
 
@@ -116,7 +118,7 @@ report: $(VENV)/installed
 docs: $(VENV)/installed
 	$(BIN)/python scripts/update_docs.py
 
-# make cluster          run a Slurm cluster on loopback until Ctrl-C, to try the launcher (root)
+# make cluster          run a local Slurm cluster until Ctrl-C, to try the launcher; needs root
 cluster: $(VENV)/installed
 	$(BIN)/python -m tests.jobs.launch.slurm_cluster
 

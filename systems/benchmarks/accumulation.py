@@ -1,4 +1,4 @@
-"""Rounding error of a long sum, by the dtype of the accumulator and of the terms.
+"""Rounding error of a long sum, for several dtypes of the sum and of its terms.
 
 python -m jobs.submit sweeps/mixed_precision.yaml --local
 """
@@ -13,8 +13,8 @@ from systems.benchmark import BenchmarkParams
 
 VERSION = 1
 FLOAT16_MAX = 65_504
-# (dtype of the sum, dtype of the term, True if the term is cast to the dtype of the sum before the
-# addition). The addition is in place, so the sum keeps its dtype.
+# Ways to compute the sum: (dtype of the sum, dtype of each term, whether each term is cast to the
+# dtype of the sum before the addition). Additions are in place, so the sum keeps its dtype.
 WAYS = (
     ("float32", "float32", False),
     ("float16", "float16", False),
@@ -26,10 +26,12 @@ WAYS = (
 
 
 class Params(BenchmarkParams):
-    """Parameters of a sum of equal terms. `terms * addend` must be at most 65,504, the largest
-    float16 number."""
+    """Parameters of a sum of equal terms.
 
-    terms: Annotated[int, Field(ge=1)] = 1000  # number of additions
+    The exact sum `terms * addend` must be at most 65,504, the largest finite float16 number.
+    """
+
+    terms: Annotated[int, Field(ge=1)] = 1000  # number of terms
     addend: Annotated[float, Field(gt=0)] = 0.01  # value of each term
 
     @model_validator(mode="after")
@@ -44,7 +46,13 @@ class Params(BenchmarkParams):
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return the fact `ways`: one row per entry of WAYS with dtypes, sum and relative error."""
+    """Compute the sum with several combinations of dtypes.
+
+    Returns:
+        `facts` with the key `ways`. Its value is a list with a row for each combination: dtype of
+        the sum (`sum`), dtype of the terms (`term`), the computed sum (`result`), and the relative
+        error of the computed sum (`error_share`).
+    """
     import torch
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""Latency and bandwidth of all-reduce, by backend, message size and number of ranks.
+"""Latency and bandwidth of all-reduce, for any backend, buffer size and number of ranks.
 
 python -m jobs.submit sweeps/all_reduce.yaml --local --filter 'backend == gloo'
 """
@@ -18,43 +18,50 @@ if TYPE_CHECKING:
 
 VERSION = 1
 PERIOD = 1009  # period of the test pattern, in elements
-PIECE = PERIOD * 10_000  # elements that are filled or checked at a time
-GLOO_BYTES = 256 * 10**6  # memory limit for the buffers of calls in flight, in bytes
+PIECE = PERIOD * 10_000  # number of elements that are filled or checked at a time
+# Maximum size of all buffers together with Gloo, in bytes. One buffer may be larger.
+GLOO_BYTES = 256 * 10**6
 Positive = Annotated[int, Field(ge=1)]
 
 
 class Params(BenchmarkParams):
-    """Parameters of an in-place float32 sum."""
+    """Parameters of an in-place all-reduce that sums float32 numbers.
+
+    Two phases are measured, latency and throughput. See `run`.
+    """
 
     backend: Literal["gloo", "nccl"]  # gloo: on CPUs; nccl: one GPU per rank
     size_mb: Positive  # buffer size in MB (10^6 bytes)
     world_size: Positive  # number of ranks; must equal the number of processes torchrun starts
-    # Maximum number of samples in each phase. If they would take longer than measure_s, fewer are
-    # taken, but at least 3.
+    # Maximum number of samples in each phase. Fewer samples are taken, but at least 3, if the phase
+    # would otherwise take longer than measure_s.
     samples: Positive = 50
-    # Maximum number of calls issued back to back in one throughput sample. If 3 samples would take
-    # longer than measure_s, fewer are issued, but at least 2.
+    # Maximum number of calls in a throughput sample. Fewer calls are issued, but at least 2, if
+    # three samples would otherwise take longer than measure_s.
     in_flight: Annotated[int, Field(ge=2)] = 20
-    # Time limit of each of the two phases, latency and throughput, in seconds.
+    # Target duration of each phase, in seconds.
     measure_s: Annotated[float, Field(gt=0)] = 2.0
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Check the all-reduce, then time it; return the measurements of this rank.
+    """Check the result of the all-reduce, then time it on this rank.
 
-    The phase `latency` times one call after a barrier. The phase `throughput` times calls that are
-    issued back to back, as time per call.
+    Phases:
+        latency: time of a single call. All ranks start it together after a barrier.
+        throughput: mean time per call when several calls are issued back to back.
 
-    Facts:
-        calls_a_sample: calls in one throughput sample.
-        in_flight: how many of these calls can run at once. With NCCL all of them, with Gloo those
-            whose buffers fit in GLOO_BYTES.
-
-    `bytes` is the buffer size, so bytes divided by time is the algorithm bandwidth of nccl-tests.
-    `bus_bytes` divided by time is its bus bandwidth (nccl-tests, doc/PERFORMANCE.md).
+    Returns:
+        samples_ms: samples of both phases.
+        bytes: size of the buffer. `bytes` divided by the time of a call is the algorithm bandwidth
+            of nccl-tests (doc/PERFORMANCE.md).
+        bus_bytes: bytes that each rank sends. `bus_bytes` divided by the time of a call is the bus
+            bandwidth of nccl-tests.
+        facts: calls_a_sample is the number of calls in a throughput sample. in_flight is the
+            maximum number of these calls that are in flight at the same time. With NCCL this is all
+            of them. With Gloo it is limited by GLOO_BYTES.
 
     Raises:
-        WrongOutput: if a sum is wrong.
+        WrongOutput: if the all-reduce returns a wrong sum.
         RuntimeError: if the number of processes is not `world_size`.
     """
     import torch
@@ -63,8 +70,8 @@ def run(params: Params) -> dict[str, Any]:
     from systems.measure.ranks import rank_process_group
 
     size = params.size_mb * 10**6
-    # NCCL runs calls in stream order, so they can share one buffer, as in nccl-tests. Gloo runs
-    # them on several threads, so each call in flight needs a separate buffer.
+    # NCCL executes calls in stream order, so all calls can use the same buffer, as in nccl-tests.
+    # Gloo executes calls on several threads, so each call in flight needs a separate buffer.
     copies = 1 if params.backend == "nccl" else max(1, min(params.in_flight, GLOO_BYTES // size))
     with rank_process_group(params.backend, params.world_size) as device:
         buffers = [torch.empty(size // 4, device=device) for _ in range(copies)]
@@ -90,12 +97,19 @@ def _check(buffers: list[torch.Tensor]) -> None:
         dist.all_reduce(buffer)
         wrong = _count_wrong(buffer, world_size * (world_size + 1) // 2)
         if wrong:
-            raise WrongOutput(f"rank {rank}: {wrong} of {buffer.numel()} sums are wrong")
+            raise WrongOutput(
+                f"rank {rank}: all-reduce returned a wrong sum for {wrong} of {buffer.numel()} "
+                "elements"
+            )
 
 
 def _samples(params: Params, buffers: list[torch.Tensor]) -> tuple[list[float], list[float], int]:
-    """Return latency samples and throughput samples, both in milliseconds per call, and the number
-    of calls in a throughput sample."""
+    """Measure both phases.
+
+    Returns:
+        Latency samples and throughput samples, both in milliseconds per call, and the number of
+        calls in a throughput sample.
+    """
     import torch
     import torch.distributed as dist
 
@@ -103,7 +117,7 @@ def _samples(params: Params, buffers: list[torch.Tensor]) -> tuple[list[float], 
         return _ms_per_call(buffers, calls, params.backend)
 
     sample(1)
-    # All ranks must take the same number of samples, so all use the estimate of the slowest.
+    # All ranks must take the same number of samples, so all use the estimate of the slowest rank.
     estimate = torch.tensor([min(sample(1) for _ in range(3))], device=buffers[0].device)
     dist.all_reduce(estimate, dist.ReduceOp.MAX)
     fit = max(1, int(params.measure_s * 1e3 / estimate.item()))
@@ -115,9 +129,9 @@ def _samples(params: Params, buffers: list[torch.Tensor]) -> tuple[list[float], 
 
 
 def _ms_per_call(buffers: list[torch.Tensor], calls: int, backend: str) -> float:
-    """Issue `calls` asynchronous calls back to back; return milliseconds per call.
+    """Issue `calls` asynchronous all-reduces back to back; return the milliseconds per call.
 
-    With Gloo, a call waits until its buffer is free again.
+    With Gloo, a call is issued only after the previous call on the same buffer has finished.
     """
     import torch.distributed as dist
 
@@ -136,20 +150,22 @@ def _ms_per_call(buffers: list[torch.Tensor], calls: int, backend: str) -> float
         work.wait()
     synchronize(device)
     elapsed = time.perf_counter() - start
-    # Each call multiplied its buffer by world_size. Undo it, so that repeated sums do not overflow.
+    # All ranks have equal buffers, so each call has multiplied its buffer by world_size. Divide by
+    # the same factor, so that repeated calls do not overflow.
     for i in range(min(calls, copies)):
         buffers[i].mul_(float(dist.get_world_size()) ** -len(range(i, calls, copies)))
     return round(elapsed * 1e3 / calls, 6)
 
 
 def _fill(buffer: torch.Tensor, factor: int) -> None:
-    """Fill the buffer with the pattern 0, 1, ..., PERIOD - 1, multiplied by `factor`.
+    """Fill the buffer with a test pattern: 0, 1, ..., PERIOD - 1, repeated, times `factor`.
 
     Sums of these small integers are exact in float32, so the check can require equality.
     """
     import torch
 
-    # arange covers one piece only, because float32 cannot represent all integers above 2^24.
+    # One arange for the whole buffer could exceed 2^24. Above 2^24, float32 cannot represent all
+    # integers. PIECE is a multiple of PERIOD, so all pieces have the same pattern.
     pattern = torch.arange(min(PIECE, buffer.numel()), dtype=buffer.dtype, device=buffer.device)
     pattern.remainder_(PERIOD).mul_(factor)
     for piece in buffer.split(PIECE):
@@ -157,9 +173,9 @@ def _fill(buffer: torch.Tensor, factor: int) -> None:
 
 
 def _count_wrong(buffer: torch.Tensor, factor: int) -> int:
-    """Count the elements that differ from the pattern times `factor`.
+    """Count the elements that differ from what `_fill` writes for this factor.
 
-    The comparison goes piece by piece to save memory.
+    The buffer is compared in pieces, to save memory.
     """
     import torch
 

@@ -1,6 +1,6 @@
-"""Time and peak memory of attention, forward and backward, by implementation.
+"""Time and peak memory of forward and backward of one attention implementation.
 
-Outputs and gradients are checked against a float64 reference before they are timed.
+The output and the gradients are checked against a float64 reference before anything is timed.
 
 python -m jobs.submit sweeps/quickstart.yaml --local
 """
@@ -20,18 +20,21 @@ from systems.benchmark import AttentionName, BenchmarkParams, Unsupported, Wrong
 if TYPE_CHECKING:
     import torch
 
-# Differences of records of earlier versions:
-# 1: peak memory of forward includes the autograd graph of another call.
-# 2: peak memory of backward includes a retained graph with the probabilities.
-# 3: wall_ms and the samples of the CUDA graph are missing.
+# Records of versions before 4 lack wall_ms and the samples of the CUDA graph. In records of
+# versions before 3, peak memory of backward includes a retained autograd graph with the
+# probabilities. In records of version 1, peak memory of forward includes the autograd graph of
+# another call.
 VERSION = 4
-PRELOAD = ("torch.fx.experimental.symbolic_shapes",)  # imported by a process's first backward
+# torch imports this module in the first backward of a process. The import takes time.
+PRELOAD = ("torch.fx.experimental.symbolic_shapes",)
 Positive = Annotated[int, Field(ge=1)]
 PHASES = ("forward", "backward", "forward_backward")
-LAUNCH_BOUND = 1024  # largest seq_len for which launch overhead is also measured
-# Maximum relative L2 error of outputs and gradients. The unit roundoffs are 2^-8, 2^-11 and 2^-24.
-# Naive attention rounds the scores, which causes a relative error of about 3 to 5 unit roundoffs in
-# the softmax of a long row.
+# Largest seq_len for which wall_ms and the phase forward_backward_graph are measured. They show the
+# launch overhead, which matters only for short sequences.
+LAUNCH_BOUND = 1024
+# Maximum relative L2 error of the output and of each gradient, by dtype. The unit roundoffs of
+# these dtypes are 2^-8, 2^-11 and 2^-24. Naive attention rounds the scores to the dtype, which
+# causes a relative error of about 3 to 5 unit roundoffs in the softmax of a long row.
 TOLERANCE = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 5e-5}
 
 
@@ -41,15 +44,15 @@ class Params(BenchmarkParams):
     q, k and v have shape (batch_size, num_heads, seq_len, head_dim).
     """
 
-    # A name in `systems.kernels.flash_attention.ATTENTIONS`, or naive_compiled, which is naive
-    # under torch.compile.
+    # Key of `systems.kernels.flash_attention.ATTENTIONS`, or naive_compiled, which is the
+    # implementation `naive` compiled with torch.compile.
     implementation: Literal[AttentionName, "naive_compiled"]
-    seq_len: Positive  # tokens; queries and keys have the same length
-    head_dim: Positive  # elements per head
-    batch_size: Positive = 1  # sequences
-    num_heads: Positive = 1  # heads of q; k and v have the same number
-    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"  # of q, k, v, output and gradients
-    causal: bool = True  # apply the causal mask
+    seq_len: Positive  # number of queries, and of keys, in each sequence
+    head_dim: Positive  # number of elements per head
+    batch_size: Positive = 1  # number of sequences
+    num_heads: Positive = 1  # number of heads of q, k and v
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"  # dtype of q, k, v, output and gradients
+    causal: bool = True  # whether to apply the causal mask
     warmup_ms: Annotated[float, Field(gt=0)] = 25.0  # warm-up time of each phase, in milliseconds
     # Sampling time of each phase, in milliseconds. At least 10 and at most 100 samples are taken.
     measure_ms: Annotated[float, Field(gt=0)] = 100.0
@@ -57,7 +60,12 @@ class Params(BenchmarkParams):
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the memory in bytes of `naive`, which materializes the scores; {} for all others."""
+    """Predict the memory of the implementation `naive`, which materializes the score matrix.
+
+    Returns:
+        forward_peak_bytes, saved_bytes and backward_peak_bytes, see
+        `accounting.materialised_attention_bytes`. {} for other implementations.
+    """
     if params.implementation != "naive":
         return {}
     sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
@@ -68,13 +76,21 @@ def predict(params: Params) -> dict[str, Any]:
 def run(params: Params) -> dict[str, Any]:
     """Check one attention call, then measure time and peak memory of each phase.
 
-    Phases: forward, backward and forward_backward. On a GPU, for at most LAUNCH_BOUND tokens, also
-    forward_backward_graph, the replay of a CUDA graph. Peak memory is measured on a GPU only.
+    Phases:
+        forward, backward, forward_backward: measured separately. Peak memory is measured on a GPU
+            only.
+        forward_backward_graph: replay of a CUDA graph of forward and backward. Measured on a GPU if
+            seq_len is at most LAUNCH_BOUND. Time only.
 
-    Facts:
-        relative_error: of out, dq, dk and dv.
-        checking_seconds: time of the check against float64.
-        host_ms, before_backward_bytes, wall_ms: see `_measure`.
+    Returns:
+        Measurements, see `systems.benchmark`. `facts` has these keys:
+            relative_error: relative L2 error of the output (`out`), and of the gradients `dq`, `dk`
+                and `dv`, against float64.
+            checking_seconds: duration of the check against float64.
+            host_ms: launch overhead of each phase on the host. Empty without a GPU.
+            before_backward_bytes: memory allocated when backward starts. On a GPU only.
+            wall_ms: latency of a synchronized forward_backward. On a GPU if seq_len is at most
+                LAUNCH_BOUND.
 
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
@@ -108,9 +124,9 @@ def run(params: Params) -> dict[str, Any]:
 
 
 class _Call:
-    """Inputs of an attention call, with a method for each phase.
+    """An attention function and its inputs, with a method for each phase.
 
-    `backward` runs on the autograd graph that the last `new_graph` built.
+    Call `new_graph` before each `backward`: it runs forward and keeps the autograd graph.
 
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
@@ -143,7 +159,7 @@ class _Call:
         self.forward().backward(self.dout)
 
     def gradients(self) -> object:
-        """Run forward and backward; return the gradients instead of adding them to `grad`."""
+        """Run forward and backward; return the gradients of q, k and v without setting `grad`."""
         import torch
 
         return torch.autograd.grad(self.forward(), self.inputs, self.dout)
@@ -181,10 +197,8 @@ def _measure(
     """Measure the time and, on a GPU, the peak memory of each phase.
 
     Returns:
-        Measurements (samples_ms and peak_memory_bytes), and facts. On a GPU the facts are:
-        host_ms, the launch overhead of each phase; before_backward_bytes, memory allocated when
-        backward starts; and for at most LAUNCH_BOUND tokens wall_ms, the latency of a synchronized
-        forward_backward.
+        A dict with samples_ms and peak_memory_bytes, and a dict with host_ms,
+        before_backward_bytes and wall_ms. See `run`.
     """
     import torch
 
@@ -220,7 +234,7 @@ def _measure(
 
 
 def _captured(fn: Callable[[], object]) -> Callable[[], None]:
-    """Capture fn as a CUDA graph and return its replay, which is a single launch."""
+    """Capture `fn` as a CUDA graph; return a function that replays the graph with one launch."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -236,12 +250,17 @@ def _captured(fn: Callable[[], object]) -> Callable[[], None]:
 
 
 def require_right(errors: dict[str, float], implementation: str, dtype: str) -> None:
-    """Check the result of `relative_errors`.
+    """Raise an exception if the output or a gradient of attention is not accurate enough.
+
+    Args:
+        errors: relative errors by name of the tensor, from `relative_errors`.
+        implementation: name for the message.
+        dtype: key of TOLERANCE.
 
     Raises:
-        WrongOutput: if an error is above TOLERANCE of the dtype, or NaN.
+        WrongOutput: if an error is NaN, or above the TOLERANCE of this dtype.
     """
-    # "not <=" instead of ">", so that NaN is wrong, too
+    # "not <=" is also true for NaN, unlike ">".
     wrong = [name for name, error in errors.items() if not error <= TOLERANCE[dtype]]
     if wrong:
         shown = ", ".join(f"{name} {errors[name]:.2e}" for name in wrong)
@@ -254,13 +273,19 @@ def require_right(errors: dict[str, float], implementation: str, dtype: str) -> 
 def relative_errors(
     forward: Any, q: Any, k: Any, v: Any, dout: Any, causal: bool
 ) -> dict[str, float]:
-    """Return the relative L2 errors ||x - reference|| / ||reference|| of out, dq, dk and dv.
+    """Return the relative L2 errors of an attention's output and gradients against float64.
+
+    The error of a tensor x is ||x - reference|| / ||reference||.
 
     Args:
         forward: function without arguments that computes attention of q, k and v.
-        q, k, v: leaf tensors that require gradients; their `grad` is None at the end.
+        q, k, v: leaf tensors that require gradients. Their `grad` must be None. It is set to None
+            again before the function returns.
         dout: gradient of the output.
-        causal: whether forward applies the causal mask.
+        causal: whether `forward` applies the causal mask.
+
+    Returns:
+        Errors of the output and of the gradients of q, k and v, with the keys out, dq, dk and dv.
     """
     import torch
 
@@ -275,7 +300,7 @@ def relative_errors(
     for name, tensor in given.items():
         exact = getattr(reference, name)
         norm = torch.linalg.vector_norm(exact).item()
-        # If each query sees one key only, dq and dk are zero. Compare the error with dout then.
+        # If each query attends to one key only, dq and dk are zero. Then divide by ||dout||.
         norm = norm if norm > 1e-9 * scale else scale
         errors[name] = torch.linalg.vector_norm(tensor.double() - exact).item() / norm
     q.grad = k.grad = v.grad = None

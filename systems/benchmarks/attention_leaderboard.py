@@ -1,12 +1,17 @@
-"""Attention, timed as in the leaderboard of assignment 2 of Stanford CS336.
+"""Time attention in the same way as the leaderboard of assignment 2 of Stanford CS336.
 
-    python -m jobs.submit sweeps/flash_leaderboard.yaml --local
+python -m jobs.submit sweeps/flash_leaderboard.yaml --local
 
 The leaderboard times forward and backward of causal attention in bfloat16, with batch size 1, 16
-heads, 16,384 tokens and head_dim 64. `triton.testing.do_bench(warmup=1000, rep=10000)` returns the
-mean time. The function is compiled with torch.compile. The loss is the sum of the output, so the
-gradient of the output is one number, expanded. Gradients are never cleared, so each call adds to
-them. The benchmark `attention` measures the same call with this project's own timing.
+heads, 16,384 tokens and head_dim 64. The result is the mean time that
+`triton.testing.do_bench(warmup=1000, rep=10000)` returns. Details:
+
+- The attention function is compiled with torch.compile.
+- The loss is the sum of the output. So the gradient of the output is a single 1, expanded to the
+  shape of the output.
+- Gradients are never cleared, so the time includes adding new gradients to old ones.
+
+The benchmark `attention` times the same operations with `systems.measure.timing`.
 """
 
 from __future__ import annotations
@@ -21,26 +26,33 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VERSION = 1
-PRELOAD = ("torch.fx.experimental.symbolic_shapes",)  # imported by a process's first backward
+# torch imports this module in the first backward of a process. The import takes time.
+PRELOAD = ("torch.fx.experimental.symbolic_shapes",)
 
 
 class Params(BenchmarkParams):
-    """Parameters of the leaderboard's case. The defaults are those of the leaderboard."""
+    """Parameters of causal bf16 attention. The defaults are the values of the leaderboard."""
 
-    implementation: Literal[AttentionName]  # name in `systems.kernels.flash_attention.ATTENTIONS`
-    num_heads: Annotated[int, Field(ge=1)] = 16  # heads of q, k and v
-    seq_len: Annotated[int, Field(ge=1)] = 16_384  # tokens
-    head_dim: Annotated[int, Field(ge=1)] = 64  # elements per head
-    warmup_ms: Annotated[int, Field(ge=1)] = 1000  # `warmup` of do_bench, in milliseconds
-    rep_ms: Annotated[int, Field(ge=1)] = 10_000  # `rep` of do_bench, the timed part, milliseconds
+    implementation: Literal[AttentionName]  # key of `systems.kernels.flash_attention.ATTENTIONS`
+    num_heads: Annotated[int, Field(ge=1)] = 16  # number of heads of q, k and v
+    seq_len: Annotated[int, Field(ge=1)] = 16_384  # number of tokens
+    head_dim: Annotated[int, Field(ge=1)] = 64  # number of elements per head
+    warmup_ms: Annotated[int, Field(ge=1)] = 1000  # warm-up time, in milliseconds
+    rep_ms: Annotated[int, Field(ge=1)] = 10_000  # duration of the timed calls, in milliseconds
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Check the call, then time it. The only sample of forward_backward is the mean of do_bench.
+    """Check attention against float64, then time forward and backward with `do_bench`.
+
+    Returns:
+        Measurements, see `systems.benchmark`. The phase forward_backward has a single sample, the
+        mean time that `do_bench` returns. `facts` has the key relative_error: relative L2 error of
+        the output (`out`), and of the gradients `dq`, `dk` and `dv`, against float64.
 
     Raises:
         Unsupported: if there is no GPU, or the implementation does not support the inputs.
-        WrongOutput: if the error of an output or a gradient is above `attention.TOLERANCE`.
+        WrongOutput: if the relative error of the output or of a gradient is above the TOLERANCE of
+            the benchmark `attention`.
     """
     import torch
     from triton.testing import do_bench
@@ -50,7 +62,7 @@ def run(params: Params) -> dict[str, Any]:
     from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
 
     if not torch.cuda.is_available():
-        raise Unsupported("triton.testing.do_bench needs a GPU; this machine has none")
+        raise Unsupported("triton.testing.do_bench needs a GPU; this machine has no GPU")
     device = torch.device("cuda")
     torch.manual_seed(0)
     shape = (1, params.num_heads, params.seq_len, params.head_dim)
@@ -66,8 +78,8 @@ def run(params: Params) -> dict[str, Any]:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, is_causal=True)
 
-    # flex calls torch.compile itself. Inside another torch.compile it would rebuild its block mask
-    # in every call.
+    # The implementation `flex` already calls torch.compile. Inside another torch.compile it would
+    # build its block mask again in every call.
     function = attend if params.implementation == "flex" else torch.compile(attend)
 
     expanded = torch.ones((), dtype=q.dtype, device=device).expand(shape)

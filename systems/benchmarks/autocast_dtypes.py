@@ -1,4 +1,4 @@
-"""Dtypes of weights, activations, loss and gradients of a small model under autocast.
+"""Record the dtypes of weights, layer outputs, loss and gradients of a small model under autocast.
 
 python -m jobs.submit sweeps/mixed_precision.yaml --local
 """
@@ -15,11 +15,15 @@ VERSION = 1
 class Params(BenchmarkParams):
     """Parameters of the autocast context."""
 
-    autocast: Literal["fp16", "bf16"]  # dtype of torch.autocast
+    autocast: Literal["fp16", "bf16"]  # dtype that is passed to torch.autocast
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Return the fact `dtypes`: dtypes of weights, layer outputs, loss and gradients, by name."""
+    """Run forward and backward once under autocast.
+
+    Returns:
+        `facts` with the key `dtypes`: the dtype of each recorded tensor, by name of the tensor.
+    """
     import torch
     from torch import Tensor, nn
 

@@ -1,9 +1,11 @@
-"""Step time and exposed communication of data-parallel training, by strategy.
+"""Step time and exposed communication of data-parallel training.
 
 python -m jobs.submit sweeps/ddp.yaml --local
 
-Each rank measures the time of a step, the time of a step without communication, and the
-communication time in a profile. Rank 0 draws one profiled step of every rank into timeline.png.
+Each rank measures the time of a training step, and the time of the same step without communication.
+Then each rank profiles a few steps and measures the communication in them. Communication is called
+exposed while the rank computes nothing. Rank 0 draws one profiled step of every rank into
+timeline.png.
 """
 
 from __future__ import annotations
@@ -27,22 +29,25 @@ if TYPE_CHECKING:
 VERSION = 1
 Strategy = Literal["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
 PROBE_BYTES = 256 * 10**6  # maximum size of the all-reduce that measures bandwidth, in bytes
-PROBES = 20  # all-reduces that are timed together
+PROBES = 20  # number of all-reduces that are timed together
 
 
 class Params(ParallelParams):
-    """A TransformerLM trained data-parallel. Has all fields of `ParallelParams`."""
+    """Parameters of data-parallel training. Has all fields of `ParallelParams`."""
 
     # How gradients are averaged:
-    #   naive, flat, overlapped, bucketed   wrappers of `systems.parallel.ddp`
+    #   naive         `systems.parallel.NaiveDDP`
+    #   flat          `systems.parallel.FlatDDP`
+    #   overlapped    `systems.parallel.OverlappedDDP`
+    #   bucketed      `systems.parallel.BucketedDDP`
     #   torch         torch's DistributedDataParallel with its defaults (buckets of 25 MiB)
-    #   torch_tuned   the same with gradient_as_bucket_view=True, static_graph=True and
-    #                 broadcast_buffers=False
+    #   torch_tuned   torch's DistributedDataParallel with gradient_as_bucket_view=True,
+    #                 static_graph=True and broadcast_buffers=False
     strategy: Strategy
-    # Bucket size in MB (10^6 bytes). Must be given with strategy: bucketed, and only with it.
+    # Bucket size in MB (10^6 bytes). Required with strategy: bucketed, otherwise not allowed.
     bucket_size_mb: Annotated[float, Field(gt=0)] | None = None
-    # A second strategy, whose profiled step timeline.png shows above that of `strategy`. None: no
-    # second strategy.
+    # A second strategy to profile for comparison. timeline.png shows it above `strategy`. None
+    # profiles `strategy` only.
     beside: Literal["naive", "flat", "overlapped", "torch", "torch_tuned"] | None = None
 
     @model_validator(mode="after")
@@ -50,39 +55,45 @@ class Params(ParallelParams):
         if (self.strategy == "bucketed") != (self.bucket_size_mb is not None):
             given = "none" if self.bucket_size_mb is None else f"{self.bucket_size_mb:g}"
             raise ValueError(
-                "bucket_size_mb must be given with strategy: bucketed, and only with it, got "
-                f"{given} with strategy: {self.strategy}"
+                "bucket_size_mb is required with strategy: bucketed and not allowed with other "
+                f"strategies, got strategy: {self.strategy} and bucket_size_mb: {given}"
             )
         return self
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the size of the gradients, and the bytes that a rank sends per step in a ring."""
+    """Predict the bytes of all gradients, and the bytes that a rank sends in a step.
+
+    All-reduces are assumed to use a ring.
+    """
     state = accounting.model_state_bytes(params.model_size, params.precision)
     sent = accounting.step_sent_bytes("ddp", state, params.world_size)
     return {"gradients_bytes": state["gradients"], "sent_bytes": sum(sent.values())}
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Join the process group, check and measure the training; return the results of this rank.
+    """Check the data-parallel training and measure its steps on this rank.
 
     Phases:
-        train_step: a step of the data-parallel training.
-        alone: the same step without communication, on all ranks at the same time. Its rounds
-            alternate with those of train_step.
-        communication: time with communication in flight, in each profiled step.
-        exposed: the part of `communication` during which this rank computes nothing.
+        train_step: mean time of a data-parallel step, one sample per round.
+        alone: mean time of the same step without communication, one sample per round. Rounds of
+            train_step and alone alternate. All ranks run the same kind of round at the same time.
+        communication: time in a profiled step during which communication is in flight.
+        exposed: part of `communication` during which this rank computes nothing.
 
-    Facts:
-        results of `parallel_timing.step_facts` and `exposed_facts`, of the slowest rank.
-        by_rank: the same facts, of every rank.
-        error: errors that `check_parallel` returns.
-        model: accounting's model of buckets, see `_bucket_model`.
+    Returns:
+        Measurements, see `systems.benchmark`. `facts` has these keys:
+            train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms, overlap_share:
+                see `parallel_timing.step_facts`. Values of the rank with the largest train_step_ms.
+            exposed_ms, communication_share: see `parallel_timing.exposed_facts`, of the same rank.
+            by_rank: list of the values above for every rank.
+            error: errors of loss, gradients and weights on this rank, see `check_parallel`.
+            model: predicted exposed communication, see `_bucket_model`.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
-        WrongOutput: if weights differ between ranks, or if the training differs from a single
-            process that trains on the batches of all ranks.
+        WrongOutput: if weights differ between ranks, or if losses, gradients or weights differ from
+            those of a single process that trains on the batches of all ranks.
         RuntimeError: if the number of processes is not `world_size`.
     """
     from systems.measure.ranks import rank_process_group
@@ -92,7 +103,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Measure in the current process group; `run` describes the result."""
+    """Check and measure the training in the current process group. See `run` for the result."""
     import torch.distributed as dist
 
     from systems.measure.peak_memory import peak_memory_by_phase
@@ -138,7 +149,10 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
 
 def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTimeline]:
-    """Profile another strategy; return the timeline of its last step on each rank. A collective."""
+    """Profile a strategy; return the timeline of the last profiled step for each rank.
+
+    All ranks must call this function.
+    """
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
@@ -155,7 +169,7 @@ def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTi
 
 
 def wrapped(module: nn.Module, params: Params) -> nn.Module:
-    """Wrap the module with the data-parallel wrapper of `params.strategy`."""
+    """Return the module in the data-parallel wrapper that `params.strategy` selects."""
     from torch.nn.parallel import DistributedDataParallel
 
     from systems import parallel
@@ -177,24 +191,31 @@ def wrapped(module: nn.Module, params: Params) -> nn.Module:
 
 
 def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
-    """Predict exposed communication with `accounting.ddp_overhead_seconds`. A collective.
+    """Predict the exposed communication of a training step.
 
-    The inputs of the model are measured: the latency of an all-reduce in this process group, its
-    bandwidth, and the time of backward on this device. Only `overlapped`, where each parameter is a
-    bucket, and `bucketed` get a prediction: naive and flat overlap nothing, and torch fills its
-    buckets differently.
+    The prediction is computed by `accounting.ddp_overhead_seconds`. Its inputs are measured: the
+    latency and the bandwidth of an all-reduce, and the duration of backward. All ranks must call
+    this function.
+
+    Args:
+        params: parameters of the benchmark.
+        alone: training without communication, whose backward is timed.
 
     Returns:
-        call_us: latency of a small all-reduce, in microseconds.
-        all_reduce_gb_per_second: bandwidth of a large all-reduce.
-        all_gradients_ms: predicted time of one all-reduce of all gradients.
-        backward_ms: time of backward, of the slowest rank.
-        best_bucket_bytes: bucket size with the least predicted overhead.
+        call_us: latency of an all-reduce of one element, in microseconds.
+        all_reduce_gb_per_second: bandwidth of a large all-reduce, in GB/s.
+        all_gradients_ms: predicted duration of one all-reduce of all gradients.
+        backward_ms: measured duration of backward on the slowest rank.
+        best_bucket_bytes: bucket size with the least predicted exposed communication.
         largest_parameter_bytes: size of the largest parameter.
-        buckets: number of buckets.
-        exposed_ms: predicted exposed communication, if backward takes as long as the transfer of
-            all gradients (size / bandwidth).
-        exposed_beside_backward_ms: the same with the measured time of backward.
+        With the strategies overlapped and bucketed also:
+            buckets: number of buckets. With overlapped each parameter is a bucket.
+            exposed_ms: predicted exposed communication, assuming that backward takes as long as the
+                transfer of all gradients.
+            exposed_beside_backward_ms: predicted exposed communication, with the measured duration
+                of backward.
+        These values are not predicted for the other strategies: naive and flat overlap nothing, and
+        torch's wrapper fills its buckets by other rules.
     """
     from systems.measure.ranks import all_gather_objects
     from systems.measure.timing import clock_ms
@@ -230,7 +251,14 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
 
 
 def _all_reduce_seconds(elements: int, device: torch.device) -> float:
-    """Return the mean time of back-to-back float32 all-reduces on the slowest rank, in seconds."""
+    """Return the mean time of a float32 all-reduce on the slowest rank, in seconds.
+
+    All ranks must call this function.
+
+    Args:
+        elements: number of elements to reduce.
+        device: device of this rank.
+    """
     import torch
     import torch.distributed as dist
 

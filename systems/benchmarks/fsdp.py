@@ -1,10 +1,11 @@
-"""Fully sharded data-parallel training with this project's wrapper and with torch's FSDP2.
+"""Step time and memory of fully sharded training, with this project's wrapper or torch's FSDP2.
 
 python -m jobs.submit sweeps/fsdp.yaml --local
 
-Measures step time, peak memory (compared with a prediction of `systems.accounting`) and the share
-of all-gathers that end before computation needs their weights. Rank 0 draws one profiled step of
-every rank into timeline.png.
+Each rank measures the time of a training step, its peak memory, and the share of all-gathers that
+finish while computation is running, so that nothing waits for them. Tables compare the peak memory
+with a prediction of `systems.accounting`. Rank 0 draws one profiled step of every rank into
+timeline.png.
 """
 
 from __future__ import annotations
@@ -26,24 +27,26 @@ if TYPE_CHECKING:
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
-WARMUP_STEPS = 2  # steps before the one whose peak memory is measured
+WARMUP_STEPS = 2  # number of steps before the step whose peak memory is measured
 Strategy = Literal["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
 
 
 class Params(ParallelParams):
-    """A TransformerLM trained with sharded weights. Has all fields of `ParallelParams`."""
+    """Parameters of fully sharded training. Has all fields of `ParallelParams`."""
 
     # How weights are sharded and gathered:
-    #   layers           `systems.parallel.FullyShardedDataParallel`; each module with weights is
-    #                    gathered separately
-    #   blocks           the same wrapper; each Transformer block is gathered as a whole
+    #   layers           `systems.parallel.FullyShardedDataParallel`. Each module with weights is
+    #                    gathered separately.
+    #   blocks           `systems.parallel.FullyShardedDataParallel`. Each Transformer block is
+    #                    gathered as a whole.
     #   fsdp2            torch's fully_shard, applied to each block and to the model
-    #   fsdp2_prefetch   the same, with explicit prefetch of the next two blocks
+    #   fsdp2_prefetch   as fsdp2, with explicit prefetch of the next two blocks
     strategy: Strategy
-    # fp32 and tf32 as in `TransformerParams`. With bf16_master weights are gathered and gradients
-    # are reduced in bf16, and torch's AdamW updates float32 shards. The training without sharding
-    # then has bf16 weights with float32 master weights, updated by `FusedAdamW`, so bf16_master
-    # needs optimizer: fused.
+    # fp32 and tf32 have the same meaning as in `TransformerParams`. With bf16_master, weights are
+    # gathered and gradients are reduced in bf16, and torch's AdamW updates float32 shards. The
+    # sharded training is compared with a training without sharding, which has bf16 weights and
+    # float32 master weights. Only `FusedAdamW` supports master weights, so bf16_master needs
+    # optimizer: fused.
     precision: Literal["fp32", "tf32", "bf16_master"] = "fp32"  # type: ignore[assignment]
 
     @model_validator(mode="after")
@@ -57,18 +60,24 @@ class Params(ParallelParams):
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the bytes that a rank keeps, sends per step, and uses at the peak.
+    """Predict the bytes that a rank keeps after a step, sends in a step, and uses at the peak.
 
-    The peak is the sum of the shards of weights and optimizer state, the larger of activations and
-    shards of gradients, and four times the size of the largest layer (three gathered layers of
-    weights and one of gradients).
+    The predicted peak is the sum of:
+
+    - the shards of weights and of optimizer state,
+    - the activations or the shards of gradients, whichever are larger,
+    - four times the size of the largest layer: the gathered weights of three layers and the
+      unsharded gradients of one layer.
+
+    Activations and the peak are predicted only without activation checkpointing.
     """
     size, precision, n = params.model_size, params.precision, params.world_size
     shards = accounting.rank_state_bytes("zero3", accounting.model_state_bytes(size, "fp32"), n)
     width = accounting.DTYPE_BYTES[accounting.MATMUL_DTYPE[precision]]
     full = accounting.transformer_parameters(size) * width
     sent = accounting.step_sent_bytes("zero3", {"weights": full, "gradients": full}, n)
-    # With bf16_master everything is computed in bf16, so activations are those of bf16_pure.
+    # With bf16_master everything is computed in bf16, so activations are as large as with
+    # bf16_pure.
     computed: accounting.Precision = "bf16_pure" if precision == "bf16_master" else precision
     point = (params.batch_size, params.context_length, computed, params.attention_kind)
     activations = accounting.activation_bytes(size, *point)
@@ -91,28 +100,31 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Join the process group, check and measure the training; return the results of this rank.
+    """Check the fully sharded training and measure its steps on this rank.
 
     Phases:
-        train_step: a step of the sharded training.
-        alone: a step without communication and sharding. Its rounds alternate with those of
-            train_step.
-        communication, exposed: as in `data_parallel`, of the profiled steps.
+        train_step: mean time of a fully sharded step, one sample per round. On a GPU its peak
+            memory is measured, too, while no other training is in memory.
+        alone: mean time of a step without sharding and communication, one sample per round. Rounds
+            of train_step and alone alternate.
+        communication: time in a profiled step during which communication is in flight.
+        exposed: part of `communication` during which this rank computes nothing.
 
-    Peak memory of train_step is measured on a GPU, while no other training is in memory.
-
-    Facts:
-        weights_bytes, gradients_bytes, optimizer_state_bytes: at the end of a step; the maximum of
-            all ranks.
-        results of `parallel_timing.step_facts` and `gather_facts`, of the rank that waited longest
-            for gathers.
-        by_rank: these results, of every rank.
-        error: errors that `check_parallel` returns.
+    Returns:
+        Measurements, see `systems.benchmark`. `facts` has these keys:
+            train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms, overlap_share:
+                see `parallel_timing.step_facts`. Values of the rank with the largest
+                gather_wait_ms.
+            gathers, gathers_in_time, gather_wait_ms: see `gather_facts`, of the same rank.
+            by_rank: list of the values above for every rank.
+            weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of a step, each
+                the maximum over all ranks.
+            error: errors of loss, gradients and weights on this rank, see `check_parallel`.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
-        WrongOutput: if weights differ between ranks, or if the training differs from a single
-            process that trains on the batches of all ranks.
+        WrongOutput: if weights differ between ranks, or if losses, gradients or weights differ from
+            those of a single process that trains on the batches of all ranks.
         RuntimeError: if the number of processes is not `world_size`.
     """
     from systems.measure.ranks import rank_process_group
@@ -122,7 +134,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Measure in the current process group; `run` describes the result."""
+    """Check and measure the training in the current process group. See `run` for the result."""
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
@@ -165,12 +177,14 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
     """Summarize the all-gathers in the profiled steps of one rank.
 
+    An all-gather is in time if it ends while computation is running. Otherwise computation may have
+    waited for it.
+
     Returns:
-        gathers: all-gathers per step.
-        gathers_in_time: share of them that ended while computation was running. Missing if there
-            are no gathers.
-        gather_wait_ms: time per step without computation at the end of the other gathers, in
-            milliseconds.
+        gathers: number of all-gathers per step.
+        gathers_in_time: share of all-gathers that are in time. Missing if there are no all-gathers.
+        gather_wait_ms: mean waiting time per step, in milliseconds. The waiting time is measured
+            from the end of computation to the end of each all-gather that is not in time.
     """
     waits = [wait for step in steps for wait in step.waits_ms("all_gather")]
     facts = {"gathers": len(waits) / len(steps), "gather_wait_ms": sum(waits) / len(steps)}
@@ -180,7 +194,10 @@ def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
 
 
 def _memory(training: ParallelTraining) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the bytes that this rank keeps at the end of a step, and on a GPU the step's peak."""
+    """Return the bytes that this rank keeps at the end of a step, and the peak memory of the step.
+
+    Without a GPU the peak memory is {}.
+    """
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.state_memory import state_bytes
 
@@ -195,7 +212,7 @@ def _memory(training: ParallelTraining) -> tuple[dict[str, int], dict[str, int]]
 
 
 def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
-    """Return this rank's training with the wrapper of `params.strategy`."""
+    """Return the training of this rank, with the model in the wrapper of `params.strategy`."""
     import torch
     import torch.distributed as dist
 
@@ -217,8 +234,8 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
             lambda module: FullyShardedDataParallel(module, dtype, layers=classes),
             autocasts=False,
         )
-    # The hooks of fully_shard must stay outside of compiled code. So `_fully_shard` wraps blocks
-    # with torch.compile(block), instead of compiling them in place with block.compile().
+    # The hooks of fully_shard must stay outside of compiled code. So `_fully_shard` wraps each
+    # block with torch.compile(block), instead of compiling the block in place with block.compile().
     training = ParallelTraining(
         params.model_copy(update={**updates, "mode": "eager"}),
         device,
@@ -243,7 +260,8 @@ def _fully_shard(
 
     Args:
         module: the TransformerLM.
-        dtype: dtype of all-gathers, computation and reduce-scatters; None for that of the weights.
+        dtype: dtype of all-gathers, computation and reduce-scatters. None means the dtype of the
+            weights.
         device: device of this rank.
         compiled: whether to compile each block.
         strategy: fsdp2 or fsdp2_prefetch.
@@ -273,12 +291,16 @@ def _fully_shard(
 
 
 def _plain_name(name: str) -> str:
-    """Remove the prefix that torch.compile adds to the parameter names of a wrapped module."""
+    """Remove the prefix that torch.compile adds to the parameter names of a compiled block."""
     return name.replace("_orig_mod.", "")
 
 
 def check(training: ParallelTraining, alone: ParallelTraining) -> dict[str, float]:
-    """Run `check_parallel` with weights and gradients gathered from their shards. A collective."""
+    """Compare a fully sharded training with a training on one process.
+
+    Weights and gradients are gathered from their shards. All ranks must call this function. See
+    `check_parallel` for arguments, result and exceptions.
+    """
     from systems.training.parallel_check import check_parallel
 
     shapes = {name: p.shape for name, p in alone.model.named_parameters()}
@@ -294,11 +316,16 @@ def check(training: ParallelTraining, alone: ParallelTraining) -> dict[str, floa
 def full_gradients(
     training: ParallelTraining, shapes: Mapping[str, torch.Size]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, averaged gradient), gathered from the shards of all ranks. A collective.
+    """Gather the averaged gradients from the shards of all ranks.
+
+    All ranks must call this function.
 
     Args:
-        training: a sharded training after `synchronize_gradients`.
-        shapes: full shapes of the parameters, by name.
+        training: a sharded training, after its method `synchronize_gradients` was called.
+        shapes: shapes of the unsharded parameters, by name.
+
+    Yields:
+        Name and unsharded gradient of each parameter.
 
     Raises:
         WrongOutput: if a parameter has no gradient.
@@ -328,7 +355,11 @@ def full_gradients(
 
 
 def full_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
-    """Return the weights that the optimizer updates, gathered from all ranks. A collective."""
+    """Gather the weights from the shards of all ranks and return them by name.
+
+    The weights have the dtype of the shards, which the optimizer updates. All ranks must call this
+    function.
+    """
     from torch.distributed.tensor import DTensor
 
     from systems.parallel import FullyShardedDataParallel
@@ -342,7 +373,10 @@ def full_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
 
 
 def master_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
-    """Return the float32 master weights, or the model's weights if there are no master weights."""
+    """Return the float32 master weights of a training without sharding, by name.
+
+    A weight that has no master weight is returned itself.
+    """
     state = training.optimizer.state
     return {
         name: state[p].get("master", p.detach()) for name, p in training.model.named_parameters()

@@ -1,10 +1,10 @@
-"""Memory of a training step: peak by phase, model and optimizer state, and saved activations.
+"""Memory of a training step: weights, gradients, optimizer state, activations, and the peak.
 
 python -m jobs.submit sweeps/memory.yaml --local
 
-Weights, gradients, optimizer state and activations are measured on live tensors; tables compare
-them with predictions of `systems.accounting`. On a GPU, memory_timeline.png shows the memory in use
-during one step, from the history of the CUDA allocator, and the largest allocations are listed with
+The sizes are measured on live tensors. Tables compare them with predictions of
+`systems.accounting`. On a GPU, the history of the CUDA allocator is recorded during one step.
+memory_timeline.png shows the memory in use over time, and the largest allocations are listed with
 the source lines that made them.
 """
 
@@ -30,21 +30,23 @@ if TYPE_CHECKING:
     from systems.training.training import Training
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)  # imported by a process's first optimizer
-# Steps before the measured one. In them the optimizer allocates its state, and cuBLAS its
-# workspaces, which would otherwise be counted as activations.
+# torch imports this module when a process creates its first optimizer. The import takes time.
+PRELOAD = ("torch._dynamo",)
+# Number of steps before the measured step. In the first step the optimizer allocates its state, and
+# cuBLAS allocates its workspaces. These would otherwise be counted as activations.
 WARMUP_STEPS = 2
 
 
 class Params(TransformerParams):
-    """Memory of a TransformerLM in one step. Has all fields of `TransformerParams`.
+    """Parameters of the measured step. Has all fields of `TransformerParams`.
 
     Only mode: eager without cuda_graph is allowed.
     """
 
-    # What is measured: forward (one forward pass, without optimizer state) or train_step.
+    # Phases to measure: forward (forward only, without optimizer state) or train_step (forward,
+    # backward and optimizer).
     passes: Literal["forward", "train_step"] = "train_step"
-    # Keep the snapshot of the CUDA allocator as the artifact snapshot.pickle, which
+    # Whether to keep the snapshot of the CUDA allocator as the artifact snapshot.pickle, which
     # https://pytorch.org/memory_viz displays. Needs a GPU.
     snapshot: bool = False
 
@@ -53,17 +55,17 @@ class Params(TransformerParams):
         if self.mode != "eager" or self.cuda_graph:
             raise ValueError(
                 "the memory benchmark needs mode: eager and cuda_graph: false, got mode: "
-                f"{self.mode} and cuda_graph: {str(self.cuda_graph).lower()}. A replayed graph "
-                "allocates nothing, and the tensors that a compiled block saves have no source line"
+                f"{self.mode} and cuda_graph: {str(self.cuda_graph).lower()}. Replaying a CUDA "
+                "graph allocates no memory, and tensors saved by compiled code have no source line"
             )
         return self
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the memory of a run in bytes.
+    """Predict the bytes of weights, gradients, optimizer state, activations, and the peak.
 
-    Activations are predicted only without checkpointing, and the peak only with checkpointing: none
-    or every_k.
+    Activations are predicted only with checkpointing: none. The peak is predicted only with
+    checkpointing: none or every_k.
     """
     size, precision, kind = params.model_size, params.precision, params.attention_kind
     point = (params.batch_size, params.context_length)
@@ -91,29 +93,35 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Measure the memory of one step, then check the training against float64.
+    """Measure the memory of one step, then check the loss and gradients against float64.
 
-    Peak memory by phase is measured on a GPU only.
-
-    Facts:
-        weights_bytes, gradients_bytes, optimizer_state_bytes: tensors alive at the end of a step.
-        activations_bytes: memory allocated in forward and alive after it. On a GPU.
-        requested_peak_bytes: largest sum of the sizes that tensors requested. On a GPU.
-        saved_bytes: tensors that autograd saves for backward, except weights and the batch.
-            Without checkpointing.
-        weight_copies_bytes: the part of saved_bytes that is 16-bit copies of weights, made by
-            autocast. Without checkpointing.
-        residual_stream_bytes: input of the first block.
-        block_saved_bytes, block_weight_copies_bytes, block_gradients_bytes: of the first block, see
-            `block_report`.
-        block_saved: list of the five largest contributors to block_saved_bytes.
-        timeline_peak_bytes, peak_phase, at_peak, largest_allocations: size, phase and composition
-            of the peak in the step's timeline. On a GPU.
-        relative_error: errors that `check_training` returns.
+    Returns:
+        Measurements, see `systems.benchmark`. `peak_memory_bytes` is measured on a GPU only, for
+        forward, backward, optimizer and the whole step (train_step). `facts` has these keys:
+            weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of a step.
+            residual_stream_bytes: size of the input of the first block.
+            block_saved_bytes, block_saved, block_weight_copies_bytes, block_gradients_bytes: memory
+                of the first block, see `block_report`.
+            relative_error: errors of the loss and the gradients, see `check_training`.
+        On a GPU also:
+            activations_bytes: memory that forward allocates and that is still allocated when
+                forward ends.
+            requested_peak_bytes: peak of the bytes that tensors requested, from the statistics of
+                the allocator. The allocator rounds each size up, and `peak_memory_bytes` counts the
+                rounded sizes.
+            timeline_peak_bytes: peak of the requested bytes in the recorded history.
+            peak_phase: phase of the peak in the recorded history.
+            at_peak: bytes in use at this peak, by kind, such as weights_bytes.
+            largest_allocations: the largest allocations at this peak, by source line.
+        With checkpointing: none also:
+            saved_bytes: size of the tensors that autograd saves for backward, without the model's
+                parameters and buffers, and without the batch.
+            weight_copies_bytes: the part of saved_bytes that consists of 16-bit copies of weights,
+                which autocast makes.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
-        WrongOutput: if the error of the loss or a gradient is above the tolerance.
+        WrongOutput: if the error of the loss or of a gradient is above the tolerance.
     """
     import torch
 
@@ -125,7 +133,7 @@ def run(params: Params) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if params.snapshot and device.type != "cuda":
         raise Unsupported("snapshot: true needs the CUDA allocator; this machine has no GPU")
-    # Record from the start, so that the allocations of weights have source lines, too.
+    # Start to record before the weights are allocated, so that these allocations have source lines.
     with recording() if device.type == "cuda" else contextlib.nullcontext():
         training = make_training(params, device)
         _warm_up(training, params)
@@ -145,7 +153,7 @@ def run(params: Params) -> dict[str, Any]:
 
 def _warm_up(training: Training, params: Params) -> None:
     if params.passes == "forward":
-        training.optimizer.state.clear()  # frees master weights, if there are any
+        training.optimizer.state.clear()  # with bf16_master this frees the master weights
     for _ in range(WARMUP_STEPS):
         if params.passes == "forward":
             training.forward()
@@ -155,13 +163,13 @@ def _warm_up(training: Training, params: Params) -> None:
 
 
 def _free(training: Training) -> None:
-    """Free the gradients and the autograd graph, including tensors kept by reference cycles."""
+    """Free the gradients and the autograd graph, including tensors in reference cycles."""
     training.zero_grad()
     gc.collect()
 
 
 def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
-    """Run one step; return the facts that need no allocator statistics."""
+    """Run one step; return the bytes of weights, gradients and optimizer state."""
     from systems.measure.state_memory import state_bytes
 
     for run_phase in phases.values():
@@ -172,13 +180,17 @@ def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
 def _step_on_gpu(
     training: Training, params: Params, phases: Phases
 ) -> tuple[dict[str, int], dict[str, Any]]:
-    """Run one step and draw its timeline; return the peak memory by phase, and facts."""
+    """Run one step and draw its timeline.
+
+    Returns:
+        Peak memory of each phase and of the step, and the facts listed in `run` for a GPU.
+    """
     from systems.measure.memory_timeline import mark_phase
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.state_memory import state_bytes
 
     peaks: dict[str, int] = {}
-    requested: dict[str, int] = {}  # bytes that live tensors requested, after each phase
+    requested: dict[str, int] = {}  # bytes requested by all live tensors at the end of each phase
     requested_peak = 0
     owned = {"weights": _weights(training), "optimizer state": _optimizer_state(training)}
     before = _requested("current")
@@ -208,7 +220,13 @@ def _requested(which: str) -> int:
 def _timeline(
     params: Params, phases: Sequence[str], owned: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> dict[str, Any]:
-    """Read and draw the allocator's history; return facts about the peak."""
+    """Read the allocator's history, draw it, and return facts about the peak.
+
+    Args:
+        params: parameters of the run, for the title of the drawing.
+        phases: names of the phases of the step.
+        owned: tensors by kind of memory, such as "weights", and by name.
+    """
     import torch
 
     from systems.measure.memory_timeline import (
@@ -226,7 +244,7 @@ def _timeline(
         with (folder / "snapshot.pickle").open("wb") as file:
             pickle.dump(snapshot, file)
     timeline = read_timeline(snapshot, phases, torch.cuda.current_device())
-    # Gradients have their addresses at the end of the step, all other owners from its start.
+    # Gradients exist only at the end of the step. All other tensors in `owned` exist at its start.
     at = {"gradients": timeline.phases[-1].end}
     owners = [
         Owner(
@@ -258,7 +276,7 @@ def _timeline(
 
 
 def _any_block(name: str) -> str:
-    """Replace the index of the block in a parameter's name by *, to group the same parameters."""
+    """Replace the block index in a parameter name by *, so that all blocks are listed together."""
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
@@ -272,7 +290,6 @@ def _gradients(training: Training) -> dict[str, torch.Tensor]:
 
 
 def _optimizer_state(training: Training) -> dict[str, torch.Tensor]:
-    """Return the tensors of the optimizer state: moments, master weights and step counts."""
     return {
         f"{i} {name}": tensor
         for i, state in enumerate(training.optimizer.state.values())
@@ -281,7 +298,7 @@ def _optimizer_state(training: Training) -> dict[str, torch.Tensor]:
 
 
 def _saved(training: Training) -> dict[str, int]:
-    """Return the bytes that autograd saves in forward, and the part that is copies of weights."""
+    """Return saved_bytes and weight_copies_bytes. See `run`."""
     from systems.measure.saved_tensors import saved_tensors
 
     model = training.model
@@ -294,7 +311,10 @@ def _saved(training: Training) -> dict[str, int]:
 
 
 def _block(training: Training) -> dict[str, Any]:
-    """Return `block_report` of the first block, with the embedding's output as its input."""
+    """Return residual_stream_bytes and the result of `block_report` for the first block.
+
+    The input of the block is the output of the embedding, as in training.
+    """
     import torch
 
     from systems.measure.saved_tensors import block_report

@@ -1,9 +1,10 @@
-"""Time by kernel in a training step, for each phase and for each part of attention.
+"""Time of each kernel in a training step, by phase and by part of attention.
 
 python -m jobs.submit sweeps/profile.yaml --local
 
-The same steps are also timed without a profiler. `profiler: nsys` runs them under Nsight Systems
-and keeps its report; this has been tested only with a script that imitates nsys.
+Training steps are first timed without a profiler. Then some steps are run under torch.profiler,
+which gives the times of kernels. With `profiler: nsys` they are run under Nsight Systems instead,
+and its report is kept. `profiler: nsys` has been tested only with a script that imitates nsys.
 """
 
 from __future__ import annotations
@@ -29,39 +30,44 @@ if TYPE_CHECKING:
     from systems.training.training import Training
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)  # imported by a process's first optimizer
-PROFILED_STEPS = 3  # few, because steps are alike and each adds megabytes to the trace
+# torch imports this module when a process creates its first optimizer. The import takes time.
+PRELOAD = ("torch._dynamo",)
+# Number of profiled steps. A few are enough because all steps are alike, and each step adds
+# megabytes to the trace.
+PROFILED_STEPS = 3
 TRACE = "trace.json.gz"  # file name of the artifact
 
 
 class Params(TransformerParams):
-    """A TransformerLM's training step, timed without a profiler and then profiled.
+    """Parameters of the profiled training step. Has all fields of `TransformerParams`."""
 
-    Has all fields of `TransformerParams`.
-    """
-
-    # torch (torch.profiler, for tables of kernels) or nsys (Nsight Systems, whose report is kept as
-    # an artifact).
+    # torch: use torch.profiler, which gives tables of kernels.
+    # nsys: use Nsight Systems, and keep its report as an artifact. No tables of kernels.
     profiler: Literal["torch", "nsys"] = "torch"
-    # Keep the trace of torch.profiler as an artifact, which https://ui.perfetto.dev displays. Only
-    # with profiler: torch.
+    # Whether to keep the trace of torch.profiler as an artifact, which https://ui.perfetto.dev
+    # displays. Needs profiler: torch.
     trace: bool = False
-    warmup_steps: Annotated[int, Field(ge=0)] = 5  # untimed steps before the first sample
-    # Steps timed phase by phase, and as many more timed as a whole, all without a profiler.
+    warmup_steps: Annotated[int, Field(ge=0)] = 5  # number of steps before the first sample
+    # Number of steps that are timed phase by phase without a profiler. The same number of further
+    # steps is timed as a whole.
     measure_steps: Annotated[int, Field(ge=1)] = 10
 
     @model_validator(mode="after")
     def _one_trace(self) -> Self:
         if self.trace and self.profiler != "torch":
             raise ValueError(
-                f"trace: true needs profiler: torch, got profiler: {self.profiler}, which always "
-                "keeps its report"
+                f"trace: true needs profiler: torch, got profiler: {self.profiler}; set "
+                "trace: false, because nsys always keeps its report"
             )
         return self
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the ratio of operations in attention's softmax to FLOPs in its matmuls, by phase."""
+    """Predict the operations of attention's softmax, divided by the FLOPs of attention's matmuls.
+
+    Returns:
+        softmax_over_matmul_flops: this ratio for forward and for backward.
+    """
     size = params.model_size
     head_dim = size.d_model // size.num_heads
     return {
@@ -73,23 +79,30 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Time training steps without a profiler, profile some more, and check the training.
+    """Time training steps without a profiler, profile further steps, and check the gradients.
 
-    samples_ms has the same phases as in the benchmark `train_step`.
+    Phases:
+        forward, backward, forward_backward, optimizer, train_step: as in the benchmark
+            `train_step`, without a profiler.
 
-    Facts:
-        results of `kernel_table.kernel_facts` for the profiled steps, with profiler: torch.
-        report, profiled_steps, range_ms: name of the report, number of profiled steps, and mean
-            time of each phase in them, with profiler: nsys.
-        trace: name of the trace, with trace: true.
-        range_over_clock: time of each phase under the profiler, divided by its time without.
-        kernels_over_clock: time of all kernels of each phase, divided by the phase's time without
-            the profiler. With profiler: torch.
-        relative_error: errors that `check_training` returns.
+    Returns:
+        Measurements, see `systems.benchmark`. `facts` has these keys:
+            profiled_steps: number of profiled steps.
+            range_ms: mean time of each phase and of the step under the profiler.
+            range_over_clock: time of each phase under the profiler, divided by the median time of
+                the phase without the profiler.
+            relative_error: errors of the loss and the gradients, see `check_training`.
+        With profiler: torch also:
+            kernels, kernel_ms and the other results of `kernel_table.kernel_facts`.
+            kernels_over_clock: time of all kernels of each phase, divided by the median time of the
+                phase without the profiler.
+            trace: file name of the trace, if the parameter `trace` is true.
+        With profiler: nsys also:
+            report: file name of the report.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
-        WrongOutput: if the error of the loss or a gradient is above the tolerance.
+        WrongOutput: if the error of the loss or of a gradient is above the tolerance.
     """
     import torch
 
@@ -111,7 +124,7 @@ def run(params: Params) -> dict[str, Any]:
     facts = _torch_facts(training, params) if params.profiler == "torch" else {}
     errors = check_training(training)
     if params.profiler == "nsys":
-        del training, phases  # frees GPU memory for the process under nsys
+        del training, phases  # free GPU memory for the process that nsys starts
         gc.collect()
         torch.cuda.empty_cache()
         facts = nsys.run_under_nsys(
@@ -143,7 +156,7 @@ def _profile(training: Training, trace: Path) -> None:
     from systems.training.phases import phases_of
     from systems.training.profiling import annotate_attention, annotated_step, step_profiler
 
-    annotate_attention(training)  # after the unprofiled steps, which run without annotations
+    annotate_attention(training)  # not earlier: steps without a profiler run without annotations
     phases = phases_of(training)
     with step_profiler(training.device, trace, PROFILED_STEPS) as profiler:
         for _ in range(1 + PROFILED_STEPS):
@@ -152,7 +165,12 @@ def _profile(training: Training, trace: Path) -> None:
 
 
 def _over_clock(facts: dict[str, Any], samples: dict[str, list[float]]) -> dict[str, Any]:
-    """Return times in the profile divided by the median unprofiled time, phase by phase."""
+    """Return range_over_clock and kernels_over_clock. See `run`.
+
+    Args:
+        facts: facts of the profiled steps, with range_ms and, if available, kernel_ms.
+        samples: milliseconds of each phase without a profiler.
+    """
     clock = {
         name: statistics.median(samples[name]) for name in ("forward", "backward", "optimizer")
     }
@@ -164,9 +182,12 @@ def _over_clock(facts: dict[str, Any], samples: dict[str, list[float]]) -> dict[
 
 
 def _steps_under_nsys(params: Params) -> dict[str, Any]:
-    """Run the annotated steps that nsys records; return the mean time of each range.
+    """Run the annotated steps that nsys records. Called in a process that nsys starts.
 
-    Times are in milliseconds, by Python's clock.
+    Returns:
+        profiled_steps: number of recorded steps.
+        range_ms: mean time of each phase and of the step, measured with Python's clock, in
+            milliseconds.
     """
     import torch
 
@@ -190,7 +211,7 @@ def _steps_under_nsys(params: Params) -> dict[str, Any]:
     return {"profiled_steps": PROFILED_STEPS, "range_ms": range_ms}
 
 
-if __name__ == "__main__":  # arguments under nsys: PARAMS.json FACTS.json
+if __name__ == "__main__":  # nsys runs this module with the arguments PARAMS.json FACTS.json
     _given, _facts = (Path(argument) for argument in sys.argv[1:])
     _params = Params.model_validate_json(_given.read_text())
     _facts.write_text(json.dumps(_steps_under_nsys(_params)))

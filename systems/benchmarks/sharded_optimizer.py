@@ -1,8 +1,8 @@
-"""Memory and step time of optimizers with sharded state, compared with a replicated optimizer.
+"""Memory and step time of data-parallel training with a sharded or a replicated optimizer state.
 
 python -m jobs.submit sweeps/sharded_optimizer.yaml --local
 
-All strategies average gradients with `systems.parallel.BucketedDDP`.
+Gradients are always averaged with `systems.parallel.BucketedDDP`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
-BUCKET_SIZE_MB = 100.0  # of BucketedDDP, in 10^6 bytes
+BUCKET_SIZE_MB = 100.0  # bucket size of BucketedDDP, in MB (10^6 bytes)
 Strategy = Literal["replicated", "sharded", "torch_zero"]
 _ACCOUNTING: dict[str, Literal["ddp", "sharded_optimizer"]] = {
     "replicated": "ddp",
@@ -30,17 +30,21 @@ _ACCOUNTING: dict[str, Literal["ddp", "sharded_optimizer"]] = {
 
 
 class Params(ParallelParams):
-    """A TransformerLM trained data-parallel. Has all fields of `ParallelParams`."""
+    """Parameters of data-parallel training. Has all fields of `ParallelParams`."""
 
-    # Where the optimizer state is:
-    #   replicated   every rank has the full state
-    #   sharded      `systems.parallel.ShardedOptimizer`
-    #   torch_zero   torch's ZeroRedundancyOptimizer with parameters_as_bucket_view=True
+    # How the optimizer state is stored:
+    #   replicated   every rank keeps the full state
+    #   sharded      `systems.parallel.ShardedOptimizer` shards the state
+    #   torch_zero   torch's ZeroRedundancyOptimizer with parameters_as_bucket_view=True shards the
+    #                state
     strategy: Strategy
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the bytes that a rank keeps, if all shards are equal, and sends per step."""
+    """Predict the bytes that a rank keeps after a step, and the bytes that it sends in a step.
+
+    All shards are assumed to have the same size.
+    """
     state = accounting.model_state_bytes(params.model_size, params.precision)
     strategy = _ACCOUNTING[params.strategy]
     sent = accounting.step_sent_bytes(strategy, state, params.world_size)
@@ -51,29 +55,35 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Join the process group, check and measure the training; return the results of this rank.
+    """Check the data-parallel training and measure its memory and time on this rank.
 
-    Phases:
-        train_step: a step of the data-parallel training.
-        alone: a step without communication and sharding. Its rounds alternate with those of
-            train_step.
-        optimizer: the optimizer's step, including its communication.
+    Phases with times:
+        train_step: mean time of a data-parallel step, one sample per round.
+        alone: mean time of a step without sharding and communication, one sample per round. Rounds
+            of train_step and alone alternate.
+        optimizer: time of the optimizer's update, including its communication.
 
-    Peak memory is measured on a GPU, for init (construction), forward_backward and optimizer of the
-    first step, and train_step (the second step).
+    Phases with peak memory, on a GPU only:
+        init: construction of model and optimizer.
+        forward_backward: forward and backward of the first step.
+        optimizer: the optimizer's update in the first step.
+        train_step: the second step.
 
-    Facts:
-        after_init, before_step, after_step: memory after construction, and before and after the
-            first step of the optimizer, on the rank that uses most at that time. Each has
-            weights_bytes, gradients_bytes and optimizer_state_bytes; on a GPU also allocated_bytes
-            and other_bytes, the allocated bytes that are none of these three.
-        by_rank: these facts, of every rank.
-        error: errors that `check_parallel` returns.
+    Returns:
+        Measurements, see `systems.benchmark`. `facts` has these keys:
+            after_init, before_step, after_step: memory in use after construction, before the first
+                update of the optimizer, and after this update, on the rank that uses the most
+                memory at that time. The keys are weights_bytes, gradients_bytes and
+                optimizer_state_bytes. On a GPU there are also allocated_bytes (all allocated
+                memory) and other_bytes (allocated memory without weights, gradients and optimizer
+                state).
+            by_rank: list of after_init, before_step and after_step for every rank.
+            error: errors of loss, gradients and weights on this rank, see `check_parallel`.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
-        WrongOutput: if weights differ between ranks, or if the training differs from a single
-            process that trains on the batches of all ranks.
+        WrongOutput: if weights differ between ranks, or if losses, gradients or weights differ from
+            those of a single process that trains on the batches of all ranks.
         RuntimeError: if the number of processes is not `world_size`.
     """
     from systems.measure.ranks import rank_process_group
@@ -83,7 +93,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Measure in the current process group; `run` describes the result."""
+    """Check and measure the training in the current process group. See `run` for the result."""
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
@@ -110,7 +120,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
 
 def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
-    """Return this rank's training with the optimizer of `params.strategy`."""
+    """Return the training of this rank, with the optimizer that `params.strategy` selects."""
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -141,12 +151,14 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
 def _memory(
     params: Params, device: torch.device
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
-    """Measure memory in use and peak memory of this rank from construction to the second step.
+    """Measure the memory of this rank during construction and the first two steps.
+
+    The optimizer allocates its state in the first step. The second step is measured because there
+    the state exists from the start.
 
     Returns:
-        Bytes in use by kind, at after_init, before_step and after_step; and peak bytes by phase.
-        The second step is measured because it is the first in which all optimizer state exists from
-        the start.
+        Memory in use after_init, before_step and after_step, and the peak memory of each phase. See
+        `run`.
     """
     import torch
 
@@ -160,7 +172,7 @@ def _memory(
     training = made.pop()
 
     def used_bytes() -> dict[str, int]:
-        # ZeroRedundancyOptimizer updates its shard with an inner optimizer, which has the state.
+        # ZeroRedundancyOptimizer keeps its state in an inner optimizer with the name `optim`.
         optimizer = getattr(training.optimizer, "optim", training.optimizer)
         used = state_bytes(training.model.parameters(), optimizer)
         if device.type == "cuda":
@@ -193,10 +205,9 @@ def _total(used: dict[str, int]) -> int:
 
 
 def _optimizer_ms(training: ParallelTraining, count: int) -> list[float]:
-    """Time the optimizer's step with Python's clock; all ranks start together.
+    """Return the milliseconds of `count` optimizer updates, measured with Python's clock.
 
-    Returns:
-        Milliseconds of each of `count` steps.
+    All ranks start each update together, after a barrier.
     """
     from systems.measure.ranks import barrier
     from systems.measure.timing import clock_ms

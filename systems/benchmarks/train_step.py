@@ -1,4 +1,4 @@
-"""Time and peak memory of a Transformer's forward, backward, optimizer and whole training step.
+"""Time and peak memory of a Transformer's training step, and of its phases.
 
 python -m jobs.submit sweeps/transformer.yaml --local
 """
@@ -23,28 +23,31 @@ if TYPE_CHECKING:
     from systems.training.training import Training
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)  # imported by a process's first optimizer
+# torch imports this module when a process creates its first optimizer. The import takes time.
+PRELOAD = ("torch._dynamo",)
 
 
 class Params(TransformerParams):
-    """A TransformerLM trained on one fixed batch. Has all fields of `TransformerParams`."""
+    """Parameters of the measured training step. Has all fields of `TransformerParams`."""
 
-    # Phases of a measured step: forward, forward_backward (no optimizer) or train_step (all).
+    # Phases of a measured step: forward (forward only), forward_backward (forward and backward) or
+    # train_step (forward, backward and optimizer).
     passes: accounting.Phase = "train_step"
-    # Untimed steps before the first sample. With 0 the samples include the first step of a fresh
-    # process.
+    # Number of steps before the first sample. With 0 the samples include the first step of the
+    # process, which is slower.
     warmup_steps: Annotated[int, Field(ge=0)] = 5
-    # Steps that are timed phase by phase. With passes: train_step as many more are timed as a
-    # whole.
+    # Number of steps that are timed phase by phase. With passes: train_step, the same number of
+    # further steps is timed as a whole.
     measure_steps: Annotated[int, Field(ge=1)] = 10
-    # Start with empty torch.compile and Triton caches, so that compilation is measured.
+    # Whether to start with empty caches of torch.compile and Triton, to measure compilation.
     fresh_caches: bool = False
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the number of parameters, FLOPs, and memory in bytes.
+    """Predict the number of parameters, the FLOPs of a step, and its memory in bytes.
 
-    The memory is that of mode: eager. It is not predicted with checkpointing: nested or selective.
+    The memory is predicted for mode: eager, also if another mode is given. It is not predicted with
+    checkpointing: nested or selective.
     """
     size, point = params.model_size, (params.batch_size, params.context_length)
     kind = params.attention_kind
@@ -67,21 +70,28 @@ def predict(params: Params) -> dict[str, Any]:
 def run(params: Params) -> dict[str, Any]:
     """Time training steps, measure peak memory, and check the loss and gradients.
 
-    The phases forward, backward and optimizer are timed with Python's clock while the GPU is idle
-    at both ends, as in the published studies, so they include Python overhead. forward_backward is
-    the sum of two. train_step is the time from the end of one step to the end of the next, without
-    synchronization in between. Peak memory is measured on a GPU only.
+    Phases:
+        forward, backward, optimizer: timed separately with Python's clock. The GPU is idle at the
+            start and at the end of each, so the time includes Python overhead. The published
+            results that tables show for comparison were measured in this way.
+        forward_backward: sum of forward and backward.
+        train_step: time from the end of a step to the end of the next step. On a GPU the host does
+            not wait for the GPU between steps.
 
-    Facts:
-        parameters: number of parameters of the model.
-        losses: loss of each step, warm-up steps included.
-        relative_error: errors that `check_training` returns.
-        first_step_ms: time of the first step.
-        building_and_measuring_seconds: time from construction to the last measurement.
+    Returns:
+        Measurements, see `systems.benchmark`. Peak memory is measured on a GPU only. `facts` has
+        these keys:
+            parameters: number of parameters of the model.
+            losses: loss of each step that is timed phase by phase, after the losses of the warm-up
+                steps.
+            relative_error: errors of the loss and the gradients, see `check_training`.
+            first_step_ms: time of the first step in this process.
+            building_and_measuring_seconds: time from the start of model construction to the end of
+                the last measurement.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
-        WrongOutput: if the error of the loss or a gradient is above the tolerance.
+        WrongOutput: if the error of the loss or of a gradient is above the tolerance.
     """
     with _empty_caches() if params.fresh_caches else contextlib.nullcontext():
         return _measure(params)
@@ -89,7 +99,7 @@ def run(params: Params) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _empty_caches() -> Iterator[None]:
-    """Let torch.compile and Triton use empty cache folders in this context."""
+    """Make torch.compile and Triton use empty cache folders in this context."""
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     before = {name: os.environ.pop(name, None) for name in names}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -160,11 +170,19 @@ def _peaks(phases: Phases, training: Training) -> dict[str, int]:
 def _once_seconds(
     training: Training, warmup_steps: int, first_step: float, samples: dict[str, list[float]]
 ) -> float | None:
-    """Return the seconds spent on work that is done once, such as compilation and graph capture.
+    """Return the seconds spent on compilation and on the capture of CUDA graphs.
 
-    This is the preparation before the first step, plus the time by which the first step is longer
-    than the mean of later steps. The result is None if nothing is compiled or captured, or if there
-    is no later step.
+    This is the time of preparation before the first step, plus the difference between the time of
+    the first step and the mean time of later steps.
+
+    Args:
+        training: the measured training.
+        warmup_steps: number of steps that are not in `samples`.
+        first_step: time of the first step, in milliseconds.
+        samples: milliseconds of each phase.
+
+    Returns:
+        Seconds, or None if nothing is compiled or captured, or if only one step was run.
     """
     params = training.params
     if params.mode == "eager" and not params.cuda_graph:

@@ -1,4 +1,4 @@
-"""Compare the losses of a training configuration with those of eager float32, step by step.
+"""Compare the losses of a training configuration, step by step, with the losses in eager float32.
 
 python -m jobs.submit sweeps/training_loss.yaml --local
 """
@@ -15,30 +15,29 @@ from systems.benchmark import WrongOutput
 from systems.training.params import TransformerParams
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)  # imported by a process's first optimizer
+# torch imports this module when a process creates its first optimizer. The import takes time.
+PRELOAD = ("torch._dynamo",)
 
 
 class Params(TransformerParams):
-    """A TransformerLM trained on one fixed batch, compared with eager float32.
+    """Parameters of the compared training. Has all fields of `TransformerParams`."""
 
-    Has all fields of `TransformerParams`.
-    """
-
-    steps: Annotated[int, Field(ge=2)] = 20  # training steps
+    steps: Annotated[int, Field(ge=2)] = 20  # number of training steps
     lr: Annotated[float, Field(gt=0)] = 1e-3  # learning rate
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Train with the given parameters and as the reference; compare the losses.
+    """Train the model twice, with the given parameters and as a reference; compare the losses.
 
-    The reference is the same model with the same initial weights, in eager float32 with naive
-    attention, torch's AdamW and no checkpointing.
+    Both trainings use the same initial weights and the same batch in every step. The reference uses
+    eager float32, naive attention, torch's AdamW and no activation checkpointing.
 
-    Facts:
-        losses, reference_losses: loss of each step.
-        worst_deviation_share: largest relative difference of the losses of a step.
-        reference_fall: first reference loss divided by the last.
-        last_loss, last_reference_loss: losses of the last step.
+    Returns:
+        `facts` with these keys:
+            losses, reference_losses: loss of each step.
+            worst_deviation_share: |loss / reference loss - 1| in the step in which it is largest.
+            reference_fall: first reference loss, divided by the last reference loss.
+            last_loss, last_reference_loss: losses of the last step.
 
     Raises:
         Unsupported: if this machine does not support the parameters.

@@ -1,15 +1,19 @@
 """Check the loss and gradients of a training against float64 with the same weights.
 
-The gradient g of each parameter is compared with the float64 gradient e by two errors:
-    gradient    |g - e| / |e|, which finds any kind of error
-    slope       |<g - e, e>| / <e, e>, the error along e. Rounding hardly changes it, so it shows
-                even in bfloat16 that a gradient is a few percent too long or too short.
-Float64 gradients are computed block by block, so that only one block is in float64 at a time.
+Let g be the gradient of a parameter and e its float64 gradient. Two errors are computed:
 
-The check uses the initial weights. After several steps on one batch the gradient is a small
-difference of large terms, and rounding alone can change it a lot: with 48 blocks in bfloat16, after
-15 steps, by half of its norm. The check runs after the timing, because benchmarks of warm-up must
-time a cold start.
+    gradient    |g - e| / |e|. It detects any kind of error.
+    slope       |<g - e, e>| / <e, e>, the relative error of g in the direction of e. Rounding
+                hardly changes it. So it detects, even in bfloat16, a gradient that is a few percent
+                too large or too small.
+
+Float64 gradients are computed block by block, so that only one block at a time is in float64.
+
+The check uses the initial weights. After several steps on the same batch, a gradient is a small
+difference of large terms. Then rounding alone can change it a lot: after 15 steps with 48 blocks in
+bfloat16, by half of its norm.
+
+Benchmarks run the check after the timing, because some of them time the first step of a process.
 """
 
 from __future__ import annotations
@@ -25,8 +29,8 @@ from systems.kernels.flash_attention import naive
 from systems.model import TransformerLM, cross_entropy
 from systems.training.training import Training, new_model
 
-# Maximum relative errors: about four times (slope: two times) the error that rounding causes in the
-# worst parameter of models with 3 to 48 blocks.
+# Maximum relative errors by precision. They are about four times the error that rounding causes in
+# the worst parameter of models with 3 to 48 blocks; for `slope`, about two times.
 TOLERANCE = {
     "fp32": {"loss": 1e-5, "gradient": 1e-4, "slope": 1e-4},
     "tf32": {"loss": 1e-3, "gradient": 2e-2, "slope": 1e-2},
@@ -35,25 +39,28 @@ TOLERANCE = {
     "bf16_pure": {"loss": 1e-2, "gradient": 2e-1, "slope": 4e-2},
     "bf16_master": {"loss": 1e-2, "gradient": 2e-1, "slope": 4e-2},
 }
-# Parameters that stack several matrices. Each matrix is checked separately, because the gradient of
-# q, for example, can be small compared with those of the others.
+# Parameters that consist of several stacked matrices. Each matrix is checked separately, because
+# its gradient can be much smaller than the gradient of the whole parameter.
 _PARTS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-# Smallest norm by which the error of a matrix is divided, as a share of the norm of its parameter's
-# gradient. The gradients of q and k can be zero: they are with a single token.
+# The error of a matrix is divided by the norm of its gradient e, but at least by this share of the
+# norm of the whole parameter's gradient. Without this minimum, the division could be by zero: with
+# a single token the gradients of q and k are zero.
 _LEAST_SHARE = 0.03
 
 
 def check_training(training: Training) -> dict[str, float]:
-    """Check one forward and backward at the initial weights against float64.
+    """Check the loss and the gradients at the initial weights against float64.
 
-    Resets the training's weights to their initial values and clears the optimizer state.
+    Sets the weights of the training to their initial values and clears the optimizer state. Then
+    runs forward and backward once.
 
     Returns:
-        The relative error `loss`, and the largest errors `gradient` and `slope` of all parameters.
+        loss: relative error of the loss.
+        gradient, slope: errors defined at the top of this module, each of the worst parameter.
 
     Raises:
-        WrongOutput: if an error is above TOLERANCE of the precision, a parameter has no gradient,
-            or the last loss of the training is not finite.
+        WrongOutput: if an error is above the TOLERANCE of the precision, if a parameter has no
+            gradient, or if the last loss before the check is not finite.
     """
     last = training.loss.item()
     if not math.isfinite(last):
@@ -97,8 +104,8 @@ def check_training(training: Training) -> dict[str, float]:
     if wrong:
         more = f", and {len(wrong) - 6} more" if len(wrong) > 6 else ""
         raise WrongOutput(
-            f"relative error of {training.params.precision} against float64 is too large: "
-            f"{', '.join(wrong[:6])}{more}"
+            f"relative error of {training.params.precision} training against float64 is too "
+            f"large: {', '.join(wrong[:6])}{more}"
         )
     return worst
 
@@ -107,15 +114,15 @@ def check_training(training: Training) -> dict[str, float]:
 def _load_first_weights(training: Training) -> None:
     first = new_model(training.params, training.device, naive)
     for weight, begin in zip(training.model.parameters(), first.parameters(), strict=True):
-        weight.copy_(begin)  # in place, because CUDA graphs read this address
+        weight.copy_(begin)  # in place, because CUDA graphs read the weights at this address
 
 
 def _exact(training: Training) -> Iterator[tuple[str, Tensor | None, Tensor]]:
-    """Compute the float64 loss and gradients at the training's weights.
+    """Compute the loss and the gradients in float64, with the weights of the training.
 
     Yields:
-        ("loss", None, float64 loss), then (name, training's gradient, float64 gradient) of each
-        parameter, from the last layer to the first.
+        First ("loss", None, float64 loss). Then, for each parameter from the last layer to the
+        first: name, gradient of the training, float64 gradient.
     """
     model = training.model
     one_block = training.params.model_copy(update={"num_layers": 1})

@@ -1,4 +1,8 @@
-"""Check a data-parallel training against a single process that uses the batches of all ranks."""
+"""Check a data-parallel training against a single process that trains on the batches of all ranks.
+
+A few steps of both trainings are run. Losses and gradients are compared in each step, weights after
+the last step. The weights must also be equal on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +17,31 @@ from systems.benchmark import WrongOutput
 from systems.measure.ranks import all_gather_objects
 from systems.training.parallel_training import ParallelTraining, rank_batch
 
-CHECK_STEPS = 3
-# Maximum errors, about ten times those seen on a CPU. `loss` and `gradient` are relative errors,
-# `gradient` that of the worst parameter.
-# `weights` is the root mean square of the difference, divided by lr * CHECK_STEPS, which is about
-# the largest change that AdamW can make to a weight. The first steps of AdamW are close to lr times
-# the sign of the gradient, and rounding can flip the sign of a gradient near zero. So this error is
-# large, and it grows with the rounding error. For comparison: weights that are not updated have an
-# error of 0.6 to 1, and gradients that two ranks sum instead of average have an error of 1.
+CHECK_STEPS = 3  # number of compared steps
+# Maximum errors by precision. They are about ten times the errors that were measured on a CPU.
+#
+# loss        Relative error of the loss of a rank. Largest error of all steps.
+# gradient    Relative error of a parameter's gradient. Largest error of all parameters and steps.
+#             If two ranks sum their gradients instead of averaging them, the error is 1.
+# weights     Root mean square of the difference of all weights after the last step, divided by
+#             lr * CHECK_STEPS, which is about the largest change that AdamW can make to a weight.
+#             If weights are not updated, the error is 0.6 to 1.
+#
+# The limits of `weights` are high for this reason: the first updates of AdamW are about lr times
+# the sign of the gradient, and rounding can flip the sign of a gradient near zero.
 TOLERANCE = {
     "fp32": {"loss": 1e-5, "gradient": 1e-4, "weights": 5e-2},
     "tf32": {"loss": 1e-3, "gradient": 2e-2, "weights": 0.2},
     "bf16": {"loss": 5e-3, "gradient": 5e-2, "weights": 0.3},
     "bf16_master": {"loss": 1e-2, "gradient": 0.1, "weights": 0.3},
 }
-MAX_NAMES = 6  # most names listed in a message
+MAX_NAMES = 6  # maximum number of parameter names in a message
 GradientsOf = Callable[[ParallelTraining], Iterator[tuple[str, Tensor]]]
 WeightsOf = Callable[[ParallelTraining], Mapping[str, Tensor]]
 
 
 def local_gradients(training: ParallelTraining) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, gradient) of a wrapper that does not shard gradients.
+    """Yield the name and the gradient of each parameter of a training with unsharded gradients.
 
     Raises:
         WrongOutput: if a parameter has no gradient.
@@ -45,7 +53,7 @@ def local_gradients(training: ParallelTraining) -> Iterator[tuple[str, Tensor]]:
 
 
 def local_weights(training: ParallelTraining) -> Mapping[str, Tensor]:
-    """Return the weights by name, of a wrapper that does not shard them."""
+    """Return the weights of a training with unsharded weights, by name."""
     return {name: p.detach() for name, p in training.model.named_parameters()}
 
 
@@ -56,24 +64,26 @@ def check_parallel(
     weights_of: WeightsOf = local_weights,
     expected_weights_of: WeightsOf = local_weights,
 ) -> dict[str, float]:
-    """Train both for CHECK_STEPS steps and compare them. A collective.
+    """Compare a data-parallel training with a training on one process.
+
+    Runs CHECK_STEPS steps of both trainings. Both must still have their initial weights. All ranks
+    must call this function.
 
     Args:
-        training: the data-parallel training, with its initial weights.
-        alone: the same training without communication, with its initial weights. It trains on the
-            batches of all ranks.
-        gradients_of: function that yields the unsharded gradients of `training` with their names in
-            the model. It is called after synchronize_gradients.
+        training: the data-parallel training of this rank.
+        alone: the same training without communication. In each step it trains on the batches of all
+            ranks.
+        gradients_of: function that yields names and unsharded gradients of `training`. It is called
+            after the gradients are averaged.
         weights_of: function that returns the unsharded weights of `training` by name.
         expected_weights_of: function that returns the weights of `alone` by name.
 
     Returns:
-        The errors described at TOLERANCE: the largest `loss` and `gradient` of all steps on this
-        rank, and `weights` after the last step.
+        The errors loss, gradient and weights of this rank. TOLERANCE defines them.
 
     Raises:
-        WrongOutput: on all ranks, if an error is above TOLERANCE on any rank, or if any weight
-            differs from that of rank 0 in any bit.
+        WrongOutput: on all ranks, if an error is above TOLERANCE on any rank, or if a weight of any
+            rank is not bitwise equal to the weight of rank 0.
     """
     params = alone.params
     rank_tokens = alone.tokens, alone.targets
@@ -92,7 +102,7 @@ def check_parallel(
 def _step_errors(
     training: ParallelTraining, alone: ParallelTraining, gradients_of: GradientsOf
 ) -> dict[str, float]:
-    """Take one step of both; return the relative errors of this rank's loss and worst gradient."""
+    """Run one step of both trainings; return the errors `loss` and `gradient` of this rank."""
     world_size, rank = dist.get_world_size(), dist.get_rank()
     expected_loss = 0.0
     for other in range(world_size):
@@ -118,7 +128,7 @@ def _step_errors(
 
 
 def _worse(worst: float, error: float) -> float:
-    """Return the larger error, or NaN if one of them is NaN, which max() could drop."""
+    """Return the larger error, or NaN if one of the errors is NaN. max() may drop a NaN."""
     return worst if error <= worst or math.isnan(worst) else error
 
 
@@ -131,7 +141,10 @@ def _root_mean_square_difference(
 
 
 def _different(weights: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the weights that differ from rank 0 in any bit. A collective."""
+    """Return the names of the weights that are not bitwise equal to the weights of rank 0.
+
+    All ranks must call this function.
+    """
     different = []
     for name, tensor in weights.items():
         mine = tensor.contiguous().view(-1).view(torch.uint8)
@@ -145,9 +158,15 @@ def _different(weights: Mapping[str, Tensor]) -> list[str]:
 def _raise_problems(
     errors: Mapping[str, float], limits: Mapping[str, float], different: list[str]
 ) -> None:
-    """Raise WrongOutput on all ranks if any rank has a problem. A collective.
+    """Raise WrongOutput on all ranks if any rank has a problem.
 
-    The message lists the problems of all ranks.
+    A problem is an error above its limit, or weights that differ from rank 0. The message lists the
+    problems of all ranks. All ranks must call this function.
+
+    Args:
+        errors: errors of this rank by name.
+        limits: maximum errors by name.
+        different: names of the weights of this rank that differ from rank 0.
     """
     problems = []
     wrong = [
@@ -156,7 +175,9 @@ def _raise_problems(
         if not error <= limits[name]  # true for NaN, too
     ]
     if wrong:
-        problems.append(f"error against one process on all batches: {', '.join(wrong)}")
+        problems.append(
+            f"error against one process that trains on all batches is too large: {', '.join(wrong)}"
+        )
     if different:
         left = len(different) - MAX_NAMES
         more = f", and {left} more" if left > 0 else ""

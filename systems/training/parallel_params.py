@@ -10,33 +10,37 @@ from systems.training.params import Positive, TransformerParams
 
 
 class ParallelParams(TransformerParams):
-    """A TransformerLM trained on several ranks, each with a separate batch of batch_size sequences.
+    """Parameters of the data-parallel training of a TransformerLM on several ranks.
 
-    Has all fields of `TransformerParams`. Steps are timed in rounds. Rounds of the parallel
-    training alternate with rounds of the same training without communication (`alone`).
+    Has all fields of `TransformerParams`. Each rank trains on a separate batch of batch_size
+    sequences. Steps are timed in rounds. The data-parallel training and the same training without
+    communication take turns, one round each.
     """
 
     world_size: Positive  # number of ranks; must equal the number of processes torchrun starts
     backend: Literal["gloo", "nccl"] = "nccl"  # gloo: on CPUs; nccl: one GPU per rank
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"  # as in `TransformerParams`
     mode: Literal["eager", "compiled_blocks"] = "eager"  # as in `TransformerParams`
-    warmup_steps: Annotated[int, Field(ge=0)] = 3  # untimed steps before the first round
-    rounds: Positive = 5  # number of rounds; a round gives one sample, the mean time of its steps
-    steps: Positive = 10  # consecutive steps in a round
+    warmup_steps: Annotated[int, Field(ge=0)] = 3  # number of steps before the first round
+    rounds: Positive = 5  # number of rounds of each training; a sample is the mean of a round
+    steps: Positive = 10  # number of consecutive steps in a round
 
     @model_validator(mode="after")
     def _without_graphs(self) -> Self:
         if self.cuda_graph:
             raise ValueError(
-                "cuda_graph must be false: capturing the communication of a data-parallel step is "
-                "not supported"
+                "cuda_graph must be false, got true: capturing the communication between ranks in "
+                "a CUDA graph is not supported"
             )
         return self
 
     def step_counts(self) -> dict[str, Any]:
-        """Return the `flops` of one rank and the `tokens` of all ranks in a step.
+        """Return the FLOPs of one rank and the number of tokens of all ranks in a step.
 
-        FLOPs are per rank so that tables can compare them with the peak of one GPU.
+        FLOPs are counted for one rank so that tables can compare them with the peak of one GPU.
+
+        Returns:
+            flops, tokens: dicts with the key train_step.
         """
         counts = self.counts(["train_step"])
         tokens = counts["tokens"]["train_step"] * self.world_size

@@ -1,4 +1,4 @@
-"""Time data-parallel trainings in alternating rounds, and profile and draw their steps."""
+"""Time, profile and draw the steps of data-parallel trainings."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from systems.training.parallel_params import ParallelParams
 from systems.training.parallel_training import ParallelTraining
 from systems.training.profiling import step_profiler
 
-PROFILED_STEPS = 3
+PROFILED_STEPS = 3  # number of profiled steps
 
 
 def alternating_rounds(
     trainings: Mapping[str, ParallelTraining], rounds: int, steps: int, warmup_steps: int = 0
 ) -> dict[str, list[float]]:
-    """Time the trainings in turn, round by round, with Python's clock. A collective.
+    """Time several trainings in alternating rounds, with Python's clock.
 
-    In a round all ranks start together. It ends when this rank's GPU is idle.
+    A round is a number of consecutive steps of one training. All ranks must call this function and
+    start each round together. On each rank a round ends when the GPU of the rank is idle.
 
     Args:
-        trainings: trainings by name.
+        trainings: trainings of this rank by name.
         rounds: number of rounds of each training.
-        steps: consecutive steps in a round.
-        warmup_steps: untimed steps of each training before the first round.
+        steps: number of consecutive steps in a round.
+        warmup_steps: number of steps of each training before the first round.
 
     Returns:
-        Mean time of a step in each round, in milliseconds, by name.
+        By name of the training: mean time of a step in each round, in milliseconds.
     """
     samples: dict[str, list[float]] = {name: [] for name in trainings}
     for training in trainings.values():
@@ -55,7 +56,10 @@ def alternating_rounds(
 
 
 def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
-    """Run PROFILED_STEPS under torch.profiler and return a timeline of each. A collective."""
+    """Run PROFILED_STEPS steps under torch.profiler; return a timeline of each step.
+
+    All ranks must call this function.
+    """
     phases = {
         "forward": training.forward,
         "backward": training.backward,
@@ -80,10 +84,11 @@ def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
 def draw_timeline(
     panels: Mapping[str, Sequence[StepTimeline]], params: ParallelParams, device: torch.device
 ) -> None:
-    """Draw one step of every rank into the artifact timeline.png; does nothing except on rank 0.
+    """Draw one step of every rank into the artifact timeline.png. Only rank 0 draws.
 
     Args:
-        panels: timelines of all ranks in rank order, by name of the strategy.
+        panels: timelines of the step on all ranks, in rank order, by name of the strategy. Each
+            strategy is drawn in a separate panel.
         params: parameters that the title shows.
         device: device of this rank.
     """
@@ -96,15 +101,17 @@ def draw_timeline(
 
 
 def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:
-    """Return the medians of one rank's samples, in milliseconds, and overlap_share.
+    """Summarize the step times and the communication of one rank.
 
     Args:
-        samples: milliseconds of the phases train_step, alone, communication and exposed.
+        samples: milliseconds of the phases train_step, alone (without communication), communication
+            and exposed (communication without computation at the same time).
 
     Returns:
-        train_step_ms, alone_ms, profiled_communication_ms and profiled_exposed_ms; and
-        overlap_share, the part of the profiled communication that overlaps with computation. It is
-        missing if there is no communication.
+        train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms: median of each
+            phase.
+        overlap_share: share of profiled_communication_ms that overlaps with computation. Missing if
+            there is no communication.
     """
     middle = {name: statistics.median(ms) for name, ms in samples.items()}
     facts = {
@@ -119,13 +126,16 @@ def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def exposed_facts(facts: Mapping[str, float]) -> dict[str, float]:
-    """Return the time that communication adds to a step, from the result of `step_facts`.
+    """Return the time that communication adds to a step.
 
-    This is valid only if `alone` does the same computation as train_step.
+    The result is valid only if steps with and without communication do the same computation.
+
+    Args:
+        facts: result of `step_facts`.
 
     Returns:
         exposed_ms: train_step_ms - alone_ms.
-        communication_share: exposed_ms as a share of train_step_ms.
+        communication_share: exposed_ms / train_step_ms.
     """
     exposed = facts["train_step_ms"] - facts["alone_ms"]
     return {"exposed_ms": exposed, "communication_share": exposed / facts["train_step_ms"]}

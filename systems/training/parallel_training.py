@@ -1,12 +1,12 @@
 """Train a Transformer data-parallel, each rank on a separate batch.
 
-training = ParallelTraining(params, device, rank, wrap=NaiveDDP)
-alone = ParallelTraining(params, device, rank)  # without communication
-errors = check_parallel(training, alone)
-samples = alternating_rounds({"train_step": training, "alone": alone}, rounds=5, steps=10)
+    training = ParallelTraining(params, device, rank, wrap=NaiveDDP)
+    alone = ParallelTraining(params, device, rank)  # the same without communication
+    errors = check_parallel(training, alone)
+    samples = alternating_rounds({"train_step": training, "alone": alone}, rounds=5, steps=10)
 
-`alone` is the reference: `parallel_check` compares the results of `training` with it, and
-`parallel_timing` the time of a step.
+The training without communication is a reference: `check_parallel` compares losses, gradients and
+weights with it, and `alternating_rounds` times both.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ MakeOptimizer = Callable[..., Any]  # (parameters) -> Optimizer
 
 
 class ParallelTraining(Training):
-    """Training of one rank. All ranks start with the same weights.
+    """Data-parallel training, as seen by one rank. All ranks start with the same weights.
 
     Args:
-        params: model, precision, mode and optimizer.
+        params: parameters of the training, such as model size, precision and optimizer.
         device: device of this rank.
-        rank: rank whose batch it trains on.
-        wrap: function that returns the model in a data-parallel wrapper. None trains the model
-            without communication.
-        make_optimizer: function that returns an optimizer for the parameters of the wrapped model.
-            None uses the optimizer of `params`. It is ignored without `wrap`.
-        autocasts: whether forward runs under the autocast of the precision. False for wrappers that
-            cast weights and inputs themselves.
+        rank: index of this rank, which determines its batch.
+        wrap: function that takes the model and returns it in a data-parallel wrapper. None trains
+            the model without communication.
+        make_optimizer: function that takes the parameters of the wrapped model and returns an
+            optimizer. None creates the optimizer that `params` selects. Ignored if wrap is None.
+        autocasts: whether forward runs under autocast if the precision needs it. Use False for
+            wrappers that cast weights and inputs themselves.
 
     Raises:
         Unsupported: if the device does not support the parameters.
@@ -77,15 +77,15 @@ class ParallelTraining(Training):
             self.loss = self.cross_entropy(self.wrapper(self.tokens), self.targets)
 
     def synchronize_gradients(self) -> None:
-        """Finish averaging the gradients, if the wrapper is one of this project's.
+        """Finish averaging the gradients over the ranks. Call it after backward.
 
-        Torch's wrappers finish in backward.
+        Torch's wrappers average in backward, so nothing is left to do for them.
         """
         if self._finish is not None:
             self._finish()
 
     def step_keeping_gradients(self) -> None:
-        """Run one step without `zero_grad`."""
+        """Run one step, but do not free the gradients."""
         self.forward()
         self.backward()
         self.synchronize_gradients()
@@ -97,5 +97,5 @@ class ParallelTraining(Training):
 
 
 def rank_batch(params: ParallelParams, device: torch.device, rank: int) -> tuple[Tensor, Tensor]:
-    """Return tokens and targets of a rank, each of shape (batch_size, context_length)."""
+    """Return the tokens and targets of a rank, each of shape (batch_size, context_length)."""
     return batch(params.model_copy(update={"seed": params.seed + 1 + rank}), device)

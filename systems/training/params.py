@@ -17,39 +17,43 @@ Size = Literal[*MODEL_SIZES]  # type: ignore[valid-type]
 
 
 class TransformerParams(BenchmarkParams):
-    """Size of a TransformerLM and how it is trained."""
+    """Parameters of the training of a TransformerLM on one fixed batch."""
 
-    size: Size  # name in `systems.accounting.MODEL_SIZES`
-    context_length: Positive  # tokens per sequence
-    batch_size: Positive = 4  # sequences per step (per rank, if there are several)
-    # Vocabulary size, in tokens. At least 2: with a single token every loss is zero.
+    size: Size  # model size, a key of `systems.accounting.MODEL_SIZES`
+    context_length: Positive  # number of tokens per sequence
+    batch_size: Positive = 4  # number of sequences per step; on several ranks, per step and rank
+    # Number of tokens in the vocabulary. With a single token every loss would be zero.
     vocab_size: Annotated[int, Field(ge=2)] = 10_000
-    # The next four replace a dimension of `size`. None keeps the dimension of `size`.
+    # Each of the next four parameters replaces a dimension of `size`. None keeps that dimension.
     d_model: Positive | None = None  # width of the residual stream
     d_ff: Positive | None = None  # width of the feed-forward layer
     num_layers: Positive | None = None  # number of blocks
-    num_heads: Positive | None = None  # attention heads per block
+    num_heads: Positive | None = None  # number of attention heads per block
     # Numeric formats:
-    #   fp32         everything in float32; matmuls do not use tensor cores
-    #   tf32         as fp32, but matmuls use TF32 on tensor cores
-    #   bf16, fp16   float32 weights, autocast to this dtype; fp16 with loss scaling
-    #   bf16_pure    weights, gradients and optimizer state in bf16
-    #   bf16_master  matrices and their gradients in bf16; master weights, gains of norms and
-    #                optimizer state in float32. Needs optimizer: fused
+    #   fp32         Everything is in float32. Matmuls do not use tensor cores.
+    #   tf32         As fp32, but matmuls use TF32 on tensor cores.
+    #   bf16, fp16   Weights are in float32. Forward runs under autocast to bf16 or fp16. fp16 uses
+    #                loss scaling.
+    #   bf16_pure    Weights, gradients and optimizer state are in bf16.
+    #   bf16_master  Weight matrices and their gradients are in bf16. Master weights, weights of
+    #                norms and the optimizer state are in float32. Needs optimizer: fused.
     precision: accounting.Precision = "fp32"
-    # eager; compiled (torch.compile of model and loss together); compiled_blocks (torch.compile of
-    # each block, the final norm and the loss).
+    # What torch.compile compiles:
+    #   eager            nothing
+    #   compiled         model and loss together
+    #   compiled_blocks  each block, the final norm and the loss separately
     mode: Literal["eager", "compiled", "compiled_blocks"] = "eager"
-    # Capture forward, backward and the optimizer step as CUDA graphs, and replay them in each step.
+    # Whether to capture forward, backward and the optimizer's update as CUDA graphs and to replay
+    # these in each step.
     cuda_graph: bool = False
-    attention: AttentionName = "naive"  # name in `systems.kernels.flash_attention.ATTENTIONS`
-    # torch (torch.optim.AdamW with fused=True) or fused (`systems.kernels.adamw.FusedAdamW`).
+    attention: AttentionName = "naive"  # key of `systems.kernels.flash_attention.ATTENTIONS`
+    # torch: torch.optim.AdamW with fused=True. fused: `systems.kernels.adamw.FusedAdamW`.
     optimizer: Literal["torch", "fused"] = "torch"
     lr: Annotated[float, Field(gt=0)] = 1e-4  # learning rate
-    # Activation checkpointing: none, or a policy of `systems.checkpointing`. every_k saves the
-    # input of every checkpoint_every-th block.
+    # Activation checkpointing: none, or the name of a policy in `systems.checkpointing`.
     checkpointing: Literal["none", "every_k", "nested", "selective"] = "none"
-    checkpoint_every: Positive = 1  # blocks; only with checkpointing: every_k
+    # With checkpointing: every_k, the input of every checkpoint_every-th block is saved.
+    checkpoint_every: Positive = 1
     seed: int = 0  # seed of the initial weights and of the batch
 
     @model_validator(mode="after")
@@ -74,8 +78,8 @@ class TransformerParams(BenchmarkParams):
         if self.precision == "fp16" and self.optimizer == "fused" and self.cuda_graph:
             raise ValueError(
                 "precision: fp16 with cuda_graph needs optimizer: torch, got optimizer: fused. "
-                "A step whose gradients overflow must be skipped, and in a CUDA graph only "
-                "optimizer: torch can do so, because it makes the decision on the GPU"
+                "If gradients overflow, the update must be skipped. In a CUDA graph the GPU must "
+                "decide this, which only optimizer: torch supports"
             )
         if self.checkpoint_every != 1 and self.checkpointing != "every_k":
             raise ValueError(
@@ -85,14 +89,14 @@ class TransformerParams(BenchmarkParams):
         if self.checkpointing == "selective" and self.mode == "compiled_blocks":
             raise ValueError(
                 "checkpointing: selective needs mode: eager or mode: compiled, got mode: "
-                "compiled_blocks. The policy saves the outputs of single operations, and a "
-                "compiled block writes them into buffers that cannot be saved"
+                "compiled_blocks. Selective checkpointing saves the outputs of single operations. "
+                "A compiled block writes these outputs into buffers that cannot be saved"
             )
         return self
 
     @property
     def model_size(self) -> TransformerSize:
-        """Dimensions of `size`, with those replaced that are given as separate parameters."""
+        """Dimensions of the model: those of `size`, unless replaced by d_model, d_ff and so on."""
         own = {"vocab_size": self.vocab_size}
         for name in ("d_model", "d_ff", "num_layers", "num_heads"):
             given = getattr(self, name)
@@ -102,15 +106,24 @@ class TransformerParams(BenchmarkParams):
 
     @property
     def attention_kind(self) -> accounting.Attention:
-        """Class of the attention in `systems.accounting`: how it saves the scores for backward.
+        """Category of the attention in `systems.accounting`: materialised, math or fused.
 
-        `sdpa`, where torch chooses the kernel, counts as fused.
+        The category determines which tensors are saved for backward. With attention: sdpa, torch
+        chooses the kernel, which is assumed to be fused.
         """
         kinds: dict[str, accounting.Attention] = {"naive": "materialised", "sdpa_math": "math"}
         return kinds.get(self.attention, "fused")
 
     def counts(self, phases: Iterable[str]) -> dict[str, dict[str, int]]:
-        """Return `flops` and `tokens` of a step by phase; the optimizer has tokens but no FLOPs."""
+        """Return the FLOPs and the number of tokens of a training step, for each phase.
+
+        Args:
+            phases: names of the phases.
+
+        Returns:
+            flops: FLOPs of the matmuls by phase. The phase optimizer has none and is left out.
+            tokens: number of tokens by phase.
+        """
         point = (self.model_size, self.batch_size, self.context_length)
         return {
             "flops": {

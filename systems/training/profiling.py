@@ -1,4 +1,7 @@
-"""Set up torch.profiler for training steps, and annotate ranges for it and Nsight Systems."""
+"""Profile training steps: configure torch.profiler, and annotate phases and parts of attention.
+
+torch.profiler and Nsight Systems (nsys) both show the annotated ranges.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,15 @@ _SCORES, _SOFTMAX, _OUTPUT = ATTENTION_RANGES
 
 
 def step_profiler(device: torch.device, trace: Path, steps: int) -> torch.profiler.profile:
-    """Return a profiler that discards one step, records `steps` steps and writes a Chrome trace.
+    """Return a torch.profiler that records training steps and writes a Chrome trace.
 
-    Call its `step()` after each step.
+    Call the method `step` of the profiler after each training step. The first step is discarded,
+    because it includes overhead of starting the profiler.
+
+    Args:
+        device: device of the training.
+        trace: JSON file to write.
+        steps: number of steps to record.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -37,14 +46,17 @@ def step_profiler(device: torch.device, trace: Path, steps: int) -> torch.profil
 
 @contextlib.contextmanager
 def annotated(name: str) -> Iterator[None]:
-    """Annotate a range for torch.profiler (record_function) and for nsys (NVTX)."""
+    """Annotate a range with record_function for torch.profiler, and with NVTX for nsys."""
     nvtx = torch.cuda.nvtx.range(name) if torch.cuda.is_available() else contextlib.nullcontext()
     with nvtx, torch.profiler.record_function(name):
         yield
 
 
 def annotated_naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """Compute `systems.kernels.flash_attention.naive`, with each of its three parts in a range."""
+    """Compute attention with separate annotated ranges for scores, softmax and output.
+
+    Args and result are those of `systems.kernels.flash_attention.naive`.
+    """
     with annotated(_SCORES):
         scores = masked_scores(q, k, is_causal)
     with annotated(_SOFTMAX):
@@ -54,17 +66,19 @@ def annotated_naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
 
 
 def has_attention_ranges(params: TransformerParams) -> bool:
-    """Return True if the parts of attention can be annotated.
+    """Return whether scores, softmax and output of attention can be annotated separately.
 
-    Fused attention has no separate parts, compiled code and replayed graphs skip Python
-    annotations, and recomputation in backward would be counted as forward.
+    They can be annotated only with naive attention, in eager mode, without CUDA graphs and without
+    activation checkpointing. Other kinds of attention have no separate parts. Compiled code and
+    replayed CUDA graphs skip annotations in Python. With activation checkpointing, a range would
+    also contain the operations that backward recomputes.
     """
     eager = params.mode == "eager" and not params.cuda_graph
     return params.attention == "naive" and eager and params.checkpointing == "none"
 
 
 def annotate_attention(training: Training) -> None:
-    """Annotate the attention of all blocks, if `has_attention_ranges`."""
+    """Annotate the parts of attention in all blocks, if `has_attention_ranges` returns True."""
     if has_attention_ranges(training.params):
         for block in training.model.blocks:
             assert isinstance(block, TransformerBlock)
@@ -72,9 +86,10 @@ def annotate_attention(training: Training) -> None:
 
 
 def annotated_step(training: Training, phases: Phases) -> dict[str, float]:
-    """Run one step with each phase in a range; return the milliseconds of each phase.
+    """Run one step with an annotated range for each phase; return the milliseconds of each phase.
 
-    The GPU is idle at both ends of a range, so all GPU work in a range belongs to its phase.
+    The GPU is idle at the start and at the end of each range. So all GPU work during a range
+    belongs to its phase.
     """
     times = {}
     for name, fn in phases.items():

@@ -1,7 +1,14 @@
-"""Train a Transformer on one fixed batch, phase by phase, in any precision and mode.
+"""Train a Transformer on one fixed batch, phase by phase.
 
-training = make_training(params, device)
-training.forward(); training.backward(); training.optimizer_step(); training.zero_grad()
+One training step:
+
+    training = make_training(params, device)
+    training.forward()
+    training.backward()
+    training.optimizer_step()
+    training.zero_grad()
+
+`training.step()` runs these four methods.
 """
 
 from __future__ import annotations
@@ -23,18 +30,19 @@ from systems.model import TransformerLM, cross_entropy
 from systems.training.params import TransformerParams
 
 _AUTOCAST = ("bf16", "fp16")  # precisions that run under autocast
-# Steps before a graph capture. In the first, cuBLAS, autotuning and lazy loading allocate memory,
-# which must not happen during the capture.
+# Number of forward and backward passes before CUDA graphs are captured. In the first pass, cuBLAS,
+# autotuning and lazy loading allocate memory, which is not allowed during the capture.
 _GRAPH_WARMUP = 2
-BETAS = (0.9, 0.95)
+BETAS = (0.9, 0.95)  # betas of AdamW
 
 
 @contextlib.contextmanager
 def tf32_matmuls(allowed: bool) -> Iterator[None]:
-    """Allow or forbid TF32 in float32 matmuls on CUDA; restore the previous setting at the end.
+    """Allow or forbid TF32 in float32 matmuls on CUDA in this context.
 
-    Use it not only around execution but also around compilation and graph capture: torch.compile
-    guards on the setting, and a CUDA graph keeps the kernels that were chosen under it.
+    Use it around execution, but also around torch.compile and the capture of CUDA graphs.
+    torch.compile compiles again if the setting changes. A CUDA graph keeps the kernels that were
+    chosen during the capture.
     """
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -48,12 +56,12 @@ class Training:
     """A model, its optimizer and one fixed batch, with a method for each phase of a step.
 
     Args:
-        params: model, precision, mode and optimizer.
+        params: parameters of the training, such as model size, precision and optimizer.
         device: device of model and batch.
-        attention: attention function to use instead of `params.attention`.
+        attention: attention function. None uses the function that `params.attention` selects.
 
     Raises:
-        Unsupported: if the device does not support the parameters; the message says why.
+        Unsupported: if the device does not support the parameters.
     """
 
     def __init__(
@@ -70,15 +78,15 @@ class Training:
         self.optimizer = _optimizer(params, self.model, master)
         self.scaler = torch.amp.GradScaler(device.type, enabled=params.precision == "fp16")
         self.loss = torch.zeros((), device=device)
-        self.preparing_seconds = 0.0  # time for warm-up and graph capture in the constructor
+        self.preparing_seconds = 0.0  # duration of warm-up and CUDA graph capture, in seconds
         self._loss_fn = _loss_function(params, self.model)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the autocast context of forward; a null context if the precision needs none."""
+        """Return the autocast context of forward, or a null context if no autocast is needed."""
         precision = self.params.precision
         if precision not in _AUTOCAST:
             return contextlib.nullcontext()
-        # A CUDA graph would not replay a cast that autocast cached before the capture.
+        # A cast that autocast has cached before the capture would be missing in the CUDA graph.
         cached = not self.params.cuda_graph
         return torch.autocast(self.device.type, TORCH_DTYPES[precision], cache_enabled=cached)
 
@@ -92,7 +100,7 @@ class Training:
             self.loss = self._loss_fn(self.tokens, self.targets)
 
     def backward(self) -> None:
-        """Compute the gradients of the last forward."""
+        """Compute the gradients of the loss that the last forward computed."""
         with self.matmul_precision():
             self.scaler.scale(self.loss).backward()
 
@@ -102,12 +110,12 @@ class Training:
         self.scaler.update()
 
     def zero_grad(self) -> None:
-        """Free the gradients, and the autograd graph if forward ran without backward."""
+        """Free the gradients, and also the autograd graph if forward ran without backward."""
         self.optimizer.zero_grad(set_to_none=True)
         self.loss = self.loss.detach()
 
     def step(self) -> None:
-        """Run one whole step."""
+        """Run forward, backward and the optimizer's update, then free the gradients."""
         self.forward()
         self.backward()
         self.optimizer_step()
@@ -115,9 +123,9 @@ class Training:
 
 
 class GraphedTraining(Training):
-    """A Training whose phases are three CUDA graphs with a shared memory pool.
+    """A `Training` whose phases are captured as three CUDA graphs with a shared memory pool.
 
-    Gradients are never freed: each replay of backward overwrites them at the same addresses.
+    Gradients are never freed. Each replay of backward overwrites them at the same addresses.
     """
 
     def __init__(self, params: TransformerParams, device: torch.device, **kwargs: Any):
@@ -137,10 +145,10 @@ class GraphedTraining(Training):
         self.preparing_seconds = time.perf_counter() - started
 
     def _warm_up(self) -> None:
-        """Run the phases on a side stream before the capture.
+        """Run forward and backward on a side stream before the capture.
 
-        Weights, loss scale and optimizer state keep their values; torch's optimizer allocates its
-        state, with zeros.
+        Also makes torch's optimizer allocate its state, filled with zeros. Weights and loss scale
+        have the same values after the warm-up as before.
         """
         scale = self.scaler.state_dict()
         stream = torch.cuda.Stream()
@@ -151,14 +159,17 @@ class GraphedTraining(Training):
                 super().backward()
                 if self.params.optimizer == "torch":
                     self._create_state()
-                # This frees the AccumulateGrad nodes, which would keep using this stream.
+                # Free the AccumulateGrad nodes, which would otherwise keep using this stream.
                 super().zero_grad()
         torch.cuda.current_stream().wait_stream(stream)
-        self.scaler.load_state_dict(scale)  # in place, because the graphs read its tensors
+        self.scaler.load_state_dict(scale)  # in place, because the CUDA graphs read its tensors
         torch.cuda.synchronize()
 
     def _create_state(self) -> None:
-        """Let torch's optimizer allocate its state in a step with learning rate 0, then zero it."""
+        """Make torch's optimizer allocate its state, and fill the state with zeros.
+
+        This takes an update with learning rate 0, which does not change the weights.
+        """
         rates = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
@@ -183,7 +194,7 @@ class GraphedTraining(Training):
 
 
 def make_training(params: TransformerParams, device: torch.device, **kwargs: Any) -> Training:
-    """Return a GraphedTraining if `params.cuda_graph` is set, otherwise a Training."""
+    """Return a `GraphedTraining` if `params.cuda_graph` is true, otherwise a `Training`."""
     return (GraphedTraining if params.cuda_graph else Training)(params, device, **kwargs)
 
 
@@ -215,7 +226,10 @@ def new_model(
     device: torch.device,
     attention: Callable[..., Tensor],
 ) -> TransformerLM:
-    """Return the model with initial float32 weights, which depend on sizes and seed only."""
+    """Return the model with its initial float32 weights.
+
+    The weights depend only on the model size and the seed in `params`.
+    """
     size = params.model_size
     torch.manual_seed(params.seed)
     return TransformerLM(
@@ -233,9 +247,11 @@ def new_model(
 def _prepared_model(
     params: TransformerParams, device: torch.device, attention: Callable[..., Tensor]
 ) -> tuple[TransformerLM, dict[nn.Parameter, Tensor]]:
-    """Return the model in its precision, and the float32 master weights of its bf16 parameters.
+    """Create the model with the dtypes and the activation checkpointing that `params` selects.
 
-    The master weights are {} unless the precision is bf16_master.
+    Returns:
+        The model, and the float32 master weight of each bf16 parameter. Without precision:
+        bf16_master there are no master weights.
     """
     model = new_model(params, device, attention)
     master: dict[nn.Parameter, Tensor] = {}
@@ -243,9 +259,9 @@ def _prepared_model(
         if params.precision == "bf16_master" and parameter.ndim > 1:
             master[parameter] = parameter.detach()
         elif params.precision != "bf16_pure":
-            # With bf16_master the gains of norms stay float32. They start at 1, and the next bf16
-            # number below 1 is 1 - 2^-8. A bf16 copy would not change for many updates, and then
-            # all gains would jump at once.
+            # With bf16_master the weights of norms stay in float32. They start at 1, and the next
+            # smaller bf16 number is 1 - 2^-8. Many small updates would not change a bf16 weight at
+            # all. Then all weights of norms would change by 2^-8 at about the same time.
             continue
         parameter.data = parameter.data.bfloat16()
     policies = {
@@ -259,7 +275,7 @@ def _prepared_model(
 
 
 def optimizer_class_and_options(params: TransformerParams) -> tuple[Any, dict[str, Any]]:
-    """Return the class of `params.optimizer` and its keyword arguments."""
+    """Return the optimizer class that `params.optimizer` selects, and its keyword arguments."""
     options: dict[str, Any] = {"lr": params.lr, "betas": BETAS, "weight_decay": 0.01}
     if params.optimizer == "torch":
         return torch.optim.AdamW, {"fused": True, "capturable": params.cuda_graph, **options}
@@ -282,7 +298,10 @@ def _optimizer(
 def _loss_function(
     params: TransformerParams, model: TransformerLM
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function (tokens, targets) -> loss, compiled according to `params.mode`."""
+    """Return a function that computes the loss from tokens and targets.
+
+    Model and loss are compiled as `params.mode` selects.
+    """
 
     def loss_fn(tokens: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(model(tokens), targets)

@@ -168,8 +168,11 @@ def test_predictions_count_the_gradients_and_their_ring():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"strategy": "bucketed", "bucket_size_mb": None}, "got none with strategy: bucketed"),
-        ({"strategy": "flat", "bucket_size_mb": 1.0}, "got 1 with strategy: flat"),
+        (
+            {"strategy": "bucketed", "bucket_size_mb": None},
+            "got strategy: bucketed and bucket_size_mb: none",
+        ),
+        ({"strategy": "flat", "bucket_size_mb": 1.0}, "got strategy: flat and bucket_size_mb: 1"),
         ({"cuda_graph": True}, "cuda_graph must be false"),
         ({"precision": "bf16_master", "optimizer": "fused"}, "'fp32', 'tf32' or 'bf16'"),
     ],

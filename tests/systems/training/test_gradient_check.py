@@ -125,7 +125,9 @@ ATTENTIONS: dict[str, Callable[..., Tensor]] = {
 @pytest.mark.parametrize("wrong", ATTENTIONS)
 @pytest.mark.parametrize("precision", SABOTAGED)
 def test_the_check_finds_a_wrong_attention(precision, wrong):
-    with pytest.raises(WrongOutput, match=f"relative error of {precision} against float64"):
+    with pytest.raises(
+        WrongOutput, match=f"relative error of {precision} training against float64"
+    ):
         check_training(_trained(precision, attention=ATTENTIONS[wrong]))
 
 
