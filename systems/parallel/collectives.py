@@ -76,8 +76,8 @@ def group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def supports_average(group: dist.ProcessGroup) -> bool:
     """Return True if the backend of the group supports ReduceOp.AVG.
 
-    If it does not, the caller divides the tensors by the number of ranks and then reduces them with
-    SUM. To divide first also avoids overflow in float16.
+    With other backends, the caller divides the tensors by the number of ranks and then reduces them
+    with ReduceOp.SUM. Division before the sum also avoids overflow in float16.
     """
     return dist.get_backend(group) == "nccl"
 

@@ -1,7 +1,7 @@
 """Fully sharded data parallel (FSDP): weights, gradients and optimizer state are sharded.
 
-Each rank keeps a shard of every large weight, of its gradient and of its optimizer state. The whole
-weight is in memory only while its layer runs.
+Each rank keeps a shard of every large weight, of its gradient and of its optimizer state. A whole
+weight is gathered when its layer runs, and freed afterwards.
 
     model = FullyShardedDataParallel(TransformerLM(...), compute_dtype=torch.bfloat16)
     optimizer = AdamW(model.parameters())           # steps the float32 shards

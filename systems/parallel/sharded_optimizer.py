@@ -228,7 +228,7 @@ class ShardedOptimizer(Optimizer):
                 chunk.optimizer.step(**kwargs)
             works += chunk.send(self._group)
         for chunk in self._chunks:
-            # Some optimizers change their groups in a step, for example a counter.
+            # A step may change values in a parameter group, for example a counter.
             for outside, inside in self._pairs(chunk):
                 outside.update(_options(inside))
         for work in works:
@@ -366,9 +366,10 @@ class _Outline:
 
 
 def _outline(parameter: Tensor, value: Any) -> Any:
-    """Return the shape and dtype of a tensor, or a copy of the value on the CPU.
+    """Return the part of a state value that is sent as an object: an outline or a copy.
 
-    The result for a tensor with one element, or on another device than `parameter`, is also a copy.
+    If `value` is a tensor with more than one element on the device of `parameter`, the result is
+    its shape and dtype, and the tensor is broadcast separately. Otherwise it is a copy on the CPU.
     """
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)

@@ -16,8 +16,8 @@ v are the moments, and w is the master weight:
 
 In the last case, tensors are rounded stochastically. Rounding to nearest would lose any update of
 less than half a unit in the last place, which is 2^-9 to 2^-8 of the value. For example, with
-beta2 = 0.999, a step reduces exp_avg_sq by at most 0.001 of its value. So exp_avg_sq could only
-grow.
+beta2 = 0.999, a step reduces exp_avg_sq by at most 0.001 of its value. With rounding to nearest,
+exp_avg_sq could then only grow.
 
 The step can be captured in a CUDA graph. Gradients must keep their addresses:
 
@@ -78,9 +78,9 @@ class FusedAdamW(Optimizer):
 
         step                   0-dimensional int64
         exp_avg, exp_avg_sq    moments, in state_dtype
-        master                 float32 master weights, if any. They are initialized from the
-        parameter
-                               or by `load_master`.
+        master                 master weights in float32, if any
+
+    Master weights are initialized from the parameter or by `load_master`.
 
     A parameter without a gradient is skipped and its step does not advance, as in torch.
 
@@ -241,7 +241,7 @@ class FusedAdamW(Optimizer):
     def _params_by_device(
         self, capturing: bool
     ) -> dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]]:
-        """Return (index, group, tensors) of every parameter that has a gradient, by device."""
+        """Return the index, group and tensors of every parameter that has a gradient, by device."""
         self._update_hyperparameters(capturing)
         found: dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]] = {}
         index = -1
