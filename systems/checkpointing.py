@@ -1,9 +1,10 @@
-"""Activation checkpointing: policies for which activations are saved and which are recomputed.
+"""Activation checkpointing: policies that select which activations are saved or recomputed.
 
     model.apply_blocks = every_k_blocks(4)
 
-Each policy is a function that applies the blocks. All policies give the same results, but differ in
-memory and time. Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
+A policy is a function that applies the blocks of a TransformerLM in order. All policies give the
+same results, but they differ in memory and time. Source: Chen et al. 2016, "Training Deep Nets with
+Sublinear Memory Cost".
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ApplyBlocks = Callable[[nn.ModuleList, Tensor], Tensor]
 def every_k_blocks(k: int) -> ApplyBlocks:
     """Return a policy that saves only the input of every k-th block (Chen et al., section 3).
 
-    Backward recomputes segments of k blocks.
+    Backward recomputes one segment of k blocks at a time.
 
     Raises:
         ValueError: if k is less than 1.
@@ -48,8 +49,9 @@ def every_k_blocks(k: int) -> ApplyBlocks:
 def nested() -> ApplyBlocks:
     """Return a policy that checkpoints recursively (Chen et al., section 4.3).
 
-    It saves the input of each half of the blocks, and does the same within each half. O(log n)
-    inputs are in memory at a time. Each block is recomputed at most log2(n) times, and half as
+    It divides the blocks into two halves and saves the input of each half. When backward recomputes
+    a half, that half is divided in the same way. With n blocks, O(log n) inputs are in memory at a
+    time. Each block is recomputed at most ceil(log2(n)) times (once if n is 1), and about half as
     often on average.
     """
 
@@ -65,10 +67,11 @@ def nested() -> ApplyBlocks:
 
 
 def selective() -> ApplyBlocks:
-    """Return a policy that saves the outputs of matmuls with weights and of fused attention.
+    """Return a policy that saves the outputs of two kinds of operations and recomputes the rest.
 
-    Backward recomputes the rest: norms, RoPE, SiLU, casts, and the scores of attention that
-    materializes them (Korthikanti et al. 2022, section 5).
+    The saved outputs are those of matmuls with weights and those of fused attention. Backward
+    recomputes norms, RoPE, SiLU, casts, and the scores of attention that is not fused (Korthikanti
+    et al. 2022, section 5).
     """
     saved = {
         torch.ops.aten.mm.default,

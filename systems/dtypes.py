@@ -1,10 +1,11 @@
-"""torch dtypes by the names that sweeps use."""
+"""Mapping from the dtype names that sweeps use to torch dtypes."""
 
 from __future__ import annotations
 
 import torch
 
-# tf32 is stored as float32. `systems.accounting.DTYPE_BYTES` has sizes, without importing torch.
+# tf32 is stored as float32. Sizes are in `systems.accounting.DTYPE_BYTES`, which does not import
+# torch.
 TORCH_DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,

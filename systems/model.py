@@ -1,10 +1,10 @@
 """A decoder-only Transformer language model: pre-norm RMSNorm, RoPE, SwiGLU, no biases.
 
     model = TransformerLM(10_000, 512, d_model=1600, num_layers=48, num_heads=25, d_ff=6400)
-    logits = model(token_ids)
+    logits = model(token_ids)           # vocab_size is 10,000 and context_length is 512
 
-The attention function is an argument, so that implementations can be selected by name:
-`TransformerLM(..., attention=ATTENTIONS["sdpa_cudnn"])`, from `systems.kernels.flash_attention`.
+The attention function is an argument. `systems.kernels.flash_attention.ATTENTIONS` has
+implementations by name: `TransformerLM(..., attention=ATTENTIONS["sdpa_cudnn"])`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# (q, k, v, is_causal=...) -> out, of q's shape (batch, heads, seq_len, head_dim).
+# Function (q, k, v, is_causal=...) -> out. All tensors are (batch, heads, seq_len, head_dim).
 Attention = Callable[..., Tensor]
 
 
@@ -25,9 +25,11 @@ class Linear(nn.Module):
     """Linear layer x W^T without bias.
 
     Args:
-        d_in, d_out: sizes of the last dimension of input and output; `weight` is (d_out, d_in).
+        d_in: size of the last dimension of the input.
+        d_out: size of the last dimension of the output. `weight` has the shape (d_out, d_in).
         parts: number of matrices of equal size that are stacked along d_out. Each is initialized
             as a separate layer.
+        device, dtype: device and dtype of `weight`.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Embedding layer: returns a row of `weight` (vocab_size, d_model) for each token id."""
+    """Embedding layer that returns a row of `weight` (vocab_size, d_model) for each token id."""
 
     def __init__(self, vocab_size: int, d_model: int, *, device: Any = None, dtype: Any = None):
         super().__init__()
@@ -52,11 +54,11 @@ class Embedding(nn.Module):
         _truncated_normal(self.weight, 1.0)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """Map integers (...) to (..., d_model).
+        """Map integer token ids (...) to vectors (..., d_model).
 
         Raises:
-            ValueError: if an id is out of range, on a CPU only. On a GPU this check would
-                synchronize, so an invalid id fails a device-side assertion instead.
+            ValueError: if a token id is out of range and the token ids are on a CPU. On a GPU, this
+                check would synchronize, so an invalid token id fails a device-side assertion.
         """
         if token_ids.device.type == "cpu" and not torch.compiler.is_compiling():
             _check_range(token_ids, self.weight.shape[0])
@@ -67,7 +69,7 @@ class RMSNorm(nn.Module):
     """RMSNorm, x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, equation 4).
 
     The square of a 16-bit activation may overflow or lose precision. So the norm is computed in
-    float32 (float64 for float64 inputs) and the result is cast to the dtype of x.
+    float32, or in float64 for float64 inputs. The result is cast to the dtype of x.
     """
 
     def __init__(self, d_model: int, *, eps: float = 1e-5, device: Any = None, dtype: Any = None):
@@ -76,7 +78,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d_model, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize x (..., d_model); the result has the shape and dtype of x."""
+        """Normalize x (..., d_model). The result has the shape and dtype of x."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (wide * scale * self.weight).to(x.dtype)
@@ -85,14 +87,15 @@ class RMSNorm(nn.Module):
 class RotaryEmbedding(nn.Module):
     """Rotary position embedding, RoPE (Su et al. 2021, section 3.4.2, equation 34).
 
-    It rotates each pair (x_2i, x_2i+1) by an angle proportional to the position. The tables of
-    cosines and sines stay in float32 (float64 for a float64 model) even if the model is cast: in
-    bf16, different positions past 256 would get the same angles.
+    In the vector at position p, elements 2i and 2i+1 are rotated by the angle
+    p * theta^(-2i / head_dim). The tables of cosines and sines stay in float32 (float64 for a
+    float64 model) even if the model is cast to 16 bits, because bf16 has only 8 significant bits.
 
     Args:
         head_dim: head dimension, even.
         context_length: number of positions.
         theta: base of the frequencies.
+        device, dtype: device and dtype of the model.
     """
 
     cos: Tensor
@@ -121,13 +124,16 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", angle.sin().to(wide), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Recompute the tables when `.to()`, `.half()` or `.cuda()` would cast or move them."""
+        """Recompute the tables when `.to()`, `.half()` or `.cuda()` would cast or move them.
+
+        `fn` is the cast or move that torch applies to each tensor of a module.
+        """
         probe = fn(torch.empty(0, dtype=self.cos.dtype, device=self.cos.device))
         self._make_tables(probe.device, probe.dtype)
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rotate row i of x (..., seq_len, head_dim) by the angles of position i.
+        """Rotate the vector at each position of x (..., seq_len, head_dim).
 
         The result has the shape and dtype of x.
         """
@@ -140,7 +146,7 @@ class RotaryEmbedding(nn.Module):
 class CausalSelfAttention(nn.Module):
     """Multi-head causal self-attention with RoPE.
 
-    The matrices of q, k and v are stacked, in this order, in one Linear layer.
+    The weight matrices of q, k and v are stacked, in this order, in one Linear layer.
     """
 
     def __init__(
@@ -158,7 +164,7 @@ class CausalSelfAttention(nn.Module):
         self.rope, self.attention = rope, attention
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (batch, seq_len, d_model) to the same shape."""
+        """Map x (batch, seq_len, d_model) to a tensor of the same shape."""
         heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = heads.permute(2, 0, 3, 1, 4)  # each (batch, heads, seq_len, head_dim)
         out = self.attention(self.rope(q), self.rope(k), v, is_causal=True)
@@ -168,7 +174,7 @@ class CausalSelfAttention(nn.Module):
 class SwiGLU(nn.Module):
     """SwiGLU feed-forward layer, down(silu(gate x) * up x) (Shazeer 2020, equation 6).
 
-    The matrices gate and up are stacked, in this order, in one Linear layer.
+    The weight matrices gate and up are stacked, in this order, in one Linear layer.
     """
 
     def __init__(self, d_model: int, d_ff: int, **kwargs: Any):
@@ -177,7 +183,7 @@ class SwiGLU(nn.Module):
         self.down = Linear(d_ff, d_model, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (..., d_model) to the same shape."""
+        """Map x (..., d_model) to a tensor of the same shape."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
 
@@ -201,7 +207,7 @@ class TransformerBlock(nn.Module):
         self.feed_forward = SwiGLU(d_model, d_ff, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (batch, seq_len, d_model) to the same shape."""
+        """Map x (batch, seq_len, d_model) to a tensor of the same shape."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.feed_forward(self.feed_forward_norm(x))
 
@@ -210,13 +216,13 @@ class TransformerLM(nn.Module):
     """Decoder-only Transformer that maps token ids to the logits of the next token.
 
     Args:
-        vocab_size: number of tokens; token ids are 0 to vocab_size - 1.
+        vocab_size: size of the vocabulary. Token ids are 0 to vocab_size - 1.
         context_length: maximum number of tokens in a sequence.
         d_model: width of the residual stream.
         num_layers: number of blocks.
         num_heads: number of attention heads, each of dimension d_model / num_heads.
         d_ff: hidden width of the feed-forward layers.
-        rope_theta: base of RoPE's frequencies.
+        rope_theta: base of the frequencies of RoPE.
         attention: function (q, k, v, is_causal=True) -> out, with tensors of shape
             (batch, heads, seq_len, head_dim).
         device, dtype: device and dtype of the parameters.
@@ -276,8 +282,8 @@ class TransformerLM(nn.Module):
         """Map token ids (batch, seq_len) to logits (batch, seq_len, vocab_size).
 
         Raises:
-            ValueError: if seq_len is larger than context_length or, on a CPU, if an id is out of
-                range.
+            ValueError: if seq_len is larger than context_length. On a CPU, also if a token id is
+                out of range.
         """
         seq_len = token_ids.shape[-1]
         if seq_len > self.context_length:
@@ -290,21 +296,23 @@ class TransformerLM(nn.Module):
 
 
 def apply_in_order(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Apply the blocks one after the other; `systems.checkpointing` has alternatives."""
+    """Apply the blocks one after the other and return the output of the last block.
+
+    `systems.checkpointing` has alternatives that save less memory for backward.
+    """
     for block in blocks:
         x = block(x)
     return x
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood of the targets, computed at least in float32.
+    """Return the mean negative log-likelihood of the targets, a 0-dimensional tensor.
+
+    It is computed in float32, or in float64 for float64 logits.
 
     Args:
         logits: (batch, seq_len, vocab_size).
         targets: token ids (batch, seq_len).
-
-    Returns:
-        A 0-dimensional tensor.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide.flatten(0, -2), targets.flatten())
@@ -312,9 +320,9 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _truncated_normal(weight: Tensor, std: float) -> None:
-    """Fill `weight` from a truncated normal distribution.
+    """Fill `weight` with random values from a truncated normal distribution.
 
-    Values are drawn at least in float32, because in bf16 the distribution would be coarse.
+    The values are drawn in float32 or float64, because bf16 has too few distinct values.
     """
     wide = torch.empty_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
     weight.copy_(nn.init.trunc_normal_(wide, std=std, a=-3 * std, b=3 * std))

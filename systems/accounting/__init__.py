@@ -1,9 +1,10 @@
-"""Formulas for FLOPs, bytes, memory, communication and hardware peaks. Standard library only.
+"""Formulas that predict FLOPs, memory and communication time of Transformer training.
 
-All functions are pure. A function returns None if a figure is unknown, for example for a GPU that
-is not listed. `python -m systems.accounting` prints derivations of the communication and memory of
-parallel training; for these it also uses `feed_forward` and `xxl_model`, which are not exported
-here.
+The formulas are pure functions and need only the standard library. A function that takes the name
+of a device returns None if `hardware.py` does not have the figures of that device.
+
+`python -m systems.accounting` prints how communication and memory of parallel training are
+computed. It also uses the modules `feed_forward` and `xxl_model`, which are not exported here.
 """
 
 from systems.accounting.attention import (

@@ -1,6 +1,6 @@
 """Print how the communication and memory of parallel training are computed.
 
-Each quantity is shown as a formula, the formula with numbers, and the result.
+For each quantity, it prints the formula, the formula with the numbers inserted, and the result.
 
     python -m systems.accounting
     python -m systems.accounting --model 2.7b --world-size 2 --tokens 131072
@@ -33,21 +33,37 @@ def main() -> None:
         "--model",
         choices=MODEL_SIZES,
         default="xl",
-        help="model size for collectives and state (xl)",
+        help="model whose gradients and optimizer state are counted (default: xl)",
     )
-    parser.add_argument("--world-size", type=_at_least(2), default=8, help="number of ranks n (8)")
+    parser.add_argument(
+        "--world-size", type=_at_least(2), default=8, help="number of ranks n (default: 8)"
+    )
     parser.add_argument(
         "--call-us",
         type=number,
         default=20,
-        help="fixed cost o of a collective call, in microseconds (20, an assumption)",
+        help="fixed cost o of a collective call, in microseconds (default: 20, an assumption)",
     )
-    # Defaults: the model of the 2026 leaderboard of CS336, assignment 2, and its batch, 2 x 32,768.
-    parser.add_argument("--d-model", type=number, default=4096, help="feed-forward width D (4096)")
+    # The defaults are the model and the batch (2 x 32,768 tokens) of the leaderboard of Stanford
+    # CS336 2026, assignment 2.
     parser.add_argument(
-        "--d-ff", type=number, default=11008, help="feed-forward hidden width F (11008)"
+        "--d-model",
+        type=number,
+        default=4096,
+        help="width D of the feed-forward layer (default: 4096)",
     )
-    parser.add_argument("--tokens", type=number, default=65536, help="tokens per batch B (65536)")
+    parser.add_argument(
+        "--d-ff",
+        type=number,
+        default=11008,
+        help="hidden width F of the feed-forward layer (default: 11008)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=number,
+        default=65536,
+        help="number of tokens B in a batch (default: 65536)",
+    )
     options = parser.parse_args()
 
     show_hardware()

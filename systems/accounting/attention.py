@@ -1,44 +1,48 @@
-"""FLOPs and bytes of attention, softmax(QK^T)V, and of its gradient."""
+"""FLOPs and bytes of attention, softmax(QK^T)V, in forward and backward."""
 
 from __future__ import annotations
 
 from systems.accounting.dtypes import DTYPE_BYTES
 
-# Number of matmuls in each phase, each of 2*N*N*D FLOPs. Forward has two (QK^T, PV), backward five
-# (recomputed QK^T, dV, dP, dQ, dK). FlashAttention-2 (Dao 2023), section 4.1, counts the same:
-# "4 * seqlen^2 * head dim * heads" forward, half of it when causal, and 2.5 times as much backward.
+# Number of matmuls in each phase. A matmul takes 2 * seq_len^2 * head_dim FLOPs for each head.
+# Forward has two matmuls (QK^T and PV). Backward has five (the recomputed QK^T, dV, dP, dQ and dK).
+# FlashAttention-2 (Dao 2023), section 4.1, has the same counts: "4 * seqlen^2 * head dim * heads"
+# in forward, half as many if causal, and 2.5 times as many in backward.
 _ATTENTION_MATMULS = {"forward": 2, "backward": 5, "forward_backward": 7}
 
 
 def attention_flops(
     phase: str, batch_size: int, num_heads: int, seq_len: int, head_dim: int, causal: bool
 ) -> int:
-    """Return the FLOPs of the matmuls in softmax(QK^T)V or in its gradient.
+    """Return the number of FLOPs of the matmuls in attention.
 
     Args:
-        phase: forward, backward or forward_backward.
-        batch_size, num_heads, seq_len, head_dim: shape of q, k and v.
-        causal: count only the lower triangle of the scores, as half of the FLOPs.
+        phase: "forward", "backward" or "forward_backward". Backward recomputes the scores QK^T.
+        batch_size, num_heads, seq_len, head_dim: sizes of q, k and v, which have the shape
+            (batch_size, num_heads, seq_len, head_dim).
+        causal: whether the scores above the diagonal are masked. If True, half of the FLOPs are
+            counted.
     """
     one = 2 * batch_size * num_heads * seq_len * seq_len * head_dim
     total = _ATTENTION_MATMULS[phase] * one
     return total // 2 if causal else total
 
 
-# Operations per score; an exp or a comparison counts as one operation. Forward: row maximum,
-# subtraction, exp, row sum, division. Backward, dS = P * (dP - rowsum(P * dP)) (FlashAttention-2,
-# section 2.2): multiplication, row sum, subtraction, multiplication.
+# Number of softmax operations for each element of the scores S. An exp or a comparison counts as
+# one operation. Forward computes P = softmax(S) with five operations: row maximum, subtraction,
+# exp, row sum and division. Backward computes dS = P * (dP - rowsum(P * dP)) (FlashAttention-2,
+# section 2.2) with four operations: multiplication, row sum, subtraction and multiplication.
 _SOFTMAX_OPERATIONS = {"forward": 5, "backward": 4}
 
 
 def softmax_over_matmul_flops(phase: str, head_dim: int) -> float:
-    """Return the operations of the softmax divided by the FLOPs of the matmuls in attention.
+    """Return the number of softmax operations divided by the number of matmul FLOPs in attention.
 
-    The attention materializes its scores, so it has two matmuls forward and four backward, each of
-    2 * head_dim FLOPs per score. Scaling and masking are not counted.
+    The counts are those of attention that materializes its scores: two matmuls in forward, four in
+    backward. A matmul takes 2 * head_dim FLOPs for each score. Scaling and masking are not counted.
 
     Args:
-        phase: forward or backward.
+        phase: "forward" or "backward".
         head_dim: head dimension of q, k and v.
     """
     products = {"forward": 2, "backward": 4}[phase]
@@ -48,10 +52,17 @@ def softmax_over_matmul_flops(phase: str, head_dim: int) -> float:
 def attention_bytes(
     phase: str, batch_size: int, num_heads: int, seq_len: int, head_dim: int, dtype: str
 ) -> int:
-    """Return the minimum bytes that a fused kernel moves: inputs read once, outputs written once.
+    """Return the minimum number of bytes that a fused attention kernel reads and writes.
 
-    Forward reads q, k, v and writes o and the float32 log-sum-exp. Backward reads q, k, v, o, do
-    and the log-sum-exp, and writes dq, dk, dv (FlashAttention-2, algorithms 1 and 2).
+    Each input is read once and each output is written once. Forward reads q, k and v, and writes
+    the output o and the log-sum-exp of each row in float32. Backward reads q, k, v, o, the gradient
+    of o and the log-sum-exp, and writes the gradients of q, k and v (FlashAttention-2, algorithms 1
+    and 2).
+
+    Args:
+        phase: "forward", "backward" or "forward_backward".
+        batch_size, num_heads, seq_len, head_dim: sizes of q, k and v.
+        dtype: name of the dtype of all tensors except the log-sum-exp, a key of DTYPE_BYTES.
     """
     rows = batch_size * num_heads * seq_len
     tensor, lse = rows * head_dim * DTYPE_BYTES[dtype], rows * 4
@@ -66,16 +77,22 @@ def attention_bytes(
 def materialised_attention_bytes(
     batch_size: int, num_heads: int, seq_len: int, head_dim: int, dtype: str, causal: bool
 ) -> dict[str, int]:
-    """Return the memory of eager attention that materializes its scores, in bytes.
+    """Return the peak and saved memory, in bytes, of eager attention that materializes its scores.
 
-    A score matrix has batch_size * num_heads * seq_len^2 elements. Forward holds two of them at a
-    time (input and output of the scaling, masking or softmax) and saves one, the probabilities P,
-    for backward. Backward holds four: P, dP, dS, and P * dP, a temporary of torch's softmax. The
-    causal mask takes one byte per pair of positions and is shared by the batch and the heads.
+    A score matrix has batch_size * num_heads * seq_len^2 elements. Forward holds two score matrices
+    at a time: the input and the output of the scaling, the masking or the softmax. It saves one of
+    them for backward, the probabilities P. Backward holds four: P, its gradient dP, the gradient dS
+    of the scores, and P * dP, a temporary tensor of torch's softmax. The causal mask takes one byte
+    for each pair of positions, and all heads and sequences share it.
+
+    Args:
+        batch_size, num_heads, seq_len, head_dim: sizes of q, k and v.
+        dtype: name of the dtype of all tensors, a key of DTYPE_BYTES.
+        causal: whether there is a causal mask.
 
     Returns:
-        Bytes allocated at three points: forward_peak, saved (between forward and backward) and
-        backward_peak.
+        Bytes allocated at the keys "forward_peak", "saved" (between forward and backward) and
+        "backward_peak".
     """
     element = DTYPE_BYTES[dtype]
     scores = batch_size * num_heads * seq_len * seq_len * element

@@ -1,7 +1,7 @@
-"""Bytes that each rank sends in ring collectives, and their time.
+"""Number of bytes that each rank sends in ring collectives, and time of the collectives.
 
-n ranks form a ring in which each sends W bytes/s to the next. A tensor of S bytes is cut into n
-chunks, and in every step each rank sends one chunk. The fixed cost of a call is not counted.
+In a ring collective, each rank sends only to the next rank. The tensor is cut into one chunk per
+rank, and in each step every rank sends one chunk. The fixed cost of a call is not counted.
 
 Sources: Stanford CS336 2026, assignment 2, section 8.1; Austin et al. 2025, How to Scale Your
 Model, part 12 ("Intra-node collectives").
@@ -13,11 +13,14 @@ from systems.accounting.hardware import link_bandwidth
 
 
 def ring_bytes(size_bytes: float, world_size: float) -> float:
-    """Return the bytes that each rank sends in an all-gather or a reduce-scatter: S (n-1)/n.
+    """Return the number of bytes that each rank sends in an all-gather or a reduce-scatter.
+
+    Each rank sends one chunk of size_bytes / world_size bytes in each of world_size - 1 steps.
 
     Args:
-        size_bytes: size S of the whole tensor, in bytes.
-        world_size: number of ranks n, at least 1. May be fractional, for solving for a limit.
+        size_bytes: size of the whole tensor, in bytes.
+        world_size: number of ranks, at least 1. It may be fractional, so that callers can solve for
+            the number of ranks at which a time limit is reached.
 
     Raises:
         ValueError: if world_size is less than 1.
@@ -28,27 +31,29 @@ def ring_bytes(size_bytes: float, world_size: float) -> float:
 
 
 def all_gather_seconds(size_bytes: float, world_size: float, bandwidth: float) -> float:
-    """Return the seconds of an all-gather, S (n-1) / (n W): n-1 steps, each sends S/n bytes.
+    """Return the time of a ring all-gather, in seconds.
 
     Args:
-        size_bytes, world_size: as for `ring_bytes`.
-        bandwidth: W, in bytes/s that one rank sends.
+        size_bytes: size of the whole tensor, in bytes.
+        world_size: number of ranks, at least 1; may be fractional.
+        bandwidth: bandwidth at which one rank sends, in bytes/s.
     """
     return ring_bytes(size_bytes, world_size) / bandwidth
 
 
 def reduce_scatter_seconds(size_bytes: float, world_size: float, bandwidth: float) -> float:
-    """Return the seconds of a reduce-scatter, S (n-1) / (n W), the same as of an all-gather.
+    """Return the time of a ring reduce-scatter, in seconds.
 
-    Takes the arguments of `all_gather_seconds`.
+    It equals the time of an all-gather. The arguments are those of `all_gather_seconds`.
     """
     return ring_bytes(size_bytes, world_size) / bandwidth
 
 
 def all_reduce_seconds(size_bytes: float, world_size: float, bandwidth: float) -> float:
-    """Return the seconds of an all-reduce, 2 S (n-1) / (n W): a reduce-scatter and an all-gather.
+    """Return the time of a ring all-reduce, in seconds.
 
-    Takes the arguments of `all_gather_seconds`.
+    An all-reduce is a reduce-scatter followed by an all-gather, so it takes the sum of their times.
+    The arguments are those of `all_gather_seconds`.
     """
     scatter = reduce_scatter_seconds(size_bytes, world_size, bandwidth)
     return scatter + all_gather_seconds(size_bytes, world_size, bandwidth)
@@ -57,20 +62,28 @@ def all_reduce_seconds(size_bytes: float, world_size: float, bandwidth: float) -
 def whole_tensor_all_reduce_seconds(
     size_bytes: float, world_size: float, bandwidth: float
 ) -> float:
-    """Return the seconds of an all-reduce that sends whole tensors around the ring, S (n-1) / W.
+    """Return the time, in seconds, of a ring all-reduce in which ranks send whole tensors.
 
-    This is the alternate ring all-reduce of CS336, assignment 2, section 8.1. In each of n-1 steps,
-    a rank forwards the whole tensor that it received in the previous step and adds it to its sum.
-    It takes n/2 times as long as `all_reduce_seconds`, whose arguments it takes.
+    This is the alternate ring all-reduce of CS336 2026, assignment 2, section 8.1. There are
+    world_size - 1 steps. In the first step, each rank sends its own tensor. In later steps, each
+    rank sends the tensor that it received in the previous step. Each rank adds all tensors that it
+    receives to its own. This takes world_size / 2 times as long as `all_reduce_seconds`.
+
+    The arguments are those of `all_gather_seconds`.
     """
     return world_size * ring_bytes(size_bytes, world_size) / bandwidth
 
 
 def all_reduce_bus_bytes(size_bytes: int, world_size: int) -> float:
-    """Return the bytes that each rank sends (and receives) in an all-reduce: 2 S (n-1)/n.
+    """Return the number of bytes that each rank sends in a ring all-reduce.
 
-    Divided by the time this is the bus bandwidth of nccl-tests, which is comparable with the
-    bandwidth of the link for any number of ranks (nccl-tests, doc/PERFORMANCE.md, "AllReduce").
+    A rank receives the same number of bytes. If this number is divided by a measured time, the
+    result is the bus bandwidth of nccl-tests. For any number of ranks, the bus bandwidth can be
+    compared with the bandwidth of the link (nccl-tests, doc/PERFORMANCE.md, "AllReduce").
+
+    Args:
+        size_bytes: size of the whole tensor, in bytes.
+        world_size: number of ranks, at least 1.
     """
     return 2 * ring_bytes(size_bytes, world_size)
 
@@ -78,11 +91,12 @@ def all_reduce_bus_bytes(size_bytes: int, world_size: int) -> float:
 def predicted_all_reduce_seconds(
     device_name: str | None, size_bytes: float, world_size: int
 ) -> float | None:
-    """Return the seconds of an all-reduce over the link of a device, or None if it is unknown.
+    """Return the predicted time of a ring all-reduce in seconds, or None if the link is unknown.
 
     Args:
-        device_name: name of the device in `hardware`; each rank has one such device.
-        size_bytes, world_size: as for `ring_bytes`.
+        device_name: name in `hardware.py` of the device that each rank has.
+        size_bytes: size of the whole tensor, in bytes.
+        world_size: number of ranks, at least 1.
     """
     bandwidth = link_bandwidth(device_name)
     return None if bandwidth is None else all_reduce_seconds(size_bytes, world_size, bandwidth)

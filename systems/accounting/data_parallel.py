@@ -1,7 +1,8 @@
-"""Costs of data parallel training: exposed communication of DDP, and state and traffic of ZeRO.
+"""Predict the cost of data parallel training: DDP, ZeRO, and this project's ShardedOptimizer.
 
-State and traffic are the bytes that a rank keeps, and that it sends in a step, with DDP, the stages
-of ZeRO and this project's ShardedOptimizer.
+`rank_state_bytes` returns the memory that a rank needs for weights, gradients and optimizer state.
+`step_sent_bytes` returns the bytes that a rank sends in a step. The other functions are about the
+exposed communication of DDP: the time after backward in which gradients are still all-reduced.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from systems.accounting.collectives import predicted_all_reduce_seconds, ring_by
 
 Strategy = Literal["ddp", "zero1", "zero2", "zero3", "sharded_optimizer"]
 
-# State that is sharded, so that a rank keeps 1/n of it; the rest is replicated. ZeRO: Rajbhandari
-# et al. 2020, section 5, P_os, P_os+g and P_os+g+p. zero3 is what torch calls FSDP.
+# Parts of the state that each strategy shards. A rank keeps 1/world_size of these parts and all of
+# the other parts. zero1, zero2 and zero3 are P_os, P_os+g and P_os+g+p in Rajbhandari et al. 2020,
+# "ZeRO", section 5. zero3 is FSDP in torch.
 _SHARED: dict[Strategy, tuple[str, ...]] = {
     "ddp": (),
     "zero1": ("optimizer_state",),
@@ -22,10 +24,10 @@ _SHARED: dict[Strategy, tuple[str, ...]] = {
     "zero3": ("optimizer_state", "gradients", "weights"),
     "sharded_optimizer": ("optimizer_state",),
 }
-# Ring collectives in a step. A reduce-scatter and an all-gather of gradients are an all-reduce.
-# ZeRO: section 7; zero3 gathers the weights for forward and again for backward. sharded_optimizer
-# all-reduces all gradients, though a rank needs only 1/n of them; then each rank broadcasts the
-# weights that it updated.
+# Number of ring collectives in a step, by (collective, tensor). A reduce-scatter and an all-gather
+# of the gradients are one all-reduce. The collectives of ZeRO are from section 7. zero3 gathers the
+# weights once for forward and once for backward. sharded_optimizer all-reduces all gradients. Then
+# each rank broadcasts the weights that it updated, which is counted as an all-gather.
 _ROUNDS: dict[Strategy, dict[tuple[str, str], int]] = {
     "ddp": {("reduce_scatter", "gradients"): 1, ("all_gather", "gradients"): 1},
     "zero1": {("reduce_scatter", "gradients"): 1, ("all_gather", "weights"): 1},
@@ -45,14 +47,17 @@ def rank_state_bytes(
 ) -> dict[str, float]:
     """Return the bytes of weights, gradients and optimizer state that one rank keeps.
 
-    Shards are assumed to be equal. Buffers of gathered weights, activations and the copies of
-    weights under autocast are not counted.
+    All shards are assumed to have the same size. Three kinds of memory are not counted:
+    activations, buffers for gathered weights, and copies of weights that autocast makes.
 
     Args:
         strategy: one of STRATEGIES.
-        state: bytes of the whole model by the names weights, gradients and optimizer_state, as
-            returned by `transformer.model_state_bytes`.
-        world_size: number of ranks n, at least 1.
+        state: bytes of the whole model, with the keys "weights", "gradients" and
+            "optimizer_state", as returned by `transformer.model_state_bytes`.
+        world_size: number of ranks, at least 1.
+
+    Returns:
+        Bytes on one rank, with the same keys as `state`.
 
     Raises:
         ValueError: if strategy is unknown or world_size is less than 1.
@@ -65,15 +70,17 @@ def rank_state_bytes(
 def step_sent_bytes(
     strategy: Strategy, state: dict[str, int], world_size: int
 ) -> dict[tuple[str, str], float]:
-    """Return the bytes that one rank sends in a step with ring collectives.
+    """Return the bytes that one rank sends in a training step with ring collectives.
 
-    A step has one forward and one backward. sharded_optimizer broadcasts weights from their owners;
-    on average over the ranks this sends as many bytes as the all-gather that is counted here.
+    A step has one forward and one backward. With sharded_optimizer, each rank broadcasts the
+    weights that it updated. These broadcasts are counted as an all-gather, which sends the same
+    number of bytes on average over the ranks.
 
     Args:
         strategy: one of STRATEGIES.
-        state: as for `rank_state_bytes`, in the dtypes in which tensors are sent.
-        world_size: number of ranks n, at least 1.
+        state: bytes of the whole model, with the keys "weights" and "gradients", in the dtypes in
+            which these tensors are sent.
+        world_size: number of ranks, at least 1.
 
     Returns:
         Bytes by (collective, tensor), for example ("reduce_scatter", "gradients").
@@ -95,22 +102,27 @@ def ddp_overhead_seconds(
     buckets: int,
     backward_seconds: float | None = None,
 ) -> float:
-    """Return the seconds of exposed communication of DDP, after the end of backward.
+    """Return the time, in seconds, from the end of backward to the end of communication in DDP.
 
-    All buckets have the same size. Each is all-reduced as soon as its gradients are ready and the
-    previous bucket is done. With n_b buckets, each of which takes m = s / (n_b w) + o seconds of
-    communication and c seconds of backward, the result is m + (n_b - 1) max(0, m - c). Stanford
-    CS336 2025, assignment 2, ddp_bucketed_benchmarking (b) assumes c = s / (n_b w), which gives
-    s / (n_b w) + n_b o.
+    The gradients are divided into buckets of equal size. A bucket is all-reduced as soon as its
+    gradients are ready and the all-reduce of the previous bucket is done. For one bucket,
+
+        communication = size_bytes / (buckets * bandwidth) + call_seconds
+        backward = backward_seconds / buckets
+
+    and the result is
+
+        communication + (buckets - 1) * max(0, communication - backward)
 
     Args:
-        size_bytes: size s of all gradients, in bytes.
-        bandwidth: w, in bytes/s: s divided by the time of one all-reduce of all gradients (the
-            algorithm bandwidth of nccl-tests).
-        call_seconds: fixed cost o of each all-reduce, in seconds.
-        buckets: number of buckets n_b, at least 1.
-        backward_seconds: time n_b c of the whole backward; None assumes s / w, as the assignment
-            does.
+        size_bytes: size of all gradients, in bytes.
+        bandwidth: size_bytes divided by the time of one all-reduce of all gradients, without its
+            fixed cost, in bytes/s (the algorithm bandwidth of nccl-tests).
+        call_seconds: fixed cost of each all-reduce, in seconds.
+        buckets: number of buckets, at least 1.
+        backward_seconds: time of the whole backward, in seconds. None means size_bytes / bandwidth,
+            as in Stanford CS336 2025, assignment 2, ddp_bucketed_benchmarking (b). The result is
+            then size_bytes / (buckets * bandwidth) + buckets * call_seconds.
 
     Raises:
         ValueError: if buckets is less than 1.
@@ -124,13 +136,14 @@ def ddp_overhead_seconds(
 
 
 def best_bucket_count(size_bytes: float, bandwidth: float, call_seconds: float) -> int:
-    """Return the number of buckets n_b with the least exposed communication s / (n_b w) + n_b o.
+    """Return the number of buckets with the least exposed communication in DDP.
 
-    The minimum over real numbers is at sqrt(s / (w o)). Takes the arguments of
-    `ddp_overhead_seconds`.
+    The function to minimize is `ddp_overhead_seconds` with backward_seconds=None, and the arguments
+    are those of that function. Over real numbers, the minimum is at
+    sqrt(size_bytes / (bandwidth * call_seconds)) buckets.
 
     Raises:
-        ValueError: if call_seconds is not positive: more buckets would then always be better.
+        ValueError: if call_seconds is not positive, because more buckets would always be better.
     """
     if call_seconds <= 0:
         raise ValueError(f"call_seconds must be more than 0, got {call_seconds}")
@@ -140,10 +153,10 @@ def best_bucket_count(size_bytes: float, bandwidth: float, call_seconds: float) 
 
 
 def best_bucket_bytes(size_bytes: float, bandwidth: float, call_seconds: float) -> float:
-    """Return the bucket size with the least exposed communication, min(s, sqrt(s w o)), in bytes.
+    """Return the bucket size, in bytes, with the least exposed communication in DDP.
 
-    The number of buckets is not rounded to an integer. Takes the arguments of
-    `ddp_overhead_seconds`.
+    This is min(size_bytes, sqrt(size_bytes * bandwidth * call_seconds)). The number of buckets need
+    not be an integer at this size. The arguments are those of `ddp_overhead_seconds`.
     """
     return min(size_bytes, math.sqrt(size_bytes * bandwidth * call_seconds))
 
@@ -156,10 +169,14 @@ def predicted_ddp_overhead_seconds(
     buckets: int,
     backward_seconds: float | None = None,
 ) -> float | None:
-    """Return the seconds of exposed communication of DDP on a device, or None if unknown.
+    """Return the predicted exposed communication of DDP in seconds, or None if the link is unknown.
 
-    The bandwidth is that of a ring all-reduce over the device's link. Takes the arguments of
-    `ddp_overhead_seconds` and `predicted_all_reduce_seconds`.
+    The bandwidth is that of a ring all-reduce over the link of the device.
+
+    Args:
+        device_name: name in `hardware.py` of the device that each rank has.
+        world_size: number of ranks, at least 1.
+        size_bytes, call_seconds, buckets, backward_seconds: as for `ddp_overhead_seconds`.
     """
     whole = predicted_all_reduce_seconds(device_name, size_bytes, world_size)
     if whole is None:

@@ -1,40 +1,50 @@
 """Cost model of a feed-forward layer on many devices: FLOPs, communication, scaling limits.
 
-    B            tokens in the batch of all devices
-    D, F         width and hidden width
-    m            weight matrices; 3 for SwiGLU, y = (silu(x W1) * x W2) W3
-    e            bytes per element
-    n_d          devices over which the batch is split: data parallel (DP, replicated weights) or
-                 FSDP (sharded weights)
-    n_t          devices over which F is split: tensor parallel (TP) as in Megatron, with x
-                 replicated, W1 and W2 split by columns, W3 by rows (Shoeybi et al. 2019, section 3)
-    N            devices, n_d n_t
-    C            FLOP/s of a device
+Symbols:
+
+    B            number of tokens in the batch of all devices together
+    D, F         width and hidden width of the layer
+    x, y, dx     input (B, D) and output (B, D) of the layer, and the gradient of x
+    m            number of weight matrices: 3 for SwiGLU, y = (silu(x W1) * x W2) W3
+    e            number of bytes per element
+    n_d          number of devices over which the batch is split. Their weights are replicated (data
+                 parallel, DP) or sharded (FSDP).
+    n_t          number of devices over which F is split (tensor parallel, TP, as in Megatron). x is
+                 replicated, W1 and W2 are split by columns, W3 is split by rows (Shoeybi et al.
+                 2019, section 3).
+    N            number of devices, n_d n_t
+    C            peak FLOP/s of a device
     W_d, W_t     bytes/s that a device sends along the batch axis and along the tensor axis
 
-Collectives are rings (collectives.py). The work of one device is
+Collectives are rings (collectives.py). One device does the following work:
 
-    forward      2 m B D F / N FLOPs: a multiplication and an addition per weight and token
-    backward     4 m B D F / N FLOPs: gradients of the weights and of the inputs
-    DP           backward: all-reduce of the gradients, e m D F / n_t bytes
+    forward      2 m B D F / N FLOPs: a multiplication and an addition for each weight and token
+    backward     4 m B D F / N FLOPs: half for the gradients of the weights, half for dx
+    DP           backward: all-reduce of the weight gradients, e m D F / n_t bytes
     FSDP         forward: all-gather of the weights, e m D F / n_t bytes
-                 backward: the same all-gather, and a reduce-scatter of as many bytes
+                 backward: the same all-gather, and a reduce-scatter of the same size
     TP           forward: all-reduce of y, e B D / n_d bytes
                  backward: all-reduce of dx, of the same size
 
-Communication overlaps computation, so it limits the layer only where it takes longer. The
-communication of one axis takes as long as the computation at
+Communication overlaps computation, so it is a limit only if it takes longer. On each axis, it takes
+exactly as long as the computation at
 
-    n_d - 1 = a,  a = 2 B W_d / (e C)         in both passes; DP has no limit in forward
-    n_t - 1 = b,  b = m F W_t / (e C)         in forward; b is twice as large in backward
+    n_d = 1 + a,  a = 2 B W_d / (e C)         in forward and backward; DP has no limit in forward
+    n_t = 1 + b,  b = m F W_t / (e C)         in forward; b is twice as large in backward
 
-and neither limit depends on the other axis. If each axis has its own links, N = (1 + a)(1 + b). If
-both axes share the same links, their times add up: (n_d - 1)/a + (n_t - 1)/b = 1. Then N is largest
-at n_d = a s / 2 and n_t = b s / 2 with s = 1 + 1/a + 1/b. That is N = a b s^2 / 4, a quarter of
-the number with separate links if a and b are large.
+The limit of n_d does not depend on n_t, and the limit of n_t does not depend on n_d.
 
-Only matmuls are counted. Sources: Stanford CS336 2026, assignment 2, section 8.2 to 8.5 (e = 2,
-m = 3); Austin et al. 2025, How to Scale Your Model, part 5 (m = 2, (n-1)/n taken as 1).
+If the axes have separate links, the largest N is (1 + a)(1 + b). If the axes share the same links,
+their communication times add up. Communication then takes as long as the computation if
+
+    (n_d - 1) / a + (n_t - 1) / b = 1
+
+Under this condition, N is largest at n_d = a s / 2 and n_t = b s / 2, with s = 1 + 1/a + 1/b. This
+gives N = a b s^2 / 4. For large a and b, it is a quarter of the number with separate links.
+
+Only matmuls are counted as computation. Sources: Stanford CS336 2026, assignment 2, sections 8.2 to
+8.5, with e = 2 and m = 3; Austin et al. 2025, How to Scale Your Model, part 5, with m = 2. The
+latter takes the factor (n-1)/n of a ring of n devices as 1.
 """
 
 from __future__ import annotations
@@ -51,14 +61,20 @@ from systems.accounting.collectives import (
 from systems.accounting.hardware import link_bandwidth, peak_flops
 
 Pass = Literal["forward", "backward"]
-Batch = Literal["dp", "fsdp"]  # weights along the batch axis: replicated or sharded
+Batch = Literal["dp", "fsdp"]  # weights are replicated or sharded
 PASSES: tuple[Pass, ...] = get_args(Pass)
 BATCHES: tuple[Batch, ...] = get_args(Batch)
 
 
 @dataclass(frozen=True)
 class FeedForward:
-    """Sizes of one layer. element_bytes holds for weights, activations and communication."""
+    """Sizes of a feed-forward layer.
+
+    Args:
+        d_model, d_ff: width and hidden width of the layer.
+        matrices: number of weight matrices.
+        element_bytes: number of bytes per element of weights, activations and communication.
+    """
 
     d_model: int
     d_ff: int
@@ -75,10 +91,11 @@ class Machine:
     """Speed of one device and of its links.
 
     Args:
-        flops: C, in FLOP/s.
-        batch_bandwidth, tensor_bandwidth: W_d and W_t, in bytes/s that the device sends along each
-            axis.
-        shared_links: True if both axes use the same links, one after the other.
+        flops: peak FLOP/s of the device.
+        batch_bandwidth: bandwidth along the axis over which the batch is split, in bytes/s sent.
+        tensor_bandwidth: bandwidth along the axis over which the hidden width is split, in bytes/s
+            sent.
+        shared_links: whether both axes use the same links, one after the other.
     """
 
     flops: float
@@ -94,14 +111,16 @@ def machine(
     tensor_axes: int = 1,
     shared_links: bool = False,
 ) -> Machine | None:
-    """Return the Machine of a device from its datasheet, or None if unknown.
+    """Return the speed of a device according to its datasheet, or None if it is unknown.
 
     Args:
-        device_name: name of the device in `hardware`.
-        dtype: dtype of the matmuls.
-        batch_axes, tensor_axes: axes of a TPU's torus along which the batch and F are split (M_X
-            and M_Y in How to Scale Your Model, part 5); 1 for a GPU.
-        shared_links: True if both axes use the same links, one after the other.
+        device_name: name of the device in `hardware.py`.
+        dtype: dtype name of the matmuls.
+        batch_axes: number of axes of a TPU's torus over which the batch is split; 1 for a GPU. This
+            is M_X in How to Scale Your Model, part 5.
+        tensor_axes: number of axes of a TPU's torus over which the hidden width is split; 1 for a
+            GPU. This is M_Y in How to Scale Your Model, part 5.
+        shared_links: whether both axes use the same links, one after the other.
     """
     flops, link = peak_flops(device_name, dtype), link_bandwidth(device_name)
     if flops is None or link is None:
@@ -110,14 +129,26 @@ def machine(
 
 
 def device_flops(which: Pass, layer: FeedForward, tokens: float, devices: float) -> float:
-    """Return the FLOPs of one device in one pass, for a batch of `tokens` on all devices."""
+    """Return the number of matmul FLOPs of one device in one pass.
+
+    Args:
+        which: "forward" or "backward".
+        layer: sizes of the layer.
+        tokens: number of tokens on all devices together.
+        devices: number of devices.
+    """
     return {"forward": 2, "backward": 4}[which] * layer.weights * tokens / devices
 
 
 def compute_seconds(
     which: Pass, layer: FeedForward, tokens: float, on: Machine, devices: float
 ) -> float:
-    """Return the seconds of the matmuls of one pass at the machine's peak FLOP/s."""
+    """Return the time of the matmuls of one pass at peak FLOP/s, in seconds.
+
+    Args:
+        which, layer, tokens, devices: as for `device_flops`.
+        on: speed of each device.
+    """
     return device_flops(which, layer, tokens, devices) / on.flops
 
 
@@ -130,14 +161,21 @@ def communication_seconds(
     batch_devices: float = 1,
     tensor_devices: float = 1,
 ) -> float:
-    """Return the seconds of the collectives of one pass.
+    """Return the time of the collectives of one pass, in seconds.
 
-    With separate links this is the time of the slower axis; with shared links, the sum of both.
+    If the axes have separate links, this is the time of the slower axis. If they share links, it is
+    the sum of both times.
 
     Args:
-        tokens: B, tokens on all devices together.
-        batch: dp or fsdp.
-        batch_devices, tensor_devices: n_d and n_t, at least 1; may be fractional.
+        which: "forward" or "backward".
+        layer: sizes of the layer.
+        tokens: number of tokens on all devices together.
+        on: speed of each device.
+        batch: "dp" (replicated weights) or "fsdp" (sharded weights).
+        batch_devices: number of devices over which the batch is split, at least 1; may be
+            fractional.
+        tensor_devices: number of devices over which the hidden width is split, at least 1; may be
+            fractional.
     """
     weights = layer.element_bytes * layer.weights / tensor_devices
     activations = layer.element_bytes * layer.d_model * tokens / batch_devices
@@ -157,7 +195,11 @@ def communication_seconds(
 class Limit:
     """Largest number of devices at which communication does not take longer than computation.
 
-    Real numbers, not rounded; inf if communication never takes longer.
+    The numbers are not rounded. They are infinite if communication never takes longer.
+
+    Args:
+        batch_devices: number of devices over which the batch is split.
+        tensor_devices: number of devices over which the hidden width is split.
     """
 
     batch_devices: float
@@ -169,13 +211,19 @@ class Limit:
 
 
 def batch_limit(which: Pass, layer: FeedForward, tokens: float, on: Machine, batch: Batch) -> Limit:
-    """Return the limit if only the batch is split: 1 + a devices, or inf for DP in forward."""
+    """Return the largest number of devices if only the batch is split.
+
+    This is 1 + a, with a as in the module docstring, or infinity for DP in forward.
+    """
     a, _ = _slack(which, layer, tokens, on, batch)
     return Limit(1 + a, 1)
 
 
 def tensor_limit(which: Pass, layer: FeedForward, on: Machine) -> Limit:
-    """Return the limit if only F is split: 1 + b devices, for any batch."""
+    """Return the largest number of devices if only the hidden width is split.
+
+    This is 1 + b, with b as in the module docstring. It does not depend on the size of the batch.
+    """
     _, b = _slack(which, layer, 1, on, "dp")
     return Limit(1, 1 + b)
 
@@ -183,13 +231,17 @@ def tensor_limit(which: Pass, layer: FeedForward, on: Machine) -> Limit:
 def mesh_limit(
     which: Pass, layer: FeedForward, tokens: float, on: Machine, batch: Batch = "fsdp"
 ) -> Limit:
-    """Return the limit if the batch and F are split: the n_d and n_t with the largest n_d n_t."""
+    """Return the largest number of devices if the batch and the hidden width are both split.
+
+    The module docstring has the formulas for separate and for shared links.
+    """
     a, b = _slack(which, layer, tokens, on, batch)
     if not on.shared_links or math.isinf(a):
         return Limit(1 + a, 1 + b)
     s = 1 + 1 / a + 1 / b
     batch_devices, tensor_devices = a * s / 2, b * s / 2
-    # One of the two may be below a single device, but never both.
+    # The best real numbers may be less than 1 on one axis, but never on both. That axis then gets
+    # one device, and the other axis is the only one that is split.
     if batch_devices < 1:
         return Limit(1, 1 + b)
     if tensor_devices < 1:
@@ -205,17 +257,23 @@ def compute_bound_tokens(
     tensor_devices: int,
     long_rings: bool = False,
 ) -> float | None:
-    """Return the smallest batch B at which a mesh of FSDP and tensor parallelism is compute-bound.
+    """Return the smallest batch, in tokens, at which FSDP with tensor parallelism is compute-bound.
 
-    Solves (n_d - 1)/a = 1 for B, to which a is proportional; with shared links, it solves
-    (n_d - 1)/a + (n_t - 1)/b = 1.
+    With the symbols of the module docstring, this is the B at which (n_d - 1)/a = 1, or with shared
+    links (n_d - 1)/a + (n_t - 1)/b = 1. Only a depends on B: it is proportional to B.
 
     Args:
-        long_rings: take (n-1)/n as 1, as How to Scale Your Model does.
+        which: "forward" or "backward".
+        layer: sizes of the layer.
+        on: speed of each device.
+        batch_devices: number of devices n_d over which the batch is split.
+        tensor_devices: number of devices n_t over which the hidden width is split.
+        long_rings: whether to take the factor (n-1)/n of a ring of n devices as 1, as How to Scale
+            Your Model does.
 
     Returns:
-        B in tokens on all devices together, or None if tensor parallelism alone takes longer than
-        the computation, which no batch size can change.
+        Number of tokens on all devices together. None if the communication of tensor parallelism
+        alone takes too long, because a larger batch does not change this.
     """
     a_of_one, b = _slack(which, layer, 1, on, "fsdp")
     steps = 0 if long_rings else 1
@@ -229,7 +287,10 @@ def compute_bound_tokens(
 def _slack(
     which: Pass, layer: FeedForward, tokens: float, on: Machine, batch: Batch
 ) -> tuple[float, float]:
-    """Return a and b, the limits of n_d - 1 and n_t - 1 for each axis alone."""
+    """Return a and b of the module docstring.
+
+    If only one axis is used, n_d - 1 can be at most a, or n_t - 1 at most b.
+    """
     a = 2 * tokens * on.batch_bandwidth / (layer.element_bytes * on.flops)
     if batch == "dp" and which == "forward":
         a = math.inf

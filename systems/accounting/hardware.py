@@ -10,10 +10,11 @@ class _Device:
     """Figures from the datasheet of one device.
 
     Args:
-        flops: dense peak in FLOP/s by dtype: bf16, fp16 and tf32 on tensor cores, fp32 not.
-        memory: in bytes.
-        link: bytes/s that the device can send to its peers: a GPU over all of its NVLinks, a TPU
-            along one axis of its torus, in both directions.
+        flops: peak FLOP/s without sparsity, by dtype name. bf16, fp16 and tf32 use tensor cores;
+            fp32 does not.
+        memory: size of the memory, in bytes.
+        link: bandwidth to other devices, in bytes/s sent; None if unknown. For a GPU, this is the
+            total of all its NVLinks. For a TPU, it is one axis of the torus, in both directions.
     """
 
     flops: dict[str, float]
@@ -24,13 +25,17 @@ class _Device:
 _HOPPER = {"bf16": 989.4e12, "fp16": 989.4e12, "tf32": 494.7e12, "fp32": 66.9e12}
 _AMPERE = {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}
 
-# GPUs have the names that nvidia-smi shows. Sources: NVIDIA H100, H200 and A100 Tensor Core GPU
-# datasheets, and NVIDIA DGX B200 datasheet (eight GPUs: 72 PFLOP/s of FP8, which is twice BF16;
-# 1,440 GB). The datasheets give tensor core rates with sparsity and NVLink bandwidth in both
-# directions together; both are twice the figures here. H100 PCIe has no link here because it has
-# NVLink only where a bridge connects two of them. TPU v5p: FLOP/s and memory from Google Cloud,
-# "TPU v5p"; link from Austin et al. 2025, How to Scale Your Model, part 2: 9e10 bytes/s in each
-# direction. Google's 1200 GB/s per chip, for six links in both directions, would give 1e11.
+# GPUs have the names that nvidia-smi shows.
+#
+# Sources for GPUs: NVIDIA H100, H200 and A100 Tensor Core GPU datasheets. The B200 figures are from
+# the NVIDIA DGX B200 datasheet, which is for eight GPUs: 72 PFLOP/s in FP8, twice the rate in BF16,
+# and 1,440 GB. The datasheets give tensor core rates with sparsity, and NVLink bandwidth as the sum
+# of both directions. Both are twice the figures here. H100 PCIe has no link bandwidth here, because
+# it has NVLink only if a bridge connects two GPUs.
+#
+# Sources for TPU v5p: Google Cloud, "TPU v5p", for FLOP/s and memory; Austin et al. 2025, How to
+# Scale Your Model, part 2, for the link (9e10 bytes/s in each direction). Google gives 1,200 GB/s
+# per chip for six links in both directions, which would be 1e11 bytes/s in each direction.
 _DEVICES = {
     "NVIDIA H100 80GB HBM3": _Device(_HOPPER, 80e9, 450e9),
     "NVIDIA H100 PCIe": _Device(
@@ -45,22 +50,27 @@ _DEVICES = {
 
 
 def peak_flops(gpu_name: str | None, dtype: str) -> float | None:
-    """Return the dense peak FLOP/s of a device from its datasheet, or None if unknown."""
+    """Return the peak FLOP/s of a device without sparsity, or None if unknown.
+
+    Args:
+        gpu_name: name of the device in this module.
+        dtype: dtype name, for example "bf16".
+    """
     device = _DEVICES.get(gpu_name or "")
     return device.flops.get(dtype) if device else None
 
 
 def link_bandwidth(device_name: str | None) -> float | None:
-    """Return the bytes/s that a device can send to its peers, or None if unknown.
+    """Return the bandwidth from a device to other devices in bytes/s sent, or None if unknown.
 
-    A GPU sends over all of its NVLinks, within one NVLink domain. A TPU sends along one axis of its
-    torus, in both directions.
+    For a GPU, this is the total of all its NVLinks, within one NVLink domain. For a TPU, it is one
+    axis of the torus, in both directions.
     """
     device = _DEVICES.get(device_name or "")
     return device.link if device else None
 
 
 def memory_bytes(device_name: str | None) -> float | None:
-    """Return the bytes of memory of a device from its datasheet (GB = 10^9), or None if unknown."""
+    """Return the size of the memory of a device in bytes, or None if unknown."""
     device = _DEVICES.get(device_name or "")
     return device.memory if device else None

@@ -1,4 +1,4 @@
-"""Printing of headings, derivations, tables and units for `python -m systems.accounting`."""
+"""Print headings, derivations, tables and units for `python -m systems.accounting`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 from typing import TypeVar
 
 WIDTH = 96
-# Devices in the printed tables: short name -> name in `hardware`.
+# Devices in the printed tables: short name -> name in `hardware.py`.
 DEVICES = {
     "H100": "NVIDIA H100 80GB HBM3",
     "H200": "NVIDIA H200",
@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 def known(figure: T | None) -> T:
-    """Return `figure`, asserting that it is not None, as for every device in DEVICES."""
+    """Return `figure`, and assert that it is not None.
+
+    All figures that are printed are known for every device in DEVICES.
+    """
     assert figure is not None
     return figure
 
@@ -31,14 +34,14 @@ def say(text: str) -> None:
 
 
 def derive(question: str, formula: str, *steps: str) -> None:
-    """Print a question, a formula, and one line per step, from the numbers to the result."""
+    """Print a question, the formula that answers it, and one line for each step to the result."""
     print(f"\n{textwrap.fill(question, WIDTH)}\n    {formula}")
     for step in steps:
         print(f"      = {step}")
 
 
 def table(rows: list[list[str]]) -> None:
-    """Print rows of equal length as an aligned table; the first row is the heading."""
+    """Print rows of equal length as an aligned table. The first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print()
     for row in rows:

@@ -1,7 +1,7 @@
-"""Sizes, parameters, FLOPs and memory of the Transformer.
+"""Parameters, FLOPs and memory of `systems.model.TransformerLM` in eager mode.
 
-The model is `systems.model.TransformerLM` in eager mode. The tensors that it saves for backward are
-counted one by one; tests compare the count with what autograd saves.
+Each tensor that the model saves for backward is counted. Tests compare the result with the tensors
+that autograd saves.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16_pure", "bf16_master"]
-# Attention by the tensors that it saves for backward:
-# - materialised: the softmax of the scores, and contiguous copies of q, k and v for bmm.
-# - math: the same with torch's SDPBackend.MATH, always in float32, and without a mask.
-# - fused: q, k, v, the output, and one float32 per row.
+# Attention implementation, which determines the tensors that are saved for backward:
+# - materialised: attention probabilities, contiguous copies of q, k and v for bmm, and the mask.
+# - math (SDPBackend.MATH of torch): the same tensors in float32, without the mask.
+# - fused: q, k, v, the output, and the log-sum-exp of each row in float32.
 Attention = Literal["materialised", "math", "fused"]
 Phase = Literal["forward", "forward_backward", "train_step"]
 
@@ -29,7 +29,8 @@ class TransformerSize:
     vocab_size: int = 10_000
 
 
-# From Stanford CS336, assignment 2, table 1, except tiny, for machines without a GPU, and 10b.
+# Sizes from Stanford CS336, assignment 2, table 1, and two other sizes: tiny, which is for machines
+# without a GPU, and 10b.
 MODEL_SIZES = {
     "tiny": TransformerSize(64, 256, 3, 4),
     "small": TransformerSize(768, 3072, 12, 12),
@@ -42,19 +43,25 @@ MODEL_SIZES = {
 
 
 def block_parameters(size: TransformerSize) -> dict[str, int]:
-    """Return the number of parameters of one block, by part."""
+    """Return the number of parameters in the "attention", "feed_forward" and "norms" of a block."""
     d = size.d_model
     return {"attention": 4 * d * d, "feed_forward": 3 * d * size.d_ff, "norms": 2 * d}
 
 
 def transformer_parameters(size: TransformerSize) -> int:
-    """Return the number of parameters of the model; embedding and output head are not tied."""
+    """Return the number of parameters of the model.
+
+    The weights of the embedding and of the output head are not tied, so both are counted.
+    """
     block = sum(block_parameters(size).values())
     return size.num_layers * block + 2 * size.vocab_size * size.d_model + size.d_model
 
 
 def multiplied_weights(size: TransformerSize) -> int:
-    """Return the number of weights in matmuls: all but the gains of norms and the embedding."""
+    """Return the number of weights that are inputs of matmuls.
+
+    These are all parameters except the gains of the norms and the embedding.
+    """
     return size.num_layers * _block_matrices(size) + size.vocab_size * size.d_model
 
 
@@ -66,15 +73,19 @@ def _block_matrices(size: TransformerSize) -> int:
 def transformer_flops(
     phase: str, size: TransformerSize, batch_size: int, context_length: int
 ) -> int:
-    """Return the FLOPs of the model's matmuls, without recomputation.
+    """Return the number of FLOPs of the model's matmuls, without recomputation.
 
-    Forward takes 2 FLOPs per weight and token, and backward twice that. The matmuls of attention
-    are counted for all pairs of positions, masked or not (Chowdhery et al. 2022, PaLM, appendix B:
-    6N + 12LHQT FLOPs per token, forward and backward).
+    Forward takes 2 FLOPs for each token and each weight in a matmul. Backward takes twice as many.
+    The matmuls of attention are counted for all pairs of positions, including masked pairs. PaLM
+    (Chowdhery et al. 2022, appendix B) counts the same: 6N + 12LHQT FLOPs per token for forward and
+    backward, with N parameters, L layers, H heads, head dimension Q and sequence length T.
 
     Args:
-        phase: forward, backward, forward_backward or train_step. The last two are equal because
-            the optimizer has no matmuls.
+        phase: "forward", "backward", "forward_backward" or "train_step". The last two have equal
+            counts, because the optimizer has no matmuls.
+        size: sizes of the model.
+        batch_size: number of sequences.
+        context_length: number of tokens in each sequence.
     """
     tokens = batch_size * context_length
     attention = size.num_layers * 4 * tokens * context_length * size.d_model
@@ -85,9 +96,9 @@ def transformer_flops(
 
 @dataclass(frozen=True)
 class _Widths:
-    """Bytes per element, by kind of tensor."""
+    """Number of bytes per element for each kind of tensor."""
 
-    weight: int  # weights of the model, as stored
+    weight: int  # weights of the model
     gradient: int
     state: int  # optimizer state: both moments and the master weight together
     residual: int  # residual stream
@@ -107,7 +118,7 @@ _WIDTHS: dict[str, _Widths] = {
 
 def _state_bytes(matrices: int, gains: int, precision: Precision) -> dict[str, int]:
     w = _WIDTHS[precision]
-    # With master weights, the gains of norms stay in float32 and need no master weights.
+    # In bf16_master, the gains of the norms are float32, so they need no master weights.
     g = _WIDTHS["fp32"] if precision == "bf16_master" else w
     return {
         "weights": matrices * w.weight + gains * g.weight,
@@ -117,7 +128,12 @@ def _state_bytes(matrices: int, gains: int, precision: Precision) -> dict[str, i
 
 
 def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, int]:
-    """Return the bytes of weights, gradients and AdamW's state, including any master weights."""
+    """Return the bytes of weights, gradients and AdamW state of the model.
+
+    Returns:
+        Bytes with the keys "weights", "gradients" and "optimizer_state". Master weights are part of
+        the optimizer state.
+    """
     gains = (2 * size.num_layers + 1) * size.d_model
     return _state_bytes(transformer_parameters(size) - gains, gains, precision)
 
@@ -129,28 +145,31 @@ def block_gradient_bytes(size: TransformerSize, precision: Precision) -> int:
 
 
 def weight_copy_bytes(size: TransformerSize, precision: Precision) -> int:
-    """Return the bytes of the 16-bit copies of weights that autocast saves for backward."""
+    """Return the bytes of the 16-bit copies of weights that autocast saves for backward.
+
+    The result is 0 for a precision without autocast.
+    """
     return 2 * multiplied_weights(size) if _WIDTHS[precision].cast else 0
 
 
 def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
-    """Return the minimum bytes that a step of AdamW moves.
+    """Return the minimum number of bytes that one AdamW step reads and writes.
 
-    The step reads weights, gradients and state, and writes weights and state. With master weights,
-    it reads only these and does not read the weights of the model.
+    The step reads weights, gradients and optimizer state, and writes weights and optimizer state. A
+    weight that has a master weight is not read: the step reads the master weight instead.
     """
     state = model_state_bytes(size, precision)
     gains = (2 * size.num_layers + 1) * size.d_model
     unread = 0
     if precision == "bf16_master":
-        unread = state["weights"] - 4 * gains  # gains have no master weights, so they are read
+        unread = state["weights"] - 4 * gains  # the gains have no master weights, so they are read
     return 2 * sum(state.values()) - state["gradients"] - unread
 
 
 def residual_stream_bytes(
     size: TransformerSize, batch_size: int, context_length: int, precision: Precision
 ) -> int:
-    """Return the bytes of a residual stream of shape (batch_size, context_length, d_model)."""
+    """Return the bytes of one residual stream tensor, (batch_size, context_length, d_model)."""
     return batch_size * context_length * size.d_model * _WIDTHS[precision].residual
 
 
@@ -161,18 +180,25 @@ def block_saved_bytes(
     precision: Precision,
     attention: Attention,
 ) -> dict[str, int]:
-    """Return the bytes of the tensors that one block saves for backward, without its weights.
+    """Return the bytes of the tensors that one block saves for backward, except its weights.
+
+    Args:
+        size: sizes of the model.
+        batch_size: number of sequences.
+        context_length: number of tokens in each sequence.
+        precision: training precision, which determines the dtypes.
+        attention: attention implementation.
 
     Returns:
-        Bytes by the name of the tensor.
+        Bytes of each tensor, by its name.
     """
     d, ff = size.d_model, size.d_ff
     tokens = batch_size * context_length
     pairs = tokens * size.num_heads * context_length
     w = _WIDTHS[precision]
     wide = 4  # bytes of float32, in which norms and math attention are computed
-    # A norm saves its input in float32 (the residual stream or a float32 copy), the scaled input,
-    # and 1/rms of each row.
+    # A norm saves three tensors in float32: its input (the residual stream or a float32 copy of
+    # it), the scaled input, and 1/rms of each row.
     norm = tokens * (2 * d * wide + wide)
     saved = {
         "attention norm": norm,
@@ -186,14 +212,14 @@ def block_saved_bytes(
         "feed-forward product": tokens * ff * w.matmul,
     }
     if attention == "fused":
-        # v is a view of the output of `qkv`, which also holds q and k before RoPE.
+        # v is a view of the output of `qkv`. That tensor also contains q and k before RoPE.
         saved["q, k after RoPE"] = 2 * tokens * d * w.matmul
         saved["v, with q and k before RoPE"] = 3 * tokens * d * w.matmul
         saved["log-sum-exp"] = tokens * size.num_heads * 4
         if w.matmul == 2:
-            # The 16-bit backends return the output in the layout of q, head by head, and the
-            # output projection takes a copy in token order. The float32 backend returns the output
-            # in token order, which needs no copy.
+            # The 16-bit backends return the output in the layout of q, head by head. The output
+            # projection needs it in token order, so there is also a copy in token order. The
+            # float32 backend returns the output in token order, so there is no copy.
             saved["attention output, by head"] = tokens * d * w.matmul
     elif attention == "math":
         saved["q, k, v"] = 3 * tokens * d * wide
@@ -214,14 +240,15 @@ def activation_bytes(
     attention: Attention,
     checkpoint_every: int = 0,
 ) -> int:
-    """Return the largest number of bytes saved for backward at any time.
+    """Return the peak number of bytes of activations that are saved for backward.
 
-    The maximum is at the end of forward or, with activation checkpointing, after backward has
-    recomputed a segment.
+    Without activation checkpointing, the peak is at the end of forward. With activation
+    checkpointing, it may also be in backward, after a segment of blocks was recomputed.
 
     Args:
-        checkpoint_every: 0 saves all activations. k > 0 saves only the input of every k-th block,
-            and backward recomputes segments of k blocks.
+        size, batch_size, context_length, precision, attention: as for `block_saved_bytes`.
+        checkpoint_every: 0 saves all activations. A number k > 0 saves only the input of every k-th
+            block, and backward recomputes segments of k blocks.
     """
     point = (size, batch_size, context_length, precision, attention, checkpoint_every)
     return max(saved for saved, _ in _moments(*point))
@@ -235,10 +262,10 @@ def _moments(
     attention: Attention,
     checkpoint_every: int,
 ) -> list[tuple[int, int]]:
-    """Return pairs of (bytes saved for backward, bytes of gradients) at possible peaks of memory.
+    """Return (bytes saved for backward, bytes of gradients) at each time when memory may peak.
 
-    The peaks are at the end of forward, before the backward of each block (or each recomputed
-    segment), and at the end of backward.
+    These times are the end of forward, the start of the backward of each block (or of each
+    recomputed segment of blocks), and the end of backward.
     """
     w, n = _WIDTHS[precision], size.num_layers
     tokens = batch_size * context_length
@@ -254,8 +281,8 @@ def _moments(
     else:
         starts = range(0, n, checkpoint_every)
         kept = len(starts) * residual
-        # The first norm of a segment saves its input in float32. This is the checkpoint itself if
-        # the residual stream is float32, otherwise a copy.
+        # The first norm of a segment saves its input in float32. If the residual stream is float32,
+        # this tensor is the checkpoint itself. Otherwise it is a copy.
         shared = residual if w.residual == 4 else 0
         segments = []
         for i, start in enumerate(starts):
@@ -277,11 +304,13 @@ def best_checkpoint_interval(
     precision: Precision,
     attention: Attention,
 ) -> int:
-    """Return the smallest `checkpoint_every` that minimizes `activation_bytes`.
+    """Return the `checkpoint_every` of at least 1 that minimizes `activation_bytes`.
 
-    It is near sqrt(num_layers * residual / block), where residual and block are the bytes of a
-    checkpoint and of the saved tensors of a block (Chen et al. 2016, section 4.1, in which both
-    are equal).
+    If several values do, the smallest is returned. It is near sqrt(num_layers * c / b), where a
+    checkpoint (one residual stream tensor) has c bytes and a block saves b bytes for backward.
+    Chen et al. 2016, section 4.1, has the same formula for c = b.
+
+    The arguments are those of `activation_bytes`.
     """
 
     def bytes_with(k: int) -> int:
@@ -299,12 +328,13 @@ def peak_memory_bytes(
     attention: Attention,
     checkpoint_every: int = 0,
 ) -> int:
-    """Return the peak memory of a phase in bytes, without temporaries of single operations.
+    """Return the peak memory of a phase in bytes, without temporary tensors of single operations.
 
     Args:
-        phase: forward or forward_backward, without an optimizer, or train_step. forward keeps its
-            autograd graph. train_step is any step after the first, when the optimizer state
-            exists. Gradients are freed between steps.
+        phase: "forward", "forward_backward" or "train_step". The first two have no optimizer state.
+            "forward" keeps the tensors that it saves for backward. "train_step" is any step after
+            the first, so the optimizer state exists. Gradients are freed between steps.
+        size, batch_size, context_length, precision, attention: as for `block_saved_bytes`.
         checkpoint_every: as for `activation_bytes`.
 
     Raises:

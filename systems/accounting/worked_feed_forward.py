@@ -1,4 +1,4 @@
-"""Sections of `python -m systems.accounting`: a feed-forward layer on many devices, and XXL."""
+"""Print the derivations for a feed-forward layer on many devices, and for the model XXL."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from systems.accounting.text import (
 
 def show_feed_forward(layer: FeedForward, tokens: int, n: int) -> None:
     d, f = layer.d_model, layer.d_ff
-    title(
-        f"SwiGLU feed-forward layer: D = {d}, F = {f}, B = {tokens:,} tokens, 2 bytes per element"
-    )
+    title(f"SwiGLU feed-forward layer: width D = {d}, hidden width F = {f}, B = {tokens:,} tokens")
     say(
-        "The layer has three matrices and runs on N = n_d n_t devices. The batch is split over n_d "
-        "devices (DP or FSDP), F over n_t devices (TP). A strategy is limited where its "
-        "communication takes longer than the computation, which it overlaps."
+        "The layer has three weight matrices with 2 bytes per element, and runs on N = n_d n_t "
+        "devices. The batch is split over n_d devices, with replicated weights (DP) or sharded "
+        "weights (FSDP). F is split over n_t devices (TP). C is the peak FLOP/s of a device, and W "
+        "is the number of bytes/s that it sends. Communication overlaps computation, so it is a "
+        "limit only if it takes longer than the computation."
     )
     table(
         [
@@ -46,7 +46,7 @@ def show_feed_forward(layer: FeedForward, tokens: int, n: int) -> None:
     for which in feed_forward.PASSES:
         factor = {"forward": 6, "backward": 12}[which]
         derive(
-            f"Computation, {which}, N = {n} H100",
+            f"Time of the computation in {which} on N = {n} H100",
             f"t = {factor} B D F / (N C)",
             f"{factor} x {tokens} x {d} x {f} / ({n} x {h100.flops:.4g})",
             time_text(feed_forward.compute_seconds(which, layer, tokens, h100, n)),
@@ -85,30 +85,31 @@ def _limits(layer: FeedForward, tokens: int, h100: Machine) -> None:
     most_tensor = feed_forward.tensor_limit("forward", layer, h100).devices
     link, flops = rate_text(h100.batch_bandwidth), f"{h100.flops:.4g}"
     derive(
-        "Largest N of FSDP, forward (H100): 6 D F (n_d-1) / (N W) = 6 B D F / (N C)",
-        "N = 1 + a, a = B W / C",
+        "Largest N of FSDP in forward on H100. Communication and computation take the same time.",
+        "6 D F (n_d-1) / (N W) = 6 B D F / (N C)\n    a = B W / C\n    N = n_d = 1 + a",
         f"1 + {tokens} x {link} / {flops}",
         f"{most_batch:.2f}",
     )
     derive(
-        "Largest N of TP, forward (H100): 4 B D (n_t-1) / (N W) = 6 B D F / (N C)",
-        "N = 1 + b, b = 3 F W / (2 C)",
+        "Largest N of TP in forward on H100. Communication and computation take the same time.",
+        "4 B D (n_t-1) / (N W) = 6 B D F / (N C)\n    b = 3 F W / (2 C)\n    N = n_t = 1 + b",
         f"1 + 3 x {f} x {link} / (2 x {flops})",
         f"{most_tensor:.2f}",
     )
     overlapping = feed_forward.mesh_limit("forward", layer, tokens, h100)
     derive(
-        "Largest N of FSDP x TP, forward (H100), separate links: both limits apply together",
-        "N = (1 + a) (1 + b); large a, b: 3 B F W^2 / (2 C^2)",
+        "Largest N of FSDP x TP in forward on H100, if the two axes have separate links: n_d is at "
+        "most 1 + a, and n_t is at most 1 + b. For large a and b, N is about 3 B F W^2 / (2 C^2).",
+        "N = (1 + a) (1 + b)",
         f"{most_batch:.2f} x {most_tensor:.2f}",
         f"{overlapping.devices:.1f}",
     )
     shared = feed_forward.mesh_limit("forward", layer, tokens, _machine("H100", True))
     derive(
-        "Largest N of FSDP x TP, forward (H100), shared links: the largest n_d n_t with "
-        "(n_d-1)/a + (n_t-1)/b = 1; a single axis if n_d or n_t would be below 1",
-        "N = a b s^2 / 4, s = 1 + 1/a + 1/b, n_d = a s/2, n_t = b s/2; "
-        "large a, b: 3 B F W^2 / (8 C^2)",
+        "Largest N of FSDP x TP in forward on H100, if the two axes share their links. The times "
+        "of their communication add up, so (n_d-1)/a + (n_t-1)/b = 1. If n_d or n_t would be less "
+        "than 1, only the other axis is used. For large a and b, N is about 3 B F W^2 / (8 C^2).",
+        "s = 1 + 1/a + 1/b\n    n_d = a s / 2\n    n_t = b s / 2\n    N = n_d n_t = a b s^2 / 4",
         f"{shared.batch_devices:.2f} x {shared.tensor_devices:.2f}",
         f"{shared.devices:.1f}",
     )
@@ -128,8 +129,9 @@ def _limits(layer: FeedForward, tokens: int, h100: Machine) -> None:
             rows.append([f"FSDP x TP, {label}", *map(_mesh, limits)])
         table(rows)
     say(
-        "v5p uses one axis of its torus for each of FSDP and TP. The limits ignore that an NVLink "
-        "domain has 8 GPUs (72 in GB200 NVL72); beyond it, W is the bandwidth of the network."
+        "On v5p, FSDP uses one axis of the torus and TP uses another. On GPUs, the limits assume "
+        "that all devices are in one NVLink domain. A domain has 8 GPUs (72 in GB200 NVL72). "
+        "Between domains, W is the bandwidth of the network."
     )
 
 
@@ -138,37 +140,44 @@ def show_xxl(tokens: int) -> None:
     d, f = layer.d_model, layer.d_ff
     state = xxl_model.state_bytes()
     total = sum(state.values())
-    title(f"XXL: {blocks} blocks of two matrices, D = {d}, F = {f}")
+    title(f"XXL: {blocks} blocks of two matrices, width D = {d}, hidden width F = {f}")
     say(
-        "Master weights, accumulated gradients and both moments of AdamW are float32. Saved "
-        "activations (the input of each matrix; nothing is recomputed) and communication are bf16. "
-        "b is a number of tokens. bf16 copies of weights and gathered weights are not counted."
+        "Master weights, accumulated gradients and both moments of AdamW are float32. "
+        "Communication and saved activations are bf16. The input of each matrix is saved, and "
+        "nothing is recomputed. Two kinds of memory are not counted: bf16 copies of weights, and "
+        "weights that FSDP gathers. b is the number of tokens on one device."
     )
     derive(
-        "Parameters", "P = 2 D F x blocks", f"2 x {d} x {f} x {blocks}", f"{xxl_model.PARAMETERS:,}"
+        "Number of parameters P",
+        "P = 2 D F x blocks",
+        f"2 x {d} x {f} x {blocks}",
+        f"{xxl_model.PARAMETERS:,}",
     )
     derive(
-        "(a) State on one device, in bytes per parameter: weight 4, gradient 4, moments 4 + 4",
+        "(a) State S on one device. For each parameter, the weight takes 4 bytes, the gradient 4 "
+        "bytes, and the two moments 8 bytes.",
         "S = 16 P",
         " + ".join(f"{part.replace('_', ' ')} {size_text(size)}" for part, size in state.items()),
         size_text(total),
     )
     derive(
-        "(a) Saved for backward with b tokens: per block and token, inputs of D and of F elements",
+        "(a) Activations A saved for backward with b tokens. For each block and token, the inputs "
+        "of the two matrices have D and F elements, of 2 bytes each.",
         "A = 2 (D + F) x blocks x b",
         f"2 x ({d} + {f}) x {blocks} x b",
         f"{xxl_model.saved_bytes(1):,} bytes x b",
     )
     h100, v5p = known(memory_bytes(DEVICES["H100"])), known(memory_bytes(DEVICES["v5p"]))
-    rows = [["b, tokens on one device", "A", "S + A", f"H100 {size_text(h100)} needed"]]
+    rows = [["b, tokens on one device", "A", "S + A", f"number of H100 ({size_text(h100)})"]]
     for b in sorted({0, 1024, 4096, 16384, tokens}):
         saved, count = xxl_model.saved_bytes(b), xxl_model.devices_worth(b, h100)
         rows.append([f"{b:,}", size_text(saved), size_text(total + saved), str(count)])
     table(rows)
     half = f"{size_text(xxl_model.saved_bytes(1) / 2)} x b"
     derive(
-        f"(b) FSDP with half of the activations sharded, on N v5p with M = {size_text(v5p)} each",
-        "(S + A/2) / N + A/2 < M;  N > (S + A/2) / (M - A/2)",
+        "(b) Smallest number N of v5p with FSDP, if the state and half of A are sharded. "
+        f"A v5p has M = {size_text(v5p)} of memory.",
+        "(S + A/2) / N + A/2 < M\n    N > (S + A/2) / (M - A/2)",
         f"({size_text(total)} + {half}) / ({size_text(v5p)} - {half})",
     )
     rows = [["b, tokens per device", "A", "smallest N", "bytes per device"]]
@@ -199,9 +208,12 @@ def _xxl_batch() -> None:
         return f"{a_device} tokens per device, B = {tokens}"
 
     say(
-        f"(c) Smallest compute-bound batch, forward, on v5p: X = {x} devices for FSDP on M_X = "
-        f"{m_x} axes, Y = {y} for TP on M_Y = {m_y}, alpha = C / W = {overlapping.flops:.3g} / "
-        f"{link:.2g} = {alpha:.0f}. As in How to Scale Your Model, (n-1)/n is taken as 1:"
+        "(c) Smallest batch of B tokens for which forward is compute-bound on v5p. FSDP uses "
+        f"X = {x} devices along M_X = {m_x} axes of the torus. TP uses Y = {y} devices along "
+        f"M_Y = {m_y} axis. C is the peak FLOP/s of a device, W is the number of bytes/s that it "
+        f"sends along one axis, and alpha = C / W = {overlapping.flops:.3g} / {link:.2g} = "
+        f"{alpha:.0f}. The factor (n-1)/n of a ring of n devices is taken as 1, as in How to Scale "
+        "Your Model. The times of the computation, of FSDP and of TP are:"
     )
     table(
         [
@@ -211,14 +223,14 @@ def _xxl_batch() -> None:
         ]
     )
     derive(
-        "Separate links, so that the axes overlap: max(T_FSDP, T_TP) = T_math; the condition "
-        f"Y = {y} <= {layer.d_ff * m_y / alpha:.1f} holds",
+        "Separate links: FSDP and TP communicate at the same time, so max(T_FSDP, T_TP) = T_math. "
+        f"T_TP is not a limit, because Y = {y} <= F M_Y / alpha = {layer.d_ff * m_y / alpha:.1f}.",
         "B / (X Y) = alpha / (M_X Y)",
         f"{alpha:.0f} / ({m_x} x {y})",
         result(overlapping),
     )
     derive(
-        "Shared links, one axis after the other: T_FSDP + T_TP = T_math",
+        "Shared links: FSDP and TP communicate one after the other, so T_FSDP + T_TP = T_math.",
         "B / (X Y) = alpha / (M_X Y) / (1 - alpha Y / (F M_Y))",
         f"{alpha:.0f} / ({m_x} x {y}) / (1 - {alpha * y / (layer.d_ff * m_y):.4f})",
         result(in_turns),
@@ -227,9 +239,13 @@ def _xxl_batch() -> None:
     rounded_in_turns = replace(rounded, shared_links=True)
     table(
         [
-            ["tokens per device, B", "separate links", "", "shared links", ""],
-            ["with (n-1)/n of a ring", *answer(overlapping, False), *answer(in_turns, False)],
-            ["C = 4.6e14, as in the assignment", *answer(rounded), *answer(rounded_in_turns)],
+            ["tokens per device, and B", "separate links", "", "shared links", ""],
+            [
+                "with the exact factor (n-1)/n",
+                *answer(overlapping, False),
+                *answer(in_turns, False),
+            ],
+            ["with (n-1)/n = 1 and C = 4.6e14", *answer(rounded), *answer(rounded_in_turns)],
         ]
     )
 
@@ -239,7 +255,10 @@ def _machine(short: str, shared_links: bool = False) -> Machine:
 
 
 def _columns(shared_links: bool = False) -> dict[str, Machine]:
-    """Return the columns of a table: one machine each, named after all devices with its figures."""
+    """Return the columns of a table, by heading, with the machine of each column.
+
+    Devices with the same speed share a column. Its heading has the names of all these devices.
+    """
     names: dict[Machine, list[str]] = {}
     for short in DEVICES:
         names.setdefault(_machine(short, shared_links), []).append(short)

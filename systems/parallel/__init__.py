@@ -1,4 +1,4 @@
-"""Data parallel training: DDP and FSDP wrappers and a sharded optimizer, built on collectives."""
+"""Data parallel training: wrappers for DDP and FSDP, and an optimizer with sharded state."""
 
 from systems.parallel.collectives import process_group
 from systems.parallel.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP

@@ -15,17 +15,17 @@ MB = 10**6
 def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[AnyTensor]]:
     """Group parameters into buckets of at most `capacity` bytes, in reverse order.
 
-    Backward reaches the last layer first, so its gradients can be reduced first. All parameters of
-    a bucket have the same dtype and device. A bucket is closed when the next parameter of this
-    dtype and device does not fit. A parameter larger than `capacity` gets a separate bucket, which
-    does not close the open one.
+    Backward computes the gradients of the last layer first, so they can also be reduced first. All
+    parameters of a bucket have the same dtype and device. A new bucket starts when the next
+    parameter of this dtype and device does not fit. A parameter larger than `capacity` gets a
+    separate bucket; later parameters may still be added to the previous bucket.
 
     Args:
-        parameters: in the order of the model.
-        capacity: in bytes.
+        parameters: parameters in the order of the model.
+        capacity: maximum size of a bucket, in bytes.
 
     Returns:
-        Buckets, sorted by the time at which they are complete if gradients become ready in reverse
+        Buckets, in the order in which they are complete if gradients become ready in reverse
         parameter order.
     """
     open_buckets: dict[tuple[torch.dtype, torch.device], list[AnyTensor]] = {}

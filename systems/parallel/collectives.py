@@ -1,4 +1,4 @@
-"""The process group as a context manager, and collectives that the wrappers share."""
+"""Process group as a context manager, and collectives for DDP, FSDP and the sharded optimizer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.distributed.distributed_c10d import AllreduceCoalescedOptions
 
 @contextmanager
 def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.device]:
-    """Initialize the process group under torchrun, and destroy it when the block ends.
+    """Initialize the process group in a process that torchrun started, and destroy it at the end.
 
     After an exception, the process group is not destroyed.
 
     Args:
-        backend: gloo (on CPUs) or nccl (one GPU per rank, chosen by LOCAL_RANK).
+        backend: "gloo" (on CPUs) or "nccl" (one GPU per rank, chosen by LOCAL_RANK).
         timeout_s: time that a collective may wait for the other ranks, in seconds.
 
     Yields:
@@ -43,7 +43,7 @@ def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.devi
         if local_rank >= torch.cuda.device_count():
             visible = torch.cuda.device_count()
             raise RuntimeError(
-                f"nccl needs one GPU per rank, got local rank {local_rank}, {visible} GPUs visible"
+                f"nccl needs one GPU per rank, got {visible} GPUs for local rank {local_rank}"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -53,7 +53,8 @@ def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.devi
         device_id=device if backend == "nccl" else None,
     )
     yield device
-    # Not after an exception: destroying can deadlock, since other ranks may wait for this one.
+    # This is not in a `finally` block, because after an exception other ranks may still wait in a
+    # collective for this rank, and destroying the process group can deadlock.
     dist.destroy_process_group()
 
 
@@ -75,22 +76,25 @@ def group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def supports_average(group: dist.ProcessGroup) -> bool:
     """Return True if the backend of the group supports ReduceOp.AVG.
 
-    With other backends, the caller divides the tensors by the number of ranks before a sum. This
-    order also keeps float16 from overflowing.
+    With other backends, the caller divides the tensors by the number of ranks and then reduces them
+    with ReduceOp.SUM. Division before the sum also avoids overflow in float16.
     """
     return dist.get_backend(group) == "nccl"
 
 
 def mean_or_sum(group: dist.ProcessGroup) -> dist.ReduceOp:
-    """Return ReduceOp.AVG if the backend supports it, else SUM, for tensors already divided."""
+    """Return ReduceOp.AVG if the backend supports it, else ReduceOp.SUM.
+
+    Before an all-reduce with SUM, the caller divides the tensors by the number of ranks.
+    """
     return dist.ReduceOp(dist.ReduceOp.AVG if supports_average(group) else dist.ReduceOp.SUM)
 
 
 class Average(NamedTuple):
-    """An all-reduce in flight."""
+    """An all-reduce in flight that averages tensors over the ranks."""
 
     work: dist.Work
-    # References that keep tensors alive: Gloo's thread may still use them (pytorch issue 75529).
+    # These references keep the tensors alive while Gloo's thread uses them (pytorch issue 75529).
     tensors: list[Tensor]
     copies: list[tuple[Tensor, Tensor]]  # (strided tensor, its contiguous copy)
 
@@ -98,7 +102,7 @@ class Average(NamedTuple):
         """Wait for the result. With NCCL, the current stream waits and the host does not block.
 
         Raises:
-            RuntimeError: if a rank has exited or the timeout has expired.
+            RuntimeError: if another rank has exited or the timeout has expired.
         """
         self.work.wait()
         for tensor, copy in self.copies:
@@ -108,11 +112,12 @@ class Average(NamedTuple):
 def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
     """Start an all-reduce that replaces `tensors` by their means over the ranks, in place.
 
-    It is one coalesced collective. NCCL merges it into one launch, so no flat copy is needed. Do
-    not use the tensors before `wait()`.
+    All tensors are reduced in one coalesced collective, which NCCL runs in one launch. So they need
+    not be copied into one flat tensor. Do not use the tensors before `wait()` of the result.
 
     Args:
-        tensors: all of the same dtype and device.
+        tensors: tensors of the same dtype and device.
+        group: process group.
     """
     copies = []
     if not all(tensor.is_contiguous() for tensor in tensors):
@@ -123,7 +128,8 @@ def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
     options.reduceOp, options.asyncOp = mean_or_sum(group), True
     if not supports_average(group):
         torch._foreach_div_(tensors, group.size())
-    # Not through torch.distributed, whose wrapper costs the host another 10 us per call.
+    # This calls the process group directly, because the wrapper in torch.distributed takes another
+    # 10 us of host time per call.
     return Average(group.allreduce_coalesced(tensors, options), tensors, copies)
 
 
@@ -131,7 +137,7 @@ class Gather(NamedTuple):
     """An all-gather in flight."""
 
     works: list[dist.Work]
-    tensors: list[Tensor]  # references that keep tensors alive, as in Average
+    tensors: list[Tensor]  # references that keep the tensors alive, as in Average
 
     def wait(self) -> None:
         """Wait for the result. With NCCL, the current stream waits and the host does not block."""
@@ -140,15 +146,19 @@ class Gather(NamedTuple):
 
 
 def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.ProcessGroup) -> Gather:
-    """Start an all-gather that concatenates each input of all ranks, in rank order.
+    """Start to all-gather several tensors.
+
+    Each output becomes the concatenation of the inputs of all ranks, in rank order.
 
     Args:
-        outputs, inputs: pairs of one-dimensional tensors, all of the same dtype and device. An
-            input may be this rank's slice of its output.
+        outputs: one-dimensional tensors, each group.size() times as long as its input.
+        inputs: one-dimensional tensors of the same dtype and device as all outputs. An input may be
+            the slice of its output that belongs to this rank.
+        group: process group.
     """
     if dist.get_backend(group) == "nccl":
         works = [group.allgather_into_tensor_coalesced(outputs, inputs)]
-    else:  # coalesced all-gathers of Gloo corrupt memory if several are in flight (pytorch 65231)
+    else:  # Gloo corrupts memory if several coalesced all-gathers are in flight (pytorch 65231)
         pairs = zip(outputs, inputs, strict=True)
         works = [group._allgather_base(output, piece) for output, piece in pairs]
     return Gather(works, [*outputs, *inputs])
@@ -156,7 +166,10 @@ def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.Proces
 
 @torch.no_grad()
 def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    """Overwrite `tensors`, of any dtypes, with the values of the group's rank 0."""
+    """Overwrite `tensors` with the values that rank 0 of the group has.
+
+    The tensors may have any dtype and any strides.
+    """
     running = []
     for tensor in tensors:
         if not tensor.numel():

@@ -11,23 +11,25 @@ Distributed: Experiences on Accelerating Data Parallel Training", section 3.2):
 
     NaiveDDP        one all-reduce per parameter, after backward
     FlatDDP         one all-reduce of all gradients, concatenated, after backward
-    OverlappedDDP   one all-reduce per parameter, as soon as its gradient is ready
-    BucketedDDP     one all-reduce per bucket, as soon as its gradients are ready
+    OverlappedDDP   one all-reduce per parameter, during backward
+    BucketedDDP     one all-reduce per group of parameters (bucket), during backward
 
-OverlappedDDP and BucketedDDP overlap communication with backward. They never copy a gradient: a
-bucket is a list of gradient tensors, which are reduced in place. So they need no memory between
-steps in addition to that of training on one GPU; use `zero_grad(set_to_none=True)`.
+OverlappedDDP and BucketedDDP overlap communication with backward. A bucket is a list of gradient
+tensors, which are reduced in place; only gradients that are not contiguous are copied. So between
+steps, training needs no more memory than on one GPU. Use `zero_grad(set_to_none=True)`.
 
 All ranks must issue the same collectives in the same order, even if their data makes them use
 different parameters. So every trainable parameter is reduced in every step, in a fixed order. A
-gradient that is ready early waits for its turn. A missing gradient is sent as zeros by
-`finish_gradient_synchronization`. A last, small all-reduce finds the parameters that no rank used:
-these must keep `grad` None, or momentum and weight decay would change them. Only a rank with a
-missing gradient reads the result; the others do not wait for it.
+gradient that is ready early waits for its turn. If a rank has no gradient for a parameter,
+`finish_gradient_synchronization` sends zeros.
 
-NCCL kernels take SMs from backward. NCCL_MAX_CTAS limits how many they take, and
-`ProcessGroupNCCL.Options(is_high_priority_stream=True)` makes them start first. Both are settings
-of the process group, so they are up to the caller.
+A small all-reduce at the end finds the parameters that no rank used. These parameters keep `grad`
+None, because with a gradient of zeros, momentum and weight decay would change them. On a GPU, only
+the ranks with a missing gradient block the host to read the result.
+
+NCCL kernels use SMs that backward could use. NCCL_MAX_CTAS limits how many they use, and
+`ProcessGroupNCCL.Options(is_high_priority_stream=True)` makes them start first. The wrappers do not
+set these two options. The caller can set them for the process group.
 """
 
 from __future__ import annotations
@@ -56,9 +58,9 @@ class GradientAverage:
 
     Args:
         named: (name, parameter) pairs, the same on all ranks.
-        group: the process group.
-        average: function that replaces the gradients of all parameters in `trained` by their means.
-            It is called when each of these parameters has a gradient.
+        group: process group.
+        average: function that replaces the gradients of all trainable parameters by their means
+            over the ranks. When it is called, each trainable parameter has a gradient.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class GradientAverage:
         if not self.trained:
             return
         missing = [i for i, p in enumerate(self.trained) if p.grad is None]
-        used = self._all_used  # all ones, which an all-reduce with MAX does not change
+        used = self._all_used  # all ones; an all-reduce with MAX does not change them
         if missing:
             used = used.clone()
             used[missing] = 0
@@ -108,12 +110,12 @@ class GradientAverage:
 
 
 class DataParallel(nn.Module):
-    """Base class of the DDP wrappers: copies rank 0's module to all ranks and averages gradients.
+    """Base class of the DDP wrappers: copies the module of rank 0 to all ranks, averages gradients.
 
     Args:
-        module: the same on all ranks except for its values, on the device of the process group.
-            Freeze parameters before wrapping.
-        process_group: the default group of all ranks if None.
+        module: module on the device of the process group. All ranks must have the same module,
+            except for the values of parameters and buffers. Freeze parameters before wrapping.
+        process_group: process group; None means the default group of all ranks.
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks in name, order,
@@ -139,8 +141,8 @@ class DataParallel(nn.Module):
         """Finish averaging, so that every `grad` is the mean over all ranks.
 
         Call it between backward and the step of the optimizer. A rank that did not use a parameter
-        contributes zeros to its mean. A parameter that no rank used keeps `grad` None. On a GPU the
-        current stream waits and the host does not block, unless this rank lacks a gradient.
+        contributes zeros to the mean. A parameter that no rank used keeps `grad` None. On a GPU,
+        the current stream waits. The host blocks only if this rank has a missing gradient.
 
         Raises:
             RuntimeError: if a rank has exited, the timeout has expired, a gradient is sparse, or a
@@ -150,9 +152,9 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on this rank, without communication, while the block runs.
+        """Accumulate gradients without communication while the block runs.
 
-        The accumulated gradients are averaged by the first backward after the block or by
+        The accumulated gradients are averaged by the first backward after the block, or by
         `finish_gradient_synchronization`.
         """
         before, self._synchronizing = self._synchronizing, False
@@ -162,11 +164,14 @@ class DataParallel(nn.Module):
             self._synchronizing = before
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state dict of the module, which the unwrapped module can load."""
+        """Return the state dict of the wrapped module.
+
+        The module can load it without the wrapper.
+        """
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a state dict of the module. All ranks must load the same one."""
+        """Load a state dict into the wrapped module. All ranks must load the same state dict."""
         return self.module.load_state_dict(*args, **kwargs)
 
     def _average(self) -> None:
@@ -174,7 +179,7 @@ class DataParallel(nn.Module):
 
 
 class NaiveDDP(DataParallel):
-    """Average with one all-reduce per parameter, one after the other, after backward."""
+    """DDP that all-reduces the gradients one after the other, after backward."""
 
     def _average(self) -> None:
         for parameter in self._gradients.trained:
@@ -182,9 +187,9 @@ class NaiveDDP(DataParallel):
 
 
 class FlatDDP(DataParallel):
-    """Average with one all-reduce of all gradients of a dtype, after backward.
+    """DDP that concatenates all gradients of a dtype and all-reduces them at once, after backward.
 
-    Afterwards the gradients are views of one flat tensor.
+    After the all-reduce, the gradients are views of one flat tensor per dtype.
     """
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
@@ -211,7 +216,10 @@ class _Bucket:
 
 
 class _HookedDDP(DataParallel):
-    """Reduce buckets during backward, in a fixed order, each as soon as its gradients are ready."""
+    """Base class of the wrappers that all-reduce buckets during backward, in a fixed order.
+
+    A bucket is started when its gradients are ready and all previous buckets have been started.
+    """
 
     def __init__(
         self,
@@ -235,13 +243,16 @@ class _HookedDDP(DataParallel):
             bucket.awaited = len(bucket.parameters)
 
     def _on_gradient(self, bucket: _Bucket, parameter: Tensor) -> None:
-        """Start to reduce complete buckets. Called for every parameter, so it must be cheap."""
+        """Start to reduce the buckets that are complete.
+
+        This hook runs for every parameter, so it must be cheap.
+        """
         if not self._synchronizing:
             return
         if parameter in self._ready:
             raise RuntimeError(
                 f"{self._name(parameter)} got a second gradient before "
-                "finish_gradient_synchronization(), while its first may be in flight; run all "
+                "finish_gradient_synchronization(), while the first may be in flight; run all "
                 "backward passes of a step except the last one under no_sync()"
             )
         self._ready.add(parameter)
@@ -267,20 +278,23 @@ class _HookedDDP(DataParallel):
 
 
 class OverlappedDDP(_HookedDDP):
-    """Average with one all-reduce per parameter during backward, in reverse parameter order."""
+    """DDP with one all-reduce per parameter during backward.
+
+    The gradients are all-reduced in reverse parameter order.
+    """
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
         super().__init__(module, 0, process_group)
 
 
 class BucketedDDP(_HookedDDP):
-    """Average with one all-reduce per bucket during backward.
+    """DDP with one all-reduce per bucket of parameters during backward.
 
-    Buckets are filled in reverse parameter order.
+    Parameters are added to buckets in reverse order.
 
     Args:
         module, process_group: as for DataParallel.
-        bucket_size_mb: capacity of a bucket, in 10^6 bytes. A larger parameter gets a separate
+        bucket_size_mb: maximum size of a bucket, in 10^6 bytes. A larger parameter gets a separate
             bucket.
 
     Raises:

@@ -1,7 +1,7 @@
 """Fully sharded data parallel (FSDP): weights, gradients and optimizer state are sharded.
 
-Each rank keeps a shard of every large weight, of its gradient and of its optimizer state. A weight
-is gathered only while its layer runs.
+Each rank keeps a shard of every large weight, of its gradient and of its optimizer state. A whole
+weight is gathered when its layer runs, and freed afterwards.
 
     model = FullyShardedDataParallel(TransformerLM(...), compute_dtype=torch.bfloat16)
     optimizer = AdamW(model.parameters())           # steps the float32 shards
@@ -9,24 +9,32 @@ is gathered only while its layer runs.
     model.finish_gradient_synchronization()
     optimizer.step()
 
-Rajbhandari et al. 2020, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", section 3.
+Sources: Rajbhandari et al. 2020, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", section 3.
 
-A layer is a module that has parameters itself, or an instance of a class in `layers` with all of
-its submodules. Between steps, the parameters of its modules are the shards. During a step:
+A layer is a module that directly has parameters. Alternatively, a large module, for example a
+Transformer block, is one layer together with all of its submodules (argument `layers`). Between
+steps, the parameters of the modules are the shards. To gather a layer means to all-gather its
+weights; to prefetch a layer means to start this early. During a step:
 
-    forward         before: gather the layer and prefetch the next two, wait for the layer,
-                    replace the shards in its modules by the unsharded weights
-                    after: restore the shards, free the unsharded weights
-    backward        when the gradient of its output is ready: gather the layer, prefetch the two
-                    layers that come next in backward, wait for the layer
-                    when the gradient of a weight is complete: free the unsharded weight
-                    when the gradients of all its weights are complete: reduce-scatter them, and
-                    finish earlier reduce-scatters
-    recomputation   (activation checkpointing) as in forward, but free the layer only if backward
-                    does not need it within the next two layers
+    before the forward of a layer
+        Gather the layer and prefetch the next two layers. Wait for the gather of the layer. Replace
+        the shards in the modules by the unsharded weights.
+    after the forward of a layer
+        Put the shards back into the modules. Free the unsharded weights, except those of the last
+        layer, with which backward starts.
+    when the gradient of the output of a layer is ready (backward)
+        Gather the layer, and prefetch the two layers that come next in backward. Wait for the
+        gather of the layer.
+    when the gradient of a weight is complete
+        Free the unsharded weight.
+    when the gradients of all weights of a layer are complete
+        Start to reduce-scatter them. If more than two reduce-scatters are in flight, wait for the
+        oldest.
+    recomputation (activation checkpointing)
+        Same as forward, but keep the unsharded weights if backward needs them within two layers.
 
-Prefetching in forward follows the order of layers in the previous step's forward; prefetching in
-backward follows the reverse order of this step's forward.
+In forward, the next layers are those of the previous forward. In backward, they are the layers of
+the current forward in reverse order.
 """
 
 from __future__ import annotations
@@ -62,40 +70,40 @@ from systems.parallel.sharded_weights import (
 )
 
 PREFETCH_LAYERS = 2  # number of layers whose weights are gathered ahead
-MAX_REDUCE_SCATTERS = 2  # in flight; each holds the unsharded gradients of a layer
+MAX_REDUCE_SCATTERS = 2  # maximum number in flight; each holds the unsharded gradients of a layer
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Return True if the module has a parameter `weight` with two or more dimensions.
+    """Return True if the module has a parameter named `weight` with two or more dimensions.
 
-    This is so for every Linear, Embedding and convolution. Submodules are not searched.
+    Linear, Embedding and convolution layers have such a parameter. Submodules are not searched.
     """
     weight = module._parameters.get("weight")
     return weight is not None and weight.dim() >= 2
 
 
 class FullyShardedDataParallel(nn.Module):
-    """Shard the large weights of a module over the ranks, with the values of rank 0.
+    """FSDP wrapper: shards the large weights of a module across the ranks.
 
-    Every rank must run the same layers in the same order, each on its own part of the batch.
-    `parameters()` returns the shards of this rank, so a gradient norm over them covers the shards
-    only. A weight is available only while its module, or a layer that contains the module, is
-    called.
+    All ranks start with the parameters and buffers of rank 0. Every rank must run the same layers
+    in the same order, each on a different part of the batch. `parameters()` returns the shards of
+    this rank and the replicated parameters. So a gradient norm over `parameters()` does not include
+    the shards of other ranks. A module has its unsharded weight only while its layer runs.
 
     Args:
-        module: the same on all ranks except for its values, on the device of the process group.
-            Freeze parameters and compile modules before wrapping. A compiled module becomes one
-            layer with all of its submodules. Its communication stays outside of the compiled code,
-            so it causes no graph breaks.
-        compute_dtype: dtype of communication and computation. Inputs are cast to it and outputs
-            have it. None keeps the dtype of each parameter. Shards, their gradients and so the
-            optimizer state are float32 in any case (float64 if the parameter is float64).
-        shard: function that returns True for a module whose `weight` is to be sharded. All other
-            parameters are replicated.
-        layers: classes of modules that form one layer with all of their submodules, for larger
-            collectives; for example the blocks of a Transformer. By default, every module that has
-            parameters itself is a layer.
-        process_group: the default group of all ranks if None.
+        module: module on the device of the process group. All ranks must have the same module,
+            except for the values of parameters and buffers. Freeze parameters and compile modules
+            before wrapping. A compiled module and all of its submodules become one layer. Its
+            collectives are not compiled, so they cause no graph breaks.
+        compute_dtype: dtype of communication and computation. Floating-point inputs are cast to
+            compute_dtype, and outputs have it. None keeps the dtype of each parameter. Shards and
+            their gradients are always float32 (float64 if the parameter is float64).
+        shard: function that returns True for a module whose parameter `weight` is to be sharded.
+            All other parameters are replicated.
+        layers: classes of modules. Each instance is one layer together with all of its submodules,
+            so its collectives are larger. Example: the class of the Transformer blocks. By default,
+            every module that directly has parameters is a layer.
+        process_group: process group; None means the default group of all ranks.
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks; the message names
@@ -120,7 +128,7 @@ class FullyShardedDataParallel(nn.Module):
         broadcast_from_first([*module.parameters(), *module.buffers()], self._group)
 
         self._weights: list[ShardedWeight] = []
-        self._copies: list[FSDPParameter] = []  # replicated parameters with a cast copy
+        self._copies: list[FSDPParameter] = []  # replicated parameters with a copy in compute_dtype
         replicated, by_module = self._manage(named, shard)
         self._replicated = GradientAverage(replicated, self._group, self._average)
         self._buckets = fill_buckets(self._replicated.trained, float("inf"))
@@ -143,8 +151,8 @@ class FullyShardedDataParallel(nn.Module):
         """Shard or replicate each parameter.
 
         Returns:
-            The replicated parameters by name, and for each module its parameters that have two
-            forms: sharded weights, and replicated parameters with a cast copy.
+            (name, parameter) pairs of the replicated parameters, and a dict from each module to its
+            FSDPParameters: sharded weights, and replicated parameters with a copy in compute_dtype.
         """
         replicated: list[tuple[str, nn.Parameter]] = []
         by_module: dict[nn.Module, list[FSDPParameter]] = {}
@@ -178,8 +186,8 @@ class FullyShardedDataParallel(nn.Module):
         return replicated, by_module
 
     def _attach(self, layer: Layer) -> None:
-        # Not compiled, because the hooks free and resize storages, which torch.compile does not
-        # expect.
+        # The hooks are not compiled, because they free and resize storages, and torch.compile does
+        # not support this.
         before = torch.compiler.disable(partial(self._before_forward, layer))
         after = torch.compiler.disable(partial(self._after_forward, layer))
         compiled = layer.module._compiled_call_impl
@@ -190,7 +198,7 @@ class FullyShardedDataParallel(nn.Module):
             layer.module.register_forward_hook(lambda _, args, out: after(out))
             return
 
-        # `module.compile()` also compiles the module's hooks, so wrap the compiled call instead.
+        # `module.compile()` also compiles the hooks of the module. So this wraps the compiled call.
         def around(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = before(args, kwargs)
             out = compiled(*args, **kwargs)
@@ -223,18 +231,18 @@ class FullyShardedDataParallel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Finish averaging, so that every gradient is the mean over all ranks.
 
-        Call it between the last backward and the step of the optimizer. The gradients of several
-        backward passes add up. Each gradient has the shape and dtype of its shard or replicated
+        Call it between the last backward and the step of the optimizer. Gradients of several
+        backward passes are added. Each gradient has the shape and dtype of its shard or replicated
         parameter.
 
-        On a GPU the current stream waits and the host does not block, unless this rank lacks a
-        gradient of a replicated parameter.
+        On a GPU, the current stream waits. The host blocks only if a replicated parameter has no
+        gradient on this rank.
 
         Raises:
             RuntimeError: if a rank has exited or the timeout has expired.
         """
         for layer in self._layers:
-            self._reduce(layer)  # gradients of layers in which not all weights were used
+            self._reduce(layer)  # for layers in which some weights were not used
         while self._reductions:
             self._reductions.popleft().finish()
         self._take_gradients_of_copies()
@@ -244,10 +252,11 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def gather_full_parameters(self) -> dict[str, Tensor]:
-        """Return all parameters, unsharded and in the dtype of the shards, by name.
+        """Return all parameters by name, unsharded, in the dtype of the shards.
 
-        Names are those in the unwrapped module, which can load the result as a state dict; a tied
-        parameter appears under each of its names. All ranks must call it, between steps.
+        The names are those in the unwrapped module, which can load the result as a state dict. A
+        tied parameter appears under each of its names. Buffers are not included. All ranks must
+        call this function, between steps.
         """
         full: dict[Tensor, Tensor] = {}
         for weight in self._weights:
@@ -262,14 +271,14 @@ class FullyShardedDataParallel(nn.Module):
         }
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state dict of the module, with the shards of this rank.
+        """Return the state dict of the wrapped module, with the shards of this rank.
 
-        For unsharded parameters, see `gather_full_parameters`.
+        `gather_full_parameters` returns unsharded parameters.
         """
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a state dict that this rank saved with `state_dict`, with the same world_size."""
+        """Load a state dict that `state_dict` returned on this rank, with the same world_size."""
         return self.module.load_state_dict(*args, **kwargs)
 
     # ---- a step ----------------------------------------------------------------------------------
@@ -332,19 +341,19 @@ class FullyShardedDataParallel(nn.Module):
                 f"gradients must be dense, got {unsharded.grad.layout} of shape "
                 f"{tuple(unsharded.shape)}; build the embedding with sparse=False"
             )
-        # The operation that computes the gradient of a weight also computes the gradient of its
-        # input, so backward does not need the weight after this.
+        # One operation computes the gradient of a weight and the gradient of the layer input, so
+        # backward does not need the weight any more.
         weight.release()
-        # An earlier backward has added it if that backward used only a part of the layer.
+        # The weight is already in the list if an earlier backward used only a part of the layer.
         if weight not in layer.arrived:
             layer.arrived.append(weight)
         if len(layer.arrived) == len(layer.reduced):
             self._reduce(layer)
 
     def _release_after_backward(self, layer: Layer, args: Any, kwargs: Any) -> None:
-        """Free the frozen weights of a layer when the gradients of its inputs are ready.
+        """Free the frozen weights of a layer when the gradients of the layer's inputs are ready.
 
-        They need this hook because frozen weights have no gradient that would trigger the release.
+        Other weights are freed when their gradients are ready. Frozen weights have no gradients.
         """
         inputs = [
             tensor
@@ -375,8 +384,8 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def _take_gradients_of_copies(self) -> None:
-        """Move gradients from the cast copies of replicated parameters to their masters."""
-        # Key: True if the gradient is the first of the step, False if it is added to another.
+        """Move the gradients of copies in compute_dtype to the replicated parameters."""
+        # Key True: the replicated parameter has no gradient yet. Key False: it has one, so add.
         targets: dict[bool, list[Tensor]] = {True: [], False: []}
         gradients: dict[bool, list[Tensor]] = {True: [], False: []}
         for copy in self._copies:
@@ -394,7 +403,10 @@ class FullyShardedDataParallel(nn.Module):
             torch._foreach_add_(targets[False], gradients[False])
 
     def _release_all(self) -> None:
-        """Free all unsharded weights, also those left by an error or a forward without backward."""
+        """Free all unsharded weights.
+
+        Some may be left after an error or after a forward without backward.
+        """
         for weight in self._weights:
             weight.release()
         for copy in self._copies:
@@ -416,5 +428,5 @@ class FullyShardedDataParallel(nn.Module):
 
 
 def _in_backward() -> bool:
-    """Return True if this thread is in a backward pass; a forward is then a recomputation."""
+    """Return True in a backward pass of this thread. A forward is then a recomputation."""
     return torch._C._current_graph_task_id() != -1

@@ -1,7 +1,7 @@
 """Check that all ranks have the same parameters, before collectives rely on it.
 
-Otherwise ranks with different parameters would wait for each other until the timeout, or average
-tensors that do not correspond.
+Without this check, ranks with different parameters would wait for each other until the timeout, or
+average tensors that do not correspond.
 """
 
 from __future__ import annotations
@@ -16,10 +16,15 @@ from torch import Tensor
 
 
 def check_agreement(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup) -> None:
-    """Check that names, order, shapes, strides, dtypes and requires_grad agree with rank 0.
+    """Check that all ranks have the same tensors, except for the values.
 
-    All ranks of the group must call this function. If they agree, it costs one all-gather of 32
-    bytes per rank.
+    Names, order, shapes, strides, dtypes and requires_grad are compared with rank 0. All ranks of
+    the group must call this function. If all ranks agree, it costs one all-gather of 32 bytes per
+    rank.
+
+    Args:
+        named: (name, tensor) pairs of this rank.
+        group: process group.
 
     Raises:
         ValueError: on all ranks, if any rank differs; the message names the first difference of
@@ -29,7 +34,7 @@ def check_agreement(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGrou
     mine = [_description(name, tensor) for name, tensor in tensors]
     digest = hashlib.sha256("\n".join(mine).encode()).digest()
     device = tensors[0][1].device if tensors else torch.device("cpu")
-    if "nccl" in dist.get_backend(group):  # also for a rank without parameters
+    if "nccl" in dist.get_backend(group):  # NCCL needs GPU tensors
         device = torch.device("cuda", torch.cuda.current_device())
     own = torch.tensor(list(digest), dtype=torch.uint8, device=device)
     digests = [torch.empty_like(own) for _ in range(group.size())]
@@ -42,7 +47,7 @@ def check_agreement(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGrou
     differences = [
         _difference(rank, theirs, first) for rank, theirs in enumerate(by_rank) if theirs != first
     ]
-    raise ValueError(f"all ranks must have the same parameters: {'; '.join(differences)}")
+    raise ValueError(f"all ranks must have the same tensors: {'; '.join(differences)}")
 
 
 def _description(name: str, tensor: Tensor) -> str:
@@ -59,4 +64,7 @@ def _difference(rank: int, theirs: list[str], first: list[str]) -> str:
     place = min(len(theirs), len(first))
     more = f"rank {rank}" if len(theirs) > len(first) else "rank 0"
     only = max(theirs, first, key=len)[place]
-    return f"rank {rank} has {len(theirs)}, but rank 0 has {len(first)}; only {more} has {only!r}"
+    return (
+        f"rank {rank} has {len(theirs)} tensors, but rank 0 has {len(first)}; "
+        f"only {more} has {only!r}"
+    )

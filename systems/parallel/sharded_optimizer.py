@@ -1,16 +1,17 @@
-"""Wrapper that shards the state and the step of an optimizer over the ranks (ZeRO stage 1).
+"""Optimizer wrapper that shards optimizer state and step over the ranks (ZeRO stage 1).
 
-Each rank steps its shard of the parameters and broadcasts the updated parameters to the others.
+Each rank owns some of the parameters. It steps these parameters and broadcasts them to the others.
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-4, fused=True)
 
-Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
-section 5.1. In contrast to ZeRO a parameter is never split. So any optimizer can be wrapped that
-updates each parameter independently of the others.
+Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models", section 5.1. Unlike in ZeRO, a parameter is never split. So the wrapped optimizer can be
+any optimizer that updates each parameter independently of the others.
 
-Parameters that are sent together are views of one flat tensor, so one broadcast in place sends all
-of them, without copies or additional memory. A shard is cut into chunks. While one chunk is in
-flight the next one is stepped, and the chunks of all ranks are sent at the same time.
+The parameters of a rank are divided into chunks. While one chunk is sent, the next chunk is
+stepped. The chunks of all ranks are sent at the same time. The parameters of a rank in a chunk are
+views of one flat tensor, so one broadcast in place sends all of them, without copies or additional
+memory.
 """
 
 from __future__ import annotations
@@ -30,22 +31,23 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from systems.parallel.collectives import group_or_world
 from systems.parallel.rank_consistency import check_agreement
 
-# Size of a chunk, which is stepped and sent together. It is large enough for the full bandwidth of
-# the network, which an all-reduce on two H200s nearly reaches from 100 MB on, and small enough that
-# little is left to send after the last chunk was stepped.
+# Size of the parameters of a rank that are stepped and sent together (a chunk). A chunk must be
+# large enough to use the full bandwidth of the network. On two H200s, an all-reduce nearly does so
+# from 100 MB on. A chunk must also be small, because the last chunk is sent after all steps are
+# done.
 CHUNK_BYTES = 256 * 10**6
-ALIGNMENT = 256  # bytes; a multiple of the 16 that vectorized kernels and NCCL need
+ALIGNMENT = 256  # in bytes, a multiple of the 16 bytes that vectorized kernels and NCCL need
 NOT_OPTIONS = ("params", "param_names")  # keys of a parameter group that are not options
 
 
 def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
     """Assign each parameter to a rank, so that all ranks have about the same number of bytes.
 
-    Greedy: the largest parameter first, each to the rank with the fewest bytes.
+    Parameters are assigned in order of decreasing size, each to the rank with the fewest bytes.
 
     Args:
-        sizes: bytes of each parameter.
-        loads: bytes that each rank already has. Updated in place.
+        sizes: size of each parameter, in bytes.
+        loads: number of bytes that each rank already has; updated in place.
 
     Returns:
         The rank of each parameter.
@@ -58,9 +60,9 @@ def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
 
 
 class _Piece:
-    """Parameters of the same rank, dtype and device, as views of one flat tensor.
+    """Parameters with the same owner, dtype and device, as views of one flat tensor.
 
-    The parameters get new memory: `parameter.data` is replaced by a view.
+    The parameters are moved to new memory: `parameter.data` becomes a view of the flat tensor.
     """
 
     def __init__(self, owner: int, parameters: list[Tensor]):
@@ -90,7 +92,7 @@ class _Chunk:
 
     def __init__(self, by_rank: list[list[Tensor]], optimizer: Optimizer | None, first_group: int):
         self.by_rank = by_rank
-        self.optimizer = optimizer  # of this rank; None if it has no parameters in the chunk
+        self.optimizer = optimizer  # None if this rank has no parameters in the chunk
         # Index in ShardedOptimizer.param_groups of the optimizer's first parameter group.
         self.first_group = first_group
         self.lay_out()
@@ -107,8 +109,9 @@ class _Chunk:
         """Start to broadcast each piece from its owner, and return the works to wait for."""
         pieces = [piece for piece in self.pieces if piece.flat.numel()]
         device = pieces[0].flat.device if pieces else torch.device("cpu")
-        # In one NCCL group, the broadcasts of all ranks run at the same time and use the links in
-        # both directions. One after the other, they would leave half of the bandwidth idle.
+        # In one NCCL group, the broadcasts of all ranks run at the same time and use both
+        # directions of the links. If they ran one after the other, half of the bandwidth would be
+        # unused.
         together = (
             _coalescing_manager(group, device, async_ops=True)
             if device.type == "cuda" and pieces
@@ -123,18 +126,19 @@ class _Chunk:
 
 
 class ShardedOptimizer(Optimizer):
-    """Shard the state and the step of `optimizer_cls(params, **kwargs)` over the ranks.
+    """Optimizer wrapper that shards the state and the step of another optimizer over the ranks.
 
-    Each rank owns parameters of about the same number of bytes; no parameter is split. `state` has
-    only the parameters that this rank owns. `param_groups` has all parameters, so learning rate
-    schedulers work. `param.data` of every parameter is moved to new memory.
+    Each rank owns parameters with about the same total size; no parameter is split. `state`
+    contains only the parameters that this rank owns. `param_groups` contains all parameters, so
+    learning rate schedulers work. Each parameter is moved to new memory, so `param.data` changes.
 
     Args:
-        params: parameters or parameter groups, the same on all ranks, with the same values.
-        optimizer_cls: class of an optimizer that updates each parameter independently of the others
-            (not LBFGS), or that depends only on the parameters of one rank in one chunk.
-        process_group: the default group of all ranks if None.
-        kwargs: arguments of `optimizer_cls`.
+        params: parameters or parameter groups. All ranks must have the same, with the same values.
+        optimizer_cls: class of the wrapped optimizer. Each chunk of parameters has a separate
+            instance, so the class must update each parameter independently of the others (not
+            LBFGS).
+        process_group: process group; None means the default group of all ranks.
+        kwargs: further arguments of `optimizer_cls`.
 
     Raises:
         ValueError: on all ranks, if parameters differ across ranks; the message names the rank and
@@ -163,7 +167,7 @@ class ShardedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group. All ranks must add the same group."""
         super().add_param_group(param_group)
-        if self._constructed:  # the constructor balances its groups together
+        if self._constructed:  # the constructor distributes all of its groups together
             self._share_out()
 
     def _share_out(self) -> None:
@@ -195,14 +199,14 @@ class ShardedOptimizer(Optimizer):
         self._placed = len(self.param_groups)
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Step the parameters of this rank and broadcast them.
+        """Step the parameters that this rank owns, and broadcast them to the other ranks.
 
-        All ranks must call it, and have bitwise equal parameters afterwards. On a GPU the current
-        stream waits for the other ranks and the host does not block.
+        All ranks must call it. Afterwards, all ranks have bitwise equal parameters. On a GPU, the
+        current stream waits for the other ranks and the host does not block.
 
         Args:
-            closure: called once, before any parameter is stepped.
-            kwargs: arguments of the wrapped optimizer's step.
+            closure: function that is called once, before any parameter is stepped, or None.
+            kwargs: arguments of the step of the wrapped optimizer.
 
         Returns:
             The result of closure, or None without a closure.
@@ -224,7 +228,7 @@ class ShardedOptimizer(Optimizer):
                 chunk.optimizer.step(**kwargs)
             works += chunk.send(self._group)
         for chunk in self._chunks:
-            # Some optimizers keep counters in their groups.
+            # A step may change values in a parameter group, for example a counter.
             for outside, inside in self._pairs(chunk):
                 outside.update(_options(inside))
         for work in works:
@@ -244,15 +248,14 @@ class ShardedOptimizer(Optimizer):
     def state_dict(self, *, to: int | None = None) -> dict[str, Any]:
         """Return the state of all ranks, in the format of the wrapped optimizer.
 
-        The unsharded optimizer can load it, and so can a ShardedOptimizer with another world_size.
-        All ranks must call it.
+        The wrapped optimizer can load it without sharding, and so can a ShardedOptimizer with
+        another world_size. All ranks must call it.
 
         Args:
-            to: the only rank that gets the state; on other ranks, `state` is empty. None sends it
-                to all ranks.
+            to: rank that gets the state, or None for all ranks. On other ranks, "state" is empty.
 
         Returns:
-            The keys state and param_groups, with tensors on the CPU.
+            Dict with the keys "state" and "param_groups". Its tensors are on the CPU.
         """
         parameters = self._in_order()
         place = {parameter: i for i, parameter in enumerate(parameters)}
@@ -280,10 +283,10 @@ class ShardedOptimizer(Optimizer):
             rank: the rank that broadcasts.
             parameters: all parameters, in the order of their groups.
             place: index of each parameter in `parameters`.
-            wanted: True if this rank gets the state tensors.
+            wanted: whether this rank keeps the state tensors.
 
         Returns:
-            State by the index of the parameter.
+            State of each parameter, by the index of the parameter.
         """
         outlines: list[Any] = [None]
         if rank == self._group.rank():
@@ -315,7 +318,7 @@ class ShardedOptimizer(Optimizer):
         """Load the state of the parameters that this rank owns.
 
         Args:
-            state_dict: from `ShardedOptimizer.state_dict`, with any world_size, or from the wrapped
+            state_dict: state dict of a ShardedOptimizer with any world_size, or of the wrapped
                 optimizer without sharding.
 
         Raises:
@@ -324,7 +327,7 @@ class ShardedOptimizer(Optimizer):
         saved = state_dict["param_groups"]
         given, valid = ([len(g["params"]) for g in groups] for groups in (saved, self.param_groups))
         if given != valid:
-            raise ValueError(f"the state dict must have {valid} parameters by group, got {given}")
+            raise ValueError(f"groups of the state dict must have {valid} parameters, got {given}")
         place = {parameter: i for i, parameter in enumerate(self._in_order())}
         keys = [key for group in saved for key in group["params"]]
         for outside, group in zip(self.param_groups, saved, strict=True):
@@ -363,7 +366,11 @@ class _Outline:
 
 
 def _outline(parameter: Tensor, value: Any) -> Any:
-    """Return the outline of a large tensor, or a copy on the CPU of any other value."""
+    """Return the part of a state value that is sent as an object: an outline or a copy.
+
+    If `value` is a tensor with more than one element on the device of `parameter`, the result is
+    its shape and dtype, and the tensor is broadcast separately. Otherwise it is a copy on the CPU.
+    """
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
     if value.device == parameter.device and value.numel() > 1:
@@ -380,7 +387,10 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _cut(share: list[Tensor], count: int) -> list[list[Tensor]]:
-    """Split the parameters of a rank into `count` parts of about equal bytes; some may be empty."""
+    """Split the parameters of a rank into `count` lists of about the same number of bytes.
+
+    Lists may be empty.
+    """
     runs: list[list[Tensor]] = [[] for _ in range(count)]
     total, before = _bytes(share), 0
     for tensor in share:

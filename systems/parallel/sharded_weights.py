@@ -1,9 +1,9 @@
-"""Shard weights over ranks, all-gather them layer by layer and reduce-scatter their gradients.
+"""Sharded weights for FSDP: all-gather the weights of a layer, reduce-scatter their gradients.
 
 A weight is flattened and split into one shard per rank. The unsharded weight is a tensor whose
-storage is allocated only from `gather_weights` to `release`. So its memory can be freed while
-autograd has the tensor saved for backward. Before backward uses the tensor, it is gathered again,
-with the same values.
+memory is allocated by `gather_weights` and freed by `release`. Autograd may have saved this tensor
+for backward when its memory is freed. Before backward uses the tensor, the memory is allocated and
+the same values are gathered again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from systems.parallel.collectives import Gather, mean_or_sum, start_gather, supp
 class FSDPParameter:
     """A parameter in two forms: `shard` for the optimizer, `unsharded` for the computation.
 
-    The modules have `shard` as their parameter, except while they run.
+    `unsharded` is the parameter of the modules while they run, and `shard` at other times.
 
     Args:
-        shard: leaf in at least float32; for a replicated parameter, the whole parameter.
-        unsharded: leaf in the shape and dtype of the computation; backward computes its gradient.
-        places: (module, parameter name) pairs; several if the parameter is tied.
+        shard: leaf tensor, at least float32. If the parameter is replicated, it is the whole
+            parameter.
+        unsharded: leaf tensor with the shape and dtype of the computation, for which backward
+            computes the gradient.
+        places: (module, parameter name) pairs; more than one if the parameter is tied.
     """
 
     def __init__(
@@ -45,15 +47,16 @@ class FSDPParameter:
 
 
 class ShardedWeight(FSDPParameter):
-    """A weight that is split over the ranks; `shard` is the one-dimensional part of this rank.
+    """A weight that is split over the ranks. `shard` is the flattened part of this rank.
 
-    If the weight does not divide evenly, shards of the last ranks are shorter or empty.
+    If the number of elements is not divisible by the number of ranks, the shards of the last ranks
+    are shorter or empty.
 
     Args:
         weight: the whole weight, with the values of rank 0.
-        places: as for FSDPParameter.
+        places: (module, parameter name) pairs; more than one if the weight is tied.
         dtype: dtype of communication and of the unsharded weight.
-        group: the process group.
+        group: process group.
     """
 
     def __init__(
@@ -64,13 +67,13 @@ class ShardedWeight(FSDPParameter):
         group: dist.ProcessGroup,
     ):
         self.shape, self.numel = weight.shape, weight.numel()
-        self.width = -(-self.numel // group.size())  # elements of a shard with its padding
+        self.width = -(-self.numel // group.size())  # number of elements of a shard with padding
         start = min(group.rank() * self.width, self.numel)
         piece = weight.detach().reshape(-1)[start : start + self.width]
         shard = piece.to(master_dtype(weight), copy=True)
         self.flat = torch.empty(group.size() * self.width, dtype=dtype, device=weight.device)
-        # .data has a separate version counter. So autograd does not report a saved weight as
-        # modified in place when a gather writes it, with the same values, into `flat`.
+        # A gather writes the same values into `flat` again while autograd has the weight saved.
+        # `.data` has a separate version counter, so autograd does not report a modification.
         unsharded = self.flat.data[: self.numel].view(self.shape)
         self.flat.untyped_storage().resize_(0)
         self.gathering: Gather | None = None  # all-gather in flight
@@ -83,7 +86,7 @@ class ShardedWeight(FSDPParameter):
 
     @property
     def gathered(self) -> bool:
-        """True from the start of a gather to `release`; the values are valid after `wait`."""
+        """True from `gather_weights` to `release`. The values are valid only after `wait`."""
         return self.flat.untyped_storage().size() > 0
 
     def wait(self) -> None:
@@ -93,9 +96,10 @@ class ShardedWeight(FSDPParameter):
             self.gathering = None
 
     def release(self) -> None:
-        """Free the unsharded weight.
+        """Free the memory of the unsharded weight.
 
-        Queued kernels may still read it, because the CUDA allocator reuses memory in stream order.
+        Queued kernels may still read it. This is safe, because the CUDA allocator reuses memory in
+        stream order.
         """
         if self.gathered:
             self.wait()
@@ -104,18 +108,19 @@ class ShardedWeight(FSDPParameter):
 
 
 def master_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of the optimizer's copy: float32, or float64 for a float64 tensor."""
+    """Return the dtype of a shard of `tensor`: float32, or float64 if `tensor` is float64."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 class Layer:
-    """Parameters of a module that are gathered, freed and reduced together.
+    """Parameters that are gathered, freed and reduced together.
 
     Args:
-        module: the module that is a layer.
-        parameters: parameters of the module, and of its submodules if the layer includes them.
-        owned: the subset of `parameters` that this layer reduces. A tied weight is owned by only
-            one of its layers.
+        module: module that runs the layer.
+        parameters: parameters of the module. For a module that is one layer together with its
+            submodules, this includes the parameters of the submodules.
+        owned: subset of `parameters` that this layer reduces. If a weight is tied across layers,
+            only one of these layers owns the weight.
     """
 
     def __init__(
@@ -134,16 +139,16 @@ def find_layers(
     classes: tuple[type[nn.Module], ...],
     by_module: dict[nn.Module, list[FSDPParameter]],
 ) -> list[Layer]:
-    """Return a layer for each module that has parameters itself.
+    """Divide the modules into layers: one for each module that directly has parameters.
 
-    An instance of one of the classes and a compiled module form a single layer with all of their
-    submodules. For compiled code this is necessary because all of its weights must be gathered
-    before it runs.
+    There are two exceptions. An instance of one of `classes` and a compiled module are one layer
+    together with all of their submodules. This is necessary for a compiled module because all of
+    its weights must be gathered before it runs.
 
     Args:
         root: module whose submodules are searched.
-        classes: classes of modules that form a single layer.
-        by_module: parameters with two forms, by the module that has them.
+        classes: classes of modules that are one layer together with their submodules.
+        by_module: FSDPParameters of each module.
     """
     layers: list[Layer] = []
     taken: set[nn.Module] = set()
@@ -166,10 +171,10 @@ def find_layers(
 def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> None:
     """Start to all-gather the weights that are not gathered yet, in one collective per dtype.
 
-    NCCL starts when the work that is already in the current stream is done. So a gather that is
-    issued two layers ahead overlaps the computation of these two layers, and it does not overwrite
-    memory that an earlier layer freed before the kernels of that layer are done. No further stream
-    or event is needed.
+    NCCL starts a collective after the work that is already in the current stream. If a layer is
+    gathered two layers ahead, the all-gather overlaps the computation of these two layers. It may
+    also reuse memory that an earlier layer freed, because it starts after the kernels of that
+    layer. So no additional stream or event is needed.
     """
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:
@@ -182,8 +187,8 @@ def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> No
         for weight in alike:
             piece = weight.shard.detach()
             if piece.dtype != weight.flat.dtype or piece.numel() != weight.width:
-                # Cast or pad the shard in this rank's slice of the output, so that the all-gather
-                # is in place.
+                # Write the cast and padded shard to this rank's slice of the output, so that the
+                # all-gather is in place.
                 place = weight.flat.narrow(0, group.rank() * weight.width, weight.width)
                 slices.append(place[: piece.numel()])
                 pieces.append(piece)
@@ -223,7 +228,7 @@ class Reduction(NamedTuple):
 def reduce_gradients(weights: list[ShardedWeight], group: dist.ProcessGroup) -> list[Reduction]:
     """Start to reduce-scatter the gradients of the unsharded weights, averaged over the ranks.
 
-    It issues one collective per dtype and sets `unsharded.grad` to None.
+    There is one collective per dtype. The attribute `unsharded.grad` of each weight is set to None.
     """
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:

@@ -1,4 +1,4 @@
-"""Fused AdamW in Triton: float32, 16-bit weights with float32 master weights, or pure bfloat16."""
+"""Fused AdamW in Triton, with optional float32 master weights or bfloat16 optimizer state."""
 
 from systems.kernels.adamw.launch import fused_adamw
 from systems.kernels.adamw.optimizer import FusedAdamW

@@ -12,13 +12,16 @@ STATE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def hyper_values(group: dict[str, Any]) -> list[float]:
-    """Return [lr, beta1, beta2, eps, weight_decay], the order that kernel.HYPER points to."""
+    """Return [lr, beta1, beta2, eps, weight_decay], the order in which the kernel reads them."""
     values = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
     return [float(value) for value in values]
 
 
 def state_dtypes(param: Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
-    """Return the dtypes of the state tensors with the shape of `param`, by name."""
+    """Return the dtype of each state tensor of `param`, by name.
+
+    The names are exp_avg, exp_avg_sq and, if `param` has master weights, master.
+    """
     state_dtype = group["state_dtype"]
     dtypes = {"exp_avg": state_dtype, "exp_avg_sq": state_dtype}
     wanted = group["master_weights"]
@@ -32,8 +35,8 @@ def state_dtypes(param: Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]
 def is_stochastic(param: Tensor, group: dict[str, Any], has_master: bool) -> bool:
     """Return True if the step of `param` uses stochastic rounding.
 
-    This is so, unless the option disables it, if `param` is bfloat16 without master weights or if
-    the state is bfloat16.
+    It rounds bfloat16 tensors that have no float32 copy: the state, and `param` without master
+    weights. The option stochastic_rounding=False turns it off.
     """
     if group["stochastic_rounding"] is False:
         return False
@@ -55,14 +58,14 @@ def errors_of(group: dict[str, Any]) -> list[str]:
         errors.append(f"state_dtype must be one of {STATE_DTYPES}, got {group['state_dtype']!r}")
     if not isinstance(group["seed"], int) or not 0 <= group["seed"] < 2**32:
         errors.append(f"seed must be an integer in [0, 2^32), got {group['seed']!r}")
-    # Options of torch.optim.AdamW, which its state_dict contains.
+    # Options in a state dict of torch.optim.AdamW.
     errors += [f"{name} is not supported" for name in ("amsgrad", "maximize") if group.get(name)]
     for i, param in enumerate(group["params"]):
         if param.dtype not in DTYPES:
-            errors.append(f"parameter {i} of the group must be one of {DTYPES}, got {param.dtype}")
+            errors.append(f"dtype of parameter {i} must be one of {DTYPES}, got {param.dtype}")
         elif param.layout != torch.strided or not param.is_contiguous():
             errors.append(
-                f"parameter {i} of the group must be dense and contiguous, got {param.layout} of "
-                f"shape {tuple(param.shape)}"
+                f"parameter {i} must be dense and contiguous, got layout {param.layout} and shape "
+                f"{tuple(param.shape)}"
             )
     return errors

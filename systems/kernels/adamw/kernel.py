@@ -1,27 +1,30 @@
-"""Triton kernels for a step of AdamW on many tensors, with the arithmetic of `reference.py`.
+"""Triton kernels for one AdamW step on many tensors, with the arithmetic of `reference.py`.
 
-`launch.py` launches them. For any number of tensors of the same dtypes, a step is two launches:
+`launch.py` launches the kernels. For tensors with the same dtypes, a step takes two launches,
+whatever the number of tensors:
 
-    advance_kernel   one lane per row of the table: advances the step t and computes everything that
-                     depends only on t and the hyperparameters
-    adamw_kernel     one program per block of elements of one tensor
+    advance_kernel   increments the step t of each tensor, and computes the scalars of each tensor:
+                     values that depend only on t and the hyperparameters
+    adamw_kernel     updates the tensors, with one program for each block of elements of a tensor
 
-The table has one row per tensor, with the addresses of its parameter, gradient and state. So the
-kernels are not recompiled for another number of tensors or other shapes.
+Both kernels read a table in device memory. A row of the table has the addresses of the parameter,
+the gradient and the state of one tensor. So the kernels are not recompiled if the number or the
+shapes of tensors change.
 
 adamw_kernel is memory-bound, which determines its design:
 
-- Full blocks load and store without a mask. A mask that depends on an element count in memory would
-  keep the compiler from using 16-byte accesses. Only the last block of a tensor has a mask.
-- The number of elements per block gives each thread 16 bytes of the widest dtype. So all dtypes
-  have the same layout. With more elements, Triton uses another layout for float32 stores and
-  converts every value through shared memory. Tests check that this does not happen.
-- Multiplications and additions are not fused. With float32 state, divisions and square roots are
-  IEEE-exact, so that results are bitwise equal to the reference. This takes 55 instructions per
-  element; an H200 has time for about 190 while it moves the 28 bytes of an element. With bfloat16
-  state, 14 bytes leave time for half as many, and random bits take some of them. So division and
-  square root are approximate, with errors of up to 2 units in the last place of float32. That is
-  2^-15 units in the last place of bfloat16.
+- Only the last block of a tensor loads and stores with a mask. The mask depends on the number of
+  elements, which the kernel reads from memory. With such a mask, the compiler does not use 16-byte
+  accesses.
+- The number of elements per block is such that each thread has 16 bytes of the widest dtype. Then
+  all dtypes have the same layout. With more elements, Triton uses another layout for float32 stores
+  and converts every value through shared memory. Tests check that this does not happen.
+- Multiplications and additions are not fused. With float32 state, division and square root are
+  correctly rounded. So results are bitwise equal to the reference. This takes 55 instructions per
+  element. An H200 has time for about 190 instructions while it moves the 28 bytes of an element.
+- With bfloat16 state, an element has 14 bytes, which leaves time for half as many instructions, and
+  the random bits take some of them. So division and square root are approximate, with errors of up
+  to 2 units in the last place of float32. That is 2^-15 units in the last place of bfloat16.
 """
 
 # Arguments of Triton kernels have no type annotations.
@@ -35,7 +38,7 @@ import triton.language as tl
 
 from systems.kernels.adamw import reference
 
-# Columns of the table (int64): addresses first, then numbers.
+# Columns of the table (int64). All are addresses except NUMEL and STREAM.
 PARAM = tl.constexpr(0)
 GRAD = tl.constexpr(1)
 EXP_AVG = tl.constexpr(2)
@@ -43,11 +46,11 @@ EXP_AVG_SQ = tl.constexpr(3)
 MASTER = tl.constexpr(4)
 STEP = tl.constexpr(5)  # address of an int64
 HYPER = tl.constexpr(6)  # address of float64 (5,): lr, beta1, beta2, eps, weight_decay
-NUMEL = tl.constexpr(7)
-STREAM = tl.constexpr(8)  # reference.stream(seed, index)
-COLUMNS = tl.constexpr(9)
+NUMEL = tl.constexpr(7)  # number of elements of the tensor
+STREAM = tl.constexpr(8)  # random stream of the tensor, reference.stream(seed, index)
+COLUMNS = tl.constexpr(9)  # number of columns
 
-# Columns of the scalars (float32).
+# Columns of the scalars (float32), which depend on the step t and the hyperparameters.
 DECAY = tl.constexpr(0)  # 1 - lr weight_decay
 STEP_SIZE = tl.constexpr(1)  # lr / (1 - beta1^t)
 RSQRT_CORRECTION = tl.constexpr(2)  # 1 / sqrt(1 - beta2^t)
@@ -55,9 +58,9 @@ ONE_MINUS_BETA1 = tl.constexpr(3)
 BETA2 = tl.constexpr(4)
 ONE_MINUS_BETA2 = tl.constexpr(5)
 EPS = tl.constexpr(6)
-SCALARS = tl.constexpr(8)  # padded from 7, so that a row is one sector of 32 bytes
+SCALARS = tl.constexpr(8)  # number of columns: 7 and one unused, so that a row is 32 bytes
 
-ROWS = 128  # rows of the table per program of advance_kernel
+ROWS = 128  # number of rows of the table per program of advance_kernel
 
 MIX_1 = tl.constexpr(reference.MIX_1)
 MIX_2 = tl.constexpr(reference.MIX_2)
@@ -66,7 +69,7 @@ GOLDEN = tl.constexpr(reference.GOLDEN)
 
 @triton.jit
 def mix(word):
-    """Compute `reference.mix` on uint32."""
+    """Return `reference.mix` of a uint32 word."""
     word = (word ^ (word >> 16)) * tl.full((), MIX_1, tl.uint32)
     word = (word ^ (word >> 15)) * tl.full((), MIX_2, tl.uint32)
     return word ^ (word >> 16)
@@ -85,7 +88,7 @@ def _power(base, exponent):
 
 @triton.jit(do_not_specialize=["n_rows"])
 def advance_kernel(table, scalars, keys, n_rows, ROWS: tl.constexpr):
-    """Advance the step t of every row, and compute its scalars and its random key.
+    """Increment the step t of each tensor, and compute its scalars and its random key for step t.
 
     Scalars are computed in float64 and rounded to float32. Grid: (ceil(n_rows / ROWS),).
 
@@ -94,7 +97,7 @@ def advance_kernel(table, scalars, keys, n_rows, ROWS: tl.constexpr):
         scalars: output, float32 (n_rows, SCALARS).
         keys: output, uint32 (n_rows,); reference.key(seed, index, t).
         n_rows: number of rows of the table.
-        ROWS: rows per program.
+        ROWS: number of rows per program.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < n_rows
@@ -134,12 +137,14 @@ def _pointer(entry, column, dtype: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _round(value, bits, dtype: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """Round to dtype: like `reference.round_stochastically` if STOCHASTIC and dtype is bfloat16,
-    otherwise to nearest.
+    """Round a float32 value to dtype.
+
+    If STOCHASTIC and dtype is bfloat16, round like `reference.round_stochastically` with `bits`.
+    Otherwise round to nearest.
     """
     if STOCHASTIC and dtype == tl.bfloat16:
         word = value.to(tl.uint32, bitcast=True) + bits
-        # Otherwise a NaN could carry into its sign bit.
+        # Without this, the addition could carry into the sign bit of a NaN.
         word = tl.where(value == value, word, 0x7FFFFFFF)
         rounded = (word >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
@@ -151,7 +156,7 @@ def _round(value, bits, dtype: tl.constexpr, STOCHASTIC: tl.constexpr):
 def _update(
     param, grad, exp_avg, exp_avg_sq, master,  # pointers to the elements of the block
     mask,  # None for a full block
-    scalars,  # pointer to the tensor's row of scalars
+    scalars,  # pointer to the row of scalars of the tensor
     word,  # uint32 of random bits for each element
     PARAM_DTYPE: tl.constexpr, STATE_DTYPE: tl.constexpr,
     HAS_MASTER: tl.constexpr, STOCHASTIC: tl.constexpr,
@@ -197,17 +202,23 @@ def adamw_kernel(
     HAS_MASTER: tl.constexpr, STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Update BLOCK elements of one tensor with the scalars written by advance_kernel.
+    """Update BLOCK elements of one tensor with the scalars that advance_kernel wrote.
 
     Grid: (programs,).
 
     Args:
-        table: int64 (rows, COLUMNS). If ALIGNED, tensor addresses are multiples of 16.
+        table: int64 (rows, COLUMNS).
         scalars: float32 (rows, SCALARS).
         keys: uint32 (rows,).
-        blocks: int32 (programs, 2); row in the table and index of the block in its tensor.
-        BLOCK: elements per block; a power of two, so that all elements of a block have the same
-            upper 32 bits in their index.
+        blocks: int32 (programs, 2). For each program: the row of its tensor in the table, and the
+            index of its block in the tensor.
+        PARAM_DTYPE, GRAD_DTYPE, STATE_DTYPE: dtypes of the parameter, of the gradient, and of both
+            moments.
+        HAS_MASTER: whether the tensor has master weights.
+        STOCHASTIC: whether to round bfloat16 tensors without a float32 copy stochastically.
+        ALIGNED: whether all tensor addresses are multiples of 16.
+        BLOCK: number of elements per block. It is a power of two, so that the indices of all
+            elements of a block have the same upper 32 bits.
     """
     row = tl.load(blocks + 2 * tl.program_id(0)).to(tl.int64)
     block = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Launch the AdamW kernels: build the table of tensor addresses on the device and compute grids."""
+"""Launch the AdamW kernels with a table of tensor addresses on the device."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from systems.kernels.adamw.reference import stream
 from systems.kernels.device import on
 
-BLOCK_SIZE = 1024  # elements per program; a power of two, at least 32
-# Bytes of the widest dtype per warp: 16 per thread, for the reason given in kernel.py.
+BLOCK_SIZE = 1024  # number of elements per program; a power of two, at least 32
+# Bytes of the widest dtype per warp, 16 for each of its 32 threads. kernel.py says why.
 WARP_BYTES = 512
 MAX_WARPS = 32
 
 
 class ParamTensors(NamedTuple):
-    """Tensors and options of the step of one parameter."""
+    """Tensors and options that one AdamW step of one parameter needs."""
 
     param: Tensor
     grad: Tensor
@@ -25,32 +25,40 @@ class ParamTensors(NamedTuple):
     exp_avg_sq: Tensor
     master: Tensor | None
     step: Tensor
-    hyper: Tensor  # float64 (5,) on param's device: lr, beta1, beta2, eps, weight_decay
-    stream: int
-    stochastic: bool
+    hyper: Tensor  # float64 (5,) on the device of param: lr, beta1, beta2, eps, weight_decay
+    stream: int  # random stream of the parameter, reference.stream(seed, index)
+    stochastic: bool  # True for stochastic rounding
 
 
 class _Variant(NamedTuple):
-    """Compile-time properties of adamw_kernel; tensors that share them share a launch."""
+    """Compile-time properties of adamw_kernel.
+
+    All tensors of the same variant are updated in one launch.
+    """
 
     param: torch.dtype
     grad: torch.dtype
     state: torch.dtype
-    master: bool
-    stochastic: bool
-    aligned: bool
+    master: bool  # True if there are master weights
+    stochastic: bool  # True for stochastic rounding
+    aligned: bool  # True if all addresses are multiples of 16
 
 
 class TableLayout(NamedTuple):
-    """Contents of `Tables` on the host. Equal layouts give equal tables."""
+    """Contents of `Tables` on the host. If two layouts are equal, their tables are equal too."""
 
-    rows: list[tuple[int, ...]]
-    variants: list[_Variant]
-    block_size: int
+    rows: list[tuple[int, ...]]  # columns as in kernel.py
+    variants: list[_Variant]  # variant of each row
+    block_size: int  # number of elements per program
 
 
 def table_layout(params: list[ParamTensors], block_size: int) -> TableLayout:
-    """Return the layout for these tensors, with blocks of `block_size` elements."""
+    """Return the contents of the tables for these parameters.
+
+    Args:
+        params: tensors and options of each parameter.
+        block_size: number of elements per program.
+    """
     rows: list[tuple[int, ...]] = []
     variants: list[_Variant] = []
     for tensors in params:
@@ -76,7 +84,7 @@ def table_layout(params: list[ParamTensors], block_size: int) -> TableLayout:
 
 
 class Tables:
-    """Device tensors of a layout, from which the kernels are launched.
+    """Table of tensor addresses on the device, and the other tensors that the kernels need.
 
     Captured CUDA graphs read the table, so it is never modified.
     """
@@ -84,13 +92,14 @@ class Tables:
     def __init__(
         self, layout: TableLayout, device: torch.device, like: Tables | None = None
     ) -> None:
-        """Copy a layout to the device.
+        """Copy the contents of the tables to the device.
 
         Args:
-            layout: contents of the table.
-            device: device of the tensors.
-            like: earlier tables on the same device. If only addresses differ from these, all
-                other tensors are shared with them.
+            layout: contents of the tables.
+            device: device of the tables.
+            like: previous tables on the same device, or None. If the numbers of elements, the
+                variants and the block size are the same as in `like`, all tensors except the table
+                are shared with `like`.
         """
         from systems.kernels.adamw import kernel
 
@@ -118,16 +127,17 @@ class Tables:
                 self.blocks[variant] = _upload(pairs, device)
 
     def launch(self) -> None:
-        """Launch one step of all tensors in the table."""
+        """Run one AdamW step on all tensors in the table."""
         with on(self.device):
             self._advance(len(self.layout.rows))
             for variant, blocks in self.blocks.items():
                 self._update(variant, blocks)
 
     def compile(self) -> None:
-        """Compile and load the kernels by launches that change nothing.
+        """Compile and load the kernels, with launches that update no tensor.
 
-        This must happen before a capture, during which it is not possible.
+        Call this before a CUDA graph is captured, because kernels cannot be loaded during a
+        capture.
         """
         with on(self.device):
             self._advance(0)
@@ -156,12 +166,17 @@ class Tables:
 
 
 def stale_reason(layout: TableLayout, tables: Tables | None) -> str:
-    """Return the reason why a captured step cannot use the tables made by `prepare`."""
+    """Return a message that says why a captured step cannot use `tables`.
+
+    Args:
+        layout: contents of the tables that the step needs.
+        tables: existing tables on the device, or None.
+    """
     if tables is None:
-        return "there are no tables on the device"
+        return "FusedAdamW has no tables on the device"
     before, now = tables.layout.rows, layout.rows
     if len(before) != len(now):
-        return f"{len(now)} parameters have gradients, but the tables are for {len(before)}"
+        return f"{len(now)} parameters have gradients, but the tables have {len(before)} parameters"
     names = ("parameter", "gradient", "exp_avg", "exp_avg_sq", "master", "step")
     moved = [
         f"{name} of parameter {i}"
@@ -203,7 +218,7 @@ def num_warps(
 def _upload(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to the device asynchronously.
 
-    torch's pinned allocator reuses the memory of the pinned copy only after the device has read it.
+    The copy is from pinned memory. torch reuses this memory only after the device has read it.
     """
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
@@ -225,13 +240,14 @@ def fused_adamw(
     seed: int = 0,
     index: int = 0,
 ) -> None:
-    """Run one step of AdamW on one tensor in place, with the arguments of `adamw_reference`.
+    """Run one AdamW step on one tensor in place, with the Triton kernels.
+
+    The arguments are those of `adamw_reference`. All tensors must be on the same GPU, or on the CPU
+    with TRITON_INTERPRET=1.
 
     With float32 state, results are bitwise equal to the reference. With bfloat16 state, the update
-    has an error of up to 3 units in the last place of float32. A parameter that is rounded to
-    bfloat16 may then differ by one unit in the last place of bfloat16.
-
-    All tensors must be on the same GPU, or on the CPU with TRITON_INTERPRET=1.
+    has an error of up to 3 units in the last place of float32. So a parameter that is rounded to
+    bfloat16 may differ from the reference by one unit in the last place of bfloat16.
     """
     hyper = torch.tensor([lr, *betas, eps, weight_decay], dtype=torch.float64, device=param.device)
     tensors = ParamTensors(

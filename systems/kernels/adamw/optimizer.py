@@ -1,13 +1,13 @@
-"""FusedAdamW: an optimizer whose step takes two kernel launches.
+"""FusedAdamW: AdamW that updates all parameters with two kernel launches.
 
-Each further combination of dtypes among the parameters takes one more launch.
+If parameters have different combinations of dtypes, each further combination takes one more launch.
 
     optimizer = FusedAdamW(model.parameters(), lr=3e-4)
     loss.backward()
     optimizer.step()
 
-Typical dtypes and the minimum memory traffic of a step, with parameter p, gradient g, moments m and
-v, and master weight w:
+Typical dtypes, and the minimum memory traffic of a step. p is the parameter, g the gradient, m and
+v are the moments, and w is the master weight:
 
     param     state     master    read             written          bytes per parameter
     float32   float32   -         p, g, m, v       p, m, v          28
@@ -15,10 +15,11 @@ v, and master weight w:
     bfloat16  bfloat16  -         p, g, m, v       p, m, v          14
 
 In the last case, tensors are rounded stochastically. Rounding to nearest would lose any update of
-less than half a unit in the last place (2^-9 to 2^-8 of the value); with beta2 = 0.999, exp_avg_sq
-could then only grow.
+less than half a unit in the last place, which is 2^-9 to 2^-8 of the value. For example, with
+beta2 = 0.999, a step reduces exp_avg_sq by at most 0.001 of its value. With rounding to nearest,
+exp_avg_sq could then only grow.
 
-In a CUDA graph, gradients must keep their addresses:
+The step can be captured in a CUDA graph. Gradients must keep their addresses:
 
     loss.backward()                              # creates the gradients
     optimizer.prepare()                          # creates state and tables, compiles the kernels
@@ -30,7 +31,8 @@ In a CUDA graph, gradients must keep their addresses:
     optimizer.param_groups[0]["lr"] = 1e-4
     optimizer.update_hyperparameters()           # the next replay uses the new lr
 
-The optimizer must not be freed before the graph, which reads its tables.
+The graph reads tables that belong to the optimizer. So the optimizer must not be freed before the
+graph.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ from systems.kernels.adamw.launch import (
 from systems.kernels.adamw.reference import adamw_reference, stream
 from systems.kernels.device import runs_kernels
 
-# A TypeVar, because Mapping is invariant in its key type: keys may be Tensors or Parameters.
+# Keys may be Tensors or Parameters. Mapping is invariant in its key type, so this is a TypeVar.
 Owner = TypeVar("Owner", bound=Tensor)
 
 PREPARE = (
@@ -70,40 +72,45 @@ def _capturing() -> bool:
 
 
 class FusedAdamW(Optimizer):
-    """AdamW (Loshchilov & Hutter 2019, algorithm 2), as computed by torch.optim.AdamW.
+    """AdamW with fused Triton kernels, with the same update as torch.optim.AdamW.
 
-    The state of a parameter is `step` (0-dimensional int64), `exp_avg` and `exp_avg_sq`
-    (state_dtype), and with master weights `master` (float32, initialized from the parameter or by
-    `load_master`). A parameter without a gradient is skipped and its step does not advance, as in
-    torch.
+    Source: Loshchilov & Hutter 2019, algorithm 2. The state of a parameter is
 
-    On a CPU, the step runs `adamw_reference`, or the kernels with TRITON_INTERPRET=1.
+        step                   0-dimensional int64
+        exp_avg, exp_avg_sq    moments, in state_dtype
+        master                 master weights in float32, if any
+
+    Master weights are initialized from the parameter or by `load_master`.
+
+    A parameter without a gradient is skipped and its step does not advance, as in torch.
+
+    On a CPU, `adamw_reference` computes the step. With TRITON_INTERPRET=1, the kernels do.
 
     Args:
         params: contiguous float32, bfloat16 or float16 tensors, or parameter groups. All options
             can be set per group.
         lr, betas, eps, weight_decay: as in torch.optim.AdamW, but lr must be a number.
         state_dtype: dtype of exp_avg and exp_avg_sq, float32 or bfloat16.
-        master_weights: keep float32 master weights of 16-bit parameters. None does so if
-            state_dtype is float32. float32 parameters never have master weights.
-        stochastic_rounding: round bfloat16 tensors without a float32 copy (moments, and parameters
-            without master weights) stochastically; None means True. float16 is always rounded to
-            nearest.
-        seed: in [0, 2^32). Random bits are a hash of the seed, the step, the index of the parameter
-            and the index of the element. They use no random generator and are the same on every
-            device.
+        master_weights: whether 16-bit parameters have float32 master weights. None means that they
+            do if state_dtype is float32. float32 parameters never have master weights.
+        stochastic_rounding: whether to round bfloat16 tensors without a float32 copy (moments, and
+            parameters without master weights) stochastically. None means True. float16 tensors are
+            always rounded to nearest.
+        seed: seed of the random bits, in [0, 2^32). Random bits are a hash of the seed, the step,
+            the index of the parameter and the index of the element. They use no random generator
+            and are the same on every device.
 
     Raises:
         ValueError: if any option or parameter is invalid; the message names all of them.
     """
 
-    block_size: int = BLOCK_SIZE  # elements per program; may be set on an instance, to tune it
+    block_size: int = BLOCK_SIZE  # number of elements per program; may be set on an instance
 
     _tables: dict[torch.device, Tables]  # tables of the last step
     _captured: list[Tables]  # tables read by captured graphs, kept alive
     # (group index, device) -> float64 (5,) on the device, and its values on the host.
     _hyper: dict[tuple[int, torch.device], tuple[Tensor, list[float]]]
-    _dense_grads: dict[Tensor, Tensor]  # parameter -> contiguous copy of its strided gradient
+    _dense_grads: dict[Tensor, Tensor]  # parameter -> contiguous copy of its gradient
 
     def __init__(
         self,
@@ -141,7 +148,8 @@ class FusedAdamW(Optimizer):
             self.__dict__.setdefault(name, empty)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Called by pickle, deepcopy and load_state_dict. Groups of torch's AdamW lack options.
+        # Called by pickle, deepcopy and load_state_dict. Groups from torch.optim.AdamW lack
+        # options.
         super().__setstate__(state)
         self._init_caches()
         for group in self.param_groups:
@@ -152,8 +160,8 @@ class FusedAdamW(Optimizer):
         """Add a parameter group.
 
         Raises:
-            ValueError: if any option or parameter is invalid; the message names all of them. The
-                group is then not added.
+            ValueError: if any option or parameter is invalid; the message names all of them, and
+                the group is not added.
         """
         super().add_param_group(param_group)
         errors = errors_of(self.param_groups[-1])
@@ -172,9 +180,9 @@ class FusedAdamW(Optimizer):
         """Update every parameter that has a gradient, and return the result of closure.
 
         Raises:
-            RuntimeError: if a gradient is sparse or a parameter is not contiguous; during the
-                capture of a CUDA graph, also if tensors, their addresses or hyperparameters have
-                changed since `prepare`.
+            RuntimeError: if a gradient is sparse or a parameter is not contiguous. During the
+                capture of a CUDA graph, also if `prepare` was not called before, or if tensors,
+                their addresses or hyperparameters have changed since that call.
         """
         loss = None
         if closure is not None:
@@ -195,11 +203,12 @@ class FusedAdamW(Optimizer):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Create state and device tables and compile the kernels, so that `step` can be captured.
+        """Create optimizer state and tables on the device, and compile the kernels.
 
-        Call it before the capture, when all gradients exist and will keep their addresses. Call it
-        on the stream of the capture or on a stream that the capture waits for (torch.cuda.graph
-        waits for all streams). It does not change parameters.
+        After this call, `step` can be captured in a CUDA graph. Call it before the capture, when
+        all gradients exist and will keep their addresses. Call it on the stream of the capture, or
+        on a stream that the capture waits for (torch.cuda.graph waits for all streams). It does not
+        change parameters.
 
         Raises:
             RuntimeError: if it is called during a capture.
@@ -215,9 +224,9 @@ class FusedAdamW(Optimizer):
                 ).compile()
 
     def update_hyperparameters(self) -> None:
-        """Copy lr, betas, eps and weight_decay of `param_groups` to the device, in stream order.
+        """Copy lr, betas, eps and weight_decay from `param_groups` to the device, in stream order.
 
-        `step` includes this; a replay of a captured step does not.
+        `step` also does this, but a replay of a captured step does not.
 
         Raises:
             RuntimeError: if it is called during a capture.
@@ -232,7 +241,7 @@ class FusedAdamW(Optimizer):
     def _params_by_device(
         self, capturing: bool
     ) -> dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]]:
-        """Return (index, group, tensors) of every parameter that has a gradient, by device."""
+        """Return the index, group and tensors of every parameter that has a gradient, by device."""
         self._update_hyperparameters(capturing)
         found: dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]] = {}
         index = -1
@@ -269,7 +278,7 @@ class FusedAdamW(Optimizer):
                 )
             for i, value in enumerate(values):
                 if value != known[i]:
-                    buffer[i].fill_(value)  # a kernel argument, so this does not synchronize
+                    buffer[i].fill_(value)  # fill_ does not synchronize
             known[:] = values
 
     def _hyper_of(self, place: int, device: torch.device) -> Tensor:
@@ -280,14 +289,14 @@ class FusedAdamW(Optimizer):
         return self._hyper[place, device][0]
 
     def _dense_grad(self, index: int, param: Tensor) -> Tensor:
-        """Return the gradient, or a contiguous copy at a fixed address if it is strided."""
+        """Return the gradient if it is contiguous, else a contiguous copy at a fixed address."""
         grad = param.grad
         assert grad is not None
         if grad.layout != torch.strided:
             raise RuntimeError(
-                f"gradients must be dense, but that of parameter {index} is {grad.layout}"
+                f"gradients must be dense, but the gradient of parameter {index} is {grad.layout}"
             )
-        if not param.is_contiguous():  # changed since its group was added
+        if not param.is_contiguous():  # the parameter has changed since its group was added
             raise RuntimeError(
                 f"parameters must be contiguous, but parameter {index} of shape "
                 f"{tuple(param.shape)} has strides {param.stride()}"
@@ -328,12 +337,12 @@ class FusedAdamW(Optimizer):
         The parameters are set to the same values, rounded to nearest.
 
         Args:
-            masters: float32 values by parameter, each of the parameter's shape. They are copied.
+            masters: parameter -> float32 tensor with the shape of the parameter, which is copied.
 
         Raises:
             ValueError: if a key is not a parameter of this optimizer or has no master weights, or
-                if a value has another shape or dtype. The message names all such entries, and
-                nothing is changed.
+                if a value has another shape or dtype. The message names all errors, and nothing is
+                changed.
         """
         groups = {param: group for group in self.param_groups for param in group["params"]}
         errors = []
@@ -358,10 +367,11 @@ class FusedAdamW(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load state and options from a state dict of FusedAdamW or torch.optim.AdamW.
 
-        State tensors have the dtypes that the options require, while torch would cast them to the
-        dtype of the parameter. Tensors are copied into existing state tensors where these have the
-        right dtype, so a captured graph continues with the loaded state. Master weights that were
-        not saved are initialized from the parameter, so load the model first.
+        State tensors are cast to the dtypes that the loaded options require. (torch would cast them
+        to the dtype of the parameter.) If a state tensor of the right dtype already exists, the
+        values are copied into it, so a captured graph continues with the loaded state. If the state
+        dict has no master weights, they are initialized from the parameters, so load the model
+        first.
 
         Raises:
             ValueError: if any option or tensor is invalid; the message names all of them, and
@@ -376,7 +386,7 @@ class FusedAdamW(Optimizer):
             return {**given, "state": {}}
 
         before: dict[str, Any] = {"state": self.state, "param_groups": self.param_groups}
-        # The last hook, so it receives the state as other hooks have changed it.
+        # This hook runs last, so it receives the state dict after all other hooks have changed it.
         handle = self.register_load_state_dict_pre_hook(withhold_state)
         try:
             super().load_state_dict(state_dict)
@@ -392,7 +402,7 @@ class FusedAdamW(Optimizer):
             for name in state_dtypes(param, group):
                 value = given.get(name, param if name == "master" else None)
                 if value is None or value.shape != param.shape:
-                    shape = "none" if value is None else f"shape {tuple(value.shape)}"
+                    shape = "no tensor" if value is None else f"shape {tuple(value.shape)}"
                     errors.append(
                         f"{name} of parameter {saved_id} must have shape {tuple(param.shape)}, "
                         f"got {shape}"

@@ -1,7 +1,7 @@
-"""Reference of the AdamW kernels: a step on one tensor in torch, with stochastic rounding.
+"""Reference of the AdamW kernels: one step on one tensor in torch, with stochastic rounding.
 
-Every operation is one correctly rounded float32 operation, in the same order as in the kernel, so
-that results can be bitwise equal.
+Each operation is one correctly rounded float32 operation, in the same order as in the kernel. So
+the kernel can give bitwise equal results.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from torch import Tensor
 Word = TypeVar("Word", int, Tensor)
 
 MASK = 0xFFFFFFFF
-# Multipliers of lowbias32, a 32-bit hash function found by Wellons in a search for low bias:
+# Multipliers of lowbias32, a 32-bit hash function that Wellons found in a search for low bias:
 # https://nullprogram.com/blog/2018/07/31/
 MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B
-# Odd number near 2^32 / phi; multiplication spreads low bits into high bits (Knuth, TAOCP 6.4).
+# Odd number near 2^32 / phi, where phi is the golden ratio. Multiplication by this number spreads
+# low bits into high bits (Knuth, TAOCP 6.4).
 GOLDEN = 0x9E3779B1
 
 
 def mix(word: Word) -> Word:
-    """Return a hash of a 32-bit word: a bijection in which every bit depends on every input bit.
+    """Return a 32-bit hash of a 32-bit word.
+
+    The hash is a bijection, and each bit of the hash depends on every bit of the word.
 
     Args:
         word: int or int64 tensor, with values in [0, 2^32). Products of tensors may overflow int64,
@@ -36,12 +39,12 @@ def mix(word: Word) -> Word:
 
 
 def stream(seed: int, index: int) -> int:
-    """Return the 32-bit random stream of one tensor: a hash of the seed and the tensor's index."""
+    """Return the random stream of one tensor: a 32-bit hash of the seed and the tensor's index."""
     return mix((mix(seed) + index) & MASK)
 
 
 def key(seed: int, index: int, step: int) -> int:
-    """Return the 32-bit random key of one tensor in one step: a hash of its stream and the step."""
+    """Return the random key of one tensor in one step: a 32-bit hash of its stream and the step."""
     return mix((stream(seed, index) + step) & MASK)
 
 
@@ -50,17 +53,22 @@ def random_bits(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return three uniform 16-bit random numbers for each element.
 
-    They are a hash of the element's index and the key, so they do not depend on the grid or the
-    order of execution. One 32-bit hash gives all three numbers: its low half, its high half, and
-    the high half of its product with an odd number. If one half of the hash is fixed, the third
-    number is a bijection of the other half, or equidistributed to within one count. So any two of
-    the three numbers are practically independent, which is sufficient.
+    They depend only on the key and the index of the element, not on the grid or the order of
+    execution. One 32-bit hash of the key and the index gives all three numbers:
+
+    1. its low 16 bits,
+    2. its high 16 bits,
+    3. bits 16 to 31 of its product with the odd number GOLDEN.
+
+    Any two of the three numbers are practically independent, which is sufficient. For number 3, the
+    reason is as follows. Keep number 1 or 2 fixed, and let the other take all its 2^16 values. Then
+    number 3 takes all 2^16 values equally often, to within one count.
 
     Args:
         numel: number of elements.
-        key: from `key`.
+        key: random key of the tensor, from the function `key`.
         start: index of the first element.
-        device: device of the results; the CPU if None.
+        device: device of the results; None means the CPU.
 
     Returns:
         int32 tensors (numel,) with values in [0, 2^16): for the parameter, exp_avg and exp_avg_sq.
@@ -75,14 +83,15 @@ def random_bits(
 def round_stochastically(value: Tensor, bits: Tensor) -> Tensor:
     """Round float32 to bfloat16 stochastically, so that the expected result equals the value.
 
-    A bfloat16 is a float32 without its low 16 bits. If a uniform 16-bit number is added, the
-    probability of a carry into the upper 16 bits is proportional to the low 16 bits. Representable
-    values do not change, and the error is always less than one unit in the last place. A value
-    above the largest finite bfloat16 may round to infinity.
+    A bfloat16 is a float32 without the low 16 bits. A uniform 16-bit random number is added to the
+    float32 bits, and then the low 16 bits are dropped. The addition carries into the upper 16 bits
+    with a probability that is proportional to the low 16 bits. Representable values do not change,
+    and the error is always less than one unit in the last place. A value above the largest finite
+    bfloat16 may round to infinity.
 
     Args:
         value: float32, any shape.
-        bits: int32 with as many elements, uniform in [0, 2^16).
+        bits: int32 with the same number of elements, uniform in [0, 2^16).
 
     Returns:
         bfloat16 tensor with the shape of `value`.
@@ -110,35 +119,42 @@ def adamw_reference(
     seed: int = 0,
     index: int = 0,
 ) -> None:
-    """Run one step of AdamW on one tensor in place.
+    """Run one AdamW step on one tensor in place.
 
-    Algorithm 2 of Decoupled Weight Decay Regularization (Loshchilov & Hutter 2019), with the
-    schedule multiplier included in lr. As in torch.optim.AdamW, epsilon is added after the bias
-    correction:
+    This is algorithm 2 of Decoupled Weight Decay Regularization (Loshchilov & Hutter 2019). Its
+    schedule multiplier is included in lr. As in torch.optim.AdamW, eps is added after the bias
+    correction. With
+
+        w       master, or param if master is None
+        g       grad
+        m, v    exp_avg and exp_avg_sq
+        t       number of the step
+
+    the step is
 
         w = (1 - lr weight_decay) w
         m = m + (1 - beta1) (g - m)
         v = beta2 v + (1 - beta2) g^2
         w = w - lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)
 
-    The step is computed in float32, and terms that depend only on t and the hyperparameters in
-    float64. w is the master weight, or the parameter if there is no master weight. The last line
-    uses m and v before they are rounded to their dtype.
+    The last line uses m and v before they are rounded to their dtype. Terms that depend only on t
+    and the hyperparameters are computed in float64, and all others in float32.
 
     All tensors are contiguous.
 
     Args:
-        param: float32, bfloat16 or float16, any shape. With a master weight it is not read, and set
-            to the master weight, rounded to nearest.
-        grad: shape of param, float32, bfloat16 or float16.
-        exp_avg, exp_avg_sq: m and v, shape of param, both float32 or both bfloat16.
+        param: float32, bfloat16 or float16, any shape. If master is given, param is not read, and
+            is set to the new master weight, rounded to nearest.
+        grad: float32, bfloat16 or float16, with the shape of param.
+        exp_avg, exp_avg_sq: both float32 or both bfloat16, with the shape of param.
         master: master weight, float32 with the shape of param, or None.
-        step: 0-dimensional int64 on param's device; t - 1 before the call, t after it.
+        step: 0-dimensional int64 on the device of param. It is t - 1 before the call and t after
+            the call.
         lr, betas, eps, weight_decay: as in torch.optim.AdamW.
-        stochastic_rounding: round bfloat16 tensors without a float32 copy (m, v, and param without
-            a master weight) stochastically instead of to nearest.
-        seed: in [0, 2^32), for the random bits.
-        index: in [0, 2^32), index of the parameter in its optimizer, for the random bits.
+        stochastic_rounding: whether to round bfloat16 tensors without a float32 copy (m, v, and
+            param without a master weight) stochastically. If False, they are rounded to nearest.
+        seed: seed of the random bits, in [0, 2^32).
+        index: index of the parameter in its optimizer, in [0, 2^32), for the random bits.
     """
     step += 1
     t = int(step)
@@ -156,7 +172,8 @@ def adamw_reference(
     v = exp_avg_sq.float() * beta2 + (g * (1 - beta2)) * g
     w = w * (1 - lr * weight_decay)
     # A float64 square root that is rounded to float32 is the correctly rounded float32 square root
-    # (Figueroa 1995). torch's float32 square root on a CPU, from MKL, is not correctly rounded.
+    # (Figueroa 1995). On a CPU, torch uses MKL for the float32 square root, which is not correctly
+    # rounded.
     root = v.double().sqrt().float()
     w = w - (m * step_size) / (root * rsqrt_correction + eps)
 

@@ -1,4 +1,4 @@
-"""Weighted sum of each row, y = x w: a tutorial Triton kernel. Start reading in `kernel.py`."""
+"""Tutorial Triton kernel: weighted sum of each row, y = x w. Start reading in `kernel.py`."""
 
 from systems.kernels.weighted_sum.autograd import WeightedSum, weighted_sum
 from systems.kernels.weighted_sum.reference import (

@@ -1,10 +1,11 @@
-"""The weighted-sum kernels as an autograd function.
+"""Weighted sum of each row as an autograd function with Triton kernels.
 
     y = weighted_sum(x, w)      # x (..., d), w (d,) -> y (...)
     y.sum().backward()
 
-An autograd.Function has two static methods. `forward` computes the result and saves what `backward`
-needs. `backward` takes dL/dy and returns dL/d(argument) for each argument of forward.
+An autograd.Function has two static methods. `forward` computes the result and saves the tensors
+that `backward` needs. `backward` takes the gradient of the loss with respect to the result, and
+returns the gradient with respect to each argument of `forward`.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ from systems.kernels.weighted_sum.reference import (
 )
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-TILE = 2048  # elements of a tile: 16 for each thread of 4 warps
-MAX_COLUMNS = 256  # columns of a tile, at most: at least 512 contiguous bytes per row
-# Maximum number of rows of the buffer of partial sums: the programs per tile of columns, enough to
-# fill a GPU. It is a constant that does not depend on the GPU, so that dw is the same on all GPUs.
+TILE = 2048  # number of elements of a tile: 16 for each of the 128 threads of 4 warps
+MAX_COLUMNS = 256  # maximum number of columns of a tile, 512 bytes or more in each row
+# Maximum number of programs for each tile of columns in backward. Each program writes one row to
+# the buffer of partial sums. 256 programs are enough to fill a GPU. The number does not depend on
+# the GPU, so that dw is the same on all GPUs.
 MAX_PROGRAMS = 256
 
 
 def weighted_sum(x: Tensor, w: Tensor) -> Tensor:
-    """Compute y[...] = sum over d of x[..., d] w[d].
+    """Return the weighted sum of each row, y[...] = sum over i of x[..., i] w[i].
 
     Triton kernels compute the sum and its gradient on a GPU, and on a CPU with TRITON_INTERPRET=1.
-    Other devices and float64 use the torch reference. Both sum in float32 (float64 for float64) and
-    give bitwise equal results in every run. x is copied if its leading dimensions cannot be viewed
-    as one.
+    In all other cases, and for float64, torch operations compute them. Sums are accumulated in
+    float32 (float64 for float64 inputs). Repeated runs give bitwise equal results. x is copied if
+    its leading dimensions cannot be merged in a view.
 
     Args:
         x: (..., d), float32, bfloat16, float16 or float64, any strides; sizes may be 0.
@@ -63,12 +65,15 @@ def weighted_sum(x: Tensor, w: Tensor) -> Tensor:
 
 
 class WeightedSum(torch.autograd.Function):
-    """Autograd function of `weighted_sum`, without its checks. It is differentiable once."""
+    """Autograd function of the weighted sum, without checks of the arguments.
+
+    It supports first derivatives only.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
         """Map x (..., d) and w (d,) to y (...)."""
-        ctx.save_for_backward(x, w)  # unlike attributes, these are checked for in-place changes
+        ctx.save_for_backward(x, w)  # autograd checks these for in-place changes
         if not _runs_kernel(x):
             return weighted_sum_reference(x, w)
         from systems.kernels.weighted_sum.kernel import forward_kernel
@@ -87,7 +92,10 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Map dy (...) to dx (..., d) and dw (d,); each is None if it is not required."""
+        """Map dy (...) to dx (..., d) and dw (d,).
+
+        With the kernels, a gradient that is not needed is None.
+        """
         x, w = ctx.saved_tensors
         needs_dx, needs_dw = ctx.needs_input_grad
         if not _runs_kernel(x):
@@ -114,9 +122,9 @@ class WeightedSum(torch.autograd.Function):
 
 
 def tile(d: int) -> tuple[int, int]:
-    """Return the number of rows and columns of a tile, for rows of d elements.
+    """Return the number of rows and the number of columns of a tile, for rows of d elements.
 
-    Tiles are narrow if d is small, so that few lanes are masked off.
+    Tiles are narrow if d is small, so that few elements of a tile are masked.
     """
     columns = 16
     while columns < min(d, MAX_COLUMNS):
@@ -129,5 +137,5 @@ def _runs_kernel(x: Tensor) -> bool:
 
 
 def _as_matrix(x: Tensor) -> Tensor:
-    """Reshape (..., d) to (n_rows, d), a view if strides allow it."""
+    """Reshape x from (..., d) to (n_rows, d), as a view if its strides allow it."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

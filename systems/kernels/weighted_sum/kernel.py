@@ -1,4 +1,4 @@
-"""Weighted sum of each row in Triton, forward and backward: an introduction to writing kernels.
+"""Introduction to Triton kernels: the weighted sum of each row, y = x w, forward and backward.
 
     x (n_rows, d)                     w (d,)
     +---------+---------+----         +---------+---------+----
@@ -12,8 +12,8 @@ A kernel is written for one *program*, which is executed by a few hundred thread
 starts a *grid* of programs with the same arguments. Programs run concurrently and in any order, so
 no program may wait for another. `tl.program_id` tells a program which part of the work it does.
 
-Values in a kernel are *tiles*: arrays that are distributed over the threads. Their sizes are powers
-of two and known when the kernel is compiled (`tl.constexpr`).
+Values in a kernel are *tiles*: arrays whose elements are distributed over the threads. The sizes of
+a tile are powers of two and are known when the kernel is compiled (`tl.constexpr`).
 
 Pointers. A kernel receives a tensor as the address of its first element. Element (r, c) is
 r * stride_row + c * stride_d elements after this address. A tile of such offsets, added to the
@@ -25,22 +25,24 @@ the same computation.)
 row and column indices are converted to int64 before they are multiplied by a stride.
 
 Masks. n_rows and d are rarely multiples of the tile size, and memory after the end of a tensor must
-not be accessed. A mask selects the valid lanes. Other lanes do not access memory; a load returns
-`other` for them. Here this is zero, which does not change a sum.
+not be accessed. A mask selects the valid elements of a tile. For the other elements, no memory is
+accessed, and a load returns the value of its argument `other`. Here this value is zero, which does
+not change a sum.
 
-Accumulation. bfloat16 has 8 bits of precision: a sum of ones in bfloat16 stops at 256, because
-256 + 1 rounds to 256. So tiles are converted to float32 when they are loaded and summed in float32.
-Only the result is rounded, when it is stored.
+Accumulation. bfloat16 has 8 bits of precision. A sum of ones in bfloat16 stops at 256, because
+256 + 1 rounds to 256. So tiles are converted to float32 when they are loaded, and they are summed
+in float32. Only the result is rounded, when it is stored.
 
 One reduction. The forward loop adds tiles element by element, which needs no communication between
 threads. A sum across threads (`tl.sum`) is needed only once per row, after the loop.
 
-Partial sums. dw is a sum over all rows, which are distributed over many programs. All programs
-could add to the same dw with `tl.atomic_add`. But the order of these additions changes from run to
-run, and (a + b) + c differs from a + (b + c) in floating point, so the last bits of the gradient
-would change from run to run. Instead, each program sums its rows in order and writes the result to
-a separate row of a buffer, and the launcher sums the rows of the buffer. This takes programs * d
-float32 values of memory, and gives the same result in every run and on every GPU.
+Partial sums. dw, the gradient of w, is a sum over all rows, and the rows are distributed over many
+programs. All programs could add to the same dw with `tl.atomic_add`. But the order of these
+additions changes from run to run, and in floating point, (a + b) + c differs from a + (b + c). So
+the last bits of the gradient would change from run to run. Instead, each program sums its rows in
+order and writes the result to a separate row of a buffer. After the launch, torch sums the rows of
+the buffer (autograd.py). The buffer takes programs * d float32 values of memory. The result is the
+same in every run and on every GPU.
 """
 
 # Arguments of Triton kernels have no type annotations.
@@ -60,7 +62,7 @@ def forward_kernel(
     x_stride_row, x_stride_d, w_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute y[r] = sum over c of x[r, c] w[c], for ROWS rows per program.
+    """Compute y[r] = sum over c of x[r, c] w[c], for ROWS rows in each program.
 
     Grid: (ceil(n_rows / ROWS),). Tensors are float32, bfloat16 or float16.
 
@@ -68,9 +70,9 @@ def forward_kernel(
         x: (n_rows, d), any strides.
         w: (d,), any stride.
         y: output, (n_rows,), contiguous.
-        n_rows, d: sizes of x.
-        x_stride_row, x_stride_d, w_stride: strides, in elements.
-        ROWS, COLUMNS: size of a tile; powers of two.
+        n_rows, d: number of rows and columns of x.
+        x_stride_row, x_stride_d, w_stride: strides of x and w, in elements.
+        ROWS, COLUMNS: number of rows and columns of a tile; powers of two.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -96,19 +98,20 @@ def backward_kernel(
 ):  # fmt: skip
     """Compute dx[r, c] = dy[r] w[c], and partial sums of dw[c] = sum over r of dy[r] x[r, c].
 
-    Grid: (ceil(d / COLUMNS), programs). A program processes one tile of columns, and every
-    programs-th tile of rows in it. So its partial sum of dw stays in registers until the end, and
-    x and dy are read once for both gradients.
+    Grid: (ceil(d / COLUMNS), programs). Program (i, p) processes column tile i, and in it the row
+    tiles p, p + programs, p + 2 programs, and so on. Its partial sum of dw stays in registers until
+    the end. It reads each element of dy once for both gradients.
 
     Args:
         dy: (n_rows,), any stride. `y.sum().backward()` passes an expanded scalar, with stride 0.
-        x, w: as in the forward.
+        x: (n_rows, d), any strides.
+        w: (d,), any stride.
         dx: output if NEEDS_DX, (n_rows, d), contiguous.
         dw_partial: output if NEEDS_DW, float32 (programs, d), contiguous.
-        n_rows, d: sizes of x.
-        dy_stride, x_stride_row, x_stride_d, w_stride: strides, in elements.
-        NEEDS_DX, NEEDS_DW: gradients to compute.
-        ROWS, COLUMNS: size of a tile; powers of two.
+        n_rows, d: number of rows and columns of x.
+        dy_stride, x_stride_row, x_stride_d, w_stride: strides of dy, x and w, in elements.
+        NEEDS_DX, NEEDS_DW: whether to compute dx and dw.
+        ROWS, COLUMNS: number of rows and columns of a tile; powers of two.
     """
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     weight = tl.load(w + column * w_stride, mask=column < d, other=0.0).to(tl.float32)

@@ -1,6 +1,7 @@
-"""Reference of the weighted-sum kernels in torch, with an explicit gradient.
+"""Weighted sum of each row and its gradients in torch.
 
-It is also the fallback on devices without Triton.
+These functions are the reference for the kernels. They are also used for float64 and on devices
+without Triton.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from torch import Tensor
 
 
 def weighted_sum_reference(x: Tensor, w: Tensor) -> Tensor:
-    """Compute y[...] = sum over d of x[..., d] w[d], at least in float32.
+    """Return y[...] = sum over i of x[..., i] w[i].
+
+    The sum is computed in float32, or in float64 for float64 inputs.
 
     Args:
-        x: (..., d), any float dtype.
+        x: (..., d), any floating-point dtype.
         w: (d,), same dtype as x.
 
     Returns:
@@ -24,17 +27,19 @@ def weighted_sum_reference(x: Tensor, w: Tensor) -> Tensor:
 
 
 def weighted_sum_gradients(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute dL/dx and dL/dw from dy = dL/dy, by the chain rule.
+    """Return the gradients dx and dw of the weighted sum, from the gradient dy of its result.
 
-        dx[..., d] = dy[...] w[d]
-        dw[d] = sum over all rows of dy[...] x[..., d]
+        dx[..., i] = dy[...] w[i]
+        dw[i] = sum over all rows of dy[...] x[..., i]
+
+    They are computed in float32, or in float64 for float64 inputs.
 
     Args:
         dy: (...), same dtype as x.
         x, w: arguments of `weighted_sum_reference`.
 
     Returns:
-        dx (..., d) and dw (d,) with the dtype of x, computed at least in float32.
+        dx (..., d) and dw (d,), with the dtype of x.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     column = dy.to(wide)[..., None]

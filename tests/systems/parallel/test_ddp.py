@@ -235,11 +235,11 @@ def different_models_are_refused(here: RankContext, difference: str) -> None:
     rank = f"rank {here.world_size - 1} has"
     messages = {
         "shape": rf"{rank} '1.weight float32 \(5, 4\)' at position 2, but rank 0 has '1.weight",
-        "count": rf"{rank} 5, but rank 0 has 4; only {rank} '2.weight float32 \(2, 2\)'",
+        "count": rf"{rank} 5 tensors, but rank 0 has 4; only {rank} '2.weight float32 \(2, 2\)'",
         "order": rf"{rank} '1.weight float32 \(2, 4\)' at position 0, but rank 0 has '0.weight",
         "dtype": rf"{rank} '1.weight float64 \(2, 4\)' at position 2",
         "frozen": rf"{rank} '1.weight float32 \(2, 4\) frozen' at position 2",
-        "none": rf"{rank} 0, but rank 0 has 4; only rank 0 has '0.weight float32 \(4, 3\)'",
+        "none": rf"{rank} 0 tensors, but rank 0 has 4; only rank 0 has '0.weight float32 \(4, 3\)'",
     }
     with pytest.raises(ValueError, match=messages[difference]):
         OverlappedDDP(model.to(here.device))

@@ -219,7 +219,7 @@ def what_is_refused(here: RankContext) -> None:
     with pytest.raises(ValueError, match=message):
         ShardedOptimizer(parameters, torch.optim.SGD, lr=0.1)
     optimizer = ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=0.1)
-    with pytest.raises(ValueError, match=r"must have \[1\] parameters by group, got \[2\]"):
+    with pytest.raises(ValueError, match=r"must have \[1\] parameters, got \[2\]"):
         optimizer.load_state_dict(torch.optim.SGD(parameters, lr=0.1).state_dict())
     with pytest.raises(ValueError, match="Invalid learning rate"):
         ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=-1)
