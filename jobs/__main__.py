@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from jobs.errors import InputError
+from jobs.formatting import counted
 from jobs.launch.submission import Options, prepare, reload
 from jobs.results.manifest import (
     ARTIFACTS,
@@ -90,8 +91,9 @@ def status(
 def _show(seen: Observation) -> None:
     newest = seen.manifests[-1]
     console.print(
-        f"{seen.folder}: sweep {newest.sweep.name}, {len(seen.tasks)} runs, "
-        f"{len(seen.manifests)} submissions, last executor: {newest.executor}"
+        f"{seen.folder}: sweep {newest.sweep.name}, {counted(len(seen.tasks), 'run')}, "
+        f"{counted(len(seen.manifests), 'submission')} (executor of the last: {newest.executor})",
+        soft_wrap=True,
     )
     grid = Grid.grid(padding=(0, 2))
     for state, count in sorted(seen.counts().items(), key=lambda item: -item[1]):
@@ -197,7 +199,7 @@ def cancel(folder: Folder = None) -> None:
                     fail(f"scancel failed: {done.stderr.strip()}")
         else:
             _stop_process(manifest)
-    console.print(f"cancelled {cancelled} jobs of {seen.folder}")
+    console.print(f"cancelled {counted(cancelled, 'job')} of {seen.folder}", soft_wrap=True)
 
 
 def _stop_process(manifest: Manifest) -> None:

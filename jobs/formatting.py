@@ -29,6 +29,11 @@ def format_number(number: float, digits: int = 4) -> str:
     return f"{number:.{max(0, digits - 1 - exponent)}f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun in singular or plural, for example `1 run` or `2 runs`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def is_number(value: Any) -> bool:
     """Return True for an int or a float, but not for a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.formatting import counted
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -18,13 +20,12 @@ class Shape:
     timeout_min: int | None = None  # time limit; None: computed from the timeouts of the runs
 
     def __str__(self) -> str:
-        parts = [f"{self.nodes} node{'s' if self.nodes > 1 else ''}"]
+        parts = [counted(self.nodes, "node")]
         if self.gpus_per_node:
-            parts.append(
-                f"{self.gpus_per_node} GPU{'s' if self.gpus_per_node > 1 else ''} per node"
-            )
+            parts.append(f"{counted(self.gpus_per_node, 'GPU')} per node")
         if self.nproc_per_node:
-            parts.append(f"{self.nproc_per_node} processes per node")
+            processes = f"{self.nproc_per_node} process{'' if self.nproc_per_node == 1 else 'es'}"
+            parts.append(f"{processes} per node")
         return ", ".join(parts)
 
 

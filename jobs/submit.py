@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from jobs.errors import InputError
+from jobs.formatting import counted
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
 from jobs.results.manifest import BrokenManifest, Executor
@@ -186,18 +187,19 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     before = prepared.failed_before
     if len(prepared.done) > len(before):
         kept = len(prepared.done) - len(before)
-        console.print(f"{kept} runs already have a result and are skipped")
+        console.print(f"skipping {counted(kept, 'run')} with a result")
     if before:
         kinds = ", ".join(
             f"{n} {status}" for status, n in Counter(r.status for r in before).items()
         )
         note = (
-            f"{len(before)} runs failed before ({kinds}) and are skipped; "
-            "use --retry-failed to run them again"
+            f"skipping {counted(len(before), 'run')} that failed before ({kinds}); "
+            "--retry-failed repeats failed runs"
         )
         errors.print(note, soft_wrap=True, highlight=False)
     if prepared.in_flight:
-        console.print(f"{len(prepared.in_flight)} runs are already queued or running")
+        count = counted(len(prepared.in_flight), "run")
+        console.print(f"skipping {count} already queued or running")
     if not manifest.jobs and not prepared.in_flight and not prepared.done:
         fail("nothing to run: the sweep has no runs")
     try:
@@ -214,10 +216,8 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
         fail(str(error))
     if options.executor is Executor.slurm:
         tasks = sum(len(job.tasks) for job in manifest.jobs)
-        jobs = len(manifest.jobs)
-        console.print(
-            f"submitted {tasks} runs as {jobs} jobs; results go to {where}", soft_wrap=True
-        )
+        what = f"{counted(tasks, 'run')} as {counted(len(manifest.jobs), 'job')}"
+        console.print(f"submitted {what}; results go to {where}", soft_wrap=True)
         for command in ("python -m jobs status", "python -m jobs cancel", _tables_command()):
             follow_up(command, where)
         return 0
@@ -228,7 +228,7 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     follow_up(_tables_command(), where)
     lost = sum(len(job.tasks) for job in manifest.jobs) - len({(r.run, r.repeat) for r in records})
     if lost > 0 and options.executor is Executor.local:
-        errors.print(f"{lost} runs have no record; to see why, run:")
+        errors.print(f"{counted(lost, 'run')} without a record; to see why, run:")
         follow_up("python -m jobs status", where)
         return 1
     return 1 if failed_records(records) or before else 0
@@ -262,11 +262,12 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
         if count
     ]
     runs = f"{len(expansion.runs)}" + (f" x {repeats} repeats" if repeats > 1 else "")
+    per_job = counted(manifest.sweep.runs_per_job, "run")
     rows = [
         ("sweep", f"{manifest.sweep.name} ({', '.join(benchmarks)})"),
         ("runs", runs + (f" ({', '.join(left_out)})" if left_out else "")),
         ("to run", f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} in flight)"),
-        ("jobs", f"{len(manifest.jobs)}, with at most {manifest.sweep.runs_per_job} runs each"),
+        ("jobs", f"{len(manifest.jobs)}, with at most {per_job} each"),
     ]
     if executor is Executor.slurm or sbatch:
         from jobs.launch.slurm_executor import arrays, max_array_size
@@ -283,7 +284,8 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
     shapes = Counter(job.shape for job in manifest.jobs)
     for shape, count in shapes.items():
         limit = max(job.timeout_min for job in manifest.jobs if job.shape == shape)
-        console.print(f"  {count} jobs of {shape}, at most {limit} min each", highlight=False)
+        jobs = counted(count, "job")
+        console.print(f"  {jobs} of {shape}, at most {limit} min each", highlight=False)
     names = varying(expansion.runs)
     for run in expansion.runs[:SHOWN_RUNS]:
         console.print(f"  {run.id}  {run.label(names)}", highlight=False, soft_wrap=True)

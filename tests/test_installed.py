@@ -100,7 +100,7 @@ def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path) -
         assert artifacts_of(elsewhere / "logs" / "my", record) == {"left.txt": "by the run"}
         assert record.environment["git"]["commit"] is None
         assert record.environment["packages"]["cluster-sweeps"]
-    assert "2 runs, 1 submissions" in " ".join(python("jobs", "status").split())
+    assert "2 runs, 1 submission " in " ".join(python("jobs", "status").split())
     assert "| size |" in " ".join(python("aggregate", "logs/my").split())
 
 

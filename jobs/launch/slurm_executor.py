@@ -22,6 +22,7 @@ from typing import Any
 import submitit
 from submitit.slurm.slurm import SlurmExecutor, SlurmJobEnvironment
 
+from jobs.formatting import counted
 from jobs.results.manifest import Job, Manifest, SlurmHandle, read_manifest, write_handles
 from jobs.run import Shape
 from jobs.worker.environment import job_environment
@@ -177,7 +178,9 @@ def submit(manifest: Manifest) -> None:
 
 
 def _refusal(array: Array, before: list[str], words: str) -> str:
-    text = f"sbatch refused {len(array.jobs)} jobs ({array.jobs[0].shape}): {words.strip()}"
+    text = (
+        f"sbatch refused {counted(len(array.jobs), 'job')} ({array.jobs[0].shape}): {words.strip()}"
+    )
     if before:
         text += f"\njob arrays submitted before the refusal stay submitted: {', '.join(before)}"
     return text

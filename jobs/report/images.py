@@ -34,7 +34,7 @@ def draw_plots(
         path = draw_plot(observation, plot, folder, results)
         if path is not None:
             (metric,) = metrics_of(plot)
-            drawn.append(Image(path, f"{plot.title or plot.name}: {metric.header}"))
+            drawn.append(Image(path, metric.heading(plot.title or plot.name)))
     return drawn
 
 

@@ -6,6 +6,7 @@ value that a benchmark returns, such as fact.weights_bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +38,13 @@ class Metric:
     def header(self) -> str:
         """Label and unit, such as `peak memory (GiB)`. No unit if it equals the label."""
         return f"{self.label} ({self.unit})" if self.unit not in ("", self.label) else self.label
+
+    def heading(self, title: str) -> str:
+        """Return a title with the parts of the header that it lacks."""
+        if self.label.lower() not in title.lower() and not self.name.startswith(NAMED):
+            return f"{title}: {self.header}"
+        words = re.findall(r"[^\s(),]+", title)
+        return title if self.unit in ("", *words) else f"{title} ({self.unit})"
 
     @property
     def is_sampled(self) -> bool:

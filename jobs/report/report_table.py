@@ -60,7 +60,7 @@ def make_report_table(
     else:
         pivot = make_pivot(observation, view, results)
         if len(pivot.metrics) == 1:  # several metrics are named in the columns or rows
-            heading += f": {pivot.metrics[0].header}"
+            heading = pivot.metrics[0].heading(heading)
         table = ReportTable(heading, pivot.rows, pivot.row_keys, pivot.notes, pivot.warnings)
         columns = pivot_columns(pivot, view)
     if not table.keys:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jobs.formatting import counted
 from jobs.results.job_states import job_states
 from jobs.results.manifest import Job, Manifest, read_manifests
 from jobs.results.record import Record
@@ -149,8 +150,8 @@ def _superseded(manifests: list[Manifest], notes: list[str]) -> set[str]:
     }
     if old:
         notes.append(
-            f"{len(old)} runs are not shown: this folder has runs of newer versions of their "
-            "benchmarks"
+            f"{counted(len(old), 'run')} not shown: the folder has runs of a newer version of the "
+            "benchmark"
         )
     return old
 

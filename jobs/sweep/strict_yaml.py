@@ -71,7 +71,8 @@ _TRAPS: list[tuple[re.Pattern[str], str]] = [
     ),
     (
         re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
-        "YAML 1.1 reads this as text, not as a number; write it as 1.0e-4, with a point and a sign",
+        "YAML 1.1 reads this as text, not as a number; write it with a point and a sign, "
+        "such as 1.0e-4",
     ),
     (
         re.compile(r"[-+]?(\.[0-9]|[0-9])[0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?$"),

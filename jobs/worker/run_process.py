@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jobs.formatting import counted
 from jobs.json_files import write_json
 from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
@@ -190,7 +191,8 @@ def _check_gpus(gpus: list[str]) -> None:
         seen = torch.cuda.device_count()
         if seen < len(gpus):
             raise RuntimeError(
-                f"this job was given {len(gpus)} GPUs (CUDA_VISIBLE_DEVICES={','.join(gpus)}), "
+                f"this job was given {counted(len(gpus), 'GPU')} "
+                f"(CUDA_VISIBLE_DEVICES={','.join(gpus)}), "
                 f"but torch sees {seen}; check the driver and torch's CUDA version on this node"
             )
         # device_count() also counts GPUs that the driver lists but cannot initialize. Without this

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from jobs import provenance
+from jobs.formatting import counted
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
@@ -149,10 +150,10 @@ class Worker:
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if self.slurm else 1
         if shape.nodes > nodes:
             where = "Slurm allocated" if self.slurm else "a job that is not under Slurm has only"
-            return f"needs {shape.nodes} nodes, but {where} {nodes}"
+            return f"needs {counted(shape.nodes, 'node')}, but {where} {nodes}"
         if shape.gpus_per_node > len(self.visible):
-            offers = f"{len(self.visible)} are visible on {socket.gethostname()}"
-            return f"needs {shape.gpus_per_node} GPUs per node, but {offers}"
+            offers = f"{counted(len(self.visible), 'GPU')} visible on {socket.gethostname()}"
+            return f"needs {counted(shape.gpus_per_node, 'GPU')} per node, but {offers}"
         return None
 
     def _is_done(self, run_id: str, repeat: int) -> bool:

@@ -161,10 +161,10 @@ def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> 
     assert len(list(out.glob("submissions/*/jobs/*/worker.log"))) == 1
     for record in records(out):
         assert record.failure is not None
-        what = "needs 2 nodes" if record.params["tag"] == 99 else "needs 1 GPUs"
+        what = "needs 2 nodes" if record.params["tag"] == 99 else "needs 1 GPU per node"
         assert what in record.failure.message
     again = call("jobs.submit", path, "--local", "--out", out, environment=nothing)
-    assert "21 runs already have a result" in again.stdout and len(records(out)) == 21
+    assert "skipping 21 runs with a result" in again.stdout and len(records(out)) == 21
 
 
 @pytest.mark.skipif(bool(visible_gpus()), reason="needs a machine without a GPU")

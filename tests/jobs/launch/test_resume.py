@@ -27,8 +27,8 @@ def test_what_failed_before_is_no_success_the_second_time(half_failed: tuple[Pat
     before = len(records(out))
     again = call("jobs.submit", sweep, "--local", "--out", out)
     assert again.returncode == 1
-    assert "1 runs already have a result" in again.stdout
-    assert "1 runs failed before (1 error) and are skipped; use --retry-failed" in again.stdout
+    assert "skipping 1 run with a result" in again.stdout
+    assert "skipping 1 run that failed before (1 error); --retry-failed" in again.stdout
     assert len(records(out)) == before
 
 

@@ -127,7 +127,7 @@ def test_submitting_in_flight_submits_nothing_twice(scenarios: Scenarios) -> Non
     done = scenario.submit()
     assert done.returncode == 0
     assert "submitted 0 runs as 0 jobs" in done.stdout
-    assert "3 runs are already queued or running" in done.stdout
+    assert "skipping 3 runs already queued or running" in done.stdout
     assert len(scenario.queue()) == 3
 
 
@@ -195,7 +195,7 @@ def test_failing_runs(scenarios: Scenarios) -> None:
     assert "python -m jobs.submit" in replayed.stdout
 
     retried = scenario.call("jobs", "retry", "out")
-    assert "submitted 2 runs as 1 jobs" in retried.stdout
+    assert "submitted 2 runs as 1 job;" in retried.stdout
     again = scenario.finish()[3:]
     assert [(r.run, r.status, r.attempt) for r in again] == [
         (raised.run, "error", 2),
@@ -207,7 +207,7 @@ def test_gpu_job_sees_its_gpu_alone(scenarios: Scenarios) -> None:
     """A job sees only its own GPU. It is fictitious, so the run fails and the error names it."""
     (record,) = scenarios["gpu"].finish()
     assert record.status == "error" and record.failure is not None
-    assert re.search(r"given 1 GPUs \(CUDA_VISIBLE_DEVICES=[01]\)", record.failure.message)
+    assert re.search(r"given 1 GPU \(CUDA_VISIBLE_DEVICES=[01]\)", record.failure.message)
 
 
 def test_two_nodes_of_two_processes(scenarios: Scenarios) -> None:
@@ -271,7 +271,7 @@ def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
 
     again = scenario.submit()
     assert again.returncode == 0
-    assert "1 runs already have a result" in again.stdout
+    assert "skipping 1 run with a result" in again.stdout
     assert "submitted 0 runs" in again.stdout
 
 

@@ -110,7 +110,7 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
     assert (
         queue.returncode == 1
         and "ended with exit code -9" in output
-        and "2 runs have no record" in output
+        and "2 runs without a record" in output
     )
     await_true(lambda: not any(map(alive, pids)), "what the worker had started ended")
     assert len(records(out)) == 5  # a dead worker writes nothing
