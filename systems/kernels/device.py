@@ -1,4 +1,4 @@
-"""Devices for Triton kernels: a GPU, or a CPU with Triton's interpreter."""
+"""Properties of a tensor's device, and a context manager that makes it the current device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Return True if Triton kernels run on the device: a GPU, or a CPU with TRITON_INTERPRET=1.
+    """Return True if Triton kernels can run on the device.
 
-    On other devices callers use a reference implementation or raise an error.
+    This is the case for a GPU. It is also the case for a CPU if TRITON_INTERPRET=1 is set in the
+    environment, which enables Triton's interpreter. On other devices, callers use a reference
+    implementation or raise an error.
     """
     if device.type == "cuda":
         return True
@@ -24,7 +26,7 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def is_hopper(device: torch.device) -> bool:
-    """Return True for an H100, an H200 or another NVIDIA GPU of compute capability 9.0."""
+    """Return True for an NVIDIA GPU of compute capability 9.0, such as an H100 or H200."""
     if device.type != "cuda" or torch.version.hip is not None:  # AMD's MI200 also reports 9.0
         return False
     return torch.cuda.get_device_capability(device) == (9, 0)
@@ -33,7 +35,7 @@ def is_hopper(device: torch.device) -> bool:
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Return a context manager that makes `device` the current device.
 
-    Triton launches kernels on the current device, whatever device the tensors are on.
+    Triton launches kernels on the current device, even if the tensors are on another device.
     """
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
@@ -42,5 +44,5 @@ def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
 
 @functools.cache
 def multiprocessors(index: int) -> int:
-    """Return the number of multiprocessors of the GPU with this index; an H200 has 132."""
+    """Return the number of multiprocessors of the GPU with this index (132 for an H200)."""
     return int(torch.cuda.get_device_properties(index).multi_processor_count)

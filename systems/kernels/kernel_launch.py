@@ -1,9 +1,10 @@
 """Launch a Triton kernel repeatedly with low host overhead.
 
-For every launch Triton inspects all arguments to find the compiled variant, reads its settings and
-hooks, and encodes TMA descriptors. This takes 15 to 60 microseconds for a kernel with forty
-arguments. A `Launch` holds all arguments except the tensors. In a call it checks only the alignment
-of the tensors and then calls the same driver function as Triton.
+In every launch, Triton inspects all arguments to select a compiled variant of the kernel, reads its
+own settings and hooks, and encodes TMA descriptors. For a kernel with forty arguments this takes 15
+to 60 microseconds of CPU time. `Launch` avoids most of this work. It stores all arguments except
+the tensors. A call only checks the alignment of the tensors, and then calls the same driver
+function as Triton.
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ from torch import Tensor
 
 from systems.kernels.tensor_maps import TensorMap
 
-REGISTERS = 65_536  # 32-bit registers per multiprocessor of every NVIDIA GPU that Triton supports
-# A context variable is local to its thread, so kernels of other threads are still launched.
+# Number of 32-bit registers per multiprocessor, the same for all NVIDIA GPUs that Triton supports
+REGISTERS = 65_536
+# True within `compiling_only`. Context variables are local to a thread, so other threads can launch
+# kernels at the same time.
 _compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
 
 
 @contextlib.contextmanager
 def compiling_only(threads: int) -> Iterator[None]:
-    """Return a context in which each `Launch` that this thread calls compiles and does not launch.
+    """Return a context manager in which calls of a `Launch` compile its kernel but do not run it.
 
-    Kernels are compiled by `threads` threads. Compile errors are ignored in the context and raised
-    by the later launch.
+    This applies only to calls by the current thread. Compile errors are ignored in the context; a
+    later call outside the context raises them.
+
+    Args:
+        threads: number of threads that compile kernels in parallel.
     """
     import triton
 
@@ -45,20 +51,27 @@ def compiling_only(threads: int) -> Iterator[None]:
 
 
 class Launch:
-    """Launch of a kernel with fixed grid, numbers and constants; a call supplies the tensors.
+    """Kernel launch with a fixed grid and fixed scalar arguments. Each call passes the tensors.
 
-    A call is equivalent to `kernel[grid](*maps, *tensors, *numbers, **constants)`. All calls must
-    be on the same device, which must be the current one, and the dtypes of maps and tensors must be
-    the same in every call. The first call with an alignment of the tensors compiles a variant of
-    the kernel. Triton's launch hooks (Proton's, for example) see only these first calls.
+    A call `launch(*tensors, maps=maps)` is equivalent to
+
+        kernel[grid](*descriptors, *tensors, *numbers, **constants, **options)
+
+    where `descriptors` are the TMA descriptors of `maps`. All calls must use the same dtypes and
+    the same device, which must be the current device.
+
+    Triton compiles separate variants of a kernel for tensors with aligned and with unaligned
+    addresses. The first call of each variant is an ordinary Triton launch. Later calls skip
+    Triton's launch hooks, so tools that use these hooks, such as the profiler Proton, do not see
+    them.
 
     Args:
-        kernel: a triton.jit or gluon.jit function whose arguments are TMA descriptors, tensors,
+        kernel: triton.jit or gluon.jit function. Its parameters must be TMA descriptors, tensors,
             numbers and constants, in this order.
-        grid: programs along each axis.
-        numbers: int and float arguments, in the kernel's order.
-        constants: constexpr arguments, in the kernel's order.
-        options: launch options such as num_warps.
+        grid: number of programs along each of one to three axes.
+        numbers: values of the int and float parameters, in the order of the parameters.
+        constants: values of the constexpr parameters by name, in the order of the parameters.
+        options: launch options of Triton, such as num_warps.
     """
 
     __slots__ = ("_launches", "compiled", "constants", "grid", "kernel", "numbers", "options")
@@ -74,7 +87,7 @@ class Launch:
         self.kernel, self.numbers, self.constants = kernel, tuple(numbers), dict(constants)
         self.grid = (*grid, 1, 1)[:3]
         self.options = options
-        self.compiled: Any = None  # Triton's CompiledKernel of the last variant
+        self.compiled: Any = None  # Triton's CompiledKernel of the variant that was compiled last
         self._launches: dict[int, Callable[..., object]] = {}
 
     def __call__(self, *tensors: Tensor, maps: Sequence[TensorMap] = ()) -> None:
@@ -92,13 +105,16 @@ class Launch:
             self.kernel.warmup(*arguments, grid=self.grid, **self.constants, **self.options)
             return
         compiled = self.kernel[self.grid](*arguments, **self.constants, **self.options)
-        if hasattr(compiled, "packed_metadata"):  # neither interpreted nor still compiling
+        if hasattr(compiled, "packed_metadata"):  # neither interpreted nor being compiled
             rest = (*self.numbers, *self.constants.values())
             self._launches[aligned] = _direct(compiled, self.grid, rest)
             self.compiled = compiled
 
     def resident(self) -> int:
-        """Return the occupancy of the last compiled variant, in programs per multiprocessor."""
+        """Return the occupancy of the last compiled variant, in programs per multiprocessor.
+
+        The launch must have been called before.
+        """
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         threads = 32 * self.compiled.metadata.num_warps
         registers = -(-self.compiled.n_regs // 8) * 8 * threads
@@ -114,19 +130,21 @@ class Launch:
 
 
 def _direct(compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Callable[..., object]:
-    """Return a function that launches as `CompiledKernel.__getitem__` of Triton 3.6, without hooks.
+    """Return a function that launches a compiled kernel through the driver, without Triton's hooks.
 
-    The function takes TMA descriptors and addresses. With addresses instead of tensors, the driver
-    does not have to call a method of each tensor.
+    The function takes TMA descriptors and the addresses of the tensors, and does the same as
+    `CompiledKernel.__getitem__` of Triton 3.6. For a tensor, the driver would call its `data_ptr`
+    method; for an address it does not need to.
     """
     run = compiled.run
+    # If the kernel needs scratch memory, Triton allocates this memory and launches the kernel.
     if run.global_scratch_size or run.profile_scratch_size:
         return lambda maps, addresses: compiled[grid](
             *(m.descriptor for m in maps), *addresses, *rest
         )
     metas = getattr(compiled.metadata, "tensordesc_meta", None) or ()
     launch = run.launch
-    if metas:  # Triton's launcher encodes descriptors in every call; use the one that it wraps
+    if metas:  # the launcher encodes descriptors in every call: use the function inside it
         launch = inspect.getclosurevars(launch).nonlocals["launcher"]
     launch = functools.partial(launch, *grid)
     stream_of, device = torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()

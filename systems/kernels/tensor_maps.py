@@ -7,25 +7,30 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Descriptors kept by one TensorMaps. The caching allocator returns the same addresses repeatedly.
+# Maximum number of descriptors in the cache of one TensorMaps. A small cache is enough, because
+# PyTorch's caching allocator returns the same addresses repeatedly.
 MAX_ADDRESSES = 256
 
 
 class TensorMap:
-    """TMA descriptor of one tensor, encoded once. Triton alone would encode it in every launch."""
+    """TMA descriptor of one tensor, which is encoded only once.
+
+    Triton's launcher would encode the descriptor again in every launch.
+    """
 
     __slots__ = ("_arguments", "descriptor")
 
     def __init__(self, descriptor: Any):
-        self.descriptor = descriptor  # gluon's TensorDescriptor
+        self.descriptor = descriptor  # TensorDescriptor of Gluon
         self._arguments: list[Any] | None = None
 
     def arguments(self, meta: dict[str, Any]) -> list[Any]:
-        """Return the kernel arguments into which Triton 3.6's launcher expands the descriptor.
+        """Return the encoded descriptor as a list of arguments for Triton 3.6's low-level launcher.
 
         Args:
-            meta: `tensordesc_meta` of the kernel argument. It depends only on the shape and layout
-                of the tile, so the result of the first call is returned by all others.
+            meta: element of the compiled kernel's `tensordesc_meta` that describes this argument.
+                Only the first call uses it. Later calls return the same list, because `meta`
+                depends only on the shape and layout of the tile.
         """
         if self._arguments is None:
             from triton.backends.nvidia.driver import make_tensordesc_arg
@@ -35,14 +40,15 @@ class TensorMap:
 
 
 class TensorMaps:
-    """TMA descriptors of tensors with one dtype, shape and layout, looked up by address.
+    """Cache of TMA descriptors for tensors with the same dtype, shape and strides, by address.
 
     Args:
         dtype: float16, bfloat16 or float32.
         shape: shape of the tensors.
-        strides: in elements; the last must be 1. Strides of dimensions of size 1 are ignored.
-        tile: shape of one TMA copy. Elements past the end of a dimension are read as zeros and not
-            written.
+        strides: strides of the tensors, in elements. The last must be 1. Strides of dimensions of
+            size 1 are ignored.
+        tile: shape of the tile that one TMA copy transfers. Elements of a tile past the end of the
+            tensor are read as zeros and are not written.
 
     Raises:
         KeyError: if the dtype is not supported.
@@ -70,7 +76,7 @@ class TensorMaps:
         self._made: dict[int, TensorMap] = {}
 
     def at(self, address: int) -> TensorMap:
-        """Return the descriptor of the tensor at this address, which must be a multiple of 16."""
+        """Return the descriptor of the tensor at `address`, a multiple of 16 bytes."""
         made = self._made.get(address)
         if made is None:
             from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -86,7 +92,10 @@ class TensorMaps:
 
 
 class _Address(NamedTuple):
-    """Stand-in for a tensor in a descriptor, which does not own the memory."""
+    """Address and dtype, which Triton's TensorDescriptor accepts in place of a tensor.
+
+    Unlike a tensor, this object does not keep the memory allocated.
+    """
 
     address: int
     dtype: torch.dtype

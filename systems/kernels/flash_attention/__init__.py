@@ -1,4 +1,4 @@
-"""Attention, softmax(QK^T / sqrt(D)) V, in several implementations with one signature."""
+"""Implementations of attention, softmax(Q K^T / sqrt(head_dim)) V, with a common signature."""
 
 from systems.kernels.flash_attention.api import flash_attention
 from systems.kernels.flash_attention.autograd import FlashAttentionHopper, FlashAttentionTriton

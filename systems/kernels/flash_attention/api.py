@@ -1,8 +1,10 @@
-"""Differentiable attention with checked inputs and a choice of implementation.
+"""Attention function that checks its inputs and selects an implementation.
 
-from systems.kernels.flash_attention import flash_attention
+Example:
 
-out = flash_attention(q, k, v, is_causal=True)
+    from systems.kernels.flash_attention import flash_attention
+
+    out = flash_attention(q, k, v, is_causal=True)
 """
 
 from __future__ import annotations
@@ -34,26 +36,28 @@ def flash_attention(
 ) -> Tensor:
     """Compute softmax(q k^T * scale) v, differentiable with respect to q, k and v.
 
-    Under autocast, float32, bfloat16 and float16 inputs are cast to the autocast dtype; the dtypes
-    of q, k and v may then differ.
+    Under autocast, float32, bfloat16 and float16 inputs are cast to the autocast dtype. In this
+    case q, k and v may have different dtypes.
 
     Args:
         q: (..., n_queries, head_dim), float32, bfloat16, float16 or float64, any strides.
-        k, v: (..., n_keys, head_dim), with q's leading dimensions, dtype and device.
-        is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
+        k, v: (..., n_keys, head_dim), with the leading dimensions, dtype and device of q.
+        is_causal: if True, query i attends only to keys 0 to i (the mask is aligned to the upper
+            left corner, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation:
-            auto            on a Hopper GPU (compute capability 9.0), for which our kernels are
-                            tuned, flash_hopper or else flash_triton if it supports the inputs.
-                            sdpa on other devices, for float64, and for inputs so small that the
-                            launch overhead dominates
-            naive           materializes the score matrix, in the inputs' dtype
-            flash_pytorch   FlashAttention-2 in plain torch, in float32; written to be read
-            flash_triton    FlashAttention-2 in Triton; on a CPU with TRITON_INTERPRET=1
-            flash_hopper    FlashAttention-3 for an H100 or H200: bfloat16 or float16, head_dim 64
-                            or 128
+            auto            on a Hopper GPU (compute capability 9.0): flash_hopper, or flash_triton
+                            if flash_hopper does not support the inputs. sdpa on other devices, for
+                            float64, and for small inputs, whose time is mostly launch overhead
+            naive           attention with the full score matrix in memory, in the inputs' dtype
+            flash_pytorch   FlashAttention-2 in plain torch, written for readers; computes in
+                            float32, or in float64 for float64 inputs
+            flash_triton    FlashAttention-2 in Triton, on a GPU; with TRITON_INTERPRET=1 also on a
+                            CPU
+            flash_hopper    FlashAttention-3 on an H100 or H200, for bfloat16 or float16 inputs and
+                            head_dim 64 or 128
             flex            torch's FlexAttention, compiled
-            sdpa            torch's scaled_dot_product_attention with the backend that it chooses
+            sdpa            torch's scaled_dot_product_attention; torch selects the backend
             sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math
                             torch's scaled_dot_product_attention with the named backend only
 
@@ -64,12 +68,13 @@ def flash_attention(
         ValueError: if arguments are invalid; the message lists all errors.
         RuntimeError: if the implementation does not support these inputs on this machine.
     """
-    q, k, v = autocast(q, k, v)  # before the checks and the choice, which depend on the dtype
+    q, k, v = autocast(q, k, v)  # first, because the code below depends on the dtype
     errors = _errors(q, k, v, is_causal, scale, implementation)
     if errors:
         raise ValueError("; ".join(errors))
     leading = q.shape[:-2]
-    # torch's fused kernels need four dimensions; with others torch materializes the score matrix.
+    # torch's fused kernels support only four dimensions. For other numbers of dimensions, torch
+    # materializes the score matrix.
     q, k, v = (four_dimensional(x) for x in (q, k, v))
     if q.numel() == 0 or k.numel() == 0:
         implementation = "naive"  # torch 2.11's fused kernels crash the process on empty inputs
@@ -110,7 +115,7 @@ def _errors(
         )
     if scale is not None and (not isinstance(scale, Real) or not math.isfinite(scale)):
         errors.append(
-            "scale must be a finite number, not a tensor (it has no gradient), got "
+            "scale must be a finite number, not a tensor (scale gets no gradient), got "
             f"{_describe(scale)}"
         )
     return errors

@@ -1,4 +1,4 @@
-"""Choice of the implementation for implementation="auto", based on measurements."""
+"""Selection of the implementation for implementation="auto", based on measurements."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from torch import Tensor
 from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention.registry import unsupported_reason
 
-# Below this number of FLOPs, forward and backward together (counted without a mask), the calls are
-# launch-bound, and torch has less launch overhead than our kernels: one head of 128 to 1,024 tokens
-# in bfloat16 takes 0.19 ms (median) with torch's fastest backend and 0.28 ms with flash_hopper.
-# Above it our kernels are faster: one head of 16k tokens (2.4e11 FLOPs) takes 0.27 ms of GPU time
-# with flash_hopper and 0.54 ms with cuDNN. In float32, one head of 4k tokens (1.5e10 FLOPs) takes
-# 0.17 ms with flash_triton and 1.36 ms with torch's efficient backend. That backend is no faster
-# for head dimensions below 64. Measured on an H200 (logs/h200/flash).
+# Inputs with fewer FLOPs are launch-bound, and torch has less launch overhead than our kernels. The
+# FLOPs are those of forward and backward together, without a mask. Measured for one head on an H200
+# (logs/h200/flash):
+# - bfloat16, 128 to 1,024 tokens: 0.19 ms (median) with torch's fastest backend, 0.28 ms with
+#   flash_hopper.
+# - bfloat16, 16k tokens (2.4e11 FLOPs): 0.54 ms of GPU time with cuDNN, 0.27 ms with flash_hopper.
+# - float32, 4k tokens (1.5e10 FLOPs): 1.36 ms with torch's efficient backend, 0.17 ms with
+#   flash_triton. Head dimensions below 64 take torch's efficient backend as long as 64.
 LAUNCH_BOUND_FLOPS = 2e11
 LAUNCH_BOUND_FLOPS_FLOAT32 = 1e10
 
 
 def best_implementation(q: Tensor, k: Tensor) -> str:
-    """Return the fastest implementation: our kernels for large inputs on Hopper GPUs, else sdpa.
+    """Return the name of the implementation that is probably the fastest for these inputs.
+
+    The result is "flash_hopper" or "flash_triton" for large inputs on a Hopper GPU, else "sdpa".
 
     Args:
         q, k: (batch, heads, seq_len, head_dim).

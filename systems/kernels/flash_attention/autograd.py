@@ -13,19 +13,21 @@ from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES
 
 
 class FlashAttentionTriton(torch.autograd.Function):
-    """FlashAttention-2 by the Triton kernels.
+    """FlashAttention-2 with the Triton kernels, differentiable with respect to q, k and v.
 
         out = FlashAttentionTriton.apply(q, k, v, is_causal, scale, precision)
 
-    The defaults are is_causal=False, scale=None and precision="fp16x3". Arguments are described at
-    `triton.launch.flash_forward`. out is (..., n_queries, head_dim).
+    The last three arguments are optional, with the defaults is_causal=False, scale=None and
+    precision="fp16x3". `triton.launch.flash_forward` describes all arguments. The output has the
+    shape (..., n_queries, head_dim).
 
-    Saves q, k, v, out and the log-sum-exp, float32 (..., n_queries), for backward, so memory is
-    linear in the sequence lengths. Equal inputs give bitwise equal results, also in backward. Under
-    autocast q, k and v are cast to the autocast dtype, as in torch's own attention.
+    Forward saves q, k, v, the output and the log-sum-exp, float32 (..., n_queries). So the memory
+    is linear in the sequence lengths. Equal inputs give bitwise equal outputs and gradients. Under
+    autocast, q, k and v are cast to the autocast dtype, as in torch's scaled_dot_product_attention.
 
-    Calls the custom operators of `ops` under torch.compile or a dispatch mode. Otherwise launches
-    directly, which saves about 20 microseconds of host time per pass.
+    Under torch.compile or a dispatch mode, the custom operators of the module `ops` launch the
+    kernels. Otherwise they are launched directly, which saves about 20 microseconds of host time
+    per pass.
     """
 
     @staticmethod
@@ -47,16 +49,17 @@ class FlashAttentionTriton(torch.autograd.Function):
 
 
 class FlashAttentionHopper(torch.autograd.Function):
-    """FlashAttention-3 by the warp-specialized Hopper kernels.
+    """FlashAttention-3 with the warp-specialized Hopper kernels, differentiable in q, k and v.
 
         out = FlashAttentionHopper.apply(q, k, v, is_causal, scale)
 
-    Like `FlashAttentionTriton`, for bfloat16 or float16 q, k and v with head_dim 64 or 128 on an
-    H100 or H200.
+    The arguments and the output are those of `FlashAttentionTriton`. Needs an H100 or H200,
+    bfloat16 or float16 inputs, and head_dim 64 or 128.
 
-    Backward accumulates dq in float32 in an order that changes from run to run, so dq differs
-    between runs by rounding errors. Under `torch.use_deterministic_algorithms(True)` backward uses
-    the kernels of `FlashAttentionTriton`, which are deterministic.
+    Backward adds up dq in float32 in an order that changes from run to run, so dq differs between
+    runs by rounding errors. Under `torch.use_deterministic_algorithms(True)`, backward uses the
+    Triton kernels, which are deterministic. Backward also uses the Triton kernels if only dq, or
+    only dk and dv, are needed.
     """
 
     @staticmethod
@@ -77,7 +80,10 @@ class FlashAttentionHopper(torch.autograd.Function):
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast q, k and v to the autocast dtype if autocast is enabled, as torch's attention does."""
+    """Return q, k and v, cast to the autocast dtype if autocast is enabled for their device.
+
+    The tensors are not cast if one of them has a dtype other than float32, bfloat16 and float16.
+    """
     device_type = q.device.type
     # torch.is_autocast_enabled raises an error for the meta device.
     if q.is_meta or not torch.is_autocast_enabled(device_type):

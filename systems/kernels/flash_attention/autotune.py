@@ -1,10 +1,13 @@
-"""Find the fastest tiles of the Triton kernels for a shape on this GPU and save them on disk.
+"""Search for the fastest tile sizes of the Triton kernels for one input shape, and save them.
 
     python -m systems.kernels.flash_attention.autotune --heads 16 --seq-len 16384 --head-dim 64
 
-Candidates are compiled in parallel. The result of each is compared with the result of the first
-candidate that runs, which is the tile of `triton.tile_table` if that tile fits this GPU. See
-`triton.choose_tiles` for the calls that use the saved tiles and the calls that search on their own.
+The search runs on the current GPU. It compiles the candidate tile sizes in parallel and measures
+each of them. The first candidate is the entry of `triton.tile_table`. A candidate is rejected if
+its results differ from those of the first candidate that runs.
+
+`triton.choose_tiles` describes which calls use the saved tile sizes, and which calls start a search
+themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from systems.kernels.flash_attention.triton.tile_table import MAX_HEAD_DIM
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Find and save the fastest tiles for a shape.")
+    parser = argparse.ArgumentParser(description="Find the fastest tile sizes for an input shape.")
     parser.add_argument("--heads", type=int, default=16, help="batch size times number of heads")
     parser.add_argument("--seq-len", type=int, default=16_384)
     parser.add_argument("--head-dim", type=int, default=64)
@@ -35,7 +38,7 @@ def main() -> None:
     if not 1 <= args.head_dim <= MAX_HEAD_DIM:
         errors.append(f"--head-dim must be 1 to {MAX_HEAD_DIM}, got {args.head_dim}")
     if not torch.cuda.is_available():
-        errors.append("the search needs a GPU, and torch finds none")
+        errors.append("the search needs a GPU, but torch finds none")
     if errors:
         parser.error("; ".join(errors))
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.dtype, torch.float32)

@@ -1,10 +1,10 @@
-"""FlashAttention-2 in plain torch, tile by tile: a readable counterpart of the fused kernels.
+"""FlashAttention-2 in plain torch, one tile at a time: a readable version of the fused kernels.
 
     out = FlashAttentionPyTorch.apply(q, k, v, is_causal)
 
-The n_queries x n_keys matrix of scores is never in memory as a whole. Forward saves only its
-row-wise log-sum-exp L; backward recomputes the scores from q, k and L (Dao 2023, FlashAttention-2,
-https://arxiv.org/abs/2307.08691, algorithms 1 and 2).
+The full (n_queries, n_keys) score matrix is never in memory. Forward saves the log-sum-exp L of
+each row of scores. Backward recomputes the softmax from q, k and L. The algorithms are algorithms 1
+and 2 of FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-# Queries and keys per tile. A tile of scores takes 1 MiB per head in float32, and backward holds
-# three at a time. Tiles of this size give each kernel enough work to hide Python's launch overhead.
+# Number of queries and number of keys per tile. A tile of scores takes 1 MiB per head in float32,
+# and backward holds three such tiles at the same time. Tiles of this size give each kernel enough
+# work to hide Python's launch overhead.
 QUERY_TILE = 512
 KEY_TILE = 512
 
@@ -30,27 +31,31 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 
         out = FlashAttentionPyTorch.apply(q, k, v, is_causal, scale)
 
-    The defaults are is_causal=False and scale=None. Computes in float32 (float64 for float64
-    inputs) and rounds once at the end, also under autocast. On a GPU, float32 matmuls follow
-    torch.backends.cuda.matmul.allow_tf32. Deterministic. Only first derivatives are supported.
+    The last two arguments are optional, with the defaults is_causal=False and scale=None.
+
+    Computes in float32 (float64 for float64 inputs), also under autocast, and rounds the results to
+    the dtype of the inputs once at the end. On a GPU, torch.backends.cuda.matmul.allow_tf32 applies
+    to the float32 matmuls. The results are deterministic. Second derivatives are not supported.
 
     Args:
         q: (..., n_queries, head_dim), any float dtype, any strides.
-        k: (..., n_keys, head_dim), with q's leading dimensions and dtype, like v.
-        v: (..., n_keys, value_dim).
-        is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
+        k: (..., n_keys, head_dim), with the leading dimensions and dtype of q.
+        v: (..., n_keys, value_dim), with the leading dimensions and dtype of q.
+        is_causal: if True, query i attends only to keys 0 to i (the mask is aligned to the upper
+            left corner, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
 
     Returns:
         (..., n_queries, value_dim), of q's dtype; zeros if n_keys is 0.
 
-    Saves for backward: q, k, v, out, and the natural-log log-sum-exp of the scaled scores,
-    (..., n_queries) in float32 (float64); -inf if n_keys is 0.
+    Forward saves q, k, v, the output and the natural-log log-sum-exp of the scaled scores for
+    backward. The log-sum-exp is float32 (float64 for float64 inputs), (..., n_queries); -inf if
+    n_keys is 0.
     """
 
-    # Use torch.compile for the tile function of backward: True, False, or None for GPUs only. On a
-    # CPU compilation takes seconds, needs a C++ compiler and gains little. TORCH_COMPILE_DISABLE=1
-    # in the environment disables it, too.
+    # Whether backward compiles `_backward_tile` with torch.compile; None: only on a GPU. On a CPU,
+    # compilation takes seconds, needs a C++ compiler and gains little. The environment variable
+    # TORCH_COMPILE_DISABLE=1 also disables compilation.
     compiled: ClassVar[bool | None] = None
 
     @staticmethod
@@ -62,7 +67,10 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Tensor:
-        """Return out; see the class for the arguments."""
+        """Compute the output, and save the tensors that backward needs.
+
+        The class describes the arguments.
+        """
         out, lse = tiled_forward(q, k, v, is_causal, scale)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.is_causal, ctx.scale = is_causal, scale
@@ -71,7 +79,11 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Return dq, dk and dv, given dout (..., n_queries, value_dim) of any strides."""
+        """Return the gradients of q, k and v, and None for the other arguments.
+
+        Args:
+            dout: gradient of the output, (..., n_queries, value_dim), any strides.
+        """
         q, k, v, out, lse = ctx.saved_tensors
         dq, dk, dv = tiled_backward(q, k, v, out, lse, dout, ctx.is_causal, ctx.scale)
         return dq, dk, dv, None, None
@@ -81,12 +93,17 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 def tiled_forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse, computed by algorithm 1 of FlashAttention-2.
+    """Return the attention output and its log-sum-exp (algorithm 1 of FlashAttention-2).
 
-    The softmax of a row is not known before its last key (online softmax). So each query has a
-    running maximum m, a running sum of exp(score - m) and a running sum of exp(score - m) v: m, l
-    and O in the paper. When a tile of keys raises m, the earlier sums are multiplied by
-    exp(m_before - m_now).
+    The softmax of a query is known only after its last tile of keys. Until then, each query has
+    three running values (online softmax): the maximum m of its scores, the sum l of exp(score - m),
+    and the sum O of exp(score - m) v. If a tile of keys increases m, the sums l and O of the
+    earlier tiles are multiplied by exp(m_before - m_now). The variables `total` and `weighted` are
+    l and O.
+
+    Returns:
+        out: (..., n_queries, value_dim), of q's dtype.
+        lse: (..., n_queries), float32, or float64 for float64 inputs.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     t = _Tiles.of(q, k, is_causal)
@@ -101,9 +118,9 @@ def tiled_forward(
                 scores = q_tile @ ks[j].mT
                 if not t.is_visible(i, j):
                     scores.masked_fill_(t.hidden(i, j), -math.inf)
-                # m_now is finite, because every query sees key 0, which is in the first tile. So
-                # exp(-inf - -inf) = NaN cannot occur below. In a later tile whose keys are all
-                # hidden from a row, every p of this row is exp(-inf) = 0.
+                # Every query sees key 0, which is in the first tile. So m_now is finite, and
+                # exp(-inf - -inf) = NaN cannot occur below. If a query sees no key of a later
+                # tile, every p of the query is exp(-inf) = 0.
                 m_now = torch.maximum(m, scores.amax(-1))
                 p = scores.sub_(m_now[..., None]).exp_()
                 shrink = torch.exp(m - m_now)
@@ -128,21 +145,22 @@ def tiled_backward(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq, dk and dv, computed by algorithm 2 of FlashAttention-2.
+    """Return the gradients dq, dk and dv (algorithm 2 of FlashAttention-2).
 
-    If a query sees only one key, the exact gradient of its score is 0. Here it is computed as
-    dP - D, the difference of two sums of the same terms in different order, so float32 rounding
-    errors remain. A softmax that saves its probabilities gives exactly 0.
+    If a query sees only one key, the exact gradient of its score is 0. This function returns a
+    rounding error instead. It computes the gradient as P * (dP - D) with D = rowsum(out * dout).
+    For one key, dP and D are sums of the same terms, but the terms are added in a different order.
+    An implementation that saves the softmax returns exactly 0.
 
     Args:
         out, lse: as returned by `tiled_forward`.
-        dout: of out's shape, any strides.
+        dout: gradient of out, of out's shape, any strides.
     """
     wide = lse.dtype
     t = _Tiles.of(q, k, is_causal)
     step = _backward_step(q.device)
     with torch.autocast(q.device.type, enabled=False):
-        # D in the paper. It is rowsum(P * dP) = rowsum(out * dout), which needs no scores.
+        # D in the paper: rowsum(P * dP), which is equal to rowsum(out * dout).
         delta = (out.to(wide) * dout.to(wide)).sum(-1)
         qs = _tiled(q, t.rows, wide).mul_(_scale(q, scale))
         douts = _tiled(dout, t.rows, wide)
@@ -159,7 +177,7 @@ def tiled_backward(
                     qs[i], ks[j], vs[j], douts[i], lses[i], deltas[i],
                     t.limits[i], t.keys[j], dqs[i], dks[j], dvs[j],
                 )  # fmt: skip
-        dqs.mul_(_scale(q, scale))  # dk is already scaled, since it was computed from scaled qs
+        dqs.mul_(_scale(q, scale))  # dk is computed from scaled qs, so it is already scaled
     return (
         _untiled(dqs, t.n_queries, q.dtype).view(q.shape),
         _untiled(dks, t.n_keys, k.dtype).view(k.shape),
@@ -180,24 +198,24 @@ def _backward_tile(
     dk: Tensor,
     dv: Tensor,
 ) -> None:
-    """Add the contribution of one tile to dq, dk and dv.
+    """Add the contribution of one tile of scores to dq, dk and dv.
 
         S = Q K^T, P = exp(S - L)
         dV += P^T dO
         dP = dO V^T, dS = P * (dP - D)
         dQ += dS K, dK += dS^T Q
 
-    Q is already multiplied by the scale. All arguments are tensors with the same shapes and strides
-    in every call, because torch.compile would recompile for each value of an int or a float.
+    All arguments are tensors, because torch.compile would recompile the function for each value of
+    an int or float argument. Their shapes and strides are the same for all tiles of a pass.
 
     Args:
-        q, dq: (batch, rows, head_dim).
+        q, dq: Q, already multiplied by the scale, and its gradient; (batch, rows, head_dim).
         k, dk: (batch, columns, head_dim).
         v, dv: (batch, columns, value_dim).
-        dout: (batch, rows, value_dim).
+        dout: dO, (batch, rows, value_dim).
         lse, delta: L and D, (batch, rows).
-        limit: (rows,), position of the first key that a query does not see.
-        key: (columns,), positions of the keys.
+        limit: (rows,), position of the first key that each query does not see.
+        key: (columns,), position of each key.
     """
     p = torch.exp(q @ k.mT - lse[..., None]).masked_fill(key >= limit[:, None], 0.0)
     ds = p * (dout @ v.mT - delta[..., None])
@@ -212,7 +230,7 @@ def _compiled_backward_tile() -> Callable[..., None]:
 
 
 def _backward_step(device: torch.device) -> Callable[..., None]:
-    if torch.compiler.is_compiling():  # torch.compile traces the tile function with its caller
+    if torch.compiler.is_compiling():  # compiled together with its caller
         return _backward_tile
     compiled = FlashAttentionPyTorch.compiled
     if compiled is None:
@@ -221,18 +239,20 @@ def _backward_step(device: torch.device) -> Callable[..., None]:
 
 
 class _Tiles(NamedTuple):
-    """Division of queries and keys into tiles, and the keys that each query sees.
+    """Division of queries and keys into tiles, and the causal mask of each tile.
 
-    All tiles have the same shape (the last is padded), so `_backward_tile` is compiled once.
+    All tiles have the same shape, because the last tile is padded. So `_backward_tile` is compiled
+    only once.
     """
 
     n_queries: int
     n_keys: int
-    rows: int  # queries per tile
-    columns: int  # keys per tile
+    rows: int  # number of queries per tile
+    columns: int  # number of keys per tile
     is_causal: bool
-    limits: Tensor  # int64 (query tiles, rows): position of the first key that a query does not see
-    keys: Tensor  # int64 (key tiles, columns): positions of the keys
+    # int64 (number of query tiles, rows): position of the first key that each query does not see
+    limits: Tensor
+    keys: Tensor  # int64 (number of key tiles, columns): position of each key
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, is_causal: bool) -> _Tiles:
@@ -247,7 +267,7 @@ class _Tiles(NamedTuple):
         return cls(n_queries, n_keys, rows, columns, is_causal, limits, keys)
 
     def key_tiles(self, i: int) -> Iterator[int]:
-        """Iterate over the key tiles that query tile i sees, without those above the diagonal."""
+        """Return an iterator over the indices of the key tiles that query tile i sees."""
         end = min(self.n_keys, (i + 1) * self.rows) if self.is_causal else self.n_keys
         return iter(range(-(-end // self.columns)))
 
@@ -257,12 +277,15 @@ class _Tiles(NamedTuple):
         return end <= self.n_keys and (not self.is_causal or end <= i * self.rows + 1)
 
     def hidden(self, i: int, j: int) -> Tensor:
-        """Return bool (rows, columns): True where a query of tile i cannot see a key of tile j."""
+        """Return a bool mask (rows, columns). True hides a key of tile j from a query of tile i."""
         return self.keys[j] >= self.limits[i][:, None]
 
 
 def _tiled(x: Tensor, size: int, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
-    """Copy (..., n, d) to a contiguous (tiles, batch, size, d); pad the last tile with `fill`."""
+    """Copy x (..., n, d) to a contiguous tensor of tiles (number of tiles, batch, size, d).
+
+    `batch` is the product of the leading dimensions. The last tile is padded with `fill`.
+    """
     n, d = x.shape[-2:]
     tiles = -(-n // size)
     flat = pad(x.to(dtype), (0, 0, 0, tiles * size - n), value=fill)
@@ -271,7 +294,7 @@ def _tiled(x: Tensor, size: int, dtype: torch.dtype, fill: float = 0.0) -> Tenso
 
 
 def _untiled(tiles: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Undo `_tiled`: copy (tiles, batch, size, ...) to a contiguous (batch, n, ...)."""
+    """Copy tiles (number of tiles, batch, size, ...) to a contiguous tensor (batch, n, ...)."""
     return tiles.transpose(0, 1).flatten(1, 2)[:, :n].to(dtype).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""torch's FlexAttention under torch.compile, which generates a Triton kernel for the mask."""
+"""Attention with torch's FlexAttention, for which torch.compile generates a Triton kernel."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 def flex(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Compute attention by a compiled `flex_attention`, with a causal block mask or without a mask.
+    """Compute attention with torch's `flex_attention`, compiled.
 
-    Each shape is compiled. After torch._dynamo.config.recompile_limit shapes (8 by default) torch
-    warns and falls back to the uncompiled function, which materializes the score matrix.
+    torch compiles a kernel for each new shape. After torch._dynamo.config.recompile_limit shapes (8
+    by default), torch warns and uses the uncompiled function, which materializes the score matrix.
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).
-        is_causal: query i sees keys 0 to i.
+        is_causal: if True, query i attends only to keys 0 to i.
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
 
     Raises:
@@ -42,13 +42,13 @@ def _causal_mask(n_queries: int, n_keys: int, device: torch.device) -> BlockMask
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
 
-    # The mask is cached, and one made in inference mode could not be used with autograd later.
+    # The mask is cached. If it were created in inference mode, autograd could not use it later.
     with torch.inference_mode(False):
         return create_block_mask(sees, None, None, n_queries, n_keys, device=str(device))
 
 
 def flex_unsupported_reason(q: Tensor) -> str | None:
-    """Return the reason why FlexAttention does not support q, or None if it does."""
+    """Return the reason why FlexAttention does not support q, or None if it supports q."""
     if not q.is_cuda:
         return "flex needs a CUDA GPU"
     if q.shape[-1] < 16 or q.shape[-1] & (q.shape[-1] - 1):

@@ -1,4 +1,4 @@
-"""Dispatch forward and backward to the kernels named "triton" or "hopper"."""
+"""Forward and backward passes with either the Triton kernels or the Hopper kernels."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ def forward(
     kernels: str,
     reuse_counters: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) as `triton.launch.flash_forward` does.
+    """Compute the attention output and its log-sum-exp with the selected kernels.
 
     Args:
+        q, k, v, is_causal, scale: see `triton.launch.flash_forward`.
+        precision: see `triton.launch.flash_forward`; ignored by the Hopper kernels.
         kernels: "triton" or "hopper".
-        reuse_counters: see `forward_launch.flash_forward`; only the Hopper kernels use it.
+        reuse_counters: see `hopper.forward_launch.flash_forward`; ignored by the Triton kernels.
+
+    Returns:
+        out, lse: see `triton.launch.flash_forward`.
     """
     if kernels == "hopper":
         return forward_launch.flash_forward(
@@ -46,10 +51,20 @@ def backward(
     needs_dq: bool,
     needs_dkdv: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return (dq, dk, dv) as `triton.launch.flash_backward` does, None for those not needed.
+    """Compute the gradients of q, k and v with the selected kernels.
 
-    kernels="hopper" falls back to the Triton kernels if deterministic algorithms are required or if
-    not all gradients are needed.
+    The Triton kernels are used in place of the Hopper kernels if deterministic algorithms are
+    required, or if not all gradients are needed.
+
+    Args:
+        q, k, v, out, lse, dout, is_causal, scale: see `triton.launch.flash_backward`.
+        precision: see `triton.launch.flash_forward`; ignored by the Hopper kernels.
+        kernels: "triton" or "hopper".
+        needs_dq: whether dq is needed.
+        needs_dkdv: whether dk and dv are needed.
+
+    Returns:
+        dq, dk, dv: None for gradients that are not needed.
     """
     on_hopper = kernels == "hopper" and not torch.are_deterministic_algorithms_enabled()
     if on_hopper and backward_launch.unsupported_reason(q, needs_dq, needs_dkdv) is None:

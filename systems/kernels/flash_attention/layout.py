@@ -1,4 +1,4 @@
-"""Map tensors (..., rows, head_dim) to the four dimensions and strides that the kernels accept."""
+"""Views of tensors (..., rows, head_dim) with the four dimensions and strides of the kernels."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from systems.kernels.flash_attention.triton.tile_table import MAX_ROW_STRIDE
 class Layout(NamedTuple):
     """Sizes and strides (in elements) of a tensor viewed as (batch, heads, rows, head_dim).
 
-    Elements of a row are contiguous, so `strides` has only the first three dimensions. If is_copy
-    is True, the kernels cannot address the tensor itself, and this is the layout of
-    `tensor.contiguous()`.
+    `strides` are those of the first three dimensions; the stride of the last dimension is 1. If
+    `is_copy` is True, the kernels do not support the strides of the tensor, and this is the layout
+    of `tensor.contiguous()`.
     """
 
     batch: int
@@ -33,12 +33,12 @@ class Layout(NamedTuple):
 
     @property
     def n_heads(self) -> int:
-        """Number of heads of all batch elements together."""
+        """Batch size times number of heads."""
         return self.batch * self.heads
 
     @property
     def dense_strides(self) -> tuple[int, int, int]:
-        """Strides of a contiguous tensor of this shape."""
+        """First three strides of a contiguous tensor of this shape."""
         head_size = self.rows * self.head_dim
         return self.heads * head_size, head_size, self.head_dim
 
@@ -46,9 +46,9 @@ class Layout(NamedTuple):
 def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
     """Return the layout of a tensor, or of its contiguous copy if its strides are not supported.
 
-    Strides are supported if the elements of a row are contiguous, the row stride is below
-    MAX_ROW_STRIDE and the leading dimensions can be viewed as two. For other strides a copy costs
-    far less than reading rows whose elements are not contiguous.
+    The kernels support strides under three conditions: the elements of a row are contiguous, the
+    stride of the rows is below MAX_ROW_STRIDE, and the leading dimensions can be viewed as two
+    dimensions. A copy takes far less time than reading rows whose elements are not contiguous.
     """
     *leading, rows, head_dim = shape
     heads = leading[-1] if leading else 1
@@ -78,8 +78,10 @@ def _merged_stride(sizes: list[int], strides: tuple[int, ...]) -> int | None:
 def output_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of the output tensor for an input with this shape and these strides.
 
-    Follows `torch.empty_like`: the strides of a dense input are kept, and those of a slice keep
-    their order. If the kernels could not address the result, the output is contiguous.
+    They are the strides of `torch.empty_like(input)`. The output of a dense input has the strides
+    of the input. The output of a slice is dense and has the dimension order of the slice. If the
+    kernels do not support these strides, or if the input has more than four dimensions, the output
+    is contiguous.
     """
     if len(shape) <= 4 and strides[-1] == 1:
         like = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
@@ -92,15 +94,14 @@ _cached_output_strides = functools.lru_cache(maxsize=4096)(output_strides)
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """Allocate an output for the input x, with `output_strides`."""
+    """Allocate an output with the shape and dtype of x and the strides of `output_strides`."""
     return x.new_empty_strided(x.shape, _cached_output_strides(x.shape, x.stride()))
 
 
 def four_dimensional(x: Tensor) -> Tensor:
-    """Return x (..., rows, head_dim) as (batch, heads, rows, head_dim).
+    """Return x (..., rows, head_dim) as a tensor (batch, heads, rows, head_dim).
 
-    The result is a view, except if there are more than two leading dimensions and they cannot be
-    viewed as two.
+    The result is a view of x if possible. Only more than two leading dimensions may require a copy.
     """
     if x.dim() == 4:
         return x

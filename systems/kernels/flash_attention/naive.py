@@ -1,4 +1,4 @@
-"""Attention by its definition, with a materialized score matrix."""
+"""Attention computed from its definition, with the full score matrix in memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def naive(
 
     Args:
         q: (..., n_queries, head_dim).
-        k, v: (..., n_keys, head_dim), of q's dtype.
-        is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
+        k, v: (..., n_keys, head_dim), with the leading dimensions and dtype of q.
+        is_causal: if True, query i attends only to keys 0 to i (the mask is aligned to the upper
+            left corner, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
 
     Returns:
@@ -31,7 +32,10 @@ def naive(
 def masked_scores(
     q: Tensor, k: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Return q k^T * scale, (..., n_queries, n_keys), -inf for keys that a query does not see."""
+    """Return the scores q k^T * scale, with -inf for keys that a query does not see.
+
+    The result has the shape (..., n_queries, n_keys). The arguments are those of `naive`.
+    """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = (q @ k.transpose(-2, -1)) * scale
     if is_causal:

@@ -1,7 +1,7 @@
-"""Forward and backward passes as torch custom operators, without autograd.
+"""Custom torch operators for the forward and backward passes, without autograd.
 
-torch.compile treats a custom operator as opaque and does not trace into the launch. A dispatch mode
-(selective activation checkpointing, a FLOP counter) sees the operator and may save its results.
+torch.compile does not trace into a custom operator. A dispatch mode, such as a FLOP counter or
+selective activation checkpointing, sees the operator and can save its results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def flash_forward_op(
     precision: str,
     kernels: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) of `kernel_choice.forward`."""
+    """Compute the attention output and its log-sum-exp; see `kernel_choice.forward`."""
     return kernel_choice.forward(
         q, k, v, is_causal, scale, precision, kernels, reuse_counters=False
     )
@@ -51,7 +51,10 @@ def flash_backward_op(
     needs_dq: bool,
     needs_dkdv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv) of `kernel_choice.backward`, empty tensors for those not needed."""
+    """Compute dq, dk and dv; a gradient that is not needed is an empty tensor.
+
+    `kernel_choice.backward` describes the arguments.
+    """
     gradients = kernel_choice.backward(
         q, k, v, out, lse, dout, is_causal, scale, precision, kernels, needs_dq, needs_dkdv
     )

@@ -1,6 +1,7 @@
 """Attention and its gradients in float64, the reference for the tests of all implementations.
 
-The score matrix of 65,536 tokens takes 34 GB in float64, so it is computed in blocks of rows.
+The scores are computed in blocks of rows, because the full score matrix of one head with 65,536
+tokens would take 34 GB in float64.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BLOCK_BYTES = 1 << 29  # size of a block of float64 scores; about four such blocks exist at a time
+BLOCK_BYTES = 1 << 29  # size of a block of float64 scores; up to about four blocks exist at a time
 
 
 class AttentionReference(NamedTuple):
-    """Results of `attention_reference` in float64.
+    """Attention output, log-sum-exp and gradients in float64.
 
-    out, dq: (..., n_queries, head_dim).
-    dk, dv: (..., n_keys, head_dim).
-    lse: (..., n_queries), natural-log log-sum-exp of the scaled scores.
+    Fields:
+        out, dq: (..., n_queries, head_dim).
+        dk, dv: (..., n_keys, head_dim).
+        lse: (..., n_queries), natural-log log-sum-exp of the scaled scores.
     """
 
     out: Tensor
@@ -41,7 +43,7 @@ def attention_reference(
     """Compute softmax(q k^T * scale) v and its gradients in float64.
 
     The gradients are computed explicitly, without autograd (FlashAttention-2, Dao 2023, section
-    2.2):
+    2.2). With the probabilities P and the output O:
 
         dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(dO * O))
         dQ = scale dS K    dK = scale dS^T Q
@@ -49,8 +51,8 @@ def attention_reference(
     Args:
         q, dout: (..., n_queries, head_dim), any float dtype.
         k, v: (..., n_keys, head_dim).
-        is_causal: query i sees keys 0 to i.
-        scale: 1/sqrt(head_dim) by default.
+        is_causal: if True, query i attends only to keys 0 to i.
+        scale: multiplies the scores; 1/sqrt(head_dim) by default.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     q, k, v, dout = (t.detach().double() for t in (q, k, v, dout))
@@ -62,7 +64,7 @@ def attention_reference(
     lse = torch.empty(q.shape[:-1], dtype=torch.float64, device=q.device)
     for start in range(0, n_queries, rows):
         block = slice(start, min(start + rows, n_queries))
-        # With a causal mask the rows of this block see no key past its end: skip those columns.
+        # With a causal mask, the queries of this block see no key past the end of the block.
         seen = min(n_keys, block.stop) if is_causal else n_keys
         keys, values = k[..., :seen, :], v[..., :seen, :]
         scores = q[..., block, :] @ keys.transpose(-2, -1) * scale

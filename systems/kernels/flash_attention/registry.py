@@ -1,4 +1,4 @@
-"""Registry of the implementations of attention by name."""
+"""Table of the implementations of attention, and the inputs that each implementation supports."""
 
 from __future__ import annotations
 
@@ -20,35 +20,39 @@ from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES, MAX
 def flex(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Call `flex.flex`, which is imported here because it imports torch's compiler."""
+    """Compute attention with torch's FlexAttention; see `flex.flex`.
+
+    The module `flex` is imported on the first call, because it imports torch's compiler.
+    """
     from systems.kernels.flash_attention.flex import flex
 
     return flex(q, k, v, is_causal, scale)
 
 
+# `torch.autograd.Function.apply` does not accept keyword arguments; the next three functions do.
 def flash_pytorch(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """`FlashAttentionPyTorch.apply` with named arguments."""
+    """Compute attention with FlashAttention-2 in plain torch; see `FlashAttentionPyTorch`."""
     return FlashAttentionPyTorch.apply(q, k, v, is_causal, scale)
 
 
 def flash_triton(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """`FlashAttentionTriton.apply` with named arguments."""
+    """Compute attention with FlashAttention-2 in Triton; see `FlashAttentionTriton`."""
     return FlashAttentionTriton.apply(q, k, v, is_causal, scale)
 
 
 def flash_hopper(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """`FlashAttentionHopper.apply` with named arguments."""
+    """Compute attention with FlashAttention-3 on a Hopper GPU; see `FlashAttentionHopper`."""
     return FlashAttentionHopper.apply(q, k, v, is_causal, scale)
 
 
-# Signature: (q, k, v, is_causal=..., scale=...) -> out, with (batch, heads, seq_len, head_dim).
-# `api.flash_attention` also accepts other leading dimensions, and checks its inputs.
+# Functions (q, k, v, is_causal=..., scale=...) -> out of tensors (batch, heads, seq_len, head_dim).
+# `api.flash_attention` also checks its inputs and accepts other leading dimensions.
 ATTENTIONS: dict[str, Callable[..., Tensor]] = {
     "naive": naive,
     "flash_pytorch": flash_pytorch,
@@ -63,7 +67,9 @@ ATTENTIONS: dict[str, Callable[..., Tensor]] = {
 def unsupported_reason(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: str
 ) -> str | None:
-    """Return why an implementation does not support these inputs on this machine, or None.
+    """Return why an implementation does not support these inputs here, or None if it does.
+
+    The result depends on the inputs and on this machine.
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).
@@ -85,7 +91,7 @@ def _triton_unsupported_reason(q: Tensor) -> str | None:
         return "flash_triton needs a CUDA GPU"
     if q.dtype not in KERNEL_DTYPES or q.shape[-1] > MAX_HEAD_DIM:
         return (
-            f"flash_triton needs a dtype among {', '.join(map(str, KERNEL_DTYPES))} and a head_dim "
-            f"up to {MAX_HEAD_DIM}, got {q.dtype} and {q.shape[-1]}"
+            f"flash_triton needs one of the dtypes {', '.join(map(str, KERNEL_DTYPES))} and a "
+            f"head_dim up to {MAX_HEAD_DIM}, got {q.dtype} and head_dim {q.shape[-1]}"
         )
     return None

@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention restricted to one backend, so that each can be measured."""
+"""torch's scaled_dot_product_attention with a single backend, to measure each one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def sdpa(
     *,
     implementation: str = "sdpa_flash",
 ) -> Tensor:
-    """Call `torch.nn.functional.scaled_dot_product_attention` with one backend.
+    """Compute attention with one backend of `torch.nn.functional.scaled_dot_product_attention`.
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).
-        is_causal: query i sees keys 0 to i.
+        is_causal: if True, query i attends only to keys 0 to i.
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
-        implementation: a key of SDPA_BACKENDS.
+        implementation: name of the backend, a key of SDPA_BACKENDS.
 
     Raises:
         RuntimeError: if the backend does not support these inputs; see `sdpa_unsupported_reason`.
@@ -42,12 +42,17 @@ def sdpa(
 def sdpa_unsupported_reason(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: str
 ) -> str | None:
-    """Return the reason why the backend does not support these inputs, or None if it does."""
+    """Return the reason why a backend does not support these inputs, or None if it does.
+
+    Args:
+        q, k, v: (batch, heads, seq_len, head_dim).
+        implementation: name of the backend, a key of SDPA_BACKENDS.
+    """
     if implementation == "sdpa_math":
         return None
     if not q.is_cuda:
         if implementation == "sdpa_flash":
-            return None  # torch has a fused CPU kernel under this name
+            return None  # torch also has a FLASH_ATTENTION kernel for CPUs
         return f"{implementation} needs a CUDA GPU"
     params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, is_causal, False)
     check = {

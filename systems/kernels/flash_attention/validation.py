@@ -1,4 +1,4 @@
-"""Checks of q, k and v that `flash_attention` and the kernels share."""
+"""Checks of q, k and v that `flash_attention` and the kernels have in common."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from systems.kernels.flash_attention.triton.tile_table import (
     PRECISIONS,
 )
 
-MAX_PLANS = 4096  # size of each cache of launch plans, and of the cache of checked signatures
-Shapes = tuple[tuple[int, ...], ...]
+MAX_PLANS = 4096  # maximum number of entries in each cache of launch plans or checked inputs
+Shapes = tuple[tuple[int, ...], ...]  # shapes or strides of several tensors
 
 
 def qkv_errors(
@@ -27,12 +27,12 @@ def qkv_errors(
     valid_dtypes: Sequence[torch.dtype],
     max_head_dim: int | None = None,
 ) -> list[str]:
-    """Return all error messages for tensors q, k and v.
+    """Return a list of error messages for invalid shapes, dtypes or devices of q, k and v.
 
     Args:
         shapes, dtypes, devices: of q, k and v, in this order.
         valid_dtypes: supported dtypes.
-        max_head_dim: largest head_dim; None for no limit.
+        max_head_dim: largest supported head_dim; None for no limit.
     """
     errors = []
     q, k, v = shapes
@@ -55,7 +55,10 @@ def qkv_errors(
 
 
 def signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any, Any]:
-    """Return shapes, strides, dtypes and devices: the key of cached checks and launch plans."""
+    """Return the shapes, strides, dtypes and devices of q, k and v.
+
+    Checks and launch plans are cached under this key.
+    """
     return (
         (q.shape, k.shape, v.shape),
         (q.stride(), k.stride(), v.stride()),
@@ -72,7 +75,12 @@ def check_kernel_inputs(
     devices: tuple[torch.device, ...],
     precision: str = "fp16x3",
 ) -> None:
-    """Check that the Triton and Hopper kernels accept tensors with this `signature`.
+    """Check the inputs of the Triton and Hopper kernels.
+
+    Args:
+        shapes, strides, dtypes, devices: of q, k and v, as returned by `signature`. All strides are
+            valid.
+        precision: see `triton.launch.flash_forward`.
 
     Raises:
         ValueError: if the inputs are invalid; the message lists all errors.

@@ -111,7 +111,7 @@ def test_every_error_is_named_at_once():
         "on the same device, got cpu, cpu, meta",
         "is_causal must be True or False (other masks are not supported), got a tensor of "
         "shape (5, 6)",
-        "scale must be a finite number, not a tensor (it has no gradient), got nan",
+        "scale must be a finite number, not a tensor (scale gets no gradient), got nan",
     ):
         assert part in str(error.value)
 

@@ -1,14 +1,17 @@
 """Code shared by both backward kernels for Hopper: work items, rings in shared memory, TMA copies.
 
-A work item is a block of 128 keys of one head, together with the queries that see it. If the pass
-is split over queries, it has only the queries of one split. Each of the two consumer warpgroups
-processes 64 of the keys, called a half of the item. In a step they process a tile of 64 queries.
+A work item consists of a block of 128 keys of one head and of the queries that see these keys. If
+the queries are split into ranges, a work item has only the queries of one range. Two consumer
+warpgroups process 64 keys each, called the halves of the item. In each step, a consumer processes a
+tile of 64 queries.
 
-Warpgroups synchronize through rings of slots in shared memory. Each slot has an mbarrier `full`, on
-which its readers wait, and an mbarrier `empty`, on which its writers wait. Use n of a ring of S
-slots, counted from 0, is slot n % S in phase n // S. Readers wait with the parity of this phase.
-Writers wait for the previous phase of `empty`, that is, with the opposite parity; the wait before
-the first use of a slot returns at once.
+Warpgroups pass data through rings of slots in shared memory. Each slot has two mbarriers: readers
+wait on `full` before they read the slot, and writers wait on `empty` before they overwrite it.
+
+The uses of a ring are numbered from 0. In a ring with S slots, use n takes slot n % S, and is phase
+n // S of both mbarriers of this slot. Readers wait on `full` with the parity of this phase. Writers
+wait for the previous phase of `empty`, which has the opposite parity. Before the first use of a
+slot, this wait returns at once.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -30,8 +33,8 @@ from triton.language.core import _aggregate as aggregate
 
 from systems.kernels.flash_attention.triton.tile_ops import schedule
 
-BLOCK_Q = gl.constexpr(64)  # queries per step
-HALF_K = gl.constexpr(64)  # keys per consumer
+BLOCK_Q = gl.constexpr(64)  # number of queries per step
+HALF_K = gl.constexpr(64)  # number of keys per consumer
 
 
 @builtin
@@ -48,7 +51,10 @@ def reduce_add(tensor_desc, coord, src, _semantic=None):
 
 @aggregate
 class ProblemShape:
-    """Sizes of a launch; see the arguments of `backward_kernel` with the same names."""
+    """Sizes of a launch.
+
+    The fields are described at the arguments of `backward_kernel` with the same names.
+    """
 
     n_programs: gl.tensor
     n_heads: gl.tensor
@@ -79,10 +85,11 @@ class ProblemShape:
 
     @gluon.jit
     def locate(self, item):
-        """Return (split, head, first key, first tile, tiles, masked tiles) of a work item.
+        """Return (split, head, first key, first tile, number of tiles, number of masked tiles).
 
-        The order of work items is that of `tile_ops.schedule`. The index of the head counts all
-        batch elements. Tiles are tiles of queries; the first ones need a mask.
+        These describe one work item. The work items are in the order of `tile_ops.schedule`. `head`
+        counts the heads of all batch elements. Tiles consist of queries. The masked tiles come
+        first.
         """
         BLOCK_K: gl.constexpr = 2 * HALF_K
         block, head, split = schedule(
@@ -110,7 +117,7 @@ class ProblemShape:
 
 @aggregate
 class Shared:
-    """Rings in shared memory and their mbarriers; the first dimension is the slot."""
+    """Rings in shared memory and their mbarriers. The first dimension is the slot."""
 
     k: gl.shared_memory_descriptor  # (2 * slots, 64, head_dim), two halves per slot
     v: gl.shared_memory_descriptor  # as k
@@ -150,7 +157,7 @@ class Shared:
 
 @gluon.jit
 def barriers(n: gl.constexpr, count: gl.constexpr):
-    """Allocate n mbarriers that complete a phase after `count` arrivals."""
+    """Allocate n mbarriers, each of which completes a phase after `count` arrivals."""
     made = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(n):
         mbarrier.init(made.index(i), count=count)
@@ -163,7 +170,7 @@ def allocate(
     KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr, DS_SLOTS: gl.constexpr, DQ_SLOTS: gl.constexpr,
     KV_READERS: gl.constexpr, DS_READERS: gl.constexpr,
 ):  # fmt: skip
-    """Allocate the rings.
+    """Allocate the rings in shared memory and their mbarriers.
 
     Args:
         *_SLOTS: number of slots of each ring.
@@ -198,7 +205,10 @@ def allocate(
 
 @gluon.jit
 def _copy(desc, coord, barrier, shared):
-    """Load a tile into `shared`, which does not have the descriptor's leading dimensions of 1."""
+    """Load a tile into shared memory by TMA, asynchronously.
+
+    The tiles of the descriptor have leading dimensions of size 1, which `shared` does not have.
+    """
     tile = shared._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
     tma.async_copy_global_to_shared(desc, coord, barrier, tile)
 
@@ -208,11 +218,13 @@ def load_item(
     shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, item, turn, n,
     KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """Issue the TMA loads of one work item, each as soon as its slot is empty (producer warp).
+    """Issue the TMA loads of one work item, each as soon as its slot is empty.
+
+    The producer warp calls this function.
 
     Args:
-        turn: number of work items that this program has processed before.
-        n: number of steps of these work items.
+        turn: number of earlier work items of this program.
+        n: number of steps of all earlier work items.
 
     Returns:
         n for the next work item.
@@ -249,8 +261,8 @@ def load_item(
 def send(desc, coord, value, shared):
     """Store a tile to global memory by TMA, asynchronously, through the buffer `shared`.
 
-    `shared` does not have the descriptor's leading dimensions of 1. Rows past the end of the tensor
-    are not written.
+    The tiles of the descriptor have leading dimensions of size 1, which `shared` does not have.
+    Rows past the end of the tensor are not written.
     """
     shared.store(value.to(desc.dtype))
     fence_async_shared()
@@ -260,10 +272,10 @@ def send(desc, coord, value, shared):
 
 @gluon.jit
 def row_of(shared, layout: gl.constexpr):
-    """Load one number per column of `layout` (lse or -delta of the queries).
+    """Load lse or -delta of a tile of queries, one number for each column of `layout`.
 
-    `prepare_kernel` stores every 64 numbers in an order in which the 16 numbers of a thread are
-    contiguous, so that the thread reads them with wide loads.
+    `prepare_kernel` stores the 64 numbers in an order in which the 16 numbers of each thread are
+    contiguous. So a thread can read them with wide loads.
     """
     loaded: gl.constexpr = gl.DistributedLinearLayout(
         [[1], [2], [4], [8]], [[16], [32], [0], [0], [0]], [[0], [0]], [], [BLOCK_Q]
@@ -274,7 +286,10 @@ def row_of(shared, layout: gl.constexpr):
 
 @gluon.jit
 def times(a, b, layout: gl.constexpr):
-    """Issue the asynchronous WGMMA a b^T and return its result, which must be waited for."""
+    """Issue the asynchronous WGMMA a b^T, and return its result.
+
+    The caller must wait for the WGMMA before it uses the result.
+    """
     ROWS: gl.constexpr = a.shape[0]
     COLUMNS: gl.constexpr = b.shape[0]
     zeros = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
@@ -285,8 +300,8 @@ def times(a, b, layout: gl.constexpr):
 def hide(p, first_key, first_query, n_keys, IS_CAUSAL: gl.constexpr):
     """Set P^T to zero for keys that a query does not see, and for keys past the end.
 
-    Keys past the end have a score of 0, so their P would be exp2(-lse), which may be inf, and
-    inf * 0 in the matmul for dQ would be NaN.
+    Keys past the end have a score of 0, so their P would be exp2(-lse). This may be inf, and inf *
+    0 in the matmul for dQ would be NaN.
     """
     layout: gl.constexpr = p.type.layout
     keys = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, layout))
@@ -299,7 +314,7 @@ def hide(p, first_key, first_query, n_keys, IS_CAUSAL: gl.constexpr):
 
 @gluon.jit
 def store_rows(pointer, value, first, n_rows, row_stride):
-    """Store (rows, head_dim) from row `first` on, without rows past n_rows."""
+    """Store a tile (rows, head_dim) from row `first` on, except rows past n_rows."""
     layout: gl.constexpr = value.type.layout
     row = gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))
     column = gl.arange(0, value.shape[1], gl.SliceLayout(0, layout))

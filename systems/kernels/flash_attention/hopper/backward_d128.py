@@ -1,18 +1,19 @@
 """Warp-specialized backward pass of FlashAttention for Hopper and head_dim 128, in Gluon.
 
-Differs from `backward_kernel` because dK and dV of 64 keys take 128 registers per thread of a
-consumer, which leaves too few registers for a separate dQ warpgroup. Instead, two consumers with
-240 registers per thread also compute dQ^T: each computes one half of head_dim, from the dS^T of
-both halves of the keys. The matmuls of a step, in the order in which they are issued, are:
+In a consumer, dK and dV of 64 keys take 128 registers per thread. This leaves too few registers for
+the separate dQ warpgroup of `backward_kernel`. Instead, the kernel has two consumers with 240
+registers per thread, which also compute dQ^T. Each consumer computes one half of head_dim, from the
+dS^T of both halves of the keys. A step issues its matmuls in this order:
 
     S^T of tile i    dQ^T of tile i - 1    dP^T, dV and dK of tile i
 
-dQ^T lags one tile behind, so the other consumer's dS^T is usually ready and a consumer rarely waits
-for it. The exponentials of a consumer overlap the matmuls of the other one, and in part its own.
+A consumer needs the dS^T of the other consumer for dQ^T. It computes dQ^T one step later, when this
+dS^T is usually ready, so it rarely waits. The exponentials of a consumer overlap the matmuls of the
+other consumer, and partly overlap matmuls of the same consumer.
 
-Shared memory has no room for K and V of another work item, so a program processes a single work
-item. Nothing overlaps the end of a program. To keep it short, dK and dV are stored by TMA, through
-the buffers of K and V.
+A program processes only one work item, because shared memory has no room for K and V of a second
+one. So nothing overlaps the stores of dK and dV at the end of the program. To make them fast, TMA
+stores dK and dV from the buffers of K and V.
 
     ring   content of a slot          written by     read by              slots
     kv     K, V of the work item      producer       consumers            1, filled once
@@ -52,7 +53,7 @@ from systems.kernels.flash_attention.hopper.backward_common import (
 )
 
 HEAD_DIM = gl.constexpr(128)
-CHUNK = gl.constexpr(64)  # columns of dQ, half of head_dim, that a consumer computes
+CHUNK = gl.constexpr(64)  # number of columns of dQ that a consumer computes: half of head_dim
 KV_SLOTS = gl.constexpr(1)
 Q_SLOTS = gl.constexpr(2)
 DS_SLOTS = gl.constexpr(2)
@@ -72,9 +73,9 @@ def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_d
 
 @gluon.jit
 def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
-    """Issue the WGMMAs of this consumer's half of dQ^T of tile i - 1.
+    """Issue the WGMMAs that compute this consumer's half of dQ^T of tile i - 1.
 
-    There is no tile -1: for i = 0 the wait is skipped, and the caller must not use the result.
+    There is no tile -1. For i = 0, the wait is skipped, and the caller must not use the result.
     """
     slot = (i + DS_SLOTS - 1) % DS_SLOTS
     zeros = gl.zeros([CHUNK, BLOCK_Q], gl.float32, layout)
@@ -91,8 +92,9 @@ def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
 def _add_dq(shared, dq_desc, dq, row, HALF: gl.constexpr, LATER: gl.constexpr = 0):
     """Add dq to global memory by TMA, asynchronously.
 
-    LATER: number of TMA stores that this consumer has issued after its previous dQ. They need not
-    have completed.
+    Args:
+        LATER: number of TMA stores that this consumer has issued since its previous dQ. This
+            function does not wait for them.
     """
     dq_tile = shared.dq.index(HALF)
     tma.store_wait(pendings=LATER)  # until TMA has read the previous dQ from this buffer
@@ -106,7 +108,7 @@ def _step(
     shared, dq_desc, i, dk, dv, first_key, first_query, n_keys, row, scale_log2e,
     HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Add tile i of the queries to dk and dv, and add dQ of tile i - 1 to global memory.
+    """Add the contribution of tile i to dk and dv, and add dQ of tile i - 1 to global memory.
 
     Args:
         row: row of dq_desc at which this consumer's half of dQ^T of tile i - 1 starts.
@@ -118,10 +120,10 @@ def _step(
     ds_slot = i % DS_SLOTS
     q = shared.q.index(q_slot)
     do = shared.do.index(q_slot)
-    # Always 0, but the compiler must not know it. If it did, it would compute the WGMMA descriptors
-    # of all slices of K and V before the loop. They do not fit in the registers, so it would spill
-    # them to local memory and reload them one by one before the matmuls, which takes 10 to 14% of
-    # the time of the backward pass.
+    # Always 0, but not a constant for the compiler. With a constant, the compiler would compute the
+    # WGMMA descriptors of all slices of K and V before the loop. They do not fit in the registers,
+    # so they would be spilled to local memory and reloaded one by one before the matmuls. This
+    # would take 10 to 14% of the time of the backward pass.
     zero = first_query >> 30
     k = shared.k.index(HALF + zero)
     v = shared.v.index(HALF + zero)
@@ -139,9 +141,8 @@ def _step(
     mbarrier.arrive(shared.ds_empty.index((i + DS_SLOTS - 1) % DS_SLOTS), count=1, pred=i > 0)
     if i > 0:
         _add_dq(shared, dq_desc, dq, row, HALF)
-    # Compute dP^T - delta by accumulating dP^T onto -delta. A separate delta would need registers,
-    # and none are left: dK, dV, dP, and P in float32 and 16 bits take them all. The cost of this
-    # order is given in docs/hopper_attention.md.
+    # Compute dP^T - delta: the accumulator of dP^T starts at -delta. Keeping delta separately would
+    # need more registers, but dK, dV, dP, and P in float32 and in 16 bits take all of them.
     minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
     dp, _ = gl.broadcast(minus_delta[None, :], p)
     dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
@@ -172,7 +173,7 @@ def _consume(
     first_key += HALF * HALF_K
     dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
     dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-    # The row of dQ^T of tile -1. Step i adds dQ of tile i - 1, at i * HEAD_DIM rows after it.
+    # Row of dQ^T for tile -1. Step i adds dQ^T of tile i - 1, i * HEAD_DIM rows later.
     row = (item_head * (problem.n_padded // BLOCK_Q) + first_tile - 1) * HEAD_DIM
     row += HALF * CHUNK
     mbarrier.wait(shared.kv_full.index(0), 0)
@@ -202,8 +203,8 @@ def _consume(
         store_rows(dk_partials + before, dk * scale, first_key, problem.n_keys, HEAD_DIM)
         store_rows(dv_partials + before, dv, first_key, problem.n_keys, HEAD_DIM)
     else:
-        # Both consumers read all of K for dQ. When both have released the last dS^T, K is no longer
-        # read, and its buffer can hold dK.
+        # Both consumers read all of K for dQ. When both have released the last dS^T, nothing reads
+        # K any more, and its buffer can hold dK.
         mbarrier.wait(shared.ds_empty.index(last_ds), ((n_tiles - 1) // DS_SLOTS) & 1)
         send(dk_desc, [batch, head, first_key, 0], dk * scale, shared.k.index(HALF))
     tma.store_wait(pendings=0)
@@ -223,17 +224,18 @@ def wide_backward_kernel(
 ):  # fmt: skip
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
-    Grid: (n_items,). Launch with num_warps=4, the warps of consumer 0.
+    Grid: (n_items,). Launch with num_warps=4, the number of warps of consumer 0.
 
     Args:
         dq_desc: TMA descriptor of float32 (batch * heads * n_padded * 2, 64), tiles of (64, 64).
-        dk_desc, dv_desc: TMA descriptors of (batch, heads, n_keys, 128), tiles of 64 rows, outputs
-            if not SPLIT.
+        dk_desc, dv_desc: TMA descriptors of (batch, heads, n_keys, 128), tiles of 64 rows; outputs
+            if SPLIT is False.
         counter: not used.
-        dk_partials, dv_partials: float32 (splits, batch, heads, n_keys, 128), contiguous, outputs
-            if SPLIT: gradients from the queries of each split.
-        SPLIT: the queries are split into more than one range.
-        All others: as for `backward_kernel`, with head_dim 128.
+        dk_partials, dv_partials: float32 (splits, batch, heads, n_keys, 128), contiguous; outputs
+            if SPLIT is True: gradients from the queries of each split.
+        SPLIT: whether the queries are split into several ranges.
+
+    `backward_kernel` describes the other arguments, which have head_dim 128 here.
     """
     if not SPLIT:
         n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it

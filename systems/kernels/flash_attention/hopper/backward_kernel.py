@@ -1,17 +1,18 @@
 """Warp-specialized backward pass of FlashAttention for Hopper and head_dim 64, in Gluon.
 
-Algorithm 2 of FlashAttention-2 (Dao 2023) by blocks of keys, with five matmuls per tile. dQ is
-accumulated in float32 in global memory. The kernel is persistent, with one program per
-multiprocessor. The warps of a program are:
+The kernel follows algorithm 2 of FlashAttention-2 (Dao 2023), with five matmuls per tile. It loops
+over blocks of keys, and adds up dQ in float32 in global memory. The kernel is persistent, with one
+program per multiprocessor. In the formulas, the scale is left out, lse is in base 2, and delta is
+rowsum(dO * O). The warps of a program are:
 
     producer (1 warp)          loads K and V of a work item, and Q, dO, lse, -delta of each tile
     consumer 0, 1 (4 warps     take 64 keys each and loop over the tiles of queries that see them:
     each)                          S^T = K Q^T                 dP^T = V dO^T
                                    P^T = exp2(S^T - lse)       dV += P^T dO
-                                   dS^T = P^T (dP^T - delta)   dK += dS^T Q
+                                   dS^T = P^T * (dP^T - delta) dK += dS^T Q
                                and store dS^T in shared memory
-    dQ (4 warps, the default   computes dQ^T = K^T dS^T of both consumers' keys; TMA adds it to
-    partition)                 global memory while the dQ^T of the next tile is computed
+    dQ (4 warps, the default   computes dQ^T = K^T dS^T for the keys of both consumers. TMA adds it
+    partition)                 to global memory while dQ^T of the next tile is computed
 
     ring   content of a slot        written by     read by              slots
     kv     K, V of a work item      producer       consumers, dQ        2
@@ -20,15 +21,18 @@ multiprocessor. The warps of a program are:
     dq     dQ^T of a tile           dQ             TMA                  2
     item   index of a work item     producer       consumers, dQ        2
 
-S^T and dP^T are computed instead of S and dP. Then P^T and dS^T already have the register layout of
-a left operand of WGMMA, and no result of a matmul is transposed before the next matmul, where
-Triton before 3.8 has a bug (triton-lang/triton #9433). WGMMA reads operands in registers
-asynchronously, so they are dependencies (deps) of the wait for it, which keeps the compiler from
-overwriting them too early. The consumers never wait for each other, so the exponentials of one
-overlap the matmuls of the other.
+The consumers compute S^T and dP^T instead of S and dP. P^T and dS^T then have the register layout
+of a left operand of WGMMA, so no result of a matmul is transposed before the next matmul. This also
+avoids a bug of Triton versions before 3.8 (triton-lang/triton #9433).
 
-dQ is summed in an order that changes from run to run. `triton.launch.flash_backward` is
-deterministic, but needs two passes.
+WGMMA reads operands in registers asynchronously. To keep the compiler from overwriting them too
+early, these operands are dependencies (deps) of the wait for the WGMMA.
+
+The consumers never wait for each other, so the exponentials of one consumer overlap the matmuls of
+the other consumer.
+
+dQ is added up in an order that changes from run to run. `triton.launch.flash_backward` is
+deterministic, but computes the scores twice.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -74,9 +78,10 @@ PRODUCER_REGISTERS = gl.constexpr(24)
 
 @aggregate
 class Dealer:
-    """Dynamic work queue: a program takes the next work item whenever it has loaded one.
+    """Queue that distributes work items to the programs while they run.
 
-    The first work item of a program is its program id.
+    The first work item of a program is its program id. After the producer has issued the loads of
+    an item, it takes another one.
     """
 
     counter: gl.tensor  # int32 (1,) in global memory
@@ -93,7 +98,10 @@ class Dealer:
 
     @gluon.jit
     def take(self, turn):
-        """Take the next work item and publish its index for `turn`; called by the producer."""
+        """Take the next work item, and publish its index to the readers for `turn`.
+
+        Only the producer calls this method.
+        """
         item = gl.atomic_add(self.counter, 1, sem="relaxed") + gl.num_programs(0)
         slot = turn % 2
         mbarrier.wait(self.empty.index(slot), (turn // 2) & 1 ^ 1)
@@ -104,7 +112,7 @@ class Dealer:
 
     @gluon.jit
     def next(self, turn):
-        """Return the work item that the producer published for `turn`; called by the readers."""
+        """Return the index of the work item that the producer published for `turn`."""
         slot = turn % 2
         mbarrier.wait(self.full.index(slot), (turn // 2) & 1)
         item = self.item.index(slot).load(gl.BlockedLayout([1], [32], [4], [0]))
@@ -171,7 +179,10 @@ def _step(
     shared, n, k, v, dk, dv, first_key, first_query, n_keys, scale_log2e,
     HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Add a tile of queries, step n of this program, to dk and dv. k and v are in registers."""
+    """Add the contribution of one tile of queries to dk and dv.
+
+    k and v are in registers. n counts the steps of this program.
+    """
     dtype: gl.constexpr = shared.q.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
@@ -264,27 +275,27 @@ def backward_kernel(
 ):  # fmt: skip
     """Compute dQ, dK and dV with persistent, warp-specialized programs.
 
-    Grid: (programs,), any number up to n_items; the programs share the work items. Launch with
-    num_warps=4, the warps of the dQ warpgroup.
+    Grid: (number of programs,), at most n_items; the programs share the work items. Launch with
+    num_warps=4, the number of warps of the dQ warpgroup.
 
     Args:
         q_desc, do_desc: TMA descriptors of (batch, heads, n_queries, 64), tiles of 64 rows.
         k_desc, v_desc: TMA descriptors of (batch, heads, n_keys, 64), tiles of 64 rows.
         lse_desc, minus_delta_desc: TMA descriptors of float32 (batch * heads * n_padded,), tiles of
             64, as computed by `prepare_kernel`.
-        dq_desc: TMA descriptor of float32 (batch * heads * n_padded, 64), tiles of (64, 64). The
-            kernel adds dQ / scale to it, as transposed tiles of 64 queries. Must be zeros.
-        counter: int32 (1,), must be zero: number of work items taken after the first of each
-            program.
+        dq_desc: TMA descriptor of float32 (batch * heads * n_padded, 64), tiles of (64, 64). Must
+            be zeros. The kernel adds dQ / scale, as transposed tiles of 64 queries.
+        counter: int32 (1,), must be zero. Counts the work items that programs have taken, except
+            the first one of each program.
         dkey, dvalue: (splits, batch, heads, n_keys, 64), outputs: gradients from the queries of
             each split. Of the inputs' dtype, or float32 with several splits.
         *_split, *_batch, *_head, *_row: strides in elements.
         n_programs: batch * heads.
-        n_heads: heads.
+        n_heads: number of heads.
         n_padded: n_queries rounded up to a multiple of 64.
-        n_splits: number of ranges into which the queries are split.
-        queries_per_split: queries of each range except the last, a multiple of 64.
-        group: heads that share the L2 cache (see `tile_ops.schedule`).
+        n_splits: number of splits of the queries.
+        queries_per_split: number of queries in each split except the last, a multiple of 64.
+        group: number of heads that share the L2 cache (see `tile_ops.schedule`).
         n_items: number of work items: splits * batch * heads * blocks of 128 keys.
         scale: scale of the scores.
         scale_log2e: scale times log2(e).

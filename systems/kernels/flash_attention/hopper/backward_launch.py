@@ -1,11 +1,11 @@
 """Launch the backward pass of the Hopper kernels.
 
-A pass has three launches: `prepare_kernel`, one kernel for all three gradients, and
-`convert_kernel`. With few heads the pass is split over queries, and a fourth launch adds the
-partial dK and dV.
+A pass has three launches: `prepare_kernel`, one kernel that computes all three gradients, and
+`convert_kernel`. If there are few heads, the queries are split into ranges, and a fourth launch
+adds the partial dK and dV.
 
-dQ is accumulated in float32 in an order that changes from run to run. For deterministic gradients
-use `triton.launch.flash_backward`, which computes the scores twice.
+dQ is added up in float32 in an order that changes from run to run. For deterministic gradients, use
+`triton.launch.flash_backward`, which computes the scores twice.
 
 Launch plans are cached as in `forward_launch`.
 """
@@ -30,16 +30,16 @@ from systems.kernels.flash_attention.validation import MAX_PLANS
 from systems.kernels.kernel_launch import Launch
 from systems.kernels.tensor_maps import TensorMaps
 
-TILE = BLOCK_Q  # rows of every TMA copy
+TILE = BLOCK_Q  # number of rows of every TMA copy
 
 
 def unsupported_reason(q: Tensor, needs_dq: bool = True, needs_dkdv: bool = True) -> str | None:
-    """Return the reason not to compute these gradients with the Hopper kernels, or None.
+    """Return why these gradients should not be computed with the Hopper kernels, or None.
 
-    If all three gradients are needed, these kernels are faster than `triton.launch.flash_backward`:
-    16 causal heads of 16k tokens on an H200 take 2.5 ms instead of 3.6 ms with head_dim 64, and 4.7
-    ms instead of 6.5 ms with head_dim 128. If only some are needed, the Triton kernels do less
-    work, while these kernels always compute all of them.
+    The Hopper kernels always compute all three gradients. If all are needed, they are faster than
+    `triton.launch.flash_backward`: 16 causal heads of 16k tokens on an H200 take 2.5 ms instead of
+    3.6 ms with head_dim 64, and 4.7 ms instead of 6.5 ms with head_dim 128. If only some gradients
+    are needed, the Triton kernels do less work.
     """
     if not (needs_dq and needs_dkdv):
         return (
@@ -61,29 +61,32 @@ def flash_backward(
     *,
     n_splits: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute all gradients of `triton.launch.flash_backward` with the Hopper kernels.
+    """Compute the gradients of attention with respect to q, k and v with the Hopper kernels.
 
     Args:
-        q, k, v, out, dout: bfloat16 or float16, head_dim 64 or 128. Copied first if TMA cannot read
-            them because of their address or strides.
+        q, k, v, out, dout: bfloat16 or float16, head_dim 64 or 128; see
+            `triton.launch.flash_backward`. A tensor is copied first if TMA does not support its
+            address or strides.
         lse: as returned by `flash_forward`.
+        is_causal, scale: as given to `flash_forward`.
         n_splits: number of ranges into which the queries are split; `backward_splits` by default.
 
     Returns:
-        dq, dk, dv: of the shapes and dtype of q, k and v. dq differs from run to run by rounding.
+        dq, dk, dv: with the shapes and dtype of q, k and v. dq differs from run to run by rounding
+            errors.
 
     Raises:
         ValueError: if the dtypes differ.
     """
     if not q.dtype == k.dtype == v.dtype == out.dtype == dout.dtype:
         dtypes = [x.dtype for x in (q, k, v, out, dout)]
-        raise ValueError(f"q, k, v, out and dout must have one dtype, got {dtypes}")
+        raise ValueError(f"q, k, v, out and dout must have the same dtype, got {dtypes}")
     gradients = empty_like(q), empty_like(k), empty_like(v)
     if q.numel() == 0 or k.numel() == 0:
         for gradient in gradients:
             gradient.zero_()
         return gradients
-    # The variables keep copies alive until the launch; else the allocator could reuse their memory.
+    # These variables keep copies alive until the launch, so that their memory is not reused.
     tensors = [tma_compatible(x) for x in (q, k, v, out, dout)]
     tensors += [four_dimensional(x) for x in gradients]
     shapes, strides = (tensors[0].shape, tensors[1].shape), tuple([x.stride() for x in tensors])
@@ -94,11 +97,11 @@ def flash_backward(
 
 
 class HopperBackwardPlan:
-    """Launch plan of `flash_backward` for TMA-compatible tensors of one dtype, shape and stride.
+    """Launch plan of `flash_backward` for tensors with given shapes, strides and dtype.
 
     Args:
-        shapes: of q and of k, both (batch, heads, rows, head_dim).
-        strides: of q, k, v, out, dout, dq, dk, dv.
+        shapes: shapes of q and k, both (batch, heads, rows, head_dim).
+        strides: strides of q, k, v, out, dout, dq, dk and dv. All must be supported by TMA.
     """
 
     def __init__(
@@ -127,8 +130,8 @@ class HopperBackwardPlan:
         self.head_dim = head_dim
         self.partials_shape = 2, self.n_splits, *shapes[1]
         self._make_row_launches(strides, (heads, n_queries, n_tiles * TILE), scale)
-        # A group has just enough heads to give every multiprocessor a block. More heads would not
-        # fit in the L2 cache together with their dQ.
+        # A group has just enough heads to give every multiprocessor a block. More heads and their
+        # dQ would not fit in the L2 cache.
         group = -(-n_multiprocessors // n_blocks)
         numbers = (
             n_programs, heads, n_queries, n_keys, n_tiles * TILE, self.n_splits,
@@ -142,11 +145,11 @@ class HopperBackwardPlan:
     def _make_row_launches(
         self, strides: tuple[tuple[int, ...], ...], ends: tuple[int, int, int], scale: float
     ) -> None:
-        """Make the launches of `prepare_kernel` and `convert_kernel`.
+        """Create the launches of `prepare_kernel` and `convert_kernel`.
 
         Args:
-            ends: the last integer arguments of both kernels: heads, queries, and queries rounded up
-                to whole tiles.
+            ends: the last integer arguments of both kernels: number of heads, number of queries,
+                and number of queries rounded up to whole tiles.
         """
         from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
         from systems.kernels.flash_attention.hopper.round_dq_kernel import convert_kernel
@@ -165,10 +168,10 @@ class HopperBackwardPlan:
         numbers: tuple[float, ...],
         grid: tuple[int],
     ) -> None:
-        """Make the launch of the kernel that computes the gradients, and its TMA descriptors.
+        """Create the launch of the kernel that computes the gradients, and its TMA descriptors.
 
         Args:
-            numbers: number arguments that the kernels for both head dimensions have in common.
+            numbers: int and float arguments that the kernels for both head dimensions have.
         """
         from systems.kernels.flash_attention.hopper.backward_d128 import wide_backward_kernel
         from systems.kernels.flash_attention.hopper.backward_kernel import backward_kernel

@@ -1,32 +1,33 @@
 """Warp-specialized forward pass of FlashAttention for Hopper, in Gluon.
 
-Computes what `triton.forward_kernel` computes, with the methods of FlashAttention-3 (Shah et al.
-2024, sections 3.1 and 3.2).
+Computes the same results as `triton.forward_kernel`, with the methods of FlashAttention-3 (Shah et
+al. 2024, sections 3.1 and 3.2).
 
-A program processes work items: blocks of CONSUMERS * 64 queries of one head. Its warps are:
+A work item is a block of CONSUMERS * 64 queries of one head. If the keys are split into ranges, it
+has only the keys of one range. The warps of a program are:
 
     producer     1 warp with few registers; loads tiles into shared memory with TMA
     consumer c   1 warpgroup (4 warps) for 64 of the queries; computes scores, softmax and output.
                  Consumer 0 is the default partition of gl.warp_specialize
 
-The kernel is persistent, with one program per multiprocessor. The producer takes the next work item
-from a counter in global memory, in the order of `tile_ops.schedule`, and publishes its index to the
-consumers through shared memory. So the queries, keys and values of the next work item are loaded
-while the consumers still process the current one.
+The kernel is persistent, with one program per multiprocessor. The producer takes work items from a
+counter in global memory, in the order of `tile_ops.schedule`. It publishes the index of each item
+to the consumers through shared memory. The tiles of the next work item can be loaded while the
+consumers still process the current one.
 
 Every slot in shared memory has two mbarriers:
 
-    full    completes a phase when the slot has been filled. For a tile, mbarrier.expect arrives and
-            sets the number of bytes, and the phase completes when TMA has written them. For the
-            index of a work item, the producer arrives
+    full    completes a phase when the slot is filled. For a tile, mbarrier.expect arrives and sets
+            the number of bytes, and the phase completes when TMA has written them. For the index of
+            a work item, the producer arrives
     empty   completes a phase when every reader has arrived; the slot may then be overwritten
 
-A wait names the parity of the phase that it waits for. Use i of a slot, counted from 0, is phase i
-of both mbarriers, so a reader waits on `full` with parity i & 1. A writer waits for phase i - 1 of
-`empty`, that is, with the opposite parity. For i = 0 this wait returns at once, because the phase
-before phase 0 counts as complete.
+The uses of a slot are numbered from 0. Use i is phase i of both mbarriers. A wait needs the parity
+of the phase for which it waits. A reader waits for phase i of `full`, with parity i & 1. A writer
+waits for phase i - 1 of `empty`, with the opposite parity. For i = 0 this wait returns at once,
+because the phase before phase 0 counts as complete.
 
-Tiles of keys and of values have rings of STAGES slots, and `n` counts these tiles over all work
+Tiles of keys and tiles of values have rings of STAGES slots. `n` counts these tiles over all work
 items of the program. Queries and indices of work items have rings of two slots, and `turn` counts
 the work items.
 
@@ -39,19 +40,21 @@ Main loop of a consumer, with S_j = q k_j^T and P_j = exp2(S_j * scale - m):
     wait for O                        the slot of v_(j-1) is released
     O *= correction
 
-So the exponentials of a consumer overlap its own second matmul and the matmuls of the other
-consumers. The pingpong schedule of the paper, in which the consumers take turns to issue matmuls,
-is not used: it was 2% to 5% slower on an H200.
+So the exponentials of a consumer overlap its second matmul and the matmuls of the other consumers.
+The paper also has a pingpong schedule, in which the consumers take turns to issue matmuls. It is
+not used, because it is 2% to 5% slower on an H200.
 
 Constraints imposed by the compiler:
+
 - An asynchronous WGMMA reads P from registers, which must not change until it has completed. So P
   is a dependency (deps) of the wait for that WGMMA.
-- ptxas may move the wait for a WGMMA above earlier arithmetic, which would undo the overlap. The
-  mbarrier wait for v_j is placed between the softmax and the wait for O because it is a branch, and
-  ptxas leaves the arithmetic before it.
-- P is carried to the next iteration packed, two 16-bit values per register. Unpacked 16-bit values
-  cost one permutation instruction per value in one of the consumers, and float32 values spill.
-- Each of the four warps waits for a WGMMA by itself. All of them must have done so before the
+- ptxas may move the wait for a WGMMA above earlier arithmetic, which would undo the overlap. To
+  prevent this, the mbarrier wait for v_j is placed between the softmax and the wait for O. This
+  wait is a branch, and ptxas does not move the wait for O across it.
+- P is passed to the next iteration in packed form, with two 16-bit values per register. Unpacked
+  16-bit values need one permutation instruction per value in one of the consumers, and float32
+  values need so many registers that they are spilled.
+- Each of the four warps waits for a WGMMA separately. All four must have waited before the
   warpgroup arrives at `empty`. Gluon's mbarrier.arrive includes the required barrier across the
   warps of its partition.
 """
@@ -83,7 +86,7 @@ from systems.kernels.flash_attention.triton.tile_ops import schedule
 
 LN2 = gl.constexpr(0.6931471805599453)
 FLOOR = gl.constexpr(-3.0e38)  # initial maximum of a row, as in `triton.forward_kernel`
-ROWS = gl.constexpr(64)  # queries per consumer: the number of rows of a WGMMA
+ROWS = gl.constexpr(64)  # number of queries per consumer: the rows of a WGMMA
 
 
 @gluon.jit
@@ -111,9 +114,10 @@ def _locate(
     work, n_programs, n_queries, n_keys, n_splits, keys_per_split, group,
     BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Return (head, split, first query, first key, end of the keys, tiles of keys) of a work item.
+    """Return (head, split, first query, first key, end of the keys, number of tiles of keys).
 
-    The order of work items is that of `tile_ops.schedule`. There is always at least one tile.
+    These describe one work item, which has at least one tile. The work items are in the order of
+    `tile_ops.schedule`.
     """
     if not SPLIT:
         n_splits = 1
@@ -141,7 +145,7 @@ def _producer(
 ):  # fmt: skip
     """Load the queries of each work item, then its keys and values from the last tile to the first.
 
-    The queries of each consumer have separate slots, which only that consumer releases.
+    Each consumer has separate slots for its queries, and only this consumer releases them.
     """
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters = tensors
     n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group = scalars
@@ -219,10 +223,10 @@ def _consumer(
             BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
         )  # fmt: skip
         first_query += WHICH * ROWS
-        # The producer loads the tiles that the last query of the block sees. Skip those past the
-        # diagonal of this consumer's queries, or all but one tile if all its queries are padding.
-        # A skipped slot is released like the others, after the wait for its filling: an earlier
-        # arrival at `empty` could complete the previous phase.
+        # The producer loads all tiles that the last query of the block sees. A consumer skips the
+        # tiles that none of its queries sees, and all tiles but one if its queries are padding. It
+        # waits until a skipped slot is filled, and then releases it. Without this wait, the arrival
+        # at `empty` could count for the previous phase.
         n_mine = n_tiles
         if IS_CAUSAL:
             end = gl.minimum(last_key, first_query + ROWS)
@@ -237,8 +241,8 @@ def _consumer(
             mbarrier.arrive(v_empty.index(slot), count=1)
             n += 1
 
-        # Tiles are processed from the last to the first, so only the first one processed may
-        # contain the diagonal or the ragged end of the keys. It is handled before the loop.
+        # Tiles are processed from the last to the first. So only the tile that is processed first
+        # may need a mask, for the diagonal or the end of the keys. It is handled before the loop.
         q_slot = turn % 2 * CONSUMERS + WHICH
         mbarrier.wait(q_full.index(q_slot), turn // 2 & 1)
         q = q_smem.index(q_slot).reshape([ROWS, HEAD_DIM])
@@ -288,7 +292,7 @@ def _consumer(
             correction = gl.exp2(m - new_m)
             total = scale_rows(total, correction) + column_sums(p)
             m = new_m
-            # This wait keeps ptxas from moving the next one above the softmax (see the top).
+            # This wait keeps ptxas from moving the next wait above the softmax (see the module).
             mbarrier.wait(v_full.index(slot), phase)
             o, p_operand = warpgroup_mma_wait(0, deps=[o_token, p_operand])
             mbarrier.arrive(v_empty.index(v_slot), count=1)
@@ -352,29 +356,30 @@ def hopper_forward_kernel(
 ):  # fmt: skip
     """Compute attention and log-sum-exp with persistent, warp-specialized programs.
 
-    Grid: (programs,), any number of programs, which share the work items. Launch with num_warps=4,
-    the warps of consumer 0.
+    Grid: (number of programs,), any number; the programs share the work items. Launch with
+    num_warps=4, the number of warps of consumer 0.
 
     Args:
         q_desc, out_desc: TMA descriptors of (batch, heads, n_queries, HEAD_DIM), tiles of 64 rows.
         k_desc, v_desc: TMA descriptors of (batch, heads, n_keys, HEAD_DIM), tiles of BLOCK_K rows.
         partials: float32 (splits, batch, heads, n_queries, HEAD_DIM), contiguous, output: attention
-            over the keys of each split. Written instead of out if SPLIT.
+            over the keys of each split. Written instead of out if SPLIT is True.
         lse: float32 (splits, batch, heads, n_queries), contiguous, output: natural-log log-sum-exp
             of the scaled scores; -inf for a query that sees no key.
-        counters: int32 (2,): number of work items taken after the first of each program, and number
-            of programs that have finished. Must be zeros, and is reset to zeros at the end.
+        counters: int32 (2,), must be zeros. The first counts the work items that programs have
+            taken, except the first one of each program. The second counts the programs that have
+            finished. The kernel resets both to zero at the end.
         n_work: number of work items: blocks of CONSUMERS * 64 queries * batch * heads * splits.
         n_programs: batch * heads.
-        n_heads: heads.
-        n_splits: number of ranges into which the keys are split.
-        keys_per_split: keys of each range except the last, a multiple of BLOCK_K.
-        group: heads that share the L2 cache (see `tile_ops.schedule`).
+        n_heads: number of heads.
+        n_splits: number of splits of the keys.
+        keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
+        group: number of heads that share the L2 cache (see `tile_ops.schedule`).
         scale_log2e: scale of the scores times log2(e), not negative.
         HEAD_DIM: 64 or 128.
-        MASKED: the last tile of keys may contain keys that some queries do not see.
-        STAGES: number of slots for tiles of keys, and for tiles of values.
-        SPLIT: the keys are split into more than one range.
+        MASKED: whether the last tile of keys may contain keys that some queries do not see.
+        STAGES: number of slots for tiles of keys, and number of slots for tiles of values.
+        SPLIT: whether the keys are split into several ranges.
         REGISTERS, PRODUCER_REGISTERS: see `forward_launch.HopperTile`.
     """
     dtype: gl.constexpr = q_desc.dtype

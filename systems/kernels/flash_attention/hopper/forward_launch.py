@@ -1,7 +1,7 @@
 """Launch the forward pass of the Hopper kernels.
 
-Host overhead dominates the latency of short sequences. So a launch plan is cached for all tensors
-with the same shapes, strides and dtype, and TMA descriptors are cached by address.
+Host overhead dominates the latency of short sequences. To reduce it, a launch plan is cached for
+each combination of shapes, strides and dtype, and TMA descriptors are cached by address.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ from systems.kernels.kernel_launch import Launch
 from systems.kernels.tensor_maps import TensorMaps
 
 HOPPER_DTYPES = (torch.bfloat16, torch.float16)
-ROWS = 64  # queries per consumer
-TMA_ALIGNMENT = 16  # of addresses and strides, in bytes
+ROWS = 64  # number of queries per consumer
+TMA_ALIGNMENT = 16  # required alignment of addresses and strides, in bytes
 
 
 class HopperTile(NamedTuple):
     """Tile sizes and register budgets of the forward kernel.
 
-    consumers: number of consumer warpgroups, 2 or 3, with 64 queries each.
-    block_k: keys per tile, 64 or 128.
-    stages: slots in shared memory for tiles of keys, and as many for tiles of values.
-    registers: registers per thread (setmaxnreg) of each consumer except consumer 0.
-    producer_registers: registers per thread of the producer.
+    Fields:
+        consumers: number of consumer warpgroups, 2 or 3, with 64 queries each.
+        block_k: number of keys per tile, 64 or 128.
+        stages: number of slots in shared memory for tiles of keys; there are as many for tiles of
+            values.
+        registers: registers per thread (setmaxnreg) of each consumer except consumer 0.
+        producer_registers: registers per thread of the producer.
 
-    Register budget: Triton divides the 65,536 registers of a multiprocessor evenly by the number of
-    threads, in which the single warp of the producer counts as a whole warpgroup. With 3 consumers
-    this gives 128 per thread, with 2 consumers 168 (rounded down to a multiple of 8). So the
-    registers per thread of all warpgroups add up to 4 * 128 = 512 or 3 * 168 = 504, and consumer 0
-    gets what the others leave.
+    The register budget is limited. Triton divides the 65,536 registers of a multiprocessor evenly
+    by the number of threads. The single warp of the producer counts as a whole warpgroup. With 3
+    consumers this gives 128 registers per thread, and with 2 consumers 168 (rounded down to a
+    multiple of 8). So the registers per thread of all warpgroups add up to 4 * 128 = 512 or 3 * 168
+    = 504. Consumer 0 gets the registers that the other warpgroups leave.
     """
 
     consumers: int
@@ -52,11 +54,12 @@ class HopperTile(NamedTuple):
     producer_registers: int
 
 
-# Tile by head_dim. Registers limit the tile of 64, shared memory that of 128.
+# Tile by head_dim. Registers limit the tile size for head_dim 64, shared memory for head_dim 128.
 FORWARD = {64: HopperTile(3, 128, 3, 160, 32), 128: HopperTile(2, 128, 2, 240, 24)}
-# Tile for causal passes up to SHORT_LENGTH queries, with blocks of 128 queries. In a short causal
-# pass blocks of 192 queries compute many masked scores: compared with blocks of 128 they are 3%
-# slower at 1,024 tokens and 9% faster at 2,048 tokens on an H200.
+# Tile for causal passes with head_dim 64 and up to SHORT_LENGTH queries. It has blocks of 128
+# queries, because blocks of 192 queries compute many masked scores in a short causal pass. Compared
+# with blocks of 128, blocks of 192 are 3% slower at 1,024 tokens and 9% faster at 2,048 tokens on
+# an H200.
 SHORT = HopperTile(2, 128, 3, 240, 24)
 SHORT_LENGTH = 1024
 
@@ -68,7 +71,7 @@ def forward_tile(head_dim: int, n_queries: int, is_causal: bool) -> HopperTile:
 
 
 def unsupported_reason(q: Tensor) -> str | None:
-    """Return the reason why the Hopper kernels do not support q, or None if they do."""
+    """Return the reason why the Hopper kernels do not support q, or None if they support q."""
     return _unsupported_reason(q.device, q.dtype, q.shape[-1])
 
 
@@ -95,20 +98,20 @@ def flash_forward(
     n_splits: int | None = None,
     reuse_counters: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `triton.launch.flash_forward` with the Hopper kernels.
+    """Compute softmax(q k^T * scale) v and its log-sum-exp with the Hopper kernels.
 
     Args:
-        q, k, v: bfloat16 or float16, head_dim 64 or 128. Copied first if TMA cannot read them
-            because of their address or strides.
-        is_causal, scale: as for `triton.launch.flash_forward`.
+        q, k, v: bfloat16 or float16, head_dim 64 or 128; see `triton.launch.flash_forward`. A
+            tensor is copied first if TMA does not support its address or strides.
+        is_causal, scale: see `triton.launch.flash_forward`.
         tile: tile sizes; `forward_tile` by default.
         n_splits: number of ranges into which the keys are split; `forward_splits` by default.
-        reuse_counters: keep the work counters (8 bytes per stream) for the next call. Must be False
-            in a custom operator: torch.compile may run it with the memory pool of a CUDA graph, of
-            which no memory may be kept.
+        reuse_counters: whether to keep the work counters (8 bytes per stream) for later calls. Must
+            be False in a custom operator. torch.compile may run such an operator with the memory
+            pool of a CUDA graph, and no memory of this pool may be kept.
 
     Returns:
-        out, lse: as for `triton.launch.flash_forward`.
+        out, lse: see `triton.launch.flash_forward`.
 
     Raises:
         ValueError: if the inputs are invalid; the message lists all errors.
@@ -127,7 +130,7 @@ def flash_forward(
     if scale is not None and scale < 0:
         # The kernel uses max(scale * s) = scale * max(s), which needs a scale of at least 0.
         q, scale = -q, -scale
-    # The variables keep copies alive until the launch; else the allocator could reuse their memory.
+    # These variables keep copies alive until the launch, so that their memory is not reused.
     q, k, v, rows = tma_compatible(q), tma_compatible(k), tma_compatible(v), four_dimensional(out)
     plan = _forward_plan(
         q.device, q.dtype, (q.shape, k.shape), (q.stride(), k.stride(), v.stride(), rows.stride()),
@@ -139,11 +142,11 @@ def flash_forward(
 
 
 class HopperForwardPlan:
-    """Launch plan of `flash_forward` for TMA-compatible tensors of one dtype, shape and stride.
+    """Launch plan of `flash_forward` for tensors with given shapes, strides and dtype.
 
     Args:
-        shapes: of q and of k, both (batch, heads, rows, head_dim).
-        strides: of q, k, v and out.
+        shapes: shapes of q and k, both (batch, heads, rows, head_dim).
+        strides: strides of q, k, v and out. All must be supported by TMA.
     """
 
     def __init__(
@@ -203,7 +206,7 @@ class HopperForwardPlan:
         pairs = zip(self.maps, (q, k, v, out), strict=True)
         maps = [maps.at(x.data_ptr()) for maps, x in pairs]
         if self.n_splits == 1:
-            self.attend(lse, lse, counters, maps=maps)  # the first lse replaces unused partials
+            self.attend(lse, lse, counters, maps=maps)  # partials (first) are not used
             return
         partials = torch.empty(self.partials_shape, dtype=torch.float32, device=q.device)
         partial_lse = torch.empty(self.partials_shape[:-1], dtype=torch.float32, device=q.device)
@@ -215,11 +218,11 @@ _forward_plan = functools.lru_cache(maxsize=MAX_PLANS)(HopperForwardPlan)
 
 
 def _counters(device: torch.device, reuse_counters: bool) -> Tensor:
-    """Return the work counters of a launch, int32 (2,), zeros.
+    """Return the two work counters of a launch, int32 (2,), which are zero.
 
-    Every launch resets its counters at its end, and launches on one stream run one after another,
-    so each stream can reuse one pair of counters. A CUDA graph may be replayed on any stream, so
-    it captures the allocation and the zeroing of separate counters.
+    Every launch resets its counters at the end, and launches on one stream run one after another.
+    So all launches on a stream can use the same counters. A CUDA graph may be replayed on any
+    stream. So during capture, the allocation of new counters becomes part of the graph.
     """
     if not reuse_counters or torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int32, device=device)
@@ -232,7 +235,7 @@ def _stream_counters(device: torch.device, stream: int) -> Tensor:
 
 
 def tma_compatible(x: Tensor) -> Tensor:
-    """Return x with four dimensions, copied if TMA cannot read it."""
+    """Return x as (batch, heads, rows, head_dim), copied if TMA does not support x."""
     x = four_dimensional(x)
     if x.data_ptr() % TMA_ALIGNMENT == 0 and _has_tma_strides(x.shape, x.stride(), x.itemsize):
         return x
@@ -241,7 +244,7 @@ def tma_compatible(x: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=MAX_PLANS)
 def _has_tma_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    # MAX_ROW_STRIDE is no limit of TMA, but `prepare_kernel` loads rows of out and dout without it.
+    # The limit MAX_ROW_STRIDE is for `prepare_kernel`, which loads out and dout without TMA.
     return (
         strides[-1] == 1
         and strides[-2] < MAX_ROW_STRIDE
@@ -256,8 +259,8 @@ def _has_tma_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize:
 def row_maps(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int
 ) -> TensorMaps:
-    """Return TMA descriptors of tensors (batch, heads, n, head_dim), with tiles of `rows` rows.
+    """Return the TMA descriptors of tensors (batch, heads, n, head_dim), with tiles of `rows` rows.
 
-    Rows past n are read as zeros and not written, even if another head follows in memory.
+    Rows past n are read as zeros and are not written, even if another head follows in memory.
     """
     return TensorMaps(dtype, shape, strides, (1, 1, rows, shape[-1]))

@@ -1,4 +1,4 @@
-"""Kernel that runs before the Hopper backward kernels: computes -D and lse in base 2, zeros dQ."""
+"""Kernel that prepares lse, delta and the accumulator of dQ for the Hopper backward kernels."""
 
 # Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -20,7 +20,7 @@ def prepare_kernel(
     out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries, n_padded,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the numbers per query that the backward kernels read, and zero dQ's accumulator.
+    """Compute lse in base 2 and -delta = -rowsum(dO * O) of each query, and zero dQ's accumulator.
 
     Grid: (n_padded // ROWS * batch * heads,).
 
@@ -30,12 +30,14 @@ def prepare_kernel(
         log2_lse: float32 (batch, heads, n_padded), contiguous, output: lse in base 2. Past
             n_queries it is inf, which makes P zero.
         minus_delta: float32 (batch, heads, n_padded), contiguous, output: -rowsum(dout * out). Past
-            n_queries it is 0. Every 64 values of log2_lse and minus_delta are in the order in which
-            `backward_common.row_of` reads them.
+            n_queries it is 0.
         dq_sum: float32 (batch * heads * n_padded * HEAD_DIM,), output: zeros.
         counter: int32 (1,), output: zero.
         n_padded: n_queries rounded up to a multiple of ROWS.
-        ROWS: 64.
+        ROWS: number of queries per program, must be 64.
+
+    Every 64 values of log2_lse and minus_delta are in the order in which `backward_common.row_of`
+    reads them.
     """
     n_blocks = n_padded // ROWS
     head = tl.program_id(0) // n_blocks
@@ -51,8 +53,8 @@ def prepare_kernel(
     row_lse = tl.load(
         lse + head.to(tl.int64) * n_queries + row, mask=row < n_queries, other=float("inf")
     )
-    # In the result of a WGMMA, each row is held by four threads, and thread t holds the columns
-    # 8 j + 2 t + e with e = 0 or 1. Store the 16 values of each of these threads contiguously.
+    # In the result of a WGMMA, four threads hold each row. Thread t has the columns 8 j + 2 t + e
+    # with e = 0 or 1. Store the 16 values of each of these threads contiguously.
     place = first + column // 2 % 4 * 16 + column // 8 * 2 + column % 2
     tl.store(log2_lse + before + place, row_lse * LOG2E)
     tl.store(minus_delta + before + place, -total)

@@ -1,7 +1,7 @@
 """Operations on the result of a WGMMA in registers, written so that ptxas compiles them well.
 
-The result of a warpgroup is float32 (64, n). A thread holds two rows of it, and of each of these
-rows two adjacent values out of every eight.
+The result of a WGMMA is float32 (64, n). A thread holds values of two rows. In each of these rows,
+it holds two adjacent values of every eight.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -18,7 +18,8 @@ from triton.experimental.gluon import language as gl
 def row_maximum(s, layout: gl.constexpr):
     """Return the maximum of each row.
 
-    Partial maxima of groups are computed first, to avoid one long chain of dependent instructions.
+    The maxima of groups of values are computed first. This avoids one long chain of dependent
+    instructions.
     """
     rows: gl.constexpr = s.shape[0]
     s = gl.max(s.reshape([rows, s.shape[1] // 32, 32]), 1)
@@ -28,24 +29,24 @@ def row_maximum(s, layout: gl.constexpr):
 
 @gluon.jit
 def column_sums(p):
-    """Return (rows, 8), the sums of the values that each thread holds.
+    """Return partial sums of each row, (rows, 8). Sum j adds columns j, j + 8, j + 16 and so on.
 
-    No data is exchanged between threads. Sums over several tiles can be added in this form, so that
-    the threads of a row have to exchange data only once, at the end.
+    Each thread adds only its own values, so no data is exchanged between threads. The partial sums
+    of several tiles can be added. Then the threads of a row exchange data only once, at the end.
     """
     return gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 8]), 1)
 
 
 @gluon.jit
 def scale_rows(x, factor):
-    """Return x[i, j] * factor[i]; each thread must already hold the factors of its rows of x."""
+    """Return x[i, j] * factor[i]. Each thread must already hold the factors of its rows of x."""
     layout: gl.constexpr = gl.SliceLayout(1, x.type.layout)
     return x * gl.convert_layout(factor, layout, assert_trivial=True)[:, None]
 
 
 @gluon.jit
 def pack(p, dtype: gl.constexpr):
-    """Round (rows, n) float32 to dtype and pack adjacent pairs into (rows, n / 2) int32."""
+    """Round float32 (rows, n) to dtype, and pack adjacent pairs into int32 (rows, n / 2)."""
     low, high = gl.split(p.reshape([p.shape[0], p.shape[1] // 2, 2]))
     pair: gl.constexpr = "cvt.rn.bf16x2.f32" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32"
     return gl.inline_asm_elementwise(
@@ -55,7 +56,7 @@ def pack(p, dtype: gl.constexpr):
 
 @gluon.jit
 def unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
-    """Undo `pack`: return (rows, n) of dtype in `layout`. Compiles to no instructions."""
+    """Convert a result of `pack` to (rows, n) of dtype in `layout`. Compiles to no instructions."""
     low = packed.to(gl.int16).to(dtype, bitcast=True)
     high = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
     p = gl.join(low, high).reshape([packed.shape[0], packed.shape[1] * 2])

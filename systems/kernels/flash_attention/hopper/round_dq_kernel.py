@@ -1,4 +1,4 @@
-"""Kernel that runs after the Hopper backward kernels: rounds the float32 sum of dQ to its dtype."""
+"""Kernel that converts the float32 accumulator of dQ to dQ after the Hopper backward kernels."""
 
 # Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -17,15 +17,17 @@ def convert_kernel(
     dq_sum, dquery, dq_batch, dq_head, dq_row, n_heads, n_queries, n_padded, scale,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Multiply the float32 sums of dQ by the scale and round them to the dtype of dquery.
+    """Multiply the accumulator of dQ by the scale and round it to the dtype of dquery.
 
     Grid: (n_padded // ROWS * batch * heads,).
 
     Args:
-        dq_sum: float32 (batch, heads, n_padded // ROWS, HEAD_DIM, ROWS), contiguous: dQ / scale, in
+        dq_sum: float32 (batch, heads, n_padded // ROWS, HEAD_DIM, ROWS), contiguous: dQ / scale, as
             transposed tiles of ROWS queries.
         dquery: (batch, heads, n_queries, HEAD_DIM), output.
         n_padded: n_queries rounded up to a multiple of ROWS.
+        scale: scale of the scores.
+        ROWS: number of queries per tile and per program.
     """
     n_blocks = n_padded // ROWS
     head = tl.program_id(0) // n_blocks

@@ -1,8 +1,8 @@
-"""Choose the number of splits of the Hopper kernels, so that a few heads can fill the GPU.
+"""Choose the number of splits of the Hopper kernels, so that few heads can also fill the GPU.
 
-The number is the element of SPLITS with the shortest estimated time. The estimate simulates the
-scheduling of the kernels: work items start in the order of `tile_ops.schedule`, each on the first
-multiprocessor that is free.
+The result is the number in SPLITS with the shortest estimated time. The estimate simulates the
+scheduling of the work items. They start in the order of `tile_ops.schedule`, and each work item
+runs on the multiprocessor that is free first.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from collections.abc import Callable
 
 from systems.kernels.flash_attention.triton.work_splits import split_tiles
 
-SPLITS = (1, 2, 3, 4, 6, 8)
-# Measured on an H200. For the forward pass of one causal head with head_dim 64 and 128 and 4k to
-# 32k tokens, the estimated time has a median error of 3% and a maximum error of 11%.
-FORWARD_TILE_SECONDS = 1.5e-6  # time of a tile of keys
+SPLITS = (1, 2, 3, 4, 6, 8)  # numbers of splits to choose from
+# Measured on an H200. The estimated time of the forward pass has a median error of 3% and a maximum
+# error of 11%, for one causal head with head_dim 64 or 128 and 4k to 32k tokens.
+FORWARD_TILE_SECONDS = 1.5e-6  # time of one tile of keys
 PARTIAL_BYTES_PER_SECOND = 1.2e12  # throughput of writing and reading partial results
 ADD_SECONDS = 6e-6  # time of a kernel that adds partial results, without reading and writing them
-# Fixed overhead of a work item in the forward pass, in units of FORWARD_TILE_SECONDS: of the values
-# 0 to 3, the one with the best estimates for one head. For comparison: without a mask, 16k tokens
-# in heads of 1k tokens take 1 to 2 us per item more than the same number of tiles in heads of 16k
-# tokens. The estimate of the backward pass has no such term.
+# Fixed overhead of a work item in the forward pass, in units of FORWARD_TILE_SECONDS. Of the values
+# 0 to 3, this one gives the best estimates for one head. The backward estimate has no such term.
 FORWARD_ITEM_TILES = 2
-# Time of a step by head_dim, derived from 2.5 ms (64) and 4.7 ms (128) for the backward pass of 16
-# causal heads of 16k tokens on an H200
+# Time of one step by head_dim, in seconds. Derived from the backward pass of 16 causal heads of 16k
+# tokens on an H200, which takes 2.5 ms (head_dim 64) and 4.7 ms (head_dim 128).
 BACKWARD_STEP_SECONDS = {64: 1.3e-6, 128: 2.3e-6}
-BLOCK_K, BLOCK_Q = 128, 64  # keys per work item and queries per step of the backward pass
+# Backward pass: number of keys per work item and number of queries per step
+BLOCK_K, BLOCK_Q = 128, 64
 
 
 @functools.lru_cache(maxsize=1024)
@@ -45,10 +44,10 @@ def forward_splits(
 
     Args:
         n_programs: batch * heads.
-        n_blocks: blocks of queries per head.
-        n_tiles: tiles of keys of the longest block. With a causal mask, the number of tiles is
-            assumed to grow linearly with the index of the block.
-        partial_bytes: size of the partial outputs of one split.
+        n_blocks: number of blocks of queries per head.
+        n_tiles: number of tiles of keys of the longest block. With a causal mask, the number of
+            tiles of the other blocks is assumed to grow linearly with the index of the block.
+        partial_bytes: size of the partial outputs of one split, in bytes.
         multiprocessors: number of multiprocessors of the GPU.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
@@ -81,8 +80,8 @@ def backward_splits(
 
     Args:
         n_programs: batch * heads.
-        n_blocks: blocks of BLOCK_K keys per head.
-        n_tiles: tiles of BLOCK_Q queries per head.
+        n_blocks: number of blocks of BLOCK_K keys per head.
+        n_tiles: number of tiles of BLOCK_Q queries per head.
         multiprocessors: number of multiprocessors of the GPU.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
@@ -114,11 +113,12 @@ def _fastest(
     """Return the element of SPLITS with the shortest estimated time.
 
     Args:
-        length: function (block, split, tiles per split) that returns the length of a work item, in
-            tiles.
-        tile_seconds: time of a tile, in seconds.
+        length: function (block, split, tiles per split) that returns the length of a work item, as
+            a number of tiles.
+        by_keys: as for `tile_ops.schedule`.
+        tile_seconds: time of one tile, in seconds.
         add_seconds: time to add partial results, without reading and writing them, in seconds.
-        partial_bytes: size of the partial results of one split.
+        partial_bytes: size of the partial results of one split, in bytes.
     """
     from systems.kernels.flash_attention.triton.tile_ops import schedule
 
@@ -126,8 +126,8 @@ def _fastest(
         n_splits, per_split = split_tiles(n_tiles, n_splits)
         free = [0] * multiprocessors
         for item in range(n_blocks * n_splits):
-            # `schedule` needs only the ratio of rows per block to rows per tile. Take n_tiles rows
-            # per block and n_blocks rows per tile, so that both axes have the same number of rows.
+            # For `schedule`, only the ratio of rows per block to rows per tile matters. With
+            # n_tiles rows per block and n_blocks rows per tile, both axes have equally many rows.
             block, _, split = schedule.fn(
                 item, n_blocks, 1, n_splits, per_split * n_blocks, 1, n_tiles, is_causal, by_keys
             )

@@ -1,5 +1,8 @@
 """Backward pass of FlashAttention-2 in Triton (Dao 2023, algorithm 2), in three launches.
 
+O is the attention output, L the log-sum-exp of the scaled scores, and P the softmax. dX is the
+gradient of X.
+
     delta_kernel   D = rowsum(dO * O)
     dkdv_kernel    one program per block of keys, which loops over the queries that see it:
                        P^T = exp(scale k q^T - L)      dV += P^T dO
@@ -8,17 +11,20 @@
     dq_kernel      one program per block of queries, which loops over the keys that they see:
                        P = exp(scale q k^T - L)    dS = P * (dO v^T - D)    dQ += dS k
 
-In algorithm 2 every block of keys adds to dQ, which needs atomic additions in an order that changes
-from run to run. Here dQ has a separate kernel. The scores are then computed twice (7 matmuls per
-tile instead of 5), but no two programs add to the same gradient, so equal inputs give bitwise equal
-gradients.
+At the end, dK and dQ are multiplied by the scale.
 
-dkdv_kernel computes S^T and dP^T instead of S and dP, so that no result of a matmul has to be
-transposed before the next matmul. The results stay in registers, and a bug of Triton before 3.8 on
-Hopper is avoided (triton-lang/triton #9433).
+In algorithm 2, every block of keys adds to dQ. This needs atomic additions, whose order changes
+from run to run. Here a separate kernel computes dQ, so no two programs add to the same gradient,
+and equal inputs give bitwise equal gradients. Both kernels compute the scores and dP. A tile
+therefore needs 7 matmuls instead of 5.
 
-With few heads, dkdv_kernel can be split over queries and dq_kernel over keys, with one program per
-range. The programs then write float32 partial gradients, which `sum_kernel` adds.
+dkdv_kernel computes S^T and dP^T instead of S and dP, where S are the scores. So no result of a
+matmul has to be transposed before the next matmul, and the results stay in registers. This also
+avoids a bug of Triton versions before 3.8 on Hopper GPUs (triton-lang/triton #9433).
+
+With few heads, there are too few programs to fill the GPU. Then the queries of dkdv_kernel or the
+keys of dq_kernel are split into ranges, and a separate program processes each range. The programs
+write partial gradients in float32, and `sum_kernel` adds them.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -60,7 +66,7 @@ def delta_kernel(
 ):  # fmt: skip
     """Compute D = rowsum(dO * O) (algorithm 2, line 4).
 
-    Grid: (blocks of ROWS queries * batch * heads,).
+    Grid: (number of blocks of ROWS queries * batch * heads,).
 
     Args:
         out, dout: (batch, heads, n_queries, HEAD_DIM).
@@ -80,9 +86,9 @@ def delta_kernel(
 
 @triton.jit
 def _units(peaks, head, n_programs, FP16X3: tl.constexpr):
-    """Return the factors by which to multiply S, dP, dQ, dK and dV to undo the scaling of FP16X3.
+    """Return five factors that undo the scaling of FP16X3 in S, dP, dQ, dK and dV.
 
-    Without FP16X3 all are 1. With FP16X3, P is scaled by TOP_POWER in the matmul that adds to dV.
+    All factors are 1 without FP16X3. The factor of dV also undoes the scaling of P by TOP_POWER.
     """
     s, dp, dq, dk, dv = 1.0, 1.0, 1.0, 1.0, 1.0
     if FP16X3:
@@ -96,9 +102,10 @@ def _units(peaks, head, n_programs, FP16X3: tl.constexpr):
 def _add_scaled(
     total, peak, ds, other, DTYPE: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Return total + dS other, and the peaks of the rows of dS.
+    """Return total + dS other, and the updated peaks of the rows of dS.
 
-    With FP16X3 the rows are scaled by their running peak, because dS has no known bound.
+    The peak of a row is its largest magnitude so far. With FP16X3, each row of dS and total is
+    scaled by its peak, because dS has no known bound.
     """
     if FP16X3:
         ds, peak, correction = scaled(ds, peak)
@@ -114,10 +121,11 @@ def _add_queries(
     IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Add one tile of queries to dK and dV (algorithm 2, lines 11 to 16 without dQ).
+    """Add the contribution of one tile of queries to dK and dV (algorithm 2, lines 11 to 16).
 
-    S and dP are computed transposed. Queries past the end have zeros in q, dO, lse and delta, so
-    they add nothing to P^T dO and dS^T q. Rows of keys past the end are not stored.
+    S and dP are computed transposed. Queries past n_queries add nothing, because their q, dO, lse
+    and delta are loaded as zeros. Rows of dK and dV for keys past n_keys are meaningless and are
+    not stored.
     """
     q = load_operand(
         query,
@@ -173,26 +181,27 @@ def dkdv_kernel(
     IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Compute dK and dV of a block of keys from the queries of a split.
+    """Compute dK and dV of a block of keys from one range (split) of the queries.
 
-    Grid: (blocks of keys * batch * heads * splits,).
+    Grid: (number of blocks of keys * batch * heads * splits,).
 
     Args:
         query, dout: (batch, heads, n_queries, HEAD_DIM).
         key, value: (batch, heads, n_keys, HEAD_DIM). With FP16X3, query, key, value and dout are
-            float16 halves, (2, batch, heads, ...), contiguous.
+            contiguous float16 halves, (2, batch, heads, ...).
         peaks: with FP16X3, peaks of query, key, value and dout (see `tile_ops.peak_of`); else not
             read.
         lse: float32 (batch, heads, n_queries), contiguous, natural-log log-sum-exp.
         delta: float32 (batch, heads, n_queries), contiguous, as computed by `delta_kernel`.
         dkey, dvalue: (splits, batch, heads, n_keys, HEAD_DIM), outputs: gradients from the queries
             of each split. Of the inputs' dtype, or float32 with several splits.
-        n_splits: number of ranges into which the queries are split.
-        queries_per_split: queries of each range except the last, a multiple of BLOCK_Q.
+        n_splits: number of splits of the queries.
+        queries_per_split: number of queries in each split except the last, a multiple of BLOCK_Q.
         scale: scale of the scores.
         scale_log2e: scale times log2(e).
-        DK, DV: compute dK; compute dV.
-        All others: as for `forward_kernel`.
+        DK, DV: whether to compute dK, and whether to compute dV.
+
+    `forward_kernel` describes the other arguments.
     """
     block, head, split = schedule(
         tl.program_id(0), tl.cdiv(n_keys, BLOCK_K), n_programs, n_splits, queries_per_split, group,
@@ -204,13 +213,13 @@ def dkdv_kernel(
     full_end = last_query // BLOCK_Q * BLOCK_Q
     full_start = first_query
     if IS_CAUSAL:
-        # Tiles before first_query do not see the block. Tiles from full_start on see all of its
-        # keys and need no mask.
+        # Queries before first_query see no key of the block. Queries from full_start on see all
+        # keys of the block and need no mask.
         first_query = tl.maximum(first_query, first_key // BLOCK_Q * BLOCK_Q)
         full_start = tl.cdiv(first_key + BLOCK_K - 1, BLOCK_Q) * BLOCK_Q
         full_start = tl.maximum(tl.minimum(full_start, full_end), first_query)
-    # Tiles that need a mask: the whole tiles on the diagonal, and the ragged tile at the end unless
-    # all keys of the block come after it.
+    # Tiles that need a mask: the full tiles on the diagonal, and the incomplete tile at the end,
+    # unless its queries see no key of the block.
     n_diagonal = (full_start - first_query) // BLOCK_Q
     n_masked = n_diagonal + tl.where((full_end < last_query) & (first_query <= full_end), 1, 0)
 
@@ -269,7 +278,10 @@ def _add_keys(
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add one tile of keys to dQ (algorithm 2, lines 11 to 15). row_lse is in base 2."""
+    """Add the contribution of one tile of keys to dQ (algorithm 2, lines 11 to 15).
+
+    row_lse is the log-sum-exp in base 2.
+    """
     k = load_operand(
         key, half_stride, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED, FP16X3
     )
@@ -279,7 +291,7 @@ def _add_keys(
     scores = product(q, transposed(k, FP16X3), FP16X3, PRECISION)
     p = tl.exp2(scores * scale_log2e - row_lse[:, None])
     if MASKED:
-        # Keys past the end must be hidden, too. Their scores are 0, so P would be exp2(-lse), which
+        # Keys past the end must also be hidden. Their scores are 0, so P would be exp2(-lse). This
         # may be inf, and inf * 0 would be NaN.
         keys = first_key + tl.arange(0, BLOCK_K)
         visible = (keys < n_keys)[None, :]
@@ -305,16 +317,17 @@ def dq_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute dQ of a block of queries from the keys of a split.
+    """Compute dQ of a block of queries from one range (split) of the keys.
 
-    Grid: (blocks of queries * batch * heads * splits,).
+    Grid: (number of blocks of queries * batch * heads * splits,).
 
     Args:
         dquery: (splits, batch, heads, n_queries, HEAD_DIM), output: gradient from the keys of each
             split. Of the inputs' dtype, or float32 with several splits.
-        n_splits: number of ranges into which the keys are split.
-        keys_per_split: keys of each range except the last, a multiple of BLOCK_K.
-        All others: as for `dkdv_kernel`.
+        n_splits: number of splits of the keys.
+        keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
+
+    `dkdv_kernel` describes the other arguments.
     """
     block, head, split = schedule(
         tl.program_id(0), tl.cdiv(n_queries, BLOCK_Q), n_programs, n_splits, keys_per_split, group,

@@ -1,13 +1,13 @@
-"""Choose the tiles for a shape: those of the table, or the fastest that a search finds on this GPU.
+"""Choose the tile sizes for an input shape, from a table or by a search on the current GPU.
 
-An H100 or H200 uses `tile_table.TABLE` and does not search. On other GPUs, or on all GPUs with
-FLASH_ATTENTION_AUTOTUNE=1, the first call with a shape searches. It saves the result in a file in
-$XDG_CACHE_HOME/cluster-sweeps (~/.cache/cluster-sweeps by default), which later processes read.
-FLASH_ATTENTION_AUTOTUNE=0 disables searches.
+On an H100 or H200, the tile sizes are those of `tile_table.TABLE`. On another GPU, the first call
+with a shape searches for the fastest tile sizes. It saves them in a file in
+$XDG_CACHE_HOME/cluster-sweeps (~/.cache/cluster-sweeps by default), which later processes read. The
+environment variable FLASH_ATTENTION_AUTOTUNE=1 enables this search on all GPUs, and
+FLASH_ATTENTION_AUTOTUNE=0 disables it.
 
-If the first call is made during CUDA graph capture, or if there is not enough free memory for a
-search, it uses the table. Its launch plan is cached, so later calls of the process with the same
-shapes use the table, too.
+A call during CUDA graph capture, or without enough free memory for a search, uses the table. Its
+launch plan is cached, so later calls of the process with the same shapes also use the table.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from systems.kernels.flash_attention.triton.tile_table import (
     kind,
 )
 
-AUTOTUNE = "FLASH_ATTENTION_AUTOTUNE"  # environment variable: 0, 1 or unset
-MAX_FOUND = 1024  # entries of _found
-_found: dict[Path, Configuration] = {}  # results in this process, in case no file can be written
+AUTOTUNE = "FLASH_ATTENTION_AUTOTUNE"  # environment variable, must be 0, 1 or unset
+MAX_FOUND = 1024  # maximum number of entries in _found
+_found: dict[Path, Configuration] = {}  # results of searches, in case no file can be written
 
 
 def tuned_tiles(
@@ -46,7 +46,9 @@ def tuned_tiles(
     n_heads: int,
     device: torch.device,
 ) -> Configuration:
-    """Return the tiles for a shape, from the table, a saved result or a search of about a minute.
+    """Return the tile sizes for an input shape, from the table, a saved search or a new search.
+
+    A search takes about a minute.
 
     Args:
         n_heads: batch size times number of heads.
@@ -80,7 +82,7 @@ def tuned_tiles(
             return table
         write_tiles(path, tiles)
     if len(_found) >= MAX_FOUND:
-        del _found[next(iter(_found))]  # the oldest
+        del _found[next(iter(_found))]  # the oldest entry
     _found[path] = tiles
     return tiles
 
@@ -95,10 +97,11 @@ def cache_path(
     n_keys: int,
     n_heads: int,
 ) -> Path:
-    """Return the path at which the result of a search is saved.
+    """Return the path of the file in which the result of a search is saved.
 
-    The path also depends on the version of Triton and on the source code of the kernels. Lengths
-    and numbers of heads with the same number of binary digits share a file.
+    The path also depends on the version of Triton and on the source code of the kernels. Sequence
+    lengths with the same number of binary digits, such as 1,024 and 2,047, have the same path. The
+    same applies to numbers of heads.
     """
     import triton
 
@@ -120,7 +123,7 @@ def _user_cache() -> Path:
 
 @functools.cache
 def _source_hash() -> str:
-    """Return a hash of the source code on which the speed of the tiles depends."""
+    """Return a hash of the source files that determine which tile sizes are fastest."""
     here = Path(__file__).parent
     names = (
         "choose_tiles", "tile_search", "tile_ops", "tile_table", "work_splits", "forward_kernel",
@@ -131,7 +134,7 @@ def _source_hash() -> str:
 
 
 def read_tiles(path: Path) -> Configuration | None:
-    """Return the tiles saved by `write_tiles`, or None if there is no valid file."""
+    """Return the tile sizes in a file of `write_tiles`, or None if there is no valid file."""
     try:
         forward, dkdv, dq, dv = json.loads(path.read_text())
         tiles = Configuration(
@@ -144,7 +147,10 @@ def read_tiles(path: Path) -> Configuration | None:
 
 
 def write_tiles(path: Path, tiles: Configuration) -> None:
-    """Save the tiles atomically. If the file cannot be written, other processes search again."""
+    """Save the tile sizes atomically.
+
+    Errors are ignored: without the file, other processes search again.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:

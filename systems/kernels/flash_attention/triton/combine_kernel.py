@@ -1,7 +1,9 @@
-"""Combine the partial results of a split pass, in a fixed order, so that results are deterministic.
+"""Kernels that combine the partial results of a pass that is split over several programs.
 
-combine_kernel   average outputs over ranges of keys, weighted by log-sum-exps (Flash-Decoding)
-sum_kernel       add gradients over ranges of queries or keys
+    combine_kernel   averages partial outputs, weighted by their log-sum-exps (Flash-Decoding)
+    sum_kernel       adds partial gradients
+
+The partial results are added in a fixed order, so the results are deterministic.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -28,13 +30,16 @@ def combine_kernel(
     n_programs, n_heads, n_rows, splits,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = sum_s exp(lse_s - lse) out_s with lse = log sum_s exp(lse_s).
+    """Combine the partial outputs of all splits, weighted by their log-sum-exps.
 
-    Grid: (blocks of ROWS rows * batch * heads,).
+        lse = log(sum_s exp(lse_s))    out = sum_s exp(lse_s - lse) out_s
+
+    Grid: (number of blocks of ROWS rows * batch * heads,).
 
     Args:
         partials: float32 (splits, batch, heads, n_rows, HEAD_DIM), contiguous.
-        partial_lse: float32 (splits, batch, heads, n_rows), contiguous; -inf without a visible key.
+        partial_lse: float32 (splits, batch, heads, n_rows), contiguous; -inf for a query that sees
+            no key of the split.
         out: (batch, heads, n_rows, HEAD_DIM), output.
         lse: float32 (batch, heads, n_rows), contiguous, output.
     """
@@ -43,7 +48,7 @@ def combine_kernel(
     first = tl.program_id(0) % n_blocks * ROWS
     row = first + tl.arange(0, ROWS)
     there = row < n_rows
-    step = tl.cast(n_programs, tl.int64) * n_rows  # rows per split
+    step = tl.cast(n_programs, tl.int64) * n_rows  # number of rows per split
     rows_before = head.to(tl.int64) * n_rows
 
     maximum = tl.full((ROWS,), FLOOR, tl.float32)
@@ -76,13 +81,14 @@ def sum_kernel(
     n_programs, n_heads, n_rows, splits,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = sum_s partials_s, added in float32 from first to last, and likewise other.
+    """Add the partial gradients of all splits in float32, for one or two gradients.
 
-    Grid: (blocks of ROWS rows * batch * heads, 1 for out only or 2 for out and other).
+    Grid: (number of blocks of ROWS rows * batch * heads, number of gradients).
 
     Args:
-        partials: float32 (1 or 2, splits, batch, heads, n_rows, HEAD_DIM), contiguous.
-        out, other: (batch, heads, n_rows, HEAD_DIM), outputs.
+        partials: float32 (number of gradients, splits, batch, heads, n_rows, HEAD_DIM), contiguous.
+        out, other: (batch, heads, n_rows, HEAD_DIM), outputs. With one gradient, other is not
+            written.
     """
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks

@@ -1,20 +1,21 @@
 """Forward pass of FlashAttention-2 in Triton (Dao 2023, algorithm 1), optionally split over keys.
 
-A program processes BLOCK_Q queries of one head and loops over tiles of BLOCK_K keys. For each row
-it keeps the running maximum m of the scaled scores, in base 2, and the running sum l. Base 2 saves
-instructions: exp2 is one instruction, and log2(e) is multiplied into the scale.
+A program processes BLOCK_Q queries of one head and loops over tiles of BLOCK_K keys. For each query
+it has a running maximum m of the scores, a running sum l and a running output O. A tile of keys
+with the scores S changes m, l and O to m', l' and O':
 
     S = q k^T    m' = max(m, scale log2(e) max_j S)    P = exp2(scale log2(e) S - m')
     l' = l exp2(m - m') + sum_j P                      O' = O exp2(m - m') + P v
 
-After the loop the output is O / l, and the log-sum-exp to base e is (m + log2 l) ln 2.
+The exponentials and m are in base 2, because GPUs have an instruction for exp2. After the loop, the
+output is O / l, and the natural-log log-sum-exp is (m + log2 l) ln 2.
 
-The first loop covers the tiles of keys that every query of the block sees, without a mask. The
-second loop covers the tiles on the diagonal and the ragged tile at the end, with a mask. Keys that
-no query of the block sees are not loaded.
+The first loop has no mask. It processes the tiles of keys that every query of the block sees. The
+second loop has a mask. It processes the tiles on the diagonal and the incomplete tile at the end.
+Keys that no query of the block sees are not loaded.
 
-With few heads and long sequences a GPU has more multiprocessors than there are blocks of queries.
-Then the keys are split into ranges with one program each, and `combine_kernel` weights the partial
+With few heads, there may be fewer blocks of queries than multiprocessors. Then the keys are split
+into ranges, and a separate program processes each range. `combine_kernel` weights the partial
 outputs by their log-sum-exps (Flash-Decoding, Dao et al. 2023).
 """
 
@@ -42,8 +43,8 @@ from systems.kernels.flash_attention.triton.tile_ops import (
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
-# Initial maximum of a row. It is finite, so that a row without a visible key in its first tile gets
-# exp2(-inf - FLOOR) = 0 and not exp2(-inf + inf) = NaN.
+# Initial maximum of a row. If a row has no visible key in its first tile, its P must be 0. With a
+# finite maximum, P is exp2(-inf - FLOOR) = 0; with -inf, it would be exp2(-inf + inf) = NaN.
 FLOOR = tl.constexpr(-3.0e38)
 
 
@@ -54,9 +55,9 @@ def _add_tile(
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Update the accumulator, maximum and total with one tile of keys (algorithm 1, lines 7 to 10).
+    """Update the accumulator (O), maximum (m) and total (l) with one tile of keys.
 
-    With FP16X3 the accumulator is scaled by TOP_POWER.
+    This is algorithm 1, lines 7 to 10. With FP16X3, the accumulator is scaled by TOP_POWER.
     """
     k = load_operand(
         key, half_stride, first_key, n_keys, key_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED,
@@ -74,8 +75,8 @@ def _add_tile(
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         p = tl.exp2(scores - new_maximum[:, None])
     else:
-        # The scale is not negative, so max(scale * s) = scale * max(s). The scores are then scaled
-        # together with the subtraction, in one fused multiply-add per score.
+        # The scale is not negative, so max(scale * s) = scale * max(s). So the maximum does not
+        # need scaled scores. Scaling and subtraction are one fused multiply-add per score.
         new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale_log2e)
         p = tl.exp2(scores * scale_log2e - new_maximum[:, None])
     correction = tl.exp2(maximum - new_maximum)
@@ -103,14 +104,14 @@ def forward_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention and log-sum-exp of a block of queries over the keys of a split.
+    """Compute attention and log-sum-exp of a block of queries over one range (split) of the keys.
 
-    Grid: (blocks of queries * batch * heads * splits,).
+    Grid: (number of blocks of queries * batch * heads * splits,).
 
     Args:
         query: (batch, heads, n_queries, HEAD_DIM).
-        key, value: (batch, heads, n_keys, HEAD_DIM). With FP16X3, query, key and value are float16
-            halves, (2, batch, heads, ...), contiguous.
+        key, value: (batch, heads, n_keys, HEAD_DIM). With FP16X3, query, key and value are
+            contiguous float16 halves, (2, batch, heads, ...).
         peaks: with FP16X3, peaks of query, key and value (see `tile_ops.peak_of`); else not read.
         out: (splits, batch, heads, n_queries, HEAD_DIM), output: attention over the keys of each
             split. Of the inputs' dtype, or float32 with several splits.
@@ -118,16 +119,16 @@ def forward_kernel(
             of the scaled scores; -inf for a query that sees no key.
         *_split, *_batch, *_head, *_row: strides in elements.
         n_programs: batch * heads.
-        n_heads: heads.
-        n_splits: number of ranges into which the keys are split.
-        keys_per_split: keys of each range except the last, a multiple of BLOCK_K.
-        group: heads that share the L2 cache (see `tile_ops.schedule`).
+        n_heads: number of heads.
+        n_splits: number of splits of the keys.
+        keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
+        group: number of heads that share the L2 cache (see `tile_ops.schedule`).
         scale_log2e: scale of the scores times log2(e), not negative.
         HEAD_DIM: head dimension.
-        BLOCK_D: the next power of two, at least 16.
-        FP16X3: float32 operands are given as float16 halves.
+        BLOCK_D: HEAD_DIM rounded up to a power of two, at least 16.
+        FP16X3: whether float32 inputs are given as float16 halves.
         PRECISION: input precision of matmuls of float32 tiles.
-        STAGES: stages of the software pipeline that loads keys and values.
+        STAGES: number of stages of the software pipeline that loads keys and values.
     """
     n_blocks = tl.cdiv(n_queries, BLOCK_Q)
     block, head, split = schedule(
@@ -141,8 +142,8 @@ def forward_kernel(
     if IS_CAUSAL:
         last_key = tl.minimum(last_key, first_query + BLOCK_Q)
         full_keys = tl.minimum(full_keys, first_query + 1)
-    # All splits begin, and all but the last end, at multiples of BLOCK_K. So the loop without a
-    # mask may end at full_keys rounded down to whole tiles.
+    # Every split begins at a multiple of BLOCK_K, and every split except the last ends at one. So
+    # the loop without a mask can end at full_keys rounded down to a multiple of BLOCK_K.
     full_end = tl.minimum(last_key, full_keys // BLOCK_K * BLOCK_K)
     full_end = tl.maximum(full_end, first_key)
 

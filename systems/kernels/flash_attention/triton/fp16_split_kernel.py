@@ -1,8 +1,10 @@
-"""Split float32 tensors into sums of two float16 halves, which hold a sign and 22 of 24 bits.
+"""Kernels that split a float32 tensor into two float16 tensors, the high and the low half.
 
-Tensor cores multiply the halves exactly; `tile_ops.product` computes a float32 matmul from them.
-The range of float16 is small, so each head is first divided by a power of two. This power follows
-from the largest magnitude of the head, which `peak_kernel` computes.
+The sum of the halves has a sign and 22 of the 24 significand bits of float32. Tensor cores multiply
+float16 numbers exactly, so `tile_ops.product` can compute a float32 matmul from the halves.
+
+The range of float16 is small. So each head is first divided by a power of two, which depends on the
+largest magnitude of the head (its peak). `peak_kernel` computes the peaks.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -30,7 +32,10 @@ def _tile(
     whole_batch, whole_head, whole_row, n_heads, n_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Return this program's tile (with zeros past n_seen), the index of its head and first row."""
+    """Return this program's tile, the index of the head and the index of the first row.
+
+    Rows of the tile from n_seen on are zeros.
+    """
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks
     first = tl.program_id(0) % n_blocks * ROWS
@@ -52,13 +57,15 @@ def peak_kernel(
     whole_batch, whole_head, whole_row, n_programs, n_heads, n_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the largest magnitude of each head. Grid: as for `parts_kernel`.
+    """Compute the largest magnitude of each head (its peak) of up to four tensors.
+
+    The grid is that of `parts_kernel`. The kernel compares the bits of magnitudes as integers,
+    which have the same order as the magnitudes. NaN counts as the largest magnitude.
 
     Args:
-        peaks: zeros, shaped as for `tile_ops.peak_of`; output. The bits of magnitudes, read as
-            integers, are in the same order as the magnitudes, so an integer maximum finds the
-            largest one. NaN counts as the largest.
-        All others: as for `parts_kernel`.
+        peaks: output, must be zeros; see `tile_ops.peak_of` for the shape.
+
+    `parts_kernel` describes the other arguments.
     """
     x, head, _ = _tile(
         first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,
@@ -77,14 +84,14 @@ def parts_kernel(
 ):  # fmt: skip
     """Write the float16 halves of up to four tensors.
 
-    Grid: (blocks of ROWS rows * batch * heads, number of tensors to split).
+    Grid: (number of blocks of ROWS rows * batch * heads, number of tensors to split).
 
     Args:
         *_whole: float32 (batch, heads, n_rows, HEAD_DIM), all with the same strides.
         peaks: as computed by `peak_kernel`.
-        out: float16 (tensors, 2, batch, heads, n_rows, HEAD_DIM), contiguous, output; the larger
-            half is first.
-        n_seen: number of rows that are read; later rows are replaced by zeros.
+        out: float16 (number of tensors, 2, batch, heads, n_rows, HEAD_DIM), contiguous, output. The
+            high half is first.
+        n_seen: number of rows of each head that are read; later rows are replaced by zeros.
     """
     x, head, first = _tile(
         first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,

@@ -1,15 +1,19 @@
 """Launch the forward and backward passes of FlashAttention-2 in Triton.
 
-Launches of a pass:
-    forward   1, and 1 that combines partial outputs if the keys are split into ranges
-    backward  3 (delta; dK and dV; dQ), or 4 if dK and dV have separate launches; and 1 that adds
-              partial gradients for each of dkdv_kernel and dq_kernel that is split
-    float32   3 more, which split the inputs into float16 halves, if all have the same layout
+Number of kernel launches:
+    forward   1; 1 more to combine partial outputs if the keys are split into ranges
+    backward  3: delta, dK and dV, and dQ; 1 more if dK and dV have separate launches; 1 more to add
+              partial gradients, for each of dkdv_kernel and dq_kernel that is split
+    fp16x3    3 more in each pass to split the float32 inputs into float16 halves, if all inputs
+              have the same layout
 
-No sum depends on the order in which programs run, so equal inputs give bitwise equal results, also
-in backward. The first call with a `signature` makes a launch plan (see `plans`), which is cached.
+The results do not depend on the order in which programs run. So equal inputs give bitwise equal
+outputs and gradients.
 
-On a CPU the kernels run in Triton's interpreter if TRITON_INTERPRET=1 is set.
+A launch plan (see `plans`) is cached for each combination of shapes, strides, dtypes, devices and
+options.
+
+On a CPU, the kernels run in Triton's interpreter if TRITON_INTERPRET=1 is set.
 """
 
 from __future__ import annotations
@@ -48,18 +52,18 @@ def flash_forward(
 
     Args:
         q: (..., n_queries, head_dim), float32, bfloat16 or float16, head_dim 1 to 128. Any strides,
-            but q, k or v is copied if the kernels cannot address it (see `layout.layout`).
-        k, v: (..., n_keys, head_dim), with q's dtype, device and leading dimensions.
-        is_causal: query i sees keys 0 to i (aligned upper left, as in torch).
+            but q, k or v is copied if the kernels do not support its strides (see `layout.layout`).
+        k, v: (..., n_keys, head_dim), with the dtype, device and leading dimensions of q.
+        is_causal: if True, query i attends only to keys 0 to i (the mask is aligned to the upper
+            left corner, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
-        precision: of the matmuls of float32 inputs.
-            "fp16x3": three float16 matmuls, as accurate as float32 (measured up to 65,536 tokens).
-            Allocates 4 bytes per input element for the time of the pass. Magnitudes below 2^-16 of
-            the largest in their head lose one bit per power of two. A value that is not finite
-            turns its whole head into NaN.
-            "tf32": one TF32 matmul, with 11-bit significands and errors near 1e-3.
+        precision: precision of the matmuls of float32 inputs. "fp16x3": three float16 matmuls, as
+            accurate as float32 (measured up to 65,536 tokens). Allocates 4 bytes per input element
+            during the pass. A value below 2^-16 times the largest magnitude of its head loses one
+            bit per power of two. If a head contains a value that is not finite, the results of the
+            head are NaN. "tf32": one TF32 matmul, with 11-bit significands and errors near 1e-3.
         tiles: tile sizes; those of `choose_tiles.tuned_tiles` by default.
-        n_splits: number of ranges into which the keys are split, with one program each;
+        n_splits: number of ranges into which the keys are split, with one program for each range;
             `work_splits.default_splits` by default.
 
     Returns:
@@ -96,20 +100,25 @@ def flash_backward(
     needs_dq: bool = True,
     needs_dkdv: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients of `flash_forward` with respect to q, k and v.
+    """Compute the gradients of attention with respect to q, k and v.
 
     Args:
         q, k, v, is_causal, scale, precision, tiles: as given to `flash_forward`.
         out, lse: as returned by `flash_forward`; lse must be contiguous.
-        dout: gradient of out, of out's shape and dtype. Any strides, but it is copied if the
-            kernels cannot address it, such as the expanded gradient of a sum.
+        dout: gradient of out, with out's shape and dtype. Any strides, but dout is copied if the
+            kernels do not support its strides, such as those of the expanded gradient of a sum.
         n_splits_dkdv: number of ranges into which the queries are split to compute dK and dV;
             `work_splits.default_splits` by default.
-        n_splits_dq: number of ranges into which the keys are split to compute dQ; likewise.
-        needs_dq, needs_dkdv: compute dq; compute dk and dv.
+        n_splits_dq: number of ranges into which the keys are split to compute dQ;
+            `work_splits.default_splits` by default.
+        needs_dq: whether to compute dq.
+        needs_dkdv: whether to compute dk and dv.
 
     Returns:
-        dq, dk, dv: of the shapes and dtype of q, k and v; None for gradients that are not needed.
+        dq, dk, dv: with the shapes and dtype of q, k and v; None for gradients that are not needed.
+
+    Raises:
+        ValueError, RuntimeError: as `flash_forward`.
     """
     if scale is not None and scale < 0:
         dq, dk, dv = flash_backward(
@@ -127,7 +136,10 @@ def flash_backward(
 
 
 def negated(q: Tensor) -> Tensor:
-    """Return -q with the strides of an output for q, so that out and dq keep their strides."""
+    """Return -q with the strides of `output_strides`.
+
+    So out and dq have the same strides for -q as for q.
+    """
     return torch.neg(q.detach(), out=empty_like(q))
 
 

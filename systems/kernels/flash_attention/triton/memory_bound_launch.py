@@ -1,8 +1,8 @@
-"""Launches of the memory-bound kernels, used by flash_triton and flash_hopper.
+"""Cached launches of the memory-bound kernels, used by flash_triton and flash_hopper.
 
-The kernels split float32 tensors into float16 halves, combine partial outputs and add partial
-gradients. A `Launch` is valid for one device and one combination of dtypes, so device and dtype are
-arguments that only serve as cache keys.
+These kernels split float32 tensors into float16 halves, combine partial outputs, and add partial
+gradients. A `Launch` is valid for one device and one combination of dtypes. So some functions have
+the arguments `device` and `dtype`, which are only keys of the cache.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ from systems.kernels.flash_attention.layout import Layout
 from systems.kernels.flash_attention.triton.tile_table import MEMORY_BOUND_ELEMENTS, block_d
 from systems.kernels.kernel_launch import Launch
 
-MAX_LAUNCHES = 4096  # size of the cache of each kernel
+MAX_LAUNCHES = 4096  # maximum number of cached launches of each kernel
 
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)
 def fp16_split_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
-    """Return the launch of `parts_kernel`.
+    """Return the launch of `parts_kernel`, which splits float32 tensors into float16 halves.
 
-    Call it with four float32 tensors, their peaks and the halves. The first `count` tensors are
-    split.
+    Call the launch with four float32 tensors, their peaks, and the output for the halves. Only the
+    first `count` tensors are split.
+
+    Args:
+        count: number of tensors to split.
+        of: layout of the tensors.
+        n_seen: number of rows of each head that are read; later rows are replaced by zeros.
     """
     from systems.kernels.flash_attention.triton.fp16_split_kernel import parts_kernel
 
@@ -34,9 +39,10 @@ def fp16_split_launch(device: torch.device, count: int, of: Layout, n_seen: int)
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)
 def peak_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
-    """Return the launch of `peak_kernel`.
+    """Return the launch of `peak_kernel`, which computes the largest magnitude of each head.
 
-    Call it with four float32 tensors and their peaks. The first `count` tensors are read.
+    Call the launch with four float32 tensors and the output for their peaks. Only the first `count`
+    tensors are read. The arguments are those of `fp16_split_launch`.
     """
     from systems.kernels.flash_attention.triton.fp16_split_kernel import peak_kernel
 
@@ -47,9 +53,14 @@ def peak_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> La
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)
 def combine_launch(device: torch.device, dtype: torch.dtype, n_splits: int, out: Layout) -> Launch:
-    """Return the launch of `combine_kernel`.
+    """Return the launch of `combine_kernel`, which combines the partial outputs of all splits.
 
-    Call it with partial outputs, their log-sum-exps, out (of this dtype) and lse.
+    Call the launch with the partial outputs, their log-sum-exps, out and lse.
+
+    Args:
+        dtype: dtype of out.
+        n_splits: number of splits.
+        out: layout of out.
     """
     from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel
 
@@ -66,10 +77,15 @@ def sum_launch(
     out: Layout,
     other: Layout | None = None,
 ) -> Launch:
-    """Return the launch of `sum_kernel`.
+    """Return the launch of `sum_kernel`, which adds the partial gradients of all splits.
 
-    Call it with partial sums, out and other (both of this dtype). If the layout of other is None,
-    pass out in its place.
+    Call the launch with the partial gradients, out and other. To add up only one gradient, let the
+    argument `other` be None, and pass out twice in the call.
+
+    Args:
+        dtype: dtype of out and other.
+        n_splits: number of splits.
+        out, other: layouts of the gradients.
     """
     from systems.kernels.flash_attention.triton.combine_kernel import sum_kernel
 
@@ -79,11 +95,11 @@ def sum_launch(
 
 
 def memory_bound_constants(of: Layout) -> dict[str, int]:
-    """Return the constexpr arguments of a memory-bound kernel."""
+    """Return the constexpr arguments of a memory-bound kernel for tensors with this layout."""
     columns = block_d(of.head_dim)
     return {"HEAD_DIM": of.head_dim, "ROWS": MEMORY_BOUND_ELEMENTS // columns, "COLUMNS": columns}
 
 
 def memory_bound_programs(of: Layout) -> int:
-    """Return the number of programs of a memory-bound kernel."""
+    """Return the number of programs of a memory-bound kernel for tensors with this layout."""
     return -(-of.rows // (MEMORY_BOUND_ELEMENTS // block_d(of.head_dim))) * of.n_heads

@@ -1,7 +1,8 @@
 """Launch plans of the Triton kernels.
 
-A plan holds the launches of a pass and the strides of its outputs. It depends only on shapes,
-strides, dtypes and options, so `launch` makes one plan for all tensors that agree in these.
+A plan holds the launches of a forward or backward pass and the strides of the outputs. It depends
+on the shapes, strides, dtypes and device of the inputs and on options, but not on the data. So
+`launch` caches plans and uses them for all inputs with the same properties.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ LOG2E = math.log2(math.e)
 
 
 class TritonPlan:
-    """Base class of the launch plans: values that both passes derive from a valid `signature`."""
+    """Base class of the launch plans, with the layouts and launches that both passes need.
+
+    Args:
+        shapes, strides, dtypes, devices: of q, k and v, as returned by `validation.signature`. They
+            must be valid.
+        is_causal, scale, precision: as given to `launch.flash_forward`.
+        tiles: tile sizes of all kernels.
+    """
 
     def __init__(
         self,
@@ -66,7 +74,7 @@ class TritonPlan:
         self.memory_bound_constants = memory_bound_constants(self.q)
 
     def empty(self, index: int) -> Tensor:
-        """Allocate an output for the input q, k or v (index 0, 1 or 2)."""
+        """Allocate an output with the shape, dtype and strides for q, k or v (index 0, 1 or 2)."""
         return torch.empty_strided(
             self.shapes[index], self.output_strides[index], dtype=self.dtype, device=self.device
         )
@@ -75,21 +83,26 @@ class TritonPlan:
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def operand_strides(self, of: Layout) -> tuple[int, int, int]:
-        """Return the strides of the operand into which `operands` turns a tensor."""
+        """Return the strides of the tensor that the kernels load for an input with this layout.
+
+        With fp16x3, this tensor is a float16 half of the input.
+        """
         return of.dense_strides if self.fp16x3 else of.strides
 
     def operands(self, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Tensor]:
-        """Return the matmul operands of the kernels, followed by the peaks of the tensors.
+        """Return each tensor in the form that the kernels load, followed by a tensor of peaks.
 
-        An operand is the tensor itself, copied if the kernels cannot address it, or with fp16x3 its
-        two float16 halves. Peaks are the largest magnitudes of each head, see `tile_ops.peak_of`.
+        With fp16x3, each tensor is split into its two float16 halves, and the peaks are the largest
+        magnitudes of each head (see `tile_ops.peak_of`). Otherwise, a tensor is copied if the
+        kernels do not support its strides, and the last element is a placeholder that the kernels
+        do not read.
         """
         addressable = [
             x.contiguous() if of.is_copy else x for x, of in zip(tensors, layouts, strict=True)
         ]
         if not self.fp16x3:
-            return [*addressable, addressable[0]]  # a placeholder for the peaks, which are not read
-        # Triton specializes kernels on pointer alignment: start each row at a multiple of 16 bytes.
+            return [*addressable, addressable[0]]  # placeholder for the peaks
+        # Triton specializes kernels on pointer alignment, so each row starts at a multiple of 16 B.
         shape = len(tensors), -(-layouts[0].n_heads // 4) * 4
         peaks = torch.zeros(shape, dtype=torch.int32, device=self.device)
         if len(set(layouts)) == 1:  # one launch of each kernel for all tensors
@@ -98,15 +111,18 @@ class TritonPlan:
         return [*(self.split_fp16([x], of, peak)[0] for x, of, peak in each), peaks]
 
     def split_fp16(self, tensors: Sequence[Tensor], of: Layout, peaks: Tensor) -> Tensor:
-        """Split up to four float32 tensors into float16 halves and write their peaks.
+        """Split up to four float32 tensors into float16 halves, and write their peaks to `peaks`.
+
+        Args:
+            of: layout of all tensors.
 
         Returns:
-            float16 (len(tensors), 2, batch, heads, rows, head_dim).
+            float16 (number of tensors, 2, batch, heads, rows, head_dim).
         """
         shape = (len(tensors), 2, *of.shape)
         halves = torch.empty(shape, dtype=torch.float16, device=self.device)
         four = (*tensors, *[tensors[0]] * (4 - len(tensors)))
-        # A key that no query sees must not affect the scale of the others.
+        # Keys that no query sees must not affect the scale of the other keys.
         n_seen = self.n_keys_seen() if of.rows == self.k.rows else of.rows
         peak_launch(self.device, len(tensors), of, n_seen)(*four, peaks)
         fp16_split_launch(self.device, len(tensors), of, n_seen)(*four, peaks, halves)
@@ -129,11 +145,14 @@ class TritonPlan:
         numbers: tuple[float, ...],
         **constants: bool,
     ) -> Launch:
-        """Return the launch of a kernel with one program per block of rows of `of` and split.
+        """Return the launch of a kernel, with one program for each block of rows and each split.
 
         Args:
-            of: layout of q or k, whose rows are distributed over programs.
-            n_splits: number of ranges into which the other axis is split.
+            tile: tile sizes of the kernel.
+            of: layout of q or k, whose rows are divided into blocks.
+            n_splits: number of ranges into which the inner loop is split.
+            numbers: values of the int and float parameters.
+            constants: values of the constexpr parameters that only this kernel has.
         """
         block = tile.block_k if of is self.k else tile.block_q
         all_constants = {
@@ -149,8 +168,9 @@ class TritonPlan:
         """Return the number of ranges into which an inner loop is split, and the rows per range.
 
         Args:
-            of: layout of q or k, whose rows are distributed over programs; the inner loop is over
-                the rows of the other one.
+            tile: tile sizes of the kernel.
+            of: layout of q if each program has a block of queries and loops over keys; layout of k
+                if each program has a block of keys and loops over queries.
             n_splits: requested number of ranges; None for the default.
         """
         if of is self.k:
@@ -164,7 +184,12 @@ class TritonPlan:
 
 
 class ForwardPlan(TritonPlan):
-    """Launch plan of `flash_forward` for tensors with one `signature`."""
+    """Launch plan of `launch.flash_forward`.
+
+    Args:
+        inputs: arguments of `TritonPlan`.
+        n_splits: number of ranges into which the keys are split; None for the default.
+    """
 
     def __init__(self, *inputs: Any, n_splits: int | None):
         super().__init__(*inputs)
@@ -201,7 +226,13 @@ class ForwardPlan(TritonPlan):
 
 
 class BackwardPlan(TritonPlan):
-    """Launch plan of `flash_backward` for tensors with one `signature`."""
+    """Launch plan of `launch.flash_backward`.
+
+    Args:
+        inputs: arguments of `TritonPlan`.
+        out_strides, dout_strides: strides of out and dout, in elements.
+        n_splits_dkdv, n_splits_dq, needs_dq, needs_dkdv: as given to `launch.flash_backward`.
+    """
 
     def __init__(
         self,
@@ -237,7 +268,7 @@ class BackwardPlan(TritonPlan):
 
         tile, dv = self.tiles.dkdv, self.tiles.dv
         self.n_splits_dkdv, queries_per_split = self.split_rows(tile, k, n_splits_dkdv)
-        if dv is not None:  # the launch of dV has the same ranges, in multiples of its own block_q
+        if dv is not None:  # the launch of dV has the same ranges, in multiples of its block_q
             queries_per_split = -(-queries_per_split // dv.block_q) * dv.block_q
             self.n_splits_dkdv = -(-q.rows // queries_per_split)
         targets = [0, *self.like_k.strides, 0, *self.like_v.strides]
@@ -278,7 +309,7 @@ class BackwardPlan(TritonPlan):
                     gradient.zero_()
             return dq, dk, dv
         with on(self.device):
-            # delta needs no matmul, so it is computed from the tensors, not from float16 halves.
+            # delta needs no matmul, so it is computed from dout itself and not from float16 halves.
             full_dout = dout.contiguous() if self.dout.is_copy else dout
             delta = torch.empty_like(lse)
             self.delta(out.contiguous() if self.out.is_copy else out, full_dout, delta)

@@ -1,15 +1,19 @@
-"""Device functions shared by all kernels: load, multiply and store tiles, and order work items.
+"""Device functions of the attention kernels: load, multiply and store tiles, and order work items.
 
-Tensors are addressed as (batch, heads, rows, head_dim) with the strides of the first three
-dimensions; elements of a row are contiguous. The offset of a tile is a 64-bit integer, and offsets
-within a tile are 32-bit: `layout` keeps the stride of a row below `tile_table.MAX_ROW_STRIDE`.
+Tensors are (batch, heads, rows, head_dim), with arbitrary strides of the first three dimensions.
+The elements of a row are contiguous. The address of a tile is computed with 64-bit integers.
+Offsets within a tile have only 32 bits. This is enough, because `layout` keeps the stride of the
+rows below `tile_table.MAX_ROW_STRIDE`.
 
-With FP16X3, a float32 tensor is represented by two float16 halves of the same shape. Their sum is
-the tensor divided by a power of two, the `unit`, which each head has separately. Tensor cores
-multiply 16-bit numbers exactly, and two float16 numbers together hold a sign and 22 bits. Three of
-the four matmuls of the halves are therefore as accurate as a float32 matmul (Ootomo and Yokota
-2022, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical
-peak performance"). A matmul operand is a tuple: (high, low) with FP16X3, else (tile,).
+With FP16X3, a float32 tensor is given as two float16 tensors of the same shape, its high and low
+half. The sum of the halves is the tensor divided by a power of two, the `unit`. Each head has a
+separate unit. Tensor cores multiply the halves exactly, and the two halves of a number together
+have a sign and 22 bits. A matmul of two such tensors consists of four matmuls of halves. The matmul
+of the two low halves is negligible. The other three together are as accurate as a float32 matmul
+(Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores while surpassing
+the FP32 theoretical peak performance").
+
+A matmul operand is a tuple: (high, low) with FP16X3, else (tile,).
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know; its tuples have any length.
@@ -25,14 +29,17 @@ import triton.language as tl
 # Values are scaled to magnitudes below 2 * TOP_POWER = 2^15; the largest float16 is 65504.
 TOP_POWER = tl.constexpr(2.0**14)
 TOP_INVERSE = tl.constexpr(2.0**-14)
-SMALLEST = tl.constexpr(2.0**-100)  # smallest peak; smaller peaks are replaced by it
+SMALLEST = tl.constexpr(2.0**-100)  # lower bound of a peak
 SMALLEST_BITS = tl.constexpr((127 - 100) << 23)  # SMALLEST in float32, as an integer
 INFINITE_BITS = tl.constexpr(0x7F800000)  # infinity in float32, as an integer
 
 
 @triton.jit
 def head_base(pointer, head, n_heads, batch_stride, head_stride):
-    """Return the address of the first row of a head, whose index counts all batch elements."""
+    """Return the address of the first row of a head.
+
+    `head` is the index of the head, which counts the heads of all batch elements.
+    """
     batch = (head // n_heads).to(tl.int64)
     return pointer + batch * batch_stride + (head % n_heads).to(tl.int64) * head_stride
 
@@ -44,8 +51,8 @@ def load_tile(
 ):  # fmt: skip
     """Load a tile (ROWS, COLUMNS) that starts at row `first`.
 
-    Columns past HEAD_DIM are zero, and if RAGGED, rows past n_rows are zero. A tile that is not
-    RAGGED is loaded without a mask for its rows, so it must end at or before n_rows.
+    Columns past HEAD_DIM are zero. If RAGGED, the tile may extend past n_rows, and rows past n_rows
+    are zero. Otherwise, rows are loaded without a mask.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tile = base + tl.cast(first, tl.int64) * row_stride
@@ -68,7 +75,10 @@ def load_operand(
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RAGGED: tl.constexpr,
     FP16X3: tl.constexpr,
 ):  # fmt: skip
-    """Load a tile as a matmul operand; the two halves are half_stride elements apart."""
+    """Load a tile as a matmul operand.
+
+    With FP16X3, the low half is stored half_stride elements after the high half.
+    """
     high = load_tile(base, first, n_rows, row_stride, HEAD_DIM, ROWS, COLUMNS, RAGGED)
     if not FP16X3:
         operand = (high,)
@@ -81,10 +91,10 @@ def load_operand(
 
 @triton.jit
 def as_operand(x, DTYPE: tl.constexpr, FP16X3: tl.constexpr):
-    """Convert a float32 tile to a matmul operand. Without FP16X3 it is rounded to DTYPE.
+    """Convert a float32 tile to a matmul operand. Without FP16X3, the tile is rounded to DTYPE.
 
-    With FP16X3 the tile must be scaled so that its largest magnitudes are around TOP_POWER, because
-    float16 has fewer bits below 2^-14 (subnormal numbers).
+    With FP16X3, the tile must be scaled so that its largest magnitudes are around TOP_POWER,
+    because float16 has fewer bits below 2^-14 (subnormal numbers).
     """
     if not FP16X3:
         operand = (x.to(DTYPE),)
@@ -96,19 +106,23 @@ def as_operand(x, DTYPE: tl.constexpr, FP16X3: tl.constexpr):
 
 @triton.jit
 def power_of_two(x):
-    """Return the largest power of two up to x, or 0 if x < 2^-126; x is positive and finite."""
+    """Return the largest power of two that is not above x, or 0 if x < 2^-126.
+
+    x must be positive and finite.
+    """
     bits = x.to(tl.int32, bitcast=True) & 0x7F800000
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def peak_of(peaks, tensor, head, n_programs):
-    """Return the address of the peak of a head: its largest magnitude.
+    """Return the address of the peak of a head, which is the largest magnitude of the head.
 
     Args:
-        peaks: int32 (tensors, n_programs padded to a multiple of 4), the bits of float32 numbers.
+        peaks: int32 (number of tensors, n_programs rounded up to a multiple of 4): the bits of
+            float32 numbers.
         tensor: index of the tensor.
-        head: index of the head, counting all batch elements.
+        head: index of the head, which counts the heads of all batch elements.
         n_programs: batch * heads.
     """
     return peaks + tensor * ((n_programs + 3) // 4 * 4) + head
@@ -116,23 +130,28 @@ def peak_of(peaks, tensor, head, n_programs):
 
 @triton.jit
 def unit(peaks, tensor, head, n_programs):
-    """Return the power of two by which a head was divided. Arguments as for `peak_of`."""
+    """Return the power of two by which a head is divided, or NaN if its peak is not finite.
+
+    The arguments are those of `peak_of`.
+    """
     bits = tl.load(peak_of(peaks, tensor, head, n_programs))
     peak = tl.maximum(bits, SMALLEST_BITS).to(tl.float32, bitcast=True)
-    # A head with a value that is not finite cannot be scaled: the whole head becomes NaN.
+    # A head that contains a value that is not finite cannot be scaled. The whole head becomes NaN.
     return tl.where(bits < INFINITE_BITS, power_of_two(peak) * TOP_INVERSE, float("nan"))
 
 
 @triton.jit
 def scaled(x, peak):
-    """Scale each row of x for `as_operand` by a power of two that follows from its running peak.
+    """Scale each row of x by a power of two, so that it can be converted by `as_operand`.
+
+    The power of two depends on the peak of the row: its largest magnitude in this and earlier
+    calls.
 
     Args:
-        peak: largest magnitude of each row so far, as returned by the previous call; `SMALLEST` in
-            the first call.
+        peak: peaks of the rows, as returned by the previous call; `SMALLEST` in the first call.
 
     Returns:
-        the scaled x, the new peaks, and the factors that bring an earlier sum to the new scale.
+        the scaled x, the new peaks, and the factors that convert an earlier sum to the new scale.
     """
     new_peak = tl.maximum(peak, tl.max(tl.abs(x), 1))
     row_unit = power_of_two(new_peak) * TOP_INVERSE
@@ -142,7 +161,7 @@ def scaled(x, peak):
 
 @triton.jit
 def unscaled(total, peak):
-    """Undo the scaling of `scaled` in a sum of scaled rows."""
+    """Undo the scaling of `scaled` in a sum of matmuls with scaled rows."""
     return total * (power_of_two(peak) * TOP_INVERSE)[:, None]
 
 
@@ -157,10 +176,10 @@ def transposed(x, FP16X3: tl.constexpr):
 
 @triton.jit
 def product(a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the matmul a b in float32; PRECISION applies to float32 tiles.
+    """Return the matmul a b in float32.
 
-    With FP16X3 the two matmuls of a low and a high half are added before that of the high halves.
-    The matmul of the low halves is left out.
+    PRECISION is the input precision for float32 tiles. With FP16X3, the matmuls low * high and high
+    * low are added first, and then the larger matmul high * high. The matmul low * low is left out.
     """
     if FP16X3:
         total = tl.dot(a[1], b[0])
@@ -175,9 +194,9 @@ def product(a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
 def add_product(total, a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
     """Return total + a b in float32, where a b is a matmul.
 
-    Tensor cores truncate towards zero when they accumulate, and in a long sum these errors do not
-    cancel. So with FP16X3 the sum over tiles is computed outside the tensor cores, where additions
-    round to nearest.
+    Tensor cores round toward zero when they accumulate. In a long sum, these errors add up. So with
+    FP16X3, the sum over tiles is computed outside the tensor cores, where additions round to
+    nearest.
     """
     if FP16X3:
         total += product(a, b, FP16X3, PRECISION)
@@ -191,7 +210,10 @@ def store_tile(
     base, first, n_rows, row_stride, values,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile (ROWS, COLUMNS) in the dtype of `base`, except past n_rows and HEAD_DIM."""
+    """Store a tile (ROWS, COLUMNS), converted to the dtype of `base`, from row `first` on.
+
+    Rows past n_rows and columns past HEAD_DIM are not stored.
+    """
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tile = base + tl.cast(first, tl.int64) * row_stride
     there = row[:, None] < n_rows - first
@@ -203,7 +225,10 @@ def store_tile(
 
 @triton.jit
 def load_rows(base, first, n_rows, ROWS: tl.constexpr, RAGGED: tl.constexpr):
-    """Load one number per row, (ROWS,), contiguous in memory; zero past n_rows if RAGGED."""
+    """Load ROWS contiguous numbers, one per row, from row `first` on.
+
+    If RAGGED, the numbers of rows past n_rows are zero. Otherwise, they are loaded without a mask.
+    """
     row = tl.arange(0, ROWS)
     pointers = base + first + row
     if RAGGED:
@@ -218,25 +243,30 @@ def schedule(
     item, n_blocks, n_programs, n_splits, rows_per_split, group,
     BLOCK: tl.constexpr, IS_CAUSAL: tl.constexpr, BY_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Map the index of a work item to its (block, head, split), so that long items start first.
+    """Return the (block, head, split) of a work item, in an order in which long items start first.
 
-    Heads are scheduled in groups that share the L2 cache. In a causal pass, the longest items of a
-    group come first, so that short ones fill the gaps at the end (longest processing time first).
-    Without splits the longest items are the last blocks of queries, or the first blocks of keys.
-    With splits, the length of an item depends on the distance of its block from the block at which
-    all rows of its split become visible. Blocks are counted from that block, and blocks for which
-    the split has no work wrap around to the end. Consecutive items alternate between the splits,
-    also without a causal mask.
+    Heads are scheduled in groups that share the L2 cache. In a causal pass, the work items of a
+    head have different lengths. The longest items of a group come first, and short items fill the
+    gaps at the end (longest processing time first). The order of the blocks is:
+
+    - Without splits, from the last to the first block of queries, or from the first to the last
+      block of keys.
+    - With splits, the same order, but rotated for each split. The blocks for which the split has no
+      work come first; they take almost no time. After them, the items of different splits at the
+      same position have about the same length, and the length decreases.
+
+    Consecutive items alternate between the splits, also without a causal mask.
 
     Args:
         item: index of the work item, below n_blocks * n_programs * n_splits.
-        n_blocks: blocks of rows per head.
+        n_blocks: number of blocks per head.
         n_programs: batch * heads.
-        n_splits: number of ranges into which the other axis is split.
-        rows_per_split: rows of a range.
-        group: heads per group.
-        BLOCK: rows per block.
-        BY_KEYS: True if blocks are of keys and splits of queries; False for the opposite.
+        n_splits: number of ranges into which the inner loop is split.
+        rows_per_split: number of rows in each range except the last.
+        group: number of heads per group.
+        BLOCK: number of rows per block.
+        BY_KEYS: True if blocks consist of keys and splits of queries; False if blocks consist of
+            queries and splits of keys.
     """
     items_per_head = n_blocks * n_splits
     first = item // (group * items_per_head) * group

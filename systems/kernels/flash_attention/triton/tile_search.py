@@ -1,4 +1,4 @@
-"""Search for the fastest tiles of the Triton kernels on the current GPU."""
+"""Search for the fastest tile sizes of the Triton kernels on the current GPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from systems.kernels.flash_attention.triton.tile_table import (
 from systems.kernels.flash_attention.validation import signature
 
 COMPILE_THREADS = 16
-# Largest relative L2 difference between the results of a candidate and of the first candidate that
-# runs. A larger difference cannot be a rounding error, so the candidate is wrong.
+# Largest relative L2 difference between the results of a candidate and those of the first candidate
+# that runs. A larger difference cannot be a rounding error, so the candidate is rejected.
 AGREEMENT = {"16-bit": 1e-2, "fp16x3": 1e-4, "tf32": 1e-2}
-# (block_q, block_k, num_warps)
+# Candidates for block_q, block_k and num_warps: SHAPES_KV for dkdv, SHAPES_Q for other kernels
 SHAPES_Q = (
     (128, 128, 8), (128, 64, 8), (128, 64, 4), (128, 32, 8), (64, 128, 4), (64, 64, 4), (64, 32, 4)
 )  # fmt: skip
@@ -31,7 +31,7 @@ STAGES = (2, 3, 4)
 
 
 def candidates(name: str) -> list[Tile]:
-    """Return the tiles to try for the kernel "forward", "dkdv" or "dq"."""
+    """Return the candidate tiles of the kernel "forward", "dkdv" or "dq"."""
     shapes = SHAPES_KV if name == "dkdv" else SHAPES_Q
     return [Tile(*shape, stages) for shape in shapes for stages in STAGES]
 
@@ -47,13 +47,13 @@ def search(
     is_causal: bool = True,
     report: Callable[[str], object] = lambda line: None,
 ) -> Configuration:
-    """Measure all candidates and return the fastest tile of each kernel.
+    """Measure all candidate tiles and return the fastest tile of each kernel.
 
-    A time is the median of the calls in about 20 ms.
+    Each candidate runs for about 20 ms, and its time is the median of these runs.
 
     Args:
         n_heads: batch size times number of heads.
-        report: called with one line of text per candidate.
+        report: called with one line of text for each candidate.
 
     Raises:
         RuntimeError: if no candidate of a kernel runs on this GPU.
@@ -66,10 +66,10 @@ def search(
         torch.randn((n_heads, n, head_dim), generator=generator, device="cuda").to(dtype)
         for n in (n_queries, n_keys, n_keys, n_queries)
     )
-    # out and lse. The forward pass is searched first and writes them; backward reads them.
+    # out and lse. The search for the forward pass fills them, and the backward pass reads them.
     outputs = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device="cuda")
     found = configuration(head_dim, dtype, precision)
-    # If dK and dV have separate launches, they keep the tiles of the table.
+    # If dK and dV have separate launches, the tiles of both stay those of the table.
     names = ["forward", "dkdv", "dq"] if found.dv is None else ["forward", "dq"]
     prepare = functools.partial(_Candidate, (q, k, v, *outputs, dout), found, is_causal, precision)
     tries = {
@@ -96,7 +96,7 @@ def search(
 
 
 class _Candidate:
-    """One pass with one tile; a call runs the pass and returns its outputs."""
+    """Forward or backward pass with a candidate tile. A call runs it and returns the outputs."""
 
     def __init__(
         self,
@@ -130,7 +130,10 @@ class _Candidate:
 def _fastest(
     tries: Sequence[_Candidate], agreement: float, report: Callable[[str], object]
 ) -> tuple[_Candidate, list[Tensor]] | None:
-    """Return the fastest candidate and the outputs of the first that runs, or None if none runs."""
+    """Return the fastest candidate, and the outputs of the first candidate that runs.
+
+    Returns None if no candidate runs.
+    """
     from triton.testing import do_bench
 
     reference: list[Tensor] | None = None
@@ -141,7 +144,7 @@ def _fastest(
             results = candidate()
             difference = 0.0 if reference is None else max(map(_difference, results, reference))
             if not difference <= agreement:
-                report(f"{label}: result differs by {difference:.1e}, not used")
+                report(f"{label}: rejected, relative difference of the results {difference:.1e}")
                 continue
             milliseconds = do_bench(candidate, warmup=5, rep=20, return_mode="median")
         except torch.OutOfMemoryError:
@@ -157,5 +160,5 @@ def _fastest(
 
 
 def _difference(x: Tensor, reference: Tensor) -> float:
-    """Return the L2 norm of the difference relative to that of the reference."""
+    """Return the L2 norm of x - reference, divided by the L2 norm of reference."""
     return float((x.float() - reference.float()).norm() / reference.float().norm())

@@ -8,26 +8,28 @@ import torch
 
 MIN_BLOCK_D = 16  # smallest block size that tl.dot supports
 MAX_HEAD_DIM = 128
-MAX_BLOCK = 128  # largest number of rows of a tile of a matmul
-MEMORY_BOUND_ELEMENTS = 4096  # elements per program of a memory-bound kernel
-# Offsets within a tile are 32-bit. A tile of a memory-bound kernel has up to 4096 / 16 = 256 rows,
-# and 256 * 2^23 = 2^31 is the first offset that does not fit.
+MAX_BLOCK = 128  # largest number of rows of a matmul tile
+MEMORY_BOUND_ELEMENTS = 4096  # number of elements per program of a memory-bound kernel
+# Row strides, in elements, must be below this limit, because offsets within a tile have 32 bits. A
+# tile of a memory-bound kernel has up to 4096 / 16 = 256 rows, and the offset 256 * 2^23 = 2^31 is
+# too large.
 MAX_ROW_STRIDE = (1 << 31) // max(MAX_BLOCK, MEMORY_BOUND_ELEMENTS // MIN_BLOCK_D)
-MAX_REGISTERS = 255  # hardware limit per thread
+MAX_REGISTERS = 255  # hardware limit of registers per thread
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Precisions of float32 matmuls. 16-bit inputs have no choice: their products are exact in float32.
+# Precisions of matmuls of float32 inputs. Tensor cores multiply 16-bit inputs exactly.
 PRECISIONS = ("fp16x3", "tf32")
 
 
 class Tile(NamedTuple):
     """Tile sizes and launch options of one kernel.
 
-    block_q, block_k: rows of queries and of keys in a tile; powers of two, 16 to 128.
-    num_warps: 4, or 8 for two warpgroups of 64 rows each.
-    num_stages: stages of the software pipeline of the inner loop.
-    resident: occupancy of the causal kernel on an H100 or H200, in programs per multiprocessor, as
-        limited by registers and shared memory; `make compile-check` verifies it.
-    max_registers: limit of registers per thread, used on Hopper GPUs only.
+    Fields:
+        block_q, block_k: number of queries and number of keys in a tile; powers of two, 16 to 128.
+        num_warps: 4, or 8 for two warpgroups of 64 rows each.
+        num_stages: number of stages of the software pipeline of the inner loop.
+        resident: occupancy of the causal kernel on an H100 or H200, in programs per multiprocessor,
+            as limited by registers and shared memory; `make compile-check` verifies it.
+        max_registers: limit of registers per thread, used on Hopper GPUs only.
     """
 
     block_q: int
@@ -38,7 +40,7 @@ class Tile(NamedTuple):
     max_registers: int = MAX_REGISTERS
 
     def options(self, on_hopper: bool) -> dict[str, int]:
-        """Return the options of a launch."""
+        """Return the launch options for Triton."""
         if on_hopper and self.max_registers < MAX_REGISTERS:
             return {"num_warps": self.num_warps, "maxnreg": self.max_registers}
         return {"num_warps": self.num_warps}
@@ -47,9 +49,10 @@ class Tile(NamedTuple):
 class Configuration(NamedTuple):
     """Tiles of all kernels for one dtype and head dimension.
 
-    dv: tile of a separate launch for dV, or None. Used where the registers cannot hold the
-        accumulators of dK and dV together. `dkdv` is then the tile of dK only, and both tiles must
-        have the same block_k.
+    Fields:
+        dv: tile of a separate launch for dV, or None for one launch for dK and dV. Separate
+            launches are used if the registers cannot hold the accumulators of dK and dV together.
+            `dkdv` is then the tile of dK only, and both tiles must have the same block_k.
     """
 
     forward: Tile
@@ -58,9 +61,10 @@ class Configuration(NamedTuple):
     dv: Tile | None = None
 
 
-# Keys: `kind`, and the padded head dimension `block_d`. The entries of fp16x3, and those of 16-bit
-# with 64 and 128, are the fastest found on an H200 that do not spill registers. The others were
-# chosen by registers and shared memory, which `make compile-check` prints.
+# Keys: kind of matmul (see `kind`) and padded head dimension (see `block_d`). The entries for
+# fp16x3, and those for 16-bit with head dimension 64 or 128, are the fastest tiles found on an H200
+# that do not spill registers. The other entries were chosen by their use of registers and shared
+# memory, which `make compile-check` prints.
 TABLE: dict[tuple[str, int], Configuration] = {
     ("16-bit", 16): Configuration(
         Tile(128, 64, 8, 3, 2), Tile(64, 64, 4, 3, 3, 168), Tile(128, 64, 8, 3, 2)
@@ -113,5 +117,11 @@ def kind(dtype: torch.dtype, precision: str) -> str:
 
 
 def configuration(head_dim: int, dtype: torch.dtype, precision: str = "fp16x3") -> Configuration:
-    """Return the entry of TABLE for head_dim 1 to MAX_HEAD_DIM and a dtype in KERNEL_DTYPES."""
+    """Return the tiles of all kernels from TABLE.
+
+    Args:
+        head_dim: head dimension, 1 to MAX_HEAD_DIM.
+        dtype: dtype of the inputs, one of KERNEL_DTYPES.
+        precision: one of PRECISIONS; used only for float32 inputs.
+    """
     return TABLE[kind(dtype, precision), block_d(head_dim)]
