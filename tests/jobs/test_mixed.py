@@ -243,7 +243,7 @@ def test_both_are_measured_and_a_second_submission_has_nothing_to_do(
     sweep, out = measured
     assert only_record(out, depth=3, size=2).benchmark == COUNTER
     again = call("jobs.submit", sweep, "--local", "--out", out)
-    assert again.returncode == 0 and "6 runs already have a result" in again.stdout
+    assert again.returncode == 0 and "skipping 6 runs with a result" in again.stdout
     assert len(records(out)) == 6
     status = json.loads(run("jobs", "status", out, "--json").stdout)
     assert sorted(task["benchmark"] for task in status["tasks"]) == [COUNTER] * 4 + [TOY] * 2

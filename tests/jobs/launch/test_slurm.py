@@ -244,7 +244,7 @@ def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
     scenario = scenarios.new("refused", cases=[{"fixed": {"index": 0}}, impossible])
     done = scenario.submit()
     assert done.returncode == 2
-    assert "sbatch refused 1 jobs (5 nodes): sbatch: error" in done.stdout
+    assert "sbatch refused 1 job (5 nodes): sbatch: error" in done.stdout
     assert "job arrays submitted before the refusal stay submitted" in done.stdout
     scenario.finish()
     status = scenario.status()

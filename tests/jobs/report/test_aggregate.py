@@ -58,7 +58,7 @@ def test_markdown(special: ResultsFolder) -> None:
     assert cells[0] == ["size", "50%_a", r"b&\<c>#"]  # else Markdown takes it for a tag
     assert cells[2:4] == [["1", "2.000", "2.000"], ["2", "2.500", "2.500"]]
     assert cells[-1] == ["2", r"b&\<c>#", "2.500 ± 0.5774"]
-    assert "### Time & cost of 100%_: time (ms)" in out
+    assert "### Time & cost of 100%_ (ms)" in out
     assert CPU in out
     assert "median of 4 samples" in out
 
