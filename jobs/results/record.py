@@ -147,5 +147,5 @@ class Record(_Part):
                 f"got status {self.status}"
             )
         if self.status == "ok" and self.failure is not None:
-            raise ValueError("failure is not allowed if status is ok")
+            raise ValueError("a record with status ok must not have the field failure")
         return self

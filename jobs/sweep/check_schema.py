@@ -63,7 +63,7 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
 
 
 def _expected(item: Any) -> str:
-    """Describe the valid values for one pydantic error, and suggest a similar valid word."""
+    """Describe the values that are valid where a pydantic error occurred; suggest a similar one."""
     text: str = item["msg"]
     for prefix in ("Input should be ", "Value error, "):
         text = text.removeprefix(prefix)

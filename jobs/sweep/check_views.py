@@ -155,7 +155,7 @@ class _ViewCheck:
             valid = ", ".join(can) or "none; remove this key"
             what = f"unit: {given} cannot be shown in {view.unit} (valid: {valid})"
             if any(value.startswith(NAMED) for value in values):
-                what += "; the end of a fact's name gives its unit: _ms, _seconds or _bytes"
+                what += "; the name of a fact ends with its unit: _ms, _seconds or _bytes"
             self.at((*path, "unit"), what)
 
     def dims(

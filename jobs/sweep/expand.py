@@ -197,10 +197,10 @@ class _Expander:
                 )
 
     def lists_all_cases_replace(self) -> Iterator[Problem]:
-        """Yield a warning for each list at the top level that has no effect.
+        """Yield a warning for each top-level list that has no effect.
 
-        A list in grid or zip has no effect if every case sets the parameter. Cases whose benchmark
-        lacks the parameter do not count.
+        A list in the top-level grid or zip gives the values of one parameter. It has no effect if
+        every case sets this parameter. Cases whose benchmark lacks the parameter do not count.
         """
         for axis in ("grid", "zip"):
             for name in getattr(self.sweep, axis):

@@ -84,7 +84,7 @@ class Followers:
             is removed when all nodes have connected.
 
     Raises:
-        RuntimeError: if the next node does not connect within MEET_S seconds.
+        RuntimeError: if nodes are still missing, and none of them connects for MEET_S seconds.
     """
 
     def __init__(self, count: int, rendezvous_file: Path):

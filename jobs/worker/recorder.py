@@ -108,7 +108,7 @@ class Recorder:
             try:
                 measurements = Measurements.model_validate(outcome.measurements)
             except ValueError as error:
-                message = f"{run.benchmark}.run() returned facts that a record cannot hold: {error}"
+                message = f"a record cannot store what {run.benchmark}.run() returned: {error}"
                 status = Status.error
                 failure = Failure(type="ValidationError", message=message)
         compiling = measurements.compiling_seconds if measurements else None

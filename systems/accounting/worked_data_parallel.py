@@ -54,13 +54,13 @@ def show_ring(model: str, n: int) -> None:
         time_text(collectives.all_reduce_seconds(size, n, link)),
     )
     derive(
-        "Alternate all-reduce on H100: in each of n-1 steps, a rank sends a whole tensor of size "
+        "Alternative all-reduce on H100: in each of n-1 steps, a rank sends a whole tensor of size "
         "S. This takes n/2 times as long as the all-reduce above.",
         "t = S (n-1) / W",
         f"{size_text(size)} x {n - 1} / {rate_text(link)}",
         time_text(collectives.whole_tensor_all_reduce_seconds(size, n, link)),
     )
-    rows = [["", "all-gather", "all-reduce", "alternate"]]
+    rows = [["", "all-gather", "all-reduce", "alternative"]]
     for short, name in DEVICES.items():
         ring = (size, n, known(link_bandwidth(name)))
         rows.append(
@@ -144,8 +144,10 @@ def show_states(model: str, n: int) -> None:
     say(
         "sharded_optimizer is the ShardedOptimizer of this project. Every rank has all weights and "
         "all gradients. DDP all-reduces the gradients. Then each rank broadcasts the weights that "
-        f"it updated. A rank keeps {size_text(kept['zero1'])}, as with zero1, but sends "
-        f"{size_text(sent['sharded_optimizer'])} instead of {size_text(sent['zero1'])}, because "
-        "zero1 reduce-scatters the gradients and does not all-gather them. With zero3 (FSDP in "
-        f"torch), a rank keeps {size_text(kept['ddp'] - kept['zero3'])} less than with ddp."
+        f"it updated. A rank keeps {size_text(kept['zero1'])}, as with zero1. It sends "
+        f"{size_text(sent['sharded_optimizer'])}; with zero1 it would send "
+        f"{size_text(sent['zero1'])}. The difference is an all-gather of the gradients: an "
+        "all-reduce is a reduce-scatter and an all-gather, and zero1 only reduce-scatters them. "
+        "With zero3 (FSDP in torch), a rank keeps "
+        f"{size_text(kept['ddp'] - kept['zero3'])} less than with ddp."
     )

@@ -223,14 +223,16 @@ def _xxl_batch() -> None:
         ]
     )
     derive(
-        "Separate links: FSDP and TP communicate at the same time, so max(T_FSDP, T_TP) = T_math. "
+        "Separate links: FSDP and TP communicate at the same time. At the limit, "
+        "max(T_FSDP, T_TP) = T_math. "
         f"T_TP is not a limit, because Y = {y} <= F M_Y / alpha = {layer.d_ff * m_y / alpha:.1f}.",
         "B / (X Y) = alpha / (M_X Y)",
         f"{alpha:.0f} / ({m_x} x {y})",
         result(overlapping),
     )
     derive(
-        "Shared links: FSDP and TP communicate one after the other, so T_FSDP + T_TP = T_math.",
+        "Shared links: FSDP and TP communicate one after the other. At the limit, "
+        "T_FSDP + T_TP = T_math.",
         "B / (X Y) = alpha / (M_X Y) / (1 - alpha Y / (F M_Y))",
         f"{alpha:.0f} / ({m_x} x {y}) / (1 - {alpha * y / (layer.d_ff * m_y):.4f})",
         result(in_turns),

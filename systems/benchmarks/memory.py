@@ -298,7 +298,10 @@ def _optimizer_state(training: Training) -> dict[str, torch.Tensor]:
 
 
 def _saved(training: Training) -> dict[str, int]:
-    """Return saved_bytes and weight_copies_bytes. See `run`."""
+    """Return the bytes that forward saves for backward, and how many of them are weight copies.
+
+    The keys are saved_bytes and weight_copies_bytes; see `run`.
+    """
     from systems.measure.saved_tensors import saved_tensors
 
     model = training.model

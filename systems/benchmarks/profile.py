@@ -57,7 +57,7 @@ class Params(TransformerParams):
         if self.trace and self.profiler != "torch":
             raise ValueError(
                 f"trace: true needs profiler: torch, got profiler: {self.profiler}; set "
-                "trace: false, because nsys always keeps its report"
+                "trace: false (the report of nsys is always kept)"
             )
         return self
 

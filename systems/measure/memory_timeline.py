@@ -62,6 +62,8 @@ def mark_phase() -> None:
 class Allocation:
     """One allocation. Times are numbers of allocator events since the first mark.
 
+    A mark is a small allocation by `mark_phase`, to separate phases in the allocator's history.
+
     Attributes:
         address: address in GPU memory.
         size: requested size in bytes.

@@ -21,13 +21,13 @@ from systems.parallel.collectives import Gather, mean_or_sum, start_gather, supp
 class FSDPParameter:
     """A parameter in two forms: `shard` for the optimizer, `unsharded` for the computation.
 
-    `unsharded` is the parameter of the modules while they run, and `shard` at other times.
+    The modules hold `unsharded` as their parameter while they run, and hold `shard` at other times.
 
     Args:
-        shard: leaf tensor, at least float32. If the parameter is replicated, it is the whole
-            parameter.
-        unsharded: leaf tensor with the shape and dtype of the computation, for which backward
-            computes the gradient.
+        shard: leaf tensor of dtype float32 or wider. If the parameter is replicated, it is the
+            whole parameter.
+        unsharded: leaf tensor with the shape and dtype that the modules compute with. Backward
+            computes the gradient of this tensor.
         places: (module, parameter name) pairs; more than one if the parameter is tied.
     """
 

@@ -77,9 +77,9 @@ class TransformerParams(BenchmarkParams):
             )
         if self.precision == "fp16" and self.optimizer == "fused" and self.cuda_graph:
             raise ValueError(
-                "precision: fp16 with cuda_graph needs optimizer: torch, got optimizer: fused. "
-                "If gradients overflow, the update must be skipped. In a CUDA graph the GPU must "
-                "decide this, which only optimizer: torch supports"
+                "optimizer must be torch if precision is fp16 and cuda_graph is true, got "
+                "optimizer: fused. If gradients overflow, the update must be skipped. In a CUDA "
+                "graph the GPU must decide this, and only optimizer: torch supports that"
             )
         if self.checkpoint_every != 1 and self.checkpointing != "every_k":
             raise ValueError(

@@ -60,9 +60,10 @@ def random_bits(
     2. its high 16 bits,
     3. bits 16 to 31 of its product with the odd number GOLDEN.
 
-    Any two of the three numbers are practically independent, which is sufficient. For number 3, the
-    reason is as follows. Keep number 1 or 2 fixed, and let the other take all its 2^16 values. Then
-    number 3 takes all 2^16 values equally often, to within one count.
+    Any two of the three numbers are practically independent. This is sufficient, because each of
+    them rounds a different tensor. Number 3 is practically independent of numbers 1 and 2 for this
+    reason: keep number 1 or 2 fixed, and let the other take all its 2^16 values. Then number 3
+    takes all 2^16 values equally often, to within one count.
 
     Args:
         numel: number of elements.

@@ -63,7 +63,7 @@ def peak_kernel(
     which have the same order as the magnitudes. NaN counts as the largest magnitude.
 
     Args:
-        peaks: output, must be zeros; see `tile_ops.peak_of` for the shape.
+        peaks: output, which must be zeros before the launch. `tile_ops.peak_of` gives its shape.
 
     `parts_kernel` describes the other arguments.
     """
