@@ -54,13 +54,13 @@ def show_ring(model: str, n: int) -> None:
         time_text(collectives.all_reduce_seconds(size, n, link)),
     )
     derive(
-        "Alternative all-reduce on H100: in each of n-1 steps, a rank sends a whole tensor of size "
+        "The alternate ring of the assignment on H100: in each of n-1 steps, a rank sends a whole tensor of size "
         "S. This takes n/2 times as long as the all-reduce above.",
         "t = S (n-1) / W",
         f"{size_text(size)} x {n - 1} / {rate_text(link)}",
         time_text(collectives.whole_tensor_all_reduce_seconds(size, n, link)),
     )
-    rows = [["", "all-gather", "all-reduce", "alternative"]]
+    rows = [["", "all-gather", "all-reduce", "alternate ring"]]
     for short, name in DEVICES.items():
         ring = (size, n, known(link_bandwidth(name)))
         rows.append(

@@ -159,7 +159,7 @@ def test_what_a_cpu_cannot(given, reason):
         ),
         (
             {"precision": "fp16", "optimizer": "fused", "cuda_graph": True},
-            "optimizer must be torch if precision is fp16 and cuda_graph is true, got optimizer: fused",
+            "optimizer must be torch if precision is fp16 and cuda_graph is true, got",
         ),
         (
             {"checkpoint_every": 4},
