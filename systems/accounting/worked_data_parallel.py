@@ -54,7 +54,7 @@ def show_ring(model: str, n: int) -> None:
         time_text(collectives.all_reduce_seconds(size, n, link)),
     )
     derive(
-        "The alternate ring of the assignment on H100: in each of n-1 steps, a rank sends a whole tensor of size "
+        "Alternate ring on H100: in each of n-1 steps, a rank sends a whole tensor of size "
         "S. This takes n/2 times as long as the all-reduce above.",
         "t = S (n-1) / W",
         f"{size_text(size)} x {n - 1} / {rate_text(link)}",
