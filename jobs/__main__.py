@@ -92,7 +92,7 @@ def _show(seen: Observation) -> None:
     newest = seen.manifests[-1]
     console.print(
         f"{seen.folder}: sweep {newest.sweep.name}, {counted(len(seen.tasks), 'run')}, "
-        f"{counted(len(seen.manifests), 'submission')} (executor of the last: {newest.executor})",
+        f"{counted(len(seen.manifests), 'submission')} (executor of the newest: {newest.executor})",
         soft_wrap=True,
     )
     grid = Grid.grid(padding=(0, 2))
@@ -120,7 +120,11 @@ def _show(seen: Observation) -> None:
 
 
 def _waits_for(seen: Observation) -> str:
-    """Return Slurm's reasons why jobs are pending, for example "Priority, Resources"."""
+    """Return Slurm's reasons why jobs are pending, for example "Priority, Resources".
+
+    Args:
+        seen: states of all runs in a results folder.
+    """
     details = (task.detail for task in seen.tasks if task.status is Status.queued)
     reasons = (detail.partition("PENDING (")[2].removesuffix(")") for detail in details)
     return ", ".join(dict.fromkeys(filter(None, reasons)))
@@ -162,7 +166,12 @@ def logs(run: RunId, folder: In = None) -> None:
 
 
 def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
-    """Return the non-empty log files of the newest job that contains a run."""
+    """Return the log files of the newest job that contains a run. Empty files are left out.
+
+    Args:
+        seen: states of all runs in a results folder.
+        task: state of the run.
+    """
     for manifest in reversed(seen.manifests):
         for job in manifest.jobs:
             if (task.run.id, task.repeat) in job.tasks:
@@ -220,7 +229,7 @@ def retry(folder: Folder = None) -> None:
     and out-of-memory (oom) runs of this submission again, to the same executor (Slurm, local or
     debug). Runs that are ok, unsupported, queued or running are not submitted.
 
-    Exit code: as for python -m jobs.submit.
+    The exit codes are those of python -m jobs.submit.
     """
     seen = _observe(folder)
     bad = {task.run.id for task in seen.tasks if task.status.is_failure}

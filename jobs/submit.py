@@ -241,7 +241,10 @@ def follow_up(command: str, folder: Path) -> None:
 
 
 def _tables_command() -> str:
-    """Return the command that prints tables: a script in a source checkout, else a module."""
+    """Return the command that prints tables of results.
+
+    In a source checkout, the command is a script in the current folder. Elsewhere it is a module.
+    """
     return "python aggregate.py" if Path("aggregate.py").exists() else "python -m aggregate"
 
 
@@ -266,7 +269,10 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
     rows = [
         ("sweep", f"{manifest.sweep.name} ({', '.join(benchmarks)})"),
         ("runs", runs + (f" ({', '.join(left_out)})" if left_out else "")),
-        ("to run", f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} in flight)"),
+        (
+            "to run",
+            f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} queued or running)",
+        ),
         ("jobs", f"{len(manifest.jobs)}, with at most {per_job} each"),
     ]
     if executor is Executor.slurm or sbatch:
@@ -299,11 +305,11 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
 
 
 def _expected(prepared: Prepared) -> str:
-    """Return an estimate of the total run time, as text.
+    """Return an estimate of the total run time of a planned submission, as text.
 
-    The estimate uses the durations of earlier ok records with the same benchmark and parameters.
-    They are read from the results folder and from logs/*/<sweep name>, where the repository keeps
-    reference results.
+    The estimate uses the durations of earlier runs with the same benchmark and parameters that
+    ended as ok. Their records are read from the results folder and from all folders
+    logs/*/<sweep name>. The reference results of this repository are in such folders.
     """
     manifest = prepared.manifest
     took: dict[str, float] = {}
@@ -327,9 +333,10 @@ def _expected(prepared: Prepared) -> str:
 
 
 def _point(of: Run | Record) -> str:
-    """Return a key made of benchmark and parameters, without the version of the benchmark.
+    """Return a key that is equal for runs and records with the same benchmark and parameters.
 
-    The version hardly affects the run time.
+    The key is used to estimate run times. It does not contain the version of the benchmark, because
+    a new version hardly changes the run time.
     """
     return json.dumps([of.benchmark, of.params], sort_keys=True)
 

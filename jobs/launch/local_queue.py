@@ -72,10 +72,12 @@ class LocalQueue:
     def run(self) -> list[Record]:
         """Run all jobs and return the records of this submission.
 
-        On SIGINT, SIGTERM or SIGHUP, the workers record their current runs as cancelled and exit.
+        If SIGINT, SIGTERM or SIGHUP arrives, each worker records its current run as cancelled and
+        exits.
 
         Raises:
-            KeyboardInterrupt: if one of these signals arrived; raised after the workers exit.
+            KeyboardInterrupt: if one of these signals arrived. It is raised after the workers have
+                exited.
         """
         self._write_handles(interrupted=False)
         before = {s: signal.signal(s, self._on_stop) for s in _stop_signals()}
@@ -113,7 +115,13 @@ class LocalQueue:
         return self.records
 
     def _write_handles(self, interrupted: bool) -> None:
-        """Write to handles.json that this process runs the jobs, and whether it was interrupted."""
+        """Write to the file handles.json that this process runs all jobs of the submission.
+
+        `jobs status` and `jobs cancel` read the file to find the process.
+
+        Args:
+            interrupted: whether a signal has stopped the queue.
+        """
         handle = ProcessHandle.of_this_process(interrupted)
         self.manifest.handles.update({job.index: handle for job in self.manifest.jobs})
         write_handles(self.manifest)
@@ -207,7 +215,10 @@ class LocalQueue:
 
 
 def _stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop the queue. SIGHUP is left out if it is ignored (nohup)."""
+    """Return the signals that stop the queue: SIGINT, SIGTERM and usually SIGHUP.
+
+    SIGHUP is left out if this process ignores it, e.g. because it was started with nohup.
+    """
     hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangup]
 

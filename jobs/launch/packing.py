@@ -36,8 +36,8 @@ def pack(tasks: list[Task], runs_per_job: int) -> list[Job]:
 def job_timeout_min(shape: Shape, timeouts_s: list[float]) -> int:
     """Return the time limit of a job in minutes.
 
-    The limit is `shape.timeout_min` if set. Otherwise it is the sum of the timeouts of the runs,
-    plus STARTUP_MIN.
+    The limit is `shape.timeout_min`, if it is set. Otherwise it is the sum of the timeouts of the
+    job's runs, plus a few minutes for the start (STARTUP_MIN).
 
     Args:
         shape: resources and launch settings of the job.

@@ -59,11 +59,14 @@ class WorkerTask:
         self.worker.run()
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """Kill and record the current run, and return the callable for the requeued job.
+        """Prepare the requeue of this job by Slurm. submitit calls this method.
 
-        submitit calls this method when Slurm sends its warning signal: shortly before the time
-        limit, or when the job is preempted. After the requeue, the worker skips the runs that are
-        done.
+        submitit calls the method on Slurm's warning signal, which arrives shortly before the time
+        limit or at a preemption. The method kills the run that is executing and writes its record.
+        After the requeue, the new worker skips the runs that are done.
+
+        Returns:
+            The submission of a new `WorkerTask`, which runs the job after the requeue.
         """
         if self.worker is not None:
             limit = self.worker.near_limit() and _sigterm_reason() not in ("grace", "preempted")
@@ -71,7 +74,12 @@ class WorkerTask:
         return submitit.helpers.DelayedSubmission(WorkerTask(self.submission, self.index))
 
     def _on_term(self, signum: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM. If the job is about to end, record the current run and exit."""
+        """Handle SIGTERM from Slurm.
+
+        If the job is about to end, the handler records the current run and exits. If the job was
+        preempted but has a grace time left, node 0 records the current run and requeues the job. If
+        only a worker on another node has ended, node 0 continues.
+        """
         assert self.worker is not None
         leads, nodes = self.worker.node_rank == 0, self.worker.job.shape.nodes
         why = _sigterm_reason()
@@ -147,7 +155,9 @@ class Array:
 
 
 def submit(manifest: Manifest) -> None:
-    """Submit all jobs of a manifest to Slurm. Their Slurm job ids are saved after each array.
+    """Submit all jobs of a manifest to Slurm, as one or more job arrays.
+
+    As soon as Slurm has accepted an array, the Slurm ids of its jobs are saved.
 
     Raises:
         SubmissionError: if Slurm is not installed, if the path of the results folder contains % or
@@ -216,10 +226,16 @@ def arrays(manifest: Manifest, largest: int) -> list[Array]:
 
 
 def _shares(chunks: list[list[Job]], most: int) -> list[int]:
-    """Return, for each chunk of jobs, how many of its jobs may run at the same time.
+    """Return, for each job array, how many of its jobs may run at the same time.
 
-    Each number starts at 1. While the sum is less than `most`, the number of the chunk with the
-    largest ratio of jobs to parallel jobs is increased by 1.
+    Every array gets at least 1. The rest of `most` is divided roughly in proportion to the numbers
+    of jobs. The sum of the results is at most the total number of jobs.
+
+    Args:
+        chunks: the jobs of each array.
+        most: maximum number of jobs that run at the same time, in all arrays together. If there are
+            more arrays than this, the sum exceeds the maximum, and the caller must let some arrays
+            wait.
     """
     shares = [1] * len(chunks)
     for _ in range(min(most, sum(map(len, chunks))) - len(chunks)):
@@ -278,7 +294,10 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
 
 
 def _checked(line: str) -> str:
-    """Return shell code that runs a line of `setup`, and ends the job if the line fails."""
+    """Return shell code that runs one line of the sweep's `slurm.setup` commands.
+
+    If the line fails, the shell code prints an error and ends the job.
+    """
     message = shlex.quote(f"setup failed: {line}")
     return f"{{ :\n{line}\n}} || {{ echo {message} >&2; exit 1; }}"
 

@@ -49,7 +49,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A submission that is planned but not started. A `Task` is a (run, repeat) pair."""
+    """A submission that is planned but not started, and the lists of what it skips.
+
+    A `Task` is a (run, repeat) pair.
+    """
 
     manifest: Manifest
     expansion: Expansion
@@ -115,19 +118,21 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
 def _same_device(
     executor: Executor, loaded: LoadedSweep, records: list[Record], earlier: dict[str, Manifest]
 ) -> Callable[[Record, Run], bool]:
-    """Return a function that compares the device of a record with the device of a new run.
+    """Return a function that tells whether an earlier record is valid for the device of a new run.
 
-    The function returns whether the record comes from the kind of device on which the run will
-    execute. On this machine, this kind is known. On a Slurm cluster, it is unknown until the job
-    starts. In this case, the function accepts records of earlier Slurm submissions with the same
-    partition and constraint, if all these records come from one kind of device. The worker checks
-    the device again before each run.
+    The function returns True if the record comes from the kind of device on which the run will
+    execute. For a local or debug submission, this is the device of this machine.
+
+    For Slurm, the device is unknown until the job starts. The function therefore considers the
+    records of earlier Slurm submissions with the same partition and constraint, separately for CPU
+    runs and GPU runs. It accepts these records only if all of them come from one kind of device.
+    The worker compares the devices again before each run.
 
     Args:
-        executor: executor of the new submission.
+        executor: Slurm, local or debug.
         loaded: the sweep.
         records: records in the results folder.
-        earlier: manifests of the results folder, by submission id.
+        earlier: manifests of earlier submissions in the results folder, by submission id.
     """
     if executor is not Executor.slurm:
         tokens = provenance.visible_gpus()
@@ -164,7 +169,15 @@ def _same_device(
 
 
 def start(prepared: Prepared, options: Options, console: Console) -> list[Record]:
-    """Write the manifest of a submission, then run its jobs or submit them to Slurm.
+    """Start a planned submission: run its jobs on this machine, or submit them to Slurm.
+
+    First, the function writes the submission's manifest, i.e. the file that lists its runs and
+    jobs.
+
+    Args:
+        prepared: the planned submission.
+        options: options from the command line. They select Slurm, local or debug.
+        console: console on which progress is shown.
 
     Returns:
         The records of this submission. For Slurm, an empty list, because the jobs run later.
@@ -202,7 +215,11 @@ def _write(manifest: Manifest) -> None:
 
 
 def _debug(manifest: Manifest, console: Console) -> list[Record]:
-    """Run the jobs one after another, and stop after the first run that fails."""
+    """Run the jobs in this process, one after another, until a run fails.
+
+    Returns:
+        The records of this submission.
+    """
 
     from jobs.processes import ProcessHandle
     from jobs.worker.worker import Worker

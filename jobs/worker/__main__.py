@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m jobs.worker", description=__doc__)
     parser.add_argument("submission", type=Path)
     parser.add_argument("index", type=int, nargs="+")
-    parser.add_argument("--parent", type=int, help="pid of the parent; stop when it exits")
+    parser.add_argument("--parent", type=int, help="pid of the parent; stop when the parent exits")
     given = parser.parse_args(arguments)
     manifest = read_manifest(given.submission)
     for index in given.index:

@@ -43,7 +43,14 @@ def job_environment() -> dict[str, str]:
 
 
 def with_project(environment: dict[str, str]) -> dict[str, str]:
-    """Return an environment that makes this project importable and numbers GPUs by PCI bus."""
+    """Return a copy of environment variables with two additions for jobs.
+
+    PYTHONPATH makes this project importable. CUDA_DEVICE_ORDER makes CUDA number the GPUs by PCI
+    bus, as nvidia-smi does.
+
+    Args:
+        environment: environment variables by name.
+    """
     paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     # Number GPUs as NVML and nvidia-smi do. Otherwise CUDA may number them differently, and a
     # record could name the wrong GPU.
@@ -53,10 +60,14 @@ def with_project(environment: dict[str, str]) -> dict[str, str]:
 
 @contextmanager
 def scoped_environment(slurm: bool) -> Iterator[None]:
-    """Remove the variables of a surrounding torchrun from os.environ while the `with` block runs.
+    """Remove the variables of other launchers from os.environ during the `with` block.
+
+    Another launcher is, for example, a torchrun command that started this process. A benchmark
+    would otherwise use the RANK or MASTER_ADDR of that launcher. At the end of the block,
+    os.environ is restored.
 
     Args:
-        slurm: whether to remove Slurm's variables, too. SLURM_CONF is kept.
+        slurm: whether to remove the variables of Slurm, too. SLURM_CONF is always kept.
     """
     before = dict(os.environ)
     for name in before.keys() - without_leaks(before, slurm).keys():

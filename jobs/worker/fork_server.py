@@ -3,10 +3,11 @@
 Forking a run takes milliseconds. Importing torch in each run would take seconds.
 
 The worker starts the server (`isolation.ForkServer`) and sends it one run at a time over a socket.
-The server reports how each run ended. Orphaned descendants become children of the server
-(PR_SET_CHILD_SUBREAPER). The server can therefore kill all processes that a run leaves behind, even
-in other sessions, and wait until they have exited. It does this after each run, and when the worker
-exits.
+The server reports how each run ended.
+
+After each run, and when the worker exits, the server kills all processes that the run has left
+behind, and waits until they have exited. It finds even processes in other sessions, because
+orphaned descendants become children of the server (PR_SET_CHILD_SUBREAPER).
 
 The fork server of `multiprocessing` is not suitable. It does not exit before its children, imports
 the worker's `__main__` module in each child, and does not adopt orphans.
@@ -39,22 +40,25 @@ _PR_SET_CHILD_SUBREAPER = 36
 def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
     """Run the fork server. This is the main function of the server's process.
 
-    The server receives these messages:
+    The worker sends these messages to the server:
 
-    - ("start", function, arguments, scratch folder): fork a run that calls the function.
-    - ("stacks",): make the processes of the run write the stacks of their threads.
-    - ("kill",): kill the run.
+    - ("start", function, arguments, scratch folder): fork a process that calls the function.
+    - ("stacks",): make the processes of the current run write the stacks of their threads.
+    - ("kill",): kill the current run.
 
-    The server sends ("ready",) when its imports are done. At the end of each run it sends ("ended",
-    exit code or None if unknown, pids of processes that are still alive).
+    The server sends these messages to the worker:
 
-    The process must be started with WORKER_SIGNALS blocked.
+    - ("ready",): all imports are done.
+    - ("ended", exit code, pids): the run has ended. The exit code is None if it is unknown. The
+      pids are those of processes that are still alive after SIGKILL.
+
+    The signals that the worker handles (WORKER_SIGNALS) must be blocked when this process starts.
 
     Args:
         handle: file descriptor of the socket to the worker.
         modules: names of modules to import before the first run.
-        benchmarks: names of benchmark modules to import after `modules`. The modules in the PRELOAD
-            of each benchmark are imported, too.
+        benchmarks: names of benchmark modules to import after `modules`. A benchmark module can
+            list more modules to import in its variable PRELOAD.
     """
     connection = Connection(handle)
     adopt_orphans()
@@ -120,7 +124,13 @@ class _Server:
             self._connection.send(("ended", code, left))
 
     def _watch(self, child: int, statuses: dict[int, int]) -> None:
-        """Wait until the run's process has ended or the worker sends ("kill",)."""
+        """Wait until the process of a run has ended, or until the worker sends ("kill",).
+
+        Args:
+            child: pid of the process.
+            statuses: dict to which the status of each exited child is added, as `os.waitpid`
+                returns it. The key is the pid.
+        """
         while child not in statuses:
             ready = wait([self._connection, self._wakes])
             if self._wakes in ready:
@@ -134,9 +144,9 @@ class _Server:
                     _ask_for_stacks()
 
     def _fork(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> int:
-        """Call `function(*arguments)` in a forked process and return the pid of that process.
+        """Fork a process that calls `function(*arguments)`, and return the pid of the new process.
 
-        The process runs in a separate session and is killed when this server ends.
+        The new process gets its own session. The kernel kills it if the fork server exits.
         """
         server = os.getpid()
         child = os.fork()
@@ -165,7 +175,7 @@ class _Server:
 
 
 def flush() -> None:
-    """Flush stdout and stderr, unless the benchmark has closed them."""
+    """Flush stdout and stderr. A stream that is closed, or that cannot be written, is skipped."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -194,11 +204,12 @@ def end_descendants(statuses: dict[int, int] | None = None) -> list[int]:
     """Kill all descendants of this process, and wait until they have exited.
 
     Args:
-        statuses: dict to which the wait status of each exited child is added, with the pid as key.
+        statuses: dict to which the status of each exited child is added, as `os.waitpid` returns
+            it. The key is the pid.
 
     Returns:
-        Pids of descendants that are still alive after EXIT_S seconds, e.g. because a driver blocks
-        them.
+        Pids of descendants that have not exited within a time limit (EXIT_S). A driver, for
+        example, can block the exit.
     """
     statuses = {} if statuses is None else statuses
     deadline = time.monotonic() + EXIT_S
@@ -215,7 +226,15 @@ def end_descendants(statuses: dict[int, int] | None = None) -> list[int]:
 
 
 def _reap(statuses: dict[int, int]) -> bool:
-    """Add the wait statuses of exited children to `statuses`. Returns whether a child is left."""
+    """Collect the exit statuses of all child processes that have exited. Does not wait.
+
+    Args:
+        statuses: dict to which the statuses are added, as `os.waitpid` returns them. The keys are
+            the pids.
+
+    Returns:
+        Whether this process still has a child that has not exited.
+    """
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -247,7 +266,11 @@ def descendants(root: int) -> list[int]:
 
 
 def _ask_for_stacks() -> None:
-    """Send DUMP_STACKS to the processes that handle it. Other processes would be killed by it."""
+    """Ask all processes of the current run to write the stacks of their threads.
+
+    The request is a signal (DUMP_STACKS). It is sent only to processes that have a handler for it,
+    because it would kill a process without a handler.
+    """
     for pid in descendants(os.getpid()):
         try:
             with open(f"/proc/{pid}/status") as file:
@@ -259,7 +282,14 @@ def _ask_for_stacks() -> None:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal to a process. Do nothing if it has exited or this is not permitted."""
+    """Send a signal to a process.
+
+    Do nothing if the process has exited, or if this user may not send it signals.
+
+    Args:
+        pid: pid of the process.
+        number: number of the signal.
+    """
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

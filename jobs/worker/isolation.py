@@ -30,7 +30,7 @@ STACKS_BYTES = 16000  # maximum length of the stacks of a run, in characters
 
 @contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Block the signals that stop a worker while the `with` block runs."""
+    """Block the signals that a worker handles, for example SIGTERM, during the `with` block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WORKER_SIGNALS)
     try:
         yield
@@ -39,17 +39,19 @@ def blocked_signals() -> Iterator[None]:
 
 
 class ServerDied(RuntimeError):
-    """Raised if the fork server does not start, because an import ended it or took too long."""
+    """Raised if the fork server does not start.
+
+    Either an imported module ended the server, or the imports took too long.
+    """
 
 
 def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
     """Wait until at least one of several objects is ready, or until a timeout.
 
-    This is `multiprocessing.connection.wait`, split into waits of at most SLICE_S seconds, because
-    a long wait can delay signal handlers. Python runs the handlers in the main thread. If the
-    kernel delivers a signal to another thread, e.g. a thread of numpy, the wait of the main thread
-    is not interrupted, and the handler runs only after the wait. This can happen with Slurm, which
-    sends SIGCONT together with other signals.
+    Use this function instead of `multiprocessing.connection.wait`. It splits the wait into short
+    waits, because a long wait can delay signal handlers. Python runs signal handlers only in the
+    main thread. If the kernel delivers a signal to another thread, e.g. a thread of numpy, the main
+    thread continues to wait, and the handler runs only after the wait.
 
     Args:
         waiting: connections, or objects with a `fileno` method.
@@ -58,6 +60,7 @@ def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
     Returns:
         The objects that are ready. Empty after the timeout.
     """
+    # Another thread may get a signal under Slurm, which sends SIGCONT with other signals.
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
@@ -67,15 +70,17 @@ def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
 
 
 class ForkServer:
-    """Handle of a fork server, which imports modules once and then forks one run at a time.
+    """Starts and controls a fork server: a process that imports modules once and forks runs.
+
+    The server executes one run at a time.
 
     Args:
         modules: names of modules to import.
-        benchmarks: names of benchmark modules to import after `modules`. The modules in the PRELOAD
-            of each benchmark are imported, too.
+        benchmarks: names of benchmark modules to import after `modules`. A benchmark module can
+            list more modules to import in its variable PRELOAD.
 
     Raises:
-        ServerDied: if an import ends the server, or the imports take longer than START_S seconds.
+        ServerDied: if an import ends the server, or if the imports exceed a time limit (START_S).
     """
 
     def __init__(self, modules: Iterable[str] = (), benchmarks: Iterable[str] = ()):
@@ -104,12 +109,13 @@ class ForkServer:
     def start(
         self, function: Callable[..., None], *arguments: Any, scratch: str | None = None
     ) -> Child:
-        """Call `function(*arguments)` in a new process, and return the handle of the process.
+        """Fork a process that calls `function(*arguments)`, and return its handle.
 
         Args:
-            function: a module-level function; it is pickled by name.
-            arguments: its arguments; they are pickled.
-            scratch: folder that the server removes if the worker is killed during the run.
+            function: a module-level function. It is pickled by name.
+            arguments: arguments of the function. They are pickled.
+            scratch: temporary folder of the run. The worker removes the folder. If the worker is
+                killed first, the fork server removes it.
         """
         self.send(("start", function, arguments, scratch))
         return Child(self)
@@ -122,7 +128,7 @@ class ForkServer:
                 pass
 
     def receive(self) -> Any:
-        """Return the next message of the server, or None if the server has ended."""
+        """Return the next message from the fork server, or None if the server has ended."""
         with blocked_signals():
             try:
                 return self.connection.recv()
@@ -131,7 +137,7 @@ class ForkServer:
                 return None
 
     def close(self) -> None:
-        """End the server and all processes that it started."""
+        """End the fork server and all processes that it has started."""
         self.connection.close()  # the server ends when the connection closes
         try:
             self._process.wait(EXIT_S)
@@ -139,7 +145,7 @@ class ForkServer:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the server and all its descendants."""
+        """Kill the fork server and all its descendants."""
         self.alive = False
         for pid in (self.pid, *descendants(self.pid)):
             send_signal(pid, signal.SIGKILL)
@@ -148,10 +154,11 @@ class ForkServer:
 
 
 class Child:
-    """Handle of the process of a run, used by the worker.
+    """Handle of the process that executes a run. The worker can wait for the run or kill it.
 
-    The attribute `ended` is True after the end of the run. The process and all its descendants have
-    then exited, except those that do not exit within EXIT_S seconds after SIGKILL.
+    The attribute `ended` becomes True when the run has ended. The process and its descendants have
+    then exited. A descendant that blocks longer than a time limit (EXIT_S) after SIGKILL may still
+    be alive.
     """
 
     def __init__(self, server: ForkServer):
@@ -161,9 +168,10 @@ class Child:
         self.lost = False  # whether the fork server ended before the run
 
     def fileno(self) -> int:
-        """Return a file descriptor for `multiprocessing.connection.wait`.
+        """Return a file descriptor that is ready when the fork server has sent a message.
 
-        It becomes ready when the server has sent a message. Call `wait(0)` to receive the message.
+        `multiprocessing.connection.wait` calls this method. When the descriptor is ready, call
+        `wait(0)` of this object to receive the message.
         """
         return self._server.connection.fileno()
 
@@ -190,7 +198,7 @@ class Child:
             )
 
     def kill(self) -> None:
-        """Kill the process and all its descendants."""
+        """Kill the process of the run and all its descendants."""
         if not self.ended:
             self._server.send(("kill",))
             if not self.wait(EXIT_S + 5):
@@ -221,7 +229,9 @@ def _sizes(scratch: Path) -> dict[Path, int]:
 
 
 def read_stacks(scratch: Path) -> str:
-    """Return the stacks that the processes of a run wrote, in at most STACKS_BYTES characters.
+    """Return the stacks that the processes of a run wrote, as one text.
+
+    The text is cut to about STACKS_BYTES characters.
 
     Args:
         scratch: folder in which the processes wrote their stacks.

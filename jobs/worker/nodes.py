@@ -46,10 +46,15 @@ def node_address() -> str:
 
 
 class _Patience:
-    """Deadline for the ranks of a run.
+    """Deadline until which a node waits for the ranks of a run.
 
-    The deadline is the timeout of the run. After a rank has failed, the other ranks have at most
-    CONSEQUENCES_S seconds left. torchrun alone would wait 30 s for a rank that ignores SIGTERM.
+    At first, the deadline is the timeout of the run. When a rank fails, the deadline moves to at
+    most CONSEQUENCES_S seconds later. This is enough for the other ranks to report their failures.
+    torchrun alone would wait 30 s for a rank that ignores SIGTERM.
+
+    Args:
+        scratch: folder in which the ranks of this node write their outcomes.
+        seconds: timeout of the run, in seconds.
     """
 
     def __init__(self, scratch: Path, seconds: float):
@@ -58,7 +63,14 @@ class _Patience:
         self.failed = False
 
     def look(self) -> bool:
-        """Check whether a rank has failed. Returns False if the deadline has passed."""
+        """Check whether a rank of this node has failed, and return whether time is left to wait.
+
+        If a rank has failed, the deadline moves to at most CONSEQUENCES_S seconds after the failure
+        is found.
+
+        Returns:
+            True if the deadline has not passed.
+        """
         if not self.failed and any(not outcome.is_ok for outcome in outcomes_in(self._scratch)):
             self.note_failure()
         return time.monotonic() < self._deadline
@@ -76,15 +88,16 @@ class _Patience:
 
 
 class Followers:
-    """The leader's connections to the workers of the other nodes.
+    """Connections from the leader, i.e. the worker on node 0, to the workers of the other nodes.
 
     Args:
         count: number of other nodes.
-        rendezvous_file: file to which this node's address is written, for the other nodes. The file
-            is removed when all nodes have connected.
+        rendezvous_file: file to which the leader writes its address. The other nodes read the file.
+            It is removed when all nodes have connected, or when the wait fails.
 
     Raises:
-        RuntimeError: if nodes are still missing, and none of them connects for MEET_S seconds.
+        RuntimeError: if no further node connects within a time limit (MEET_S), although nodes are
+            still missing.
     """
 
     def __init__(self, count: int, rendezvous_file: Path):
@@ -140,16 +153,18 @@ def lead(
     timeout_s: float,
     on_start: Callable[[Child], object],
 ) -> tuple[list[NodeReport], bool]:
-    """Start the ranks of a run on all nodes of the job, and wait for the reports of all nodes.
+    """Execute a run with several ranks on all nodes of the job. Node 0 calls this function.
 
-    Node 0 calls this function.
+    On each node, a torchrun agent starts the ranks. When the ranks of a node have ended, the node
+    sends a report. If a rank fails, or if the run reaches its timeout, the ranks of all nodes are
+    stopped.
 
     Args:
-        server: this node's fork server.
+        server: this node's fork server, which starts the agent.
         request: the run to execute.
-        followers: the other nodes; None if the job has only one node.
+        followers: connections to the workers of the other nodes; None if the job has only one node.
         timeout_s: timeout of the run, in seconds.
-        on_start: function that is called with the handle of this node's torchrun agent.
+        on_start: function that is called with the handle of this node's agent.
 
     Returns:
         The reports of all nodes, starting with node 0, and whether the run was killed because it
@@ -197,14 +212,32 @@ def lead(
 
 
 def _ready(child: Child, waiting: list[Any], seconds: float) -> list[Any]:
-    """Wait at most `seconds`, and return the objects in `waiting` that are ready."""
+    """Wait at most `seconds`, and return the objects in `waiting` that are ready.
+
+    Args:
+        child: handle of the process of this node's torchrun agent. It is ready when it has ended.
+        waiting: connections to the nodes that have not reported. Also contains `child` as long as
+            this node has not reported.
+        seconds: the timeout, in seconds.
+    """
     if child in waiting and child.ended:
         return [child]
     return list(wait(waiting, seconds))
 
 
 def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:
-    """Return host:port of the rendezvous that node 0's agent opens, or None if the agent fails."""
+    """Wait for the address of the rendezvous at which the torchrun agents of all nodes meet.
+
+    The agent of node 0 opens the rendezvous and writes its address to the file endpoint.json.
+
+    Args:
+        child: handle of the process of node 0's agent.
+        scratch: folder of the file endpoint.json.
+        patience: deadline of the run.
+
+    Returns:
+        The address as host:port. None if the agent ends or the deadline passes first.
+    """
     path = scratch / "endpoint.json"
     while not path.exists():
         if child.wait(0.02) or not patience.look():
@@ -213,7 +246,16 @@ def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:
 
 
 def _receive(connection: Connection, token: str) -> NodeReport | None:
-    """Receive the report of a node. Returns None if the report is about an earlier run."""
+    """Receive the report of another node about the current attempt of a run.
+
+    Args:
+        connection: connection to the node.
+        token: string that identifies the attempt.
+
+    Returns:
+        The report. If the connection is lost, a report that says so. None if the report is about an
+        earlier attempt.
+    """
     try:
         report: NodeReport = connection.recv()
     except (EOFError, OSError):
@@ -222,7 +264,15 @@ def _receive(connection: Connection, token: str) -> NodeReport | None:
 
 
 def _last_word(connection: Connection, token: str) -> NodeReport:
-    """Receive the report of a node that was ordered to stop, or return an empty report."""
+    """Receive the last report of another node, which was ordered to stop the current run.
+
+    Args:
+        connection: connection to the node.
+        token: string that identifies the attempt of the run.
+
+    Returns:
+        The report. If none arrives within a time limit, an empty report.
+    """
     deadline = time.monotonic() + EXIT_S + 5
     while connection.poll(max(0.0, deadline - time.monotonic())):
         report = _receive(connection, token)
@@ -237,16 +287,18 @@ def _last_word(connection: Connection, token: str) -> NodeReport:
 def follow(
     rendezvous_file: Path, node_rank: int, start_server: Callable[[], ForkServer], job_folder: Path
 ) -> None:
-    """Run the worker of a node other than node 0: execute the leader's requests until the job ends.
+    """Run the worker of a node other than node 0, until the job ends.
+
+    The worker on node 0 leads: for each run, it asks this worker to start the ranks of this node.
 
     Args:
         rendezvous_file: file to which the leader writes its address.
         node_rank: rank of this node.
-        start_server: function that starts a fork server.
+        start_server: function that starts a fork server, i.e. the process that starts the runs.
         job_folder: folder for this node's logs.
 
     Raises:
-        RuntimeError: if this node cannot connect to the leader within MEET_S seconds.
+        RuntimeError: if this node cannot connect to the leader within a time limit (MEET_S).
     """
     leader = _find_leader(rendezvous_file)
     server = start_server()
@@ -296,7 +348,19 @@ def _find_leader(rendezvous_file: Path) -> Connection:
 
 
 def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeReport:
-    """Start this node's ranks of a run, and wait until they end or the leader stops them."""
+    """Execute this node's part of a run that the leader (the worker on node 0) has requested.
+
+    The function starts the ranks of this node. It waits until they have ended or the leader orders
+    to stop them. If a rank fails, the other ranks get a few seconds to end.
+
+    Args:
+        server: this node's fork server, which starts the processes.
+        request: the run, with the settings of this node.
+        leader: connection to the leader.
+
+    Returns:
+        The report of this node.
+    """
     scratch = Path(request.scratch)
     kills = oom_kills()
     patience = _Patience(scratch, float("inf"))  # the leader enforces the timeout

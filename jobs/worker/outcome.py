@@ -29,10 +29,10 @@ LOST = {
 
 
 def _without_models(value: Any) -> Any:
-    """Convert pydantic models in a value to dicts, so that json.dump accepts the value.
+    """Convert a pydantic model, or the models in a list, to dicts for json.dump.
 
-    The dict that a benchmark returns may contain lone surrogates and deep nesting. The JSON
-    serializer of pydantic rejects both.
+    Other values are returned unchanged. pydantic's own JSON serializer is not used, because it
+    rejects lone surrogates and deep nesting. A dict that a benchmark returned may contain both.
     """
     if isinstance(value, list):
         return [_without_models(item) for item in value]
@@ -40,7 +40,10 @@ def _without_models(value: Any) -> Any:
 
 
 class _Message(BaseModel):
-    """Base class of messages from the processes of a run to the worker, in a file or a socket."""
+    """Base class of messages that the processes of a run send to the worker.
+
+    A message is sent through a JSON file or through a socket.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -72,7 +75,7 @@ class Outcome(_Message):
 
 
 class RankFailure(_Message):
-    """A failed rank, as reported by torchrun's agent."""
+    """A rank that failed. torchrun's agent, which starts the ranks of a node, reports it."""
 
     rank: int
     exit_code: int  # negative: number of the signal that killed the rank
@@ -80,7 +83,7 @@ class RankFailure(_Message):
 
 
 class AgentReport(_Message):
-    """Report of torchrun's agent on one node."""
+    """Report of the torchrun agent, i.e. of the process that starts the ranks on one node."""
 
     failures: list[RankFailure] = []
     error: str | None = None  # error of the agent itself
@@ -91,7 +94,11 @@ class AgentReport(_Message):
 
 
 class NodeReport(_Message):
-    """Result of one run on one node: the reports of the torchrun agent and of its ranks."""
+    """Result of one run on one node.
+
+    The torchrun agent, which starts the ranks of the node, and the ranks themselves write reports.
+    This class combines them.
+    """
 
     token: str  # identifies the attempt
     exit_code: int | None = 0  # exit code of the agent; 0 if it had to be killed
@@ -110,7 +117,15 @@ class NodeReport(_Message):
 def failed(
     status: Status, kind: str, message: str, trace: str | None = None, **more: Any
 ) -> Outcome:
-    """Return the outcome of a failed run. `more` contains other fields of `Failure`."""
+    """Return the outcome of a run that failed.
+
+    Args:
+        status: status of the run.
+        kind: short name of the failure, for example "Timeout".
+        message: the reason, for the user.
+        trace: traceback or stacks, if known.
+        more: other fields of `Failure`, for example `rank`.
+    """
     failure = Failure(type=kind, message=message, traceback=trace or None, **more)
     return Outcome(status=status, failure=failure)
 
@@ -120,7 +135,8 @@ def outcome_of(error: BaseException, oom: dict[str, int] | None = None) -> Outco
 
     Args:
         error: the exception.
-        oom: fields of `Failure` that describe a failed GPU allocation. Used only if memory ran out.
+        oom: sizes in bytes that describe a failed GPU allocation, as `_watch_gpu_memory` stores
+            them. They are used only if the exception means that memory ran out.
     """
     if isinstance(error, MemoryError):  # free memory, which the next lines need
         traceback.clear_frames(error.__traceback__)
@@ -154,10 +170,11 @@ def _plain_text(text: str) -> str:
 
 
 def _has_lost_peer(error: BaseException) -> bool:
-    """Return whether the error is a failed collective, which often means that another rank ended.
+    """Return whether an exception comes from a failed collective operation.
 
-    A rank that ends closes its connections before it reports its outcome. Its report may therefore
-    arrive later than the reports of the ranks that lost the connection.
+    A collective often fails because another rank has ended. The exception is then a consequence of
+    that rank's failure. The time of the reports does not show which rank failed first: a rank that
+    ends closes its connections before it reports its outcome.
     """
     names = {cls.__name__ for cls in type(error).__mro__ if cls.__module__ == "torch.distributed"}
     return "DistError" in names or any(part in _message(error) for part in _LOST_PEER)
@@ -193,13 +210,14 @@ def timed_out(timeout_s: float, stacks: str) -> Outcome:
 
 
 def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
-    """Return the outcome of a process that ended without writing an outcome.
+    """Return the outcome of a process that ended without reporting a result.
 
     Args:
         exit_code: exit code of the process. If a signal killed the process, the negative number of
-            the signal. None if the fork server ended first.
-        traces: stacks of the crash, or the end of the log.
-        out_of_memory: whether the OOM killer killed a process in the memory cgroup during the run.
+            the signal. None if the fork server, which is the parent of the process, ended first.
+        traces: text that helps to find the reason: the stacks at the crash, or the end of the log.
+        out_of_memory: whether the OOM killer killed a process in the job's memory cgroup during the
+            run.
     """
     if exit_code is None:
         return failed(Status.killed, "ServerDied", LOST["ServerDied"], traces)

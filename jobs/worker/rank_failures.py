@@ -14,8 +14,8 @@ from jobs.worker.outcome import LOST, NodeReport, Outcome, died, failed, timed_o
 class Cause(IntEnum):
     """Cause of the failure of a rank.
 
-    If one rank fails, the other ranks fail as a consequence. The rank whose cause has the lowest
-    value is assumed to be the rank that failed by itself.
+    If one rank fails, the other ranks fail as a consequence. The causes are sorted: the rank with
+    the lowest value is assumed to have failed first, without the influence of another rank.
     """
 
     crashed = 0  # killed by a signal other than SIGTERM and SIGABRT
@@ -26,12 +26,12 @@ class Cause(IntEnum):
 
     @property
     def is_consequence(self) -> bool:
-        """Whether the end of another rank, e.g. at a timeout, caused the failure."""
+        """Whether a rank with this cause probably failed because of another rank or torchrun."""
         return self >= Cause.lost_peer
 
 
 class Failed(NamedTuple):
-    """A rank that failed."""
+    """A failed rank: why and when it failed, and its outcome."""
 
     cause: Cause
     at: float  # time of the failure, in seconds since the epoch
@@ -44,13 +44,15 @@ def outcome_of_ranks(
 ) -> Outcome:
     """Return the outcome of a run with several ranks.
 
-    The first condition that holds decides:
+    The function goes through this list and applies the first condition that holds:
 
-    - All ranks are ok: their outcomes are merged.
-    - A fork server or a node was lost: the status is killed.
-    - The run reached its timeout, and no rank failed by itself: the status is timeout.
-    - A rank failed: the failure with the lowest `Cause`. Among equal causes, the earliest failure.
-    - torchrun itself failed: its error.
+    - All ranks are ok: the outcomes of the ranks are merged.
+    - A node was lost, or the fork server that starts a node's processes: the status is killed.
+    - The run reached its timeout, and no rank failed by itself, i.e. for a reason other than
+      another rank or torchrun: the status is timeout.
+    - At least one rank failed: the outcome is that of the rank with the lowest `Cause`, i.e. of the
+      rank that probably failed first. Among ranks with the same cause, the earliest failure counts.
+    - Otherwise torchrun itself failed, and the outcome is its error.
 
     Args:
         nodes: the reports of the nodes, starting with node 0.
@@ -82,7 +84,7 @@ def outcome_of_ranks(
 
 
 def _raised(outcomes: list[Outcome]) -> Iterator[Failed]:
-    """Yield the ranks that raised an exception."""
+    """Yield a `Failed` for each rank whose outcome is a failure, e.g. an exception."""
     for outcome in outcomes:
         if not outcome.is_ok:
             cause = Cause.lost_peer if outcome.lost_peer else Cause.raised
@@ -90,7 +92,12 @@ def _raised(outcomes: list[Outcome]) -> Iterator[Failed]:
 
 
 def _silent(nodes: list[NodeReport], world_size: int) -> Iterator[Failed]:
-    """Yield the ranks that ended without writing an outcome."""
+    """Yield a `Failed` for each rank that ended without writing an outcome.
+
+    Args:
+        nodes: the reports of all nodes.
+        world_size: number of ranks. It is used to find ranks that no report mentions.
+    """
     known = {outcome.rank for node in nodes for outcome in node.outcomes}
     for node in nodes:
         for failure in node.agent.failures if node.agent else ():
@@ -114,11 +121,12 @@ def _cause_of(exit_code: int) -> Cause:
 
 
 def merge_ranks(outcomes: list[Outcome]) -> Outcome:
-    """Merge the ok outcomes of all ranks.
+    """Merge the outcomes of all ranks of a run. All of them must be ok.
 
-    `samples_ms` and `peak_memory_bytes` get one list entry per rank, and `measuring` is the maximum
-    of all ranks. The other values are those of rank 0. If the ranks have different phases, the
-    result is a failure.
+    `samples_ms` and `peak_memory_bytes` map each measured phase (e.g. forward) to the measurements
+    of one rank. After the merge, they map each phase to a list with one entry per rank. The time
+    `measuring` is the maximum of all ranks. All other values are those of rank 0. If the ranks have
+    measured different phases, the result is a failure.
     """
     outcomes = sorted(outcomes, key=lambda outcome: outcome.rank)
     measurements = [outcome.measurements or {} for outcome in outcomes]

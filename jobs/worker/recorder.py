@@ -1,4 +1,8 @@
-"""Makes records from outcomes and information about the machine, and writes the records."""
+"""Makes and writes records, which say how each attempt to execute a run ended.
+
+A record contains the outcome of the attempt (measurements or a failure) and information about the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -49,19 +53,22 @@ class Attempt:
 
 
 def slurm_facts() -> dict[str, str]:
-    """Return the ids, partition and nodes of this job, from Slurm's environment variables."""
+    """Return information about the current Slurm job, from Slurm's environment variables.
+
+    The dict contains, for example, "job_id", "job_partition" and "job_nodelist".
+    """
     names = {name: f"SLURM_{name.upper()}" for name in _SLURM}
     return {name: os.environ[known] for name, known in names.items() if known in os.environ}
 
 
 class Recorder:
-    """Writes the records of one job to a separate file.
+    """Writes the records of one job to a file that no other job uses.
 
     Args:
-        manifest: the submission.
+        manifest: manifest of the submission that contains the job.
         job: the job.
         gpus: indices or UUIDs of the GPUs that the runs of the job may use on this node.
-        slurm: result of `slurm_facts` under Slurm, otherwise empty.
+        slurm: ids, partition and nodes of the Slurm job, from `slurm_facts`. Empty without Slurm.
     """
 
     def __init__(self, manifest: Manifest, job: Job, gpus: list[str], slurm: dict[str, str]):
@@ -79,14 +86,28 @@ class Recorder:
         }
 
     def begin(self, run: Run, repeat: int, number: int) -> Attempt:
-        """Return a new attempt of a run, with the current state of the GPUs."""
+        """Return a new attempt to execute a run, with the current time and states of the GPUs.
+
+        Args:
+            run: the run.
+            repeat: which repeat of the run is executed.
+            number: number of the attempt of this repeat. The first attempt has number 1.
+        """
         log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
         before = provenance.gpu_states(self._gpus)
         return Attempt(run, repeat, number, log, artifacts, before, time.time(), time.monotonic())
 
     def write(self, attempt: Attempt, outcome: Outcome) -> Record:
-        """Write and return the record of an attempt that has ended, and print a summary line."""
+        """Write the record of one attempt to execute a run, and print a summary line.
+
+        Args:
+            attempt: the attempt, which has ended.
+            outcome: how the attempt ended: measurements or a failure.
+
+        Returns:
+            The record.
+        """
         record = self._record(attempt, outcome)
         if self._writer is None:
             name = f"{self._manifest.id}-{self._job.index}"
@@ -147,7 +168,10 @@ class Recorder:
 
 
 def _holds(folder: Path) -> bool:
-    """Return whether a folder exists and is not empty. Another node may have created it."""
+    """Return whether a folder exists and contains files.
+
+    The folder may be on a network file system, and a process on another node may have created it.
+    """
     try:
         os.listdir(folder.parent)  # refreshes the cache of a network file system
         return bool(os.listdir(folder))
@@ -156,7 +180,15 @@ def _holds(folder: Path) -> bool:
 
 
 def _around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return the name and UUID of a GPU, and its states before and after the run."""
+    """Combine the states of one GPU before and after a run in one dict.
+
+    Args:
+        before: state of the GPU before the run, with its name and UUID.
+        after: state of the GPU after the run.
+
+    Returns:
+        The name and UUID of the GPU, and the other values under the keys "before" and "after".
+    """
     which = ("name", "uuid")
     states = {
         when: {name: value for name, value in state.items() if name not in which}

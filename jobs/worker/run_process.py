@@ -1,11 +1,11 @@
 """Code that runs in the process of a run: calls the benchmark and writes the outcome as JSON.
 
-The benchmark is called in one of three ways:
+The worker describes the run in a `Request`. The benchmark is called in one of three ways:
 
 - Single-process run: the fork server forks a process, which calls `run_alone`.
-- Run with several ranks: torchrun starts each rank as
-  `python -m jobs.worker.run_process REQUEST`. REQUEST is a JSON file with the request.
-- Debug run: the worker calls `execute` in its process.
+- Run with several ranks: torchrun starts each rank as `python -m jobs.worker.run_process REQUEST`.
+  REQUEST is a JSON file that contains the `Request`.
+- Debug run: the worker calls `execute` in its own process.
 
 The worker then makes a record from the outcome.
 """
@@ -35,7 +35,10 @@ from systems.benchmark import ARTIFACTS
 
 @dataclass(frozen=True)
 class Request:
-    """Description of one attempt of a run, which the worker passes to the processes of the run."""
+    """Describes one attempt to execute a run: the benchmark, its parameters, folders and GPUs.
+
+    The worker passes the request to the processes that execute the run.
+    """
 
     benchmark: str
     version: int  # version of the benchmark at submission
@@ -64,7 +67,14 @@ class Request:
 
 
 def become_run(request: Request) -> None:
-    """Redirect the output of this process to the run's log, and set its GPUs and OOM score."""
+    """Prepare this process to execute a run.
+
+    The output goes to the run's log, and CUDA_VISIBLE_DEVICES gets the run's GPUs. The OOM score is
+    set so that the kernel kills the run rather than the worker if host memory runs out.
+
+    Args:
+        request: the run to execute.
+    """
     if request.log is not None:
         flush()
         try:
@@ -87,14 +97,26 @@ def become_run(request: Request) -> None:
 
 
 def watch_stacks(path: Path) -> None:
-    """Make this process write the stacks of its threads to `path` on DUMP_STACKS or a crash."""
+    """Make this process write the stacks of its threads to a file at a crash or on a signal.
+
+    The signal is DUMP_STACKS. The fork server sends it if a run hangs.
+
+    Args:
+        path: the file.
+    """
     file = path.open("w")
     faulthandler.register(DUMP_STACKS, file=file, all_threads=True)
     faulthandler.enable(file=file, all_threads=True)
 
 
 def run_alone(request: Request) -> None:
-    """Run a benchmark and write its outcome. Main function of a single-process run."""
+    """Call a benchmark in this process, and write its outcome to the run's scratch folder.
+
+    This is the main function of the process of a single-process run.
+
+    Args:
+        request: the run to execute.
+    """
     become_run(request)
     scratch = Path(request.scratch)
     watch_stacks(scratch / "stack0.txt")
@@ -102,10 +124,13 @@ def run_alone(request: Request) -> None:
 
 
 def run_rank(request_path: Path) -> int:
-    """Run one rank of a benchmark, write its outcome, and return the exit code of the process.
+    """Run one rank of a benchmark, and write its outcome to the run's scratch folder.
 
     Args:
-        request_path: JSON file with the request.
+        request_path: JSON file that describes the run (see `Request`).
+
+    Returns:
+        The exit code for this process: 0 if the rank is ok, otherwise 1.
     """
     request = Request(**json.loads(request_path.read_text()))
     assert request.agent is not None
@@ -119,7 +144,13 @@ def run_rank(request_path: Path) -> int:
 
 
 def execute(request: Request) -> Outcome:
-    """Call the `run` function of the benchmark. Any exception is returned as a failed outcome."""
+    """Call the `run` function of a benchmark in this process, and return the outcome.
+
+    Any exception, even SystemExit, is caught. The outcome then describes the failure.
+
+    Args:
+        request: the run to execute.
+    """
     oom: dict[str, int] = {}
     called = starting = measuring = None
     os.environ[ARTIFACTS] = request.artifacts
@@ -141,7 +172,7 @@ def execute(request: Request) -> Outcome:
         facts = module.run(params)
         measuring = time.monotonic() - called
         if not isinstance(facts, dict):
-            raise TypeError(f"run() must return a dict of facts, got {type(facts).__name__}")
+            raise TypeError(f"run() must return a dict, got {type(facts).__name__}")
         _check_plain(facts, "facts")
         outcome = Outcome(status=Status.ok, measurements=facts)
     except BaseException as error:  # also SystemExit: a run that exits early has no result
@@ -162,7 +193,12 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _check_plain(fact: Any, name: str) -> None:
-    """Raise an error if JSON cannot represent a value that the benchmark returned."""
+    """Raise an error if a value that a benchmark returned cannot be stored as JSON.
+
+    Args:
+        fact: the value, or a part of it.
+        name: name of the value in error messages, for example "facts.samples_ms".
+    """
     if isinstance(fact, dict):
         for key, value in fact.items():
             if not isinstance(key, str):
@@ -179,7 +215,8 @@ def _check_plain(fact: Any, name: str) -> None:
     elif not isinstance(fact, (int, type(None))):
         kind = f"{type(fact).__module__}.{type(fact).__name__}"
         raise TypeError(
-            f"{name} must be a number, string, list, dict or None, got a {kind}; convert it"
+            f"{name} must be a number, string, list, dict or None, got a {kind}; "
+            "convert it to one of these types"
         )
 
 
@@ -201,7 +238,12 @@ def _check_gpus(gpus: list[str]) -> None:
 
 
 def _watch_gpu_memory(oom: dict[str, int]) -> None:
-    """When a GPU allocation fails, store its size and the allocated memory in `oom`, in bytes."""
+    """Observe GPU allocations of torch, and store information about an allocation that fails.
+
+    Args:
+        oom: dict in which the information is stored. "requested_bytes" is the size of the
+            allocation, and "allocated_bytes" is the memory that torch had allocated.
+    """
     torch = sys.modules.get("torch")
     attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
     if torch is None or attach is None or not torch.cuda.is_available():

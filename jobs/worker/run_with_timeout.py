@@ -1,4 +1,4 @@
-"""Executes a single-process run, and kills its process at the timeout."""
+"""Executes a run that has a single process, and kills the process at the timeout."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def run_with_timeout(
     timeout_s: float,
     on_start: Callable[[Child], object],
 ) -> Outcome:
-    """Run a benchmark in a separate process and return its outcome.
+    """Run a benchmark in a separate process, and return its outcome.
 
     Args:
-        server: fork server that starts the process.
+        server: fork server, i.e. the process from which the new process is forked.
         request: the run to execute.
         timeout_s: time after which the process is killed, in seconds.
         on_start: function that is called with the handle of the process.

@@ -21,10 +21,13 @@ LOG_END = 2000  # number of bytes at the end of a log that are copied into a fai
 
 
 def agent(request: Request) -> None:
-    """Run a node's torchrun agent: start the ranks, wait for them, and report failed ranks.
+    """Start and watch the ranks of a run on this node with torchrun.
 
-    This is the main function of the agent's process. It writes its `AgentReport` to agent.json in
-    the scratch folder.
+    A separate process, the agent, executes this function. Before it ends, it writes an
+    `AgentReport`, which lists the failed ranks, to the file agent.json in the run's scratch folder.
+
+    Args:
+        request: the run to execute.
     """
     become_run(request)
     scratch = Path(request.scratch)
@@ -37,7 +40,11 @@ def agent(request: Request) -> None:
 
 
 def _launch(request: Request) -> list[RankFailure]:
-    """Start the ranks of this node, wait until they end, and return the failed ranks."""
+    """Start the ranks of this node with torchrun, and wait until they end.
+
+    Returns:
+        The failed ranks. Empty if all ranks succeeded.
+    """
     assert request.nproc_per_node is not None
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -82,11 +89,14 @@ def _launch(request: Request) -> list[RankFailure]:
 
 
 def collect(request: Request, kills: int, child: Child) -> NodeReport:
-    """Kill a node's agent and ranks if they are still running, and return the node's report.
+    """End a run on this node, and return the node's report about the run.
+
+    The torchrun agent and the ranks that it started are killed if they are still running.
 
     Args:
         request: the run.
-        kills: value of `oom_kills()` before the agent started.
+        kills: value of `oom_kills()` before the run. A larger value now shows that the OOM killer
+            killed a process.
         child: handle of the agent's process.
     """
     exit_code = child.exit_code if child.ended else 0
@@ -110,7 +120,10 @@ def outcomes_in(scratch: Path) -> list[Outcome]:
 
 
 def log_end(path: str | None) -> str:
-    """Return the last LOG_END bytes of a log as text, or "" if the log cannot be read."""
+    """Return the end of a log file as text, at most LOG_END bytes.
+
+    The text is empty if the log cannot be read.
+    """
     try:
         with open(path or os.devnull, "rb") as file:
             file.seek(0, os.SEEK_END)

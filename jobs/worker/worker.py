@@ -47,21 +47,24 @@ LIMIT_MARGIN_S = 120.0
 
 
 class Stopped(SystemExit):
-    """Raised to end a worker that was ordered to stop, after it has recorded the current run."""
+    """Raised when a signal ends a worker. The current run has been recorded before."""
 
 
 class NodeLost(SystemExit):
-    """Raised to end a worker if the worker of another node is lost. The job cannot continue."""
+    """Raised to end this worker when the worker on another node of the job is lost.
+
+    The remaining runs of the job cannot be executed without that node.
+    """
 
 
 class Worker:
-    """Executes one job of a submission.
+    """Executes one job of a submission on one node.
 
     Args:
-        manifest: manifest of the submission.
+        manifest: manifest of the submission, i.e. the description of its runs and jobs.
         index: index of the job in the manifest.
-        in_process: whether to call benchmarks in this process, without isolation and timeout
-            (`--debug`).
+        in_process: whether to call benchmarks in this process, without isolation and timeout. True
+            for `--debug`.
         node_rank: rank of this node in the job. Only the worker on node 0 writes records.
     """
 
@@ -94,7 +97,7 @@ class Worker:
     # ---- the loop --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Execute every run of the job that is not done, one after another."""
+        """Execute the runs of the job one after another. Runs that are done are skipped."""
         with scoped_environment(slurm=self.manifest.executor is not Executor.slurm):
             self._run_job()
 
@@ -120,10 +123,11 @@ class Worker:
         return self.folder / f"rendezvous-{self.slurm.get('job_id', '0')}-{restarts}.json"
 
     def _run_tasks(self, reason: str | None) -> None:
-        """Execute the job's runs that are not done, and record them.
+        """Execute and record the runs of the job. Runs that are done are skipped (see `_is_done`).
 
         Args:
-            reason: why this machine cannot execute the job; None if it can.
+            reason: why this machine cannot execute the job. The runs are then recorded as
+                unsupported. None if the machine can execute the job.
         """
         self._deaths = self._count_deaths()
         for run_id, repeat in self.job.tasks:
@@ -157,11 +161,11 @@ class Worker:
         return None
 
     def _is_done(self, run_id: str, repeat: int) -> bool:
-        """Return whether a repeat of a run does not need to be executed.
+        """Return whether this worker should skip a repeat of a run.
 
-        This is the case if this submission has a record of the repeat with any status except
-        preempted and cancelled. Without `--force`, it is also the case if the results folder has an
-        ok record of the repeat from the same kind of device.
+        A repeat is skipped if this submission has already recorded it, unless it was preempted or
+        cancelled. Without `--force`, a repeat is also skipped if the results folder has a record of
+        it with status ok from the same kind of device.
         """
         self.records += self.tail.new()
         for record in self.records:
@@ -192,10 +196,13 @@ class Worker:
         return deaths
 
     def _write_state(self, attempt: Attempt | None) -> None:
-        """Write the current attempt to state.json, for `jobs status`.
+        """Write to the file state.json which attempt of a run this worker is executing.
 
-        If this worker dies, the next worker of the job reads this file to find the run that was
-        executing.
+        `jobs status` reads the file. If this worker dies, the next worker of the job reads the
+        file, too, and counts the death for the run that was executing.
+
+        Args:
+            attempt: the attempt that begins; None if the worker executes no run.
         """
         state = WorkerState(
             running=attempt.as_state() if attempt else None,
@@ -301,14 +308,15 @@ class Worker:
     # ---- stopping --------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """Kill the current run and record it.
+        """Kill the run that is executing, and write its record.
 
         Args:
             reason: why the worker stops.
-                "preempted", "cancelled": the run is recorded with this status.
-                "limit": the job reaches its time limit. The run is recorded as preempted, so that
-                it is repeated. Exception: the first run of an allocation is recorded as timeout,
-                because it had the whole time limit for itself.
+                "preempted", "cancelled": the record gets this status.
+                "limit": the job is about to reach its time limit. If the run is the first that this
+                worker executes, it had almost the whole time limit for itself, and the record gets
+                the status timeout. Otherwise the record gets the status preempted, and the run is
+                repeated.
         """
         with blocked_signals():
             if self._current is None:
@@ -344,7 +352,10 @@ class Worker:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def near_limit(self) -> bool:
-        """Return whether the job is less than LIMIT_MARGIN_S seconds from its time limit."""
+        """Return whether the job is close to its time limit.
+
+        If it is, a warning signal from Slurm is probably due to the time limit.
+        """
         return time.monotonic() - self.started > self.job.timeout_min * 60 - LIMIT_MARGIN_S
 
     def handle_term(self) -> None:

@@ -235,7 +235,7 @@ def test_unknown_partition(scenarios: Scenarios) -> None:
     assert "sbatch refused 2 jobs" in done.stdout and "invalid partition" in done.stdout
     assert states(scenario.status()) == ["missing", "missing"]
     possible = scenario.submit("slurm.partition=debug", "--dry-run")
-    assert "2 (0 done, 0 in flight)" in possible.stdout
+    assert "2 (0 done, 0 queued or running)" in possible.stdout
 
 
 def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
