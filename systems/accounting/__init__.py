@@ -1,10 +1,12 @@
 """Formulas that predict FLOPs, memory and communication time of Transformer training.
 
-The formulas are pure functions and need only the standard library. A function that takes the name
-of a device returns None if `hardware.py` does not have the figures of that device.
+The formulas are pure functions and need only the standard library. Some functions take the name of
+a device. These functions return None if the required datasheet value of that device is not in
+`hardware.py`.
 
 `python -m systems.accounting` prints how communication and memory of parallel training are
-computed. It also uses the modules `feed_forward` and `xxl_model`, which are not exported here.
+computed. The command also uses the modules `feed_forward` and `xxl_model`, whose functions are not
+exported here.
 """
 
 from systems.accounting.attention import (

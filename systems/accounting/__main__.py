@@ -1,6 +1,7 @@
 """Print how the communication and memory of parallel training are computed.
 
-For each quantity, it prints the formula, the formula with the numbers inserted, and the result.
+For each quantity, the command prints the formula, the formula with the numbers inserted, and the
+result. The letters in the help of the options, such as n and D, are the symbols in the formulas.
 
     python -m systems.accounting
     python -m systems.accounting --model 2.7b --world-size 2 --tokens 131072

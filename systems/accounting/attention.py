@@ -38,8 +38,9 @@ _SOFTMAX_OPERATIONS = {"forward": 5, "backward": 4}
 def softmax_over_matmul_flops(phase: str, head_dim: int) -> float:
     """Return the number of softmax operations divided by the number of matmul FLOPs in attention.
 
-    The counts are those of attention that materializes its scores: two matmuls in forward, four in
-    backward. A matmul takes 2 * head_dim FLOPs for each score. Scaling and masking are not counted.
+    The attention is not fused: it stores the scores and does not recompute them. It has two matmuls
+    in forward and four in backward. A matmul takes 2 * head_dim FLOPs for each score. An exp or a
+    comparison counts as one softmax operation. Scaling and masking are not counted.
 
     Args:
         phase: "forward" or "backward".
@@ -54,15 +55,16 @@ def attention_bytes(
 ) -> int:
     """Return the minimum number of bytes that a fused attention kernel reads and writes.
 
-    Each input is read once and each output is written once. Forward reads q, k and v, and writes
-    the output o and the log-sum-exp of each row in float32. Backward reads q, k, v, o, the gradient
-    of o and the log-sum-exp, and writes the gradients of q, k and v (FlashAttention-2, algorithms 1
-    and 2).
+    Each input is read once and each output is written once. Forward reads q, k and v. It writes the
+    output o, and the log-sum-exp of each row of scores in float32. Backward reads q, k, v, o, the
+    gradient of o and the log-sum-exp. It writes the gradients of q, k and v (FlashAttention-2,
+    algorithms 1 and 2).
 
     Args:
         phase: "forward", "backward" or "forward_backward".
-        batch_size, num_heads, seq_len, head_dim: sizes of q, k and v.
-        dtype: name of the dtype of all tensors except the log-sum-exp, a key of DTYPE_BYTES.
+        batch_size, num_heads, seq_len, head_dim: sizes of q, k and v, which have the shape
+            (batch_size, num_heads, seq_len, head_dim).
+        dtype: dtype of all tensors except the log-sum-exp: "bf16", "fp16", "tf32" or "fp32".
     """
     rows = batch_size * num_heads * seq_len
     tensor, lse = rows * head_dim * DTYPE_BYTES[dtype], rows * 4
@@ -80,19 +82,21 @@ def materialised_attention_bytes(
     """Return the peak and saved memory, in bytes, of eager attention that materializes its scores.
 
     A score matrix has batch_size * num_heads * seq_len^2 elements. Forward holds two score matrices
-    at a time: the input and the output of the scaling, the masking or the softmax. It saves one of
-    them for backward, the probabilities P. Backward holds four: P, its gradient dP, the gradient dS
-    of the scores, and P * dP, a temporary tensor of torch's softmax. The causal mask takes one byte
-    for each pair of positions, and all heads and sequences share it.
+    at a time: the input and the output of the current operation (scaling, masking or softmax).
+    Forward saves one score matrix for backward, the probabilities P. Backward holds four: P, its
+    gradient dP, the gradient dS of the scores, and P * dP, a temporary tensor of torch's softmax.
+    The causal mask takes one byte for each pair of positions, and all heads and sequences share it.
+    q, k, v and the gradient of the output are counted all the time.
 
     Args:
-        batch_size, num_heads, seq_len, head_dim: sizes of q, k and v.
-        dtype: name of the dtype of all tensors, a key of DTYPE_BYTES.
+        batch_size, num_heads, seq_len, head_dim: sizes of q, k and v, which have the shape
+            (batch_size, num_heads, seq_len, head_dim).
+        dtype: dtype of all tensors except the mask: "bf16", "fp16", "tf32" or "fp32".
         causal: whether there is a causal mask.
 
     Returns:
-        Bytes allocated at the keys "forward_peak", "saved" (between forward and backward) and
-        "backward_peak".
+        Dict with the keys "forward_peak", "saved" (between forward and backward) and
+        "backward_peak". The values are numbers of allocated bytes.
     """
     element = DTYPE_BYTES[dtype]
     scores = batch_size * num_heads * seq_len * seq_len * element

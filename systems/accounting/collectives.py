@@ -36,15 +36,18 @@ def all_gather_seconds(size_bytes: float, world_size: float, bandwidth: float) -
     Args:
         size_bytes: size of the whole tensor, in bytes.
         world_size: number of ranks, at least 1; may be fractional.
-        bandwidth: bandwidth at which one rank sends, in bytes/s.
+        bandwidth: number of bytes/s that one rank sends.
     """
     return ring_bytes(size_bytes, world_size) / bandwidth
 
 
 def reduce_scatter_seconds(size_bytes: float, world_size: float, bandwidth: float) -> float:
-    """Return the time of a ring reduce-scatter, in seconds.
+    """Return the time of a ring reduce-scatter, in seconds. It equals the time of an all-gather.
 
-    It equals the time of an all-gather. The arguments are those of `all_gather_seconds`.
+    Args:
+        size_bytes: size of the whole tensor, in bytes.
+        world_size: number of ranks, at least 1; may be fractional.
+        bandwidth: number of bytes/s that one rank sends.
     """
     return ring_bytes(size_bytes, world_size) / bandwidth
 
@@ -53,7 +56,11 @@ def all_reduce_seconds(size_bytes: float, world_size: float, bandwidth: float) -
     """Return the time of a ring all-reduce, in seconds.
 
     An all-reduce is a reduce-scatter followed by an all-gather, so it takes the sum of their times.
-    The arguments are those of `all_gather_seconds`.
+
+    Args:
+        size_bytes: size of the whole tensor, in bytes.
+        world_size: number of ranks, at least 1; may be fractional.
+        bandwidth: number of bytes/s that one rank sends.
     """
     scatter = reduce_scatter_seconds(size_bytes, world_size, bandwidth)
     return scatter + all_gather_seconds(size_bytes, world_size, bandwidth)
@@ -67,9 +74,13 @@ def whole_tensor_all_reduce_seconds(
     This is the alternate ring all-reduce of CS336 2026, assignment 2, section 8.1. There are
     world_size - 1 steps. In the first step, each rank sends its own tensor. In later steps, each
     rank sends the tensor that it received in the previous step. Each rank adds all tensors that it
-    receives to its own. This takes world_size / 2 times as long as `all_reduce_seconds`.
+    receives to its own. This algorithm takes world_size / 2 times as long as an all-reduce in which
+    ranks send chunks (`all_reduce_seconds`).
 
-    The arguments are those of `all_gather_seconds`.
+    Args:
+        size_bytes: size of the whole tensor, in bytes.
+        world_size: number of ranks, at least 1; may be fractional.
+        bandwidth: number of bytes/s that one rank sends.
     """
     return world_size * ring_bytes(size_bytes, world_size) / bandwidth
 
@@ -77,9 +88,9 @@ def whole_tensor_all_reduce_seconds(
 def all_reduce_bus_bytes(size_bytes: int, world_size: int) -> float:
     """Return the number of bytes that each rank sends in a ring all-reduce.
 
-    A rank receives the same number of bytes. If this number is divided by a measured time, the
-    result is the bus bandwidth of nccl-tests. For any number of ranks, the bus bandwidth can be
-    compared with the bandwidth of the link (nccl-tests, doc/PERFORMANCE.md, "AllReduce").
+    Each rank also receives this number of bytes. The number divided by the measured time of an
+    all-reduce is the bus bandwidth of nccl-tests. The bus bandwidth can be compared with the
+    bandwidth of the link for any number of ranks (nccl-tests, doc/PERFORMANCE.md, "AllReduce").
 
     Args:
         size_bytes: size of the whole tensor, in bytes.
@@ -91,12 +102,16 @@ def all_reduce_bus_bytes(size_bytes: int, world_size: int) -> float:
 def predicted_all_reduce_seconds(
     device_name: str | None, size_bytes: float, world_size: int
 ) -> float | None:
-    """Return the predicted time of a ring all-reduce in seconds, or None if the link is unknown.
+    """Return the predicted time of a ring all-reduce between devices of one kind, in seconds.
 
     Args:
-        device_name: name in `hardware.py` of the device that each rank has.
+        device_name: name of the device of each rank, for example "NVIDIA H200" (as in nvidia-smi).
+            `hardware.py` lists the known names.
         size_bytes: size of the whole tensor, in bytes.
         world_size: number of ranks, at least 1.
+
+    Returns:
+        Time in seconds, or None if the link bandwidth of the device is unknown.
     """
     bandwidth = link_bandwidth(device_name)
     return None if bandwidth is None else all_reduce_seconds(size_bytes, world_size, bandwidth)

@@ -51,7 +51,8 @@ def rank_state_bytes(
     activations, buffers for gathered weights, and copies of weights that autocast makes.
 
     Args:
-        strategy: one of STRATEGIES.
+        strategy: "ddp", "zero1", "zero2", "zero3" or "sharded_optimizer". zero1 to zero3 are the
+            stages of ZeRO; zero3 is FSDP. sharded_optimizer is this project's ShardedOptimizer.
         state: bytes of the whole model, with the keys "weights", "gradients" and
             "optimizer_state", as returned by `transformer.model_state_bytes`.
         world_size: number of ranks, at least 1.
@@ -72,18 +73,19 @@ def step_sent_bytes(
 ) -> dict[tuple[str, str], float]:
     """Return the bytes that one rank sends in a training step with ring collectives.
 
-    A step has one forward and one backward. With sharded_optimizer, each rank broadcasts the
-    weights that it updated. These broadcasts are counted as an all-gather, which sends the same
-    number of bytes on average over the ranks.
+    A step has one forward and one backward. If `strategy` is "sharded_optimizer", each rank
+    broadcasts the weights that it updated. These broadcasts are counted as an all-gather, which
+    sends the same number of bytes on average over the ranks.
 
     Args:
-        strategy: one of STRATEGIES.
+        strategy: "ddp", "zero1", "zero2", "zero3" or "sharded_optimizer". zero1 to zero3 are the
+            stages of ZeRO; zero3 is FSDP. sharded_optimizer is this project's ShardedOptimizer.
         state: bytes of the whole model, with the keys "weights" and "gradients", in the dtypes in
             which these tensors are sent.
         world_size: number of ranks, at least 1.
 
     Returns:
-        Bytes by (collective, tensor), for example ("reduce_scatter", "gradients").
+        Dict from (collective, tensor), for example ("reduce_scatter", "gradients"), to bytes.
 
     Raises:
         ValueError: if strategy is unknown or world_size is less than 1.
@@ -116,8 +118,8 @@ def ddp_overhead_seconds(
 
     Args:
         size_bytes: size of all gradients, in bytes.
-        bandwidth: size_bytes divided by the time of one all-reduce of all gradients, without its
-            fixed cost, in bytes/s (the algorithm bandwidth of nccl-tests).
+        bandwidth: algorithm bandwidth of nccl-tests, in bytes/s: size_bytes / t, where t is the
+            time of one all-reduce of all gradients, without the fixed cost of the all-reduce.
         call_seconds: fixed cost of each all-reduce, in seconds.
         buckets: number of buckets, at least 1.
         backward_seconds: time of the whole backward, in seconds. None means size_bytes / bandwidth,
@@ -136,14 +138,20 @@ def ddp_overhead_seconds(
 
 
 def best_bucket_count(size_bytes: float, bandwidth: float, call_seconds: float) -> int:
-    """Return the number of buckets with the least exposed communication in DDP.
+    """Return the number of gradient buckets that minimizes the communication after backward in DDP.
 
-    The function to minimize is `ddp_overhead_seconds` with backward_seconds=None, and the arguments
-    are those of that function. Over real numbers, the minimum is at
+    The function that is minimized is `ddp_overhead_seconds` with backward_seconds=None. If
+    fractions of buckets were allowed, the minimum would be at
     sqrt(size_bytes / (bandwidth * call_seconds)) buckets.
 
+    Args:
+        size_bytes: size of all gradients, in bytes.
+        bandwidth: algorithm bandwidth of the all-reduce, in bytes/s, as in `ddp_overhead_seconds`.
+        call_seconds: fixed cost of each all-reduce, in seconds.
+
     Raises:
-        ValueError: if call_seconds is not positive, because more buckets would always be better.
+        ValueError: if call_seconds is not positive. Without a fixed cost, more buckets would always
+            be better.
     """
     if call_seconds <= 0:
         raise ValueError(f"call_seconds must be more than 0, got {call_seconds}")
@@ -153,10 +161,15 @@ def best_bucket_count(size_bytes: float, bandwidth: float, call_seconds: float) 
 
 
 def best_bucket_bytes(size_bytes: float, bandwidth: float, call_seconds: float) -> float:
-    """Return the bucket size, in bytes, with the least exposed communication in DDP.
+    """Return the size of a gradient bucket that minimizes the communication after backward in DDP.
 
-    This is min(size_bytes, sqrt(size_bytes * bandwidth * call_seconds)). The number of buckets need
-    not be an integer at this size. The arguments are those of `ddp_overhead_seconds`.
+    The size is min(size_bytes, sqrt(size_bytes * bandwidth * call_seconds)), in bytes. size_bytes
+    need not be a multiple of this size.
+
+    Args:
+        size_bytes: size of all gradients, in bytes.
+        bandwidth: algorithm bandwidth of the all-reduce, in bytes/s, as in `ddp_overhead_seconds`.
+        call_seconds: fixed cost of each all-reduce, in seconds.
     """
     return min(size_bytes, math.sqrt(size_bytes * bandwidth * call_seconds))
 
@@ -169,14 +182,22 @@ def predicted_ddp_overhead_seconds(
     buckets: int,
     backward_seconds: float | None = None,
 ) -> float | None:
-    """Return the predicted exposed communication of DDP in seconds, or None if the link is unknown.
+    """Return the predicted time from the end of backward to the end of communication in DDP.
 
-    The bandwidth is that of a ring all-reduce over the link of the device.
+    The all-reduces are predicted to be ring all-reduces at the full bandwidth of the links.
 
     Args:
-        device_name: name in `hardware.py` of the device that each rank has.
+        device_name: name of the device of each rank, for example "NVIDIA H200" (as in nvidia-smi).
+            `hardware.py` lists the known names.
+        size_bytes: size of all gradients, in bytes.
         world_size: number of ranks, at least 1.
-        size_bytes, call_seconds, buckets, backward_seconds: as for `ddp_overhead_seconds`.
+        call_seconds: fixed cost of each all-reduce, in seconds.
+        buckets: number of buckets into which the gradients are divided, at least 1.
+        backward_seconds: time of the whole backward, in seconds. None means that backward takes as
+            long as one all-reduce of all gradients without its fixed cost.
+
+    Returns:
+        Time in seconds, or None if the link bandwidth of the device is unknown.
     """
     whole = predicted_all_reduce_seconds(device_name, size_bytes, world_size)
     if whole is None:

@@ -1,4 +1,8 @@
-"""Size of each dtype, and dtype of matmul inputs in each training precision, by name."""
+"""Two dicts: bytes per element of each dtype, and matmul input dtype of each training precision.
+
+A training precision is a name such as "bf16" (autocast to bfloat16) or "bf16_master" (bfloat16
+weights with float32 master weights).
+"""
 
 from __future__ import annotations
 

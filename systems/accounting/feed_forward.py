@@ -1,5 +1,8 @@
 """Cost model of a feed-forward layer on many devices: FLOPs, communication, scaling limits.
 
+The devices form a grid with two axes. The batch is split over the devices of the batch axis. The
+hidden width of the layer is split over the devices of the tensor axis.
+
 Symbols:
 
     B            number of tokens in the batch of all devices together
@@ -7,11 +10,11 @@ Symbols:
     x, y, dx     input (B, D) and output (B, D) of the layer, and the gradient of x
     m            number of weight matrices: 3 for SwiGLU, y = (silu(x W1) * x W2) W3
     e            number of bytes per element
-    n_d          number of devices over which the batch is split. Their weights are replicated (data
-                 parallel, DP) or sharded (FSDP).
-    n_t          number of devices over which F is split (tensor parallel, TP, as in Megatron). x is
-                 replicated, W1 and W2 are split by columns, W3 is split by rows (Shoeybi et al.
-                 2019, section 3).
+    n_d          size of the batch axis. Along this axis, weights are replicated (data parallel, DP)
+                 or sharded (FSDP).
+    n_t          size of the tensor axis (tensor parallel, TP, as in Megatron). Along this axis, x
+                 is replicated, W1 and W2 are split by columns, and W3 is split by rows (Shoeybi et
+                 al. 2019, section 3).
     N            number of devices, n_d n_t
     C            peak FLOP/s of a device
     W_d, W_t     bytes/s that a device sends along the batch axis and along the tensor axis
@@ -26,8 +29,8 @@ Collectives are rings (collectives.py). One device does the following work:
     TP           forward: all-reduce of y, e B D / n_d bytes
                  backward: all-reduce of dx, of the same size
 
-Communication overlaps computation, so it is a limit only if it takes longer. On each axis, it takes
-exactly as long as the computation at
+Communication overlaps computation, so communication is a limit only if it takes longer than the
+computation. The communication of an axis takes exactly as long as the computation at
 
     n_d = 1 + a,  a = 2 B W_d / (e C)         in forward and backward; DP has no limit in forward
     n_t = 1 + b,  b = m F W_t / (e C)         in forward; b is twice as large in backward
@@ -73,7 +76,8 @@ class FeedForward:
     Args:
         d_model, d_ff: width and hidden width of the layer.
         matrices: number of weight matrices.
-        element_bytes: number of bytes per element of weights, activations and communication.
+        element_bytes: number of bytes per element. Weights, activations and the tensors in
+            collectives all have this element size.
     """
 
     d_model: int
@@ -88,13 +92,15 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Machine:
-    """Speed of one device and of its links.
+    """Speed of one device and of its links, if devices form a grid with two axes.
+
+    The batch is split along the batch axis (data parallel). The hidden width of the layer is split
+    along the tensor axis (tensor parallel).
 
     Args:
         flops: peak FLOP/s of the device.
-        batch_bandwidth: bandwidth along the axis over which the batch is split, in bytes/s sent.
-        tensor_bandwidth: bandwidth along the axis over which the hidden width is split, in bytes/s
-            sent.
+        batch_bandwidth: number of bytes/s that the device sends along the batch axis.
+        tensor_bandwidth: number of bytes/s that the device sends along the tensor axis.
         shared_links: whether both axes use the same links, one after the other.
     """
 
@@ -111,16 +117,21 @@ def machine(
     tensor_axes: int = 1,
     shared_links: bool = False,
 ) -> Machine | None:
-    """Return the speed of a device according to its datasheet, or None if it is unknown.
+    """Return the speed of a device and its links from the datasheet, or None if a value is unknown.
+
+    Devices form a grid with two axes: the batch is split along the batch axis, and the hidden width
+    of the layer along the tensor axis.
 
     Args:
-        device_name: name of the device in `hardware.py`.
-        dtype: dtype name of the matmuls.
-        batch_axes: number of axes of a TPU's torus over which the batch is split; 1 for a GPU. This
-            is M_X in How to Scale Your Model, part 5.
-        tensor_axes: number of axes of a TPU's torus over which the hidden width is split; 1 for a
-            GPU. This is M_Y in How to Scale Your Model, part 5.
-        shared_links: whether both axes use the same links, one after the other.
+        device_name: name of the device, for example "NVIDIA H200" (as in nvidia-smi).
+            `hardware.py` lists the known names.
+        dtype: dtype of the matmuls, for example "bf16".
+        batch_axes: number of axes of a TPU's torus that form the batch axis; 1 for a GPU. It is
+            called M_X in How to Scale Your Model, part 5.
+        tensor_axes: number of axes of a TPU's torus that form the tensor axis; 1 for a GPU. It is
+            called M_Y in How to Scale Your Model, part 5.
+        shared_links: whether the batch axis and the tensor axis use the same links, one after the
+            other.
     """
     flops, link = peak_flops(device_name, dtype), link_bandwidth(device_name)
     if flops is None or link is None:
@@ -129,7 +140,7 @@ def machine(
 
 
 def device_flops(which: Pass, layer: FeedForward, tokens: float, devices: float) -> float:
-    """Return the number of matmul FLOPs of one device in one pass.
+    """Return the number of matmul FLOPs of one device in a forward or a backward of the layer.
 
     Args:
         which: "forward" or "backward".
@@ -143,11 +154,14 @@ def device_flops(which: Pass, layer: FeedForward, tokens: float, devices: float)
 def compute_seconds(
     which: Pass, layer: FeedForward, tokens: float, on: Machine, devices: float
 ) -> float:
-    """Return the time of the matmuls of one pass at peak FLOP/s, in seconds.
+    """Return the time, in seconds, of the matmuls of a forward or a backward at peak FLOP/s.
 
     Args:
-        which, layer, tokens, devices: as for `device_flops`.
-        on: speed of each device.
+        which: "forward" or "backward".
+        layer: sizes of the layer.
+        tokens: number of tokens on all devices together.
+        on: peak FLOP/s and link bandwidths of a device.
+        devices: number of devices.
     """
     return device_flops(which, layer, tokens, devices) / on.flops
 
@@ -161,17 +175,18 @@ def communication_seconds(
     batch_devices: float = 1,
     tensor_devices: float = 1,
 ) -> float:
-    """Return the time of the collectives of one pass, in seconds.
+    """Return the time, in seconds, of the collectives of a forward or a backward.
 
-    If the axes have separate links, this is the time of the slower axis. If they share links, it is
-    the sum of both times.
+    Devices form a grid: the batch is split along the batch axis, and the hidden width of the layer
+    along the tensor axis. If the two axes have separate links, the result is the time of the slower
+    axis. If they share links (`on.shared_links`), the result is the sum of both times.
 
     Args:
         which: "forward" or "backward".
         layer: sizes of the layer.
         tokens: number of tokens on all devices together.
-        on: speed of each device.
-        batch: "dp" (replicated weights) or "fsdp" (sharded weights).
+        on: peak FLOP/s and link bandwidths of a device.
+        batch: "dp" (weights are replicated along the batch axis) or "fsdp" (weights are sharded).
         batch_devices: number of devices over which the batch is split, at least 1; may be
             fractional.
         tensor_devices: number of devices over which the hidden width is split, at least 1; may be
@@ -193,9 +208,10 @@ def communication_seconds(
 
 @dataclass(frozen=True)
 class Limit:
-    """Largest number of devices at which communication does not take longer than computation.
+    """Largest number of devices at which communication takes no more time than computation.
 
-    The numbers are not rounded. They are infinite if communication never takes longer.
+    The number of devices is batch_devices * tensor_devices. Neither factor is rounded. A factor is
+    infinite if communication never takes longer than computation.
 
     Args:
         batch_devices: number of devices over which the batch is split.
@@ -211,18 +227,32 @@ class Limit:
 
 
 def batch_limit(which: Pass, layer: FeedForward, tokens: float, on: Machine, batch: Batch) -> Limit:
-    """Return the largest number of devices if only the batch is split.
+    """Return the largest number of useful devices if only the batch is split (DP or FSDP).
 
-    This is 1 + a, with a as in the module docstring, or infinity for DP in forward.
+    With more devices, communication takes longer than computation. The limit is 1 + a, where the
+    module docstring defines a. It is infinite for DP in forward, which has no communication.
+
+    Args:
+        which: "forward" or "backward".
+        layer: sizes of the layer.
+        tokens: number of tokens on all devices together.
+        on: peak FLOP/s and link bandwidths of a device.
+        batch: "dp" (replicated weights) or "fsdp" (sharded weights).
     """
     a, _ = _slack(which, layer, tokens, on, batch)
     return Limit(1 + a, 1)
 
 
 def tensor_limit(which: Pass, layer: FeedForward, on: Machine) -> Limit:
-    """Return the largest number of devices if only the hidden width is split.
+    """Return the largest number of useful devices if only the hidden width is split (TP).
 
-    This is 1 + b, with b as in the module docstring. It does not depend on the size of the batch.
+    With more devices, communication takes longer than computation. The limit is 1 + b, where the
+    module docstring defines b. It does not depend on the size of the batch.
+
+    Args:
+        which: "forward" or "backward".
+        layer: sizes of the layer.
+        on: peak FLOP/s and link bandwidths of a device.
     """
     _, b = _slack(which, layer, 1, on, "dp")
     return Limit(1, 1 + b)
@@ -231,9 +261,18 @@ def tensor_limit(which: Pass, layer: FeedForward, on: Machine) -> Limit:
 def mesh_limit(
     which: Pass, layer: FeedForward, tokens: float, on: Machine, batch: Batch = "fsdp"
 ) -> Limit:
-    """Return the largest number of devices if the batch and the hidden width are both split.
+    """Return the largest number of useful devices if batch and hidden width may both be split.
 
-    The module docstring has the formulas for separate and for shared links.
+    With more devices, communication takes longer than computation. The module docstring has the
+    formulas for separate links and for shared links. With shared links, it may be best to split
+    only the batch or only the hidden width. The other number of devices is then 1.
+
+    Args:
+        which: "forward" or "backward".
+        layer: sizes of the layer.
+        tokens: number of tokens on all devices together.
+        on: peak FLOP/s and link bandwidths of a device.
+        batch: "dp" (replicated weights) or "fsdp" (sharded weights).
     """
     a, b = _slack(which, layer, tokens, on, batch)
     if not on.shared_links or math.isinf(a):
@@ -259,21 +298,22 @@ def compute_bound_tokens(
 ) -> float | None:
     """Return the smallest batch, in tokens, at which FSDP with tensor parallelism is compute-bound.
 
-    With the symbols of the module docstring, this is the B at which (n_d - 1)/a = 1, or with shared
-    links (n_d - 1)/a + (n_t - 1)/b = 1. Only a depends on B: it is proportional to B.
+    At this batch, communication takes as long as computation. With the symbols of the module
+    docstring, the condition for separate links is (n_d - 1)/a = 1. For shared links, the condition
+    is (n_d - 1)/a + (n_t - 1)/b = 1. a is proportional to the batch B, and b does not depend on B.
 
     Args:
         which: "forward" or "backward".
         layer: sizes of the layer.
-        on: speed of each device.
+        on: peak FLOP/s and link bandwidths of a device.
         batch_devices: number of devices n_d over which the batch is split.
         tensor_devices: number of devices n_t over which the hidden width is split.
         long_rings: whether to take the factor (n-1)/n of a ring of n devices as 1, as How to Scale
             Your Model does.
 
     Returns:
-        Number of tokens on all devices together. None if the communication of tensor parallelism
-        alone takes too long, because a larger batch does not change this.
+        Number of tokens on all devices together. It is None if the communication of tensor
+        parallelism alone takes too long, because a larger batch does not change this.
     """
     a_of_one, b = _slack(which, layer, 1, on, "fsdp")
     steps = 0 if long_rings else 1
@@ -287,9 +327,18 @@ def compute_bound_tokens(
 def _slack(
     which: Pass, layer: FeedForward, tokens: float, on: Machine, batch: Batch
 ) -> tuple[float, float]:
-    """Return a and b of the module docstring.
+    """Return the limits a and b of communication, which the module docstring defines.
 
-    If only one axis is used, n_d - 1 can be at most a, or n_t - 1 at most b.
+    If only the batch is split over n_d devices, communication takes no more time than computation
+    as long as n_d - 1 is at most a. If only the hidden width is split over n_t devices, the
+    condition is that n_t - 1 is at most b.
+
+    Args:
+        which: "forward" or "backward".
+        layer: sizes of the layer.
+        tokens: number of tokens on all devices together.
+        on: peak FLOP/s and link bandwidths of a device.
+        batch: "dp" (replicated weights) or "fsdp" (sharded weights).
     """
     a = 2 * tokens * on.batch_bandwidth / (layer.element_bytes * on.flops)
     if batch == "dp" and which == "forward":

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class _Device:
-    """Figures from the datasheet of one device.
+    """Speed and memory of one device, from its datasheet.
 
     Args:
-        flops: peak FLOP/s without sparsity, by dtype name. bf16, fp16 and tf32 use tensor cores;
-            fp32 does not.
+        flops: peak FLOP/s without sparsity, by dtype name. On a GPU, bf16, fp16 and tf32 use
+            tensor cores, and fp32 does not.
         memory: size of the memory, in bytes.
-        link: bandwidth to other devices, in bytes/s sent; None if unknown. For a GPU, this is the
-            total of all its NVLinks. For a TPU, it is one axis of the torus, in both directions.
+        link: number of bytes/s that the device can send to other devices; None if unknown. For a
+            GPU, this is the total of all its NVLinks. For a TPU, it is the bandwidth of one axis of
+            the torus, in both directions.
     """
 
     flops: dict[str, float]
@@ -53,24 +54,31 @@ def peak_flops(gpu_name: str | None, dtype: str) -> float | None:
     """Return the peak FLOP/s of a device without sparsity, or None if unknown.
 
     Args:
-        gpu_name: name of the device in this module.
-        dtype: dtype name, for example "bf16".
+        gpu_name: name of the device, for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p".
+        dtype: dtype name: "bf16", "fp16", "tf32" or "fp32".
     """
     device = _DEVICES.get(gpu_name or "")
     return device.flops.get(dtype) if device else None
 
 
 def link_bandwidth(device_name: str | None) -> float | None:
-    """Return the bandwidth from a device to other devices in bytes/s sent, or None if unknown.
+    """Return the number of bytes/s that a device can send to other devices, or None if unknown.
 
-    For a GPU, this is the total of all its NVLinks, within one NVLink domain. For a TPU, it is one
-    axis of the torus, in both directions.
+    For a GPU, this is the total of all its NVLinks, within one NVLink domain. For a TPU, it is the
+    bandwidth of one axis of the torus, in both directions.
+
+    Args:
+        device_name: name of the device, for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p".
     """
     device = _DEVICES.get(device_name or "")
     return device.link if device else None
 
 
 def memory_bytes(device_name: str | None) -> float | None:
-    """Return the size of the memory of a device in bytes, or None if unknown."""
+    """Return the size of the memory of a device in bytes, or None if unknown.
+
+    Args:
+        device_name: name of the device, for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p".
+    """
     device = _DEVICES.get(device_name or "")
     return device.memory if device else None

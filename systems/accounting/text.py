@@ -1,4 +1,7 @@
-"""Print headings, derivations, tables and units for `python -m systems.accounting`."""
+"""Print titles, tables and calculations, and format numbers with units.
+
+`python -m systems.accounting` prints its whole output with these functions.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ T = TypeVar("T")
 def known(figure: T | None) -> T:
     """Return `figure`, and assert that it is not None.
 
-    All figures that are printed are known for every device in DEVICES.
+    Functions that look up or compute a number for a device return None for an unknown device. The
+    devices whose numbers are printed are all known, so None would be a bug.
     """
     assert figure is not None
     return figure
@@ -34,14 +38,25 @@ def say(text: str) -> None:
 
 
 def derive(question: str, formula: str, *steps: str) -> None:
-    """Print a question, the formula that answers it, and one line for each step to the result."""
+    """Print a calculation: a question, the formula that answers it, and the steps to the result.
+
+    Args:
+        question: what is computed, in words.
+        formula: formula with symbols.
+        steps: lines that follow the formula, each after an equals sign. The first one is usually
+            the formula with numbers, and the last one is the result.
+    """
     print(f"\n{textwrap.fill(question, WIDTH)}\n    {formula}")
     for step in steps:
         print(f"      = {step}")
 
 
 def table(rows: list[list[str]]) -> None:
-    """Print rows of equal length as an aligned table. The first row is the heading."""
+    """Print a table with aligned columns.
+
+    Args:
+        rows: cells of each row. All rows have the same length, and the first row is the heading.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print()
     for row in rows:

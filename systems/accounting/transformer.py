@@ -20,7 +20,10 @@ Phase = Literal["forward", "forward_backward", "train_step"]
 
 @dataclass(frozen=True)
 class TransformerSize:
-    """Sizes of a TransformerLM."""
+    """Sizes of the model `systems.model.TransformerLM`.
+
+    The sizes are the widths, the numbers of layers and heads, and the size of the vocabulary.
+    """
 
     d_model: int
     d_ff: int
@@ -43,7 +46,10 @@ MODEL_SIZES = {
 
 
 def block_parameters(size: TransformerSize) -> dict[str, int]:
-    """Return the number of parameters in the "attention", "feed_forward" and "norms" of a block."""
+    """Return the number of parameters of each part of one Transformer block.
+
+    The parts are the keys of the result: "attention", "feed_forward" and "norms".
+    """
     d = size.d_model
     return {"attention": 4 * d * d, "feed_forward": 3 * d * size.d_ff, "norms": 2 * d}
 
@@ -60,7 +66,7 @@ def transformer_parameters(size: TransformerSize) -> int:
 def multiplied_weights(size: TransformerSize) -> int:
     """Return the number of weights that are inputs of matmuls.
 
-    These are all parameters except the gains of the norms and the embedding.
+    These are all parameters except those of the embedding and the gains of the norms.
     """
     return size.num_layers * _block_matrices(size) + size.vocab_size * size.d_model
 
@@ -96,7 +102,7 @@ def transformer_flops(
 
 @dataclass(frozen=True)
 class _Widths:
-    """Number of bytes per element for each kind of tensor."""
+    """Bytes per element of each kind of tensor in a training precision."""
 
     weight: int  # weights of the model
     gradient: int
@@ -130,8 +136,13 @@ def _state_bytes(matrices: int, gains: int, precision: Precision) -> dict[str, i
 def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, int]:
     """Return the bytes of weights, gradients and AdamW state of the model.
 
+    Args:
+        size: sizes of the model.
+        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
+            "bf16_master" (bfloat16 weights with float32 master weights).
+
     Returns:
-        Bytes with the keys "weights", "gradients" and "optimizer_state". Master weights are part of
+        Dict with the keys "weights", "gradients" and "optimizer_state". Master weights are part of
         the optimizer state.
     """
     gains = (2 * size.num_layers + 1) * size.d_model
@@ -139,7 +150,13 @@ def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, 
 
 
 def block_gradient_bytes(size: TransformerSize, precision: Precision) -> int:
-    """Return the bytes of the gradients of one block's parameters."""
+    """Return the bytes of the gradients of all parameters of one Transformer block.
+
+    Args:
+        size: sizes of the model.
+        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
+            "bf16_master" (bfloat16 weights with float32 master weights).
+    """
     gains = block_parameters(size)["norms"]
     return _state_bytes(_block_matrices(size), gains, precision)["gradients"]
 
@@ -148,6 +165,11 @@ def weight_copy_bytes(size: TransformerSize, precision: Precision) -> int:
     """Return the bytes of the 16-bit copies of weights that autocast saves for backward.
 
     The result is 0 for a precision without autocast.
+
+    Args:
+        size: sizes of the model.
+        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
+            "bf16_master" (bfloat16 weights with float32 master weights).
     """
     return 2 * multiplied_weights(size) if _WIDTHS[precision].cast else 0
 
@@ -156,7 +178,13 @@ def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
     """Return the minimum number of bytes that one AdamW step reads and writes.
 
     The step reads weights, gradients and optimizer state, and writes weights and optimizer state. A
-    weight that has a master weight is not read: the step reads the master weight instead.
+    weight that has a float32 master weight is written but not read, because the step reads the
+    master weight instead.
+
+    Args:
+        size: sizes of the model.
+        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
+            "bf16_master" (bfloat16 weights with float32 master weights).
     """
     state = model_state_bytes(size, precision)
     gains = (2 * size.num_layers + 1) * size.d_model
@@ -169,7 +197,17 @@ def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
 def residual_stream_bytes(
     size: TransformerSize, batch_size: int, context_length: int, precision: Precision
 ) -> int:
-    """Return the bytes of one residual stream tensor, (batch_size, context_length, d_model)."""
+    """Return the bytes of the input of one Transformer block (one tensor of the residual stream).
+
+    The tensor has the shape (batch_size, context_length, d_model).
+
+    Args:
+        size: sizes of the model.
+        batch_size: number of sequences.
+        context_length: number of tokens in each sequence.
+        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
+            "bf16_master" (bfloat16 weights with float32 master weights).
+    """
     return batch_size * context_length * size.d_model * _WIDTHS[precision].residual
 
 
@@ -186,11 +224,12 @@ def block_saved_bytes(
         size: sizes of the model.
         batch_size: number of sequences.
         context_length: number of tokens in each sequence.
-        precision: training precision, which determines the dtypes.
-        attention: attention implementation.
+        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
+            "bf16_master" (bfloat16 weights with float32 master weights).
+        attention: "materialised" (separate torch operations), "math" (SDPBackend.MATH) or "fused".
 
     Returns:
-        Bytes of each tensor, by its name.
+        Dict from a description of each tensor to the bytes of the tensor.
     """
     d, ff = size.d_model, size.d_ff
     tokens = batch_size * context_length
@@ -246,7 +285,12 @@ def activation_bytes(
     checkpointing, it may also be in backward, after a segment of blocks was recomputed.
 
     Args:
-        size, batch_size, context_length, precision, attention: as for `block_saved_bytes`.
+        size: sizes of the model.
+        batch_size: number of sequences.
+        context_length: number of tokens in each sequence.
+        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
+            "bf16_master" (bfloat16 weights with float32 master weights).
+        attention: "materialised" (separate torch operations), "math" (SDPBackend.MATH) or "fused".
         checkpoint_every: 0 saves all activations. A number k > 0 saves only the input of every k-th
             block, and backward recomputes segments of k blocks.
     """
@@ -262,10 +306,22 @@ def _moments(
     attention: Attention,
     checkpoint_every: int,
 ) -> list[tuple[int, int]]:
-    """Return (bytes saved for backward, bytes of gradients) at each time when memory may peak.
+    """Return the memory of activations and gradients at each time when their sum may be largest.
 
-    These times are the end of forward, the start of the backward of each block (or of each
-    recomputed segment of blocks), and the end of backward.
+    These times are the end of forward, the start of the backward of each block (with
+    checkpointing: of each recomputed segment of blocks), and the end of backward.
+
+    Args:
+        size: sizes of the model.
+        batch_size: number of sequences.
+        context_length: number of tokens in each sequence.
+        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
+            "bf16_master" (bfloat16 weights with float32 master weights).
+        attention: "materialised" (separate torch operations), "math" (SDPBackend.MATH) or "fused".
+        checkpoint_every: number of blocks per checkpoint; 0 for no checkpointing.
+
+    Returns:
+        (bytes of activations saved for backward, bytes of gradients) for each time.
     """
     w, n = _WIDTHS[precision], size.num_layers
     tokens = batch_size * context_length
@@ -304,13 +360,20 @@ def best_checkpoint_interval(
     precision: Precision,
     attention: Attention,
 ) -> int:
-    """Return the `checkpoint_every` of at least 1 that minimizes `activation_bytes`.
+    """Return the number of blocks per activation checkpoint that minimizes `activation_bytes`.
 
-    If several values do, the smallest is returned. It is near sqrt(num_layers * c / b), where a
-    checkpoint (one residual stream tensor) has c bytes and a block saves b bytes for backward.
-    Chen et al. 2016, section 4.1, has the same formula for c = b.
+    The result is at least 1. If several numbers give the minimum, the smallest is returned. It is
+    near sqrt(num_layers * c / b). Here c is the number of bytes of a checkpoint (the input of a
+    block), and b is the number of bytes that a block saves for backward. Chen et al. 2016, section
+    4.1, has the same formula for c = b.
 
-    The arguments are those of `activation_bytes`.
+    Args:
+        size: sizes of the model.
+        batch_size: number of sequences.
+        context_length: number of tokens in each sequence.
+        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
+            "bf16_master" (bfloat16 weights with float32 master weights).
+        attention: "materialised" (separate torch operations), "math" (SDPBackend.MATH) or "fused".
     """
 
     def bytes_with(k: int) -> int:
@@ -332,10 +395,16 @@ def peak_memory_bytes(
 
     Args:
         phase: "forward", "forward_backward" or "train_step". The first two have no optimizer state.
-            "forward" keeps the tensors that it saves for backward. "train_step" is any step after
-            the first, so the optimizer state exists. Gradients are freed between steps.
-        size, batch_size, context_length, precision, attention: as for `block_saved_bytes`.
-        checkpoint_every: as for `activation_bytes`.
+            "forward" keeps the tensors that it saves for backward. "train_step" is any step
+            after the first, so the optimizer state exists. Gradients are freed between steps.
+        size: sizes of the model.
+        batch_size: number of sequences.
+        context_length: number of tokens in each sequence.
+        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
+            "bf16_master" (bfloat16 weights with float32 master weights).
+        attention: "materialised" (separate torch operations), "math" (SDPBackend.MATH) or "fused".
+        checkpoint_every: 0 saves all activations. A number k > 0 saves only the input of every k-th
+            block, and backward recomputes segments of k blocks.
 
     Raises:
         ValueError: if phase is unknown.

@@ -1,4 +1,4 @@
-"""Print the derivations of communication times, DDP buckets and sharded state."""
+"""Print how communication times, the best DDP bucket size and the sharded state are computed."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def show_ring(model: str, n: int) -> None:
         time_text(collectives.all_reduce_seconds(size, n, link)),
     )
     derive(
-        "Alternate ring on H100: in each of n-1 steps, a rank sends a whole tensor of size "
-        "S. This takes n/2 times as long as the all-reduce above.",
+        "The alternate ring all-reduce of the assignment on H100: in each of n-1 steps, a rank "
+        "sends a whole tensor of size S. This takes n/2 times as long as the all-reduce above.",
         "t = S (n-1) / W",
         f"{size_text(size)} x {n - 1} / {rate_text(link)}",
         time_text(collectives.whole_tensor_all_reduce_seconds(size, n, link)),
@@ -142,12 +142,14 @@ def show_states(model: str, n: int) -> None:
         rows.append([strategy, keeps, kept_text, sends, sent_text, seconds])
     table(rows)
     say(
-        "sharded_optimizer is the ShardedOptimizer of this project. Every rank has all weights and "
-        "all gradients. DDP all-reduces the gradients. Then each rank broadcasts the weights that "
-        f"it updated. A rank keeps {size_text(kept['zero1'])}, as with zero1. It sends "
-        f"{size_text(sent['sharded_optimizer'])}; with zero1 it would send "
+        "zero1, zero2 and zero3 are the stages of ZeRO. sharded_optimizer is the ShardedOptimizer "
+        "of this project. With sharded_optimizer, every rank has all weights and all gradients. "
+        "DDP all-reduces the gradients. Then each rank broadcasts the weights that it updated. "
+        f"A rank keeps {size_text(kept['zero1'])}, as with zero1. A rank sends "
+        f"{size_text(sent['sharded_optimizer'])}; with zero1, a rank sends "
         f"{size_text(sent['zero1'])}. The difference is an all-gather of the gradients: an "
-        "all-reduce is a reduce-scatter and an all-gather, and zero1 only reduce-scatters them. "
+        "all-reduce is a reduce-scatter and an all-gather, and zero1 only reduce-scatters the "
+        "gradients. "
         "With zero3 (FSDP in torch), a rank keeps "
         f"{size_text(kept['ddp'] - kept['zero3'])} less than with ddp."
     )

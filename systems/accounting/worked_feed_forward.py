@@ -1,4 +1,8 @@
-"""Print the derivations for a feed-forward layer on many devices, and for the model XXL."""
+"""Print how the costs of a feed-forward layer on many devices, and of the model XXL, are computed.
+
+The costs are computation time, communication time and memory. XXL is a model that is too large for
+any single device (`xxl_model.py`).
+"""
 
 from __future__ import annotations
 
@@ -257,9 +261,16 @@ def _machine(short: str, shared_links: bool = False) -> Machine:
 
 
 def _columns(shared_links: bool = False) -> dict[str, Machine]:
-    """Return the columns of a table, by heading, with the machine of each column.
+    """Return the columns of a table that compares devices.
 
-    Devices with the same speed share a column. Its heading has the names of all these devices.
+    Devices with the same speed, for example H100 and H200, share a column.
+
+    Args:
+        shared_links: whether data parallelism and tensor parallelism use the same links.
+
+    Returns:
+        Dict from the heading of each column to the speed of its devices. The heading has the names
+        of all these devices.
     """
     names: dict[Machine, list[str]] = {}
     for short in DEVICES:

@@ -23,7 +23,10 @@ PARAMETERS = BLOCKS * LAYER.weights
 
 
 def state_bytes() -> dict[str, int]:
-    """Return the bytes of the float32 state between steps, 16 bytes per parameter."""
+    """Return the bytes that the model XXL keeps between steps, all in float32.
+
+    The keys are "weights", "gradients" and "optimizer_state". The sum is 16 bytes per parameter.
+    """
     return {
         "weights": 4 * PARAMETERS,
         "gradients": 4 * PARAMETERS,
@@ -32,15 +35,22 @@ def state_bytes() -> dict[str, int]:
 
 
 def saved_bytes(tokens: int) -> int:
-    """Return the bytes of the activations that are saved for backward.
+    """Return the bytes of the activations that the model XXL saves for backward.
 
-    These are the inputs of W_in (d_model elements per token) and of W_out (d_ff) in every block.
+    Each block saves the inputs of its two matrices: d_model elements per token for W_in, and d_ff
+    elements per token for W_out.
+
+    Args:
+        tokens: number of tokens whose activations are saved.
     """
     return LAYER.element_bytes * BLOCKS * (LAYER.d_model + LAYER.d_ff) * tokens
 
 
 def devices_worth(tokens: int, memory_bytes: float) -> int:
-    """Return the number of devices whose memory together holds the state and the saved activations.
+    """Return the smallest number of devices whose total memory holds the model XXL.
+
+    The memory must hold the state and the activations saved for backward. The state is all weights,
+    gradients and AdamW moments, in float32.
 
     Args:
         tokens: number of tokens whose activations are saved.
@@ -50,13 +60,15 @@ def devices_worth(tokens: int, memory_bytes: float) -> int:
 
 
 def fsdp_device_bytes(tokens: int, devices: int) -> float:
-    """Return the bytes on each device if the state and half of the saved activations are sharded.
+    """Return the bytes on each device if the model XXL is trained with FSDP.
 
-    With N devices, S bytes of state and A bytes of saved activations, this is
+    The state (all weights, gradients and AdamW moments) is sharded over the devices. Half of the
+    activations saved for backward is sharded too, and every device keeps the other half completely.
+    With N devices, S bytes of state and A bytes of saved activations, the result is
     S / N + (A / 2) / N + A / 2.
 
     Args:
-        tokens: number of tokens on each device. A is the size of their activations.
+        tokens: number of tokens on each device. A is the number of bytes that these tokens save.
         devices: number of devices N.
     """
     half = saved_bytes(tokens) / 2
@@ -64,17 +76,18 @@ def fsdp_device_bytes(tokens: int, devices: int) -> float:
 
 
 def fsdp_devices(tokens: int, memory_bytes: int) -> int | None:
-    """Return the smallest number of devices on which the model fits with FSDP.
+    """Return the smallest number of devices on which the model XXL fits with FSDP.
 
-    The bytes on a device, `fsdp_device_bytes`, must be less than its memory.
+    The model fits if the bytes on a device are less than the memory of the device.
+    `fsdp_device_bytes` computes the bytes on a device, with half of the saved activations sharded.
 
     Args:
         tokens: number of tokens on each device.
         memory_bytes: memory of one device, in bytes.
 
     Returns:
-        The number of devices, or None if the unsharded half of the activations already exceeds the
-        memory of a device.
+        The number of devices, or None if the model does not fit on any number of devices, because
+        the half of the activations that is not sharded already fills the memory of a device.
     """
     state, saved = sum(state_bytes().values()), saved_bytes(tokens)
     left = 2 * memory_bytes - saved

@@ -1,4 +1,4 @@
-"""Validate the options of a parameter group and derive the options of each parameter."""
+"""Check the options of a parameter group, and derive from them how each parameter is updated."""
 
 from __future__ import annotations
 
@@ -12,15 +12,25 @@ STATE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def hyper_values(group: dict[str, Any]) -> list[float]:
-    """Return [lr, beta1, beta2, eps, weight_decay], the order in which the kernel reads them."""
+    """Return [lr, beta1, beta2, eps, weight_decay] of a parameter group.
+
+    The AdamW kernel reads the hyperparameters in this order.
+
+    Args:
+        group: element of `optimizer.param_groups`.
+    """
     values = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
     return [float(value) for value in values]
 
 
 def state_dtypes(param: Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
-    """Return the dtype of each state tensor of `param`, by name.
+    """Return the dtype of each optimizer state tensor of a parameter, by name.
 
-    The names are exp_avg, exp_avg_sq and, if `param` has master weights, master.
+    The names are exp_avg, exp_avg_sq and, if the parameter has master weights, master.
+
+    Args:
+        param: the parameter.
+        group: parameter group of `param`, an element of `optimizer.param_groups`.
     """
     state_dtype = group["state_dtype"]
     dtypes = {"exp_avg": state_dtype, "exp_avg_sq": state_dtype}
@@ -33,10 +43,16 @@ def state_dtypes(param: Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]
 
 
 def is_stochastic(param: Tensor, group: dict[str, Any], has_master: bool) -> bool:
-    """Return True if the step of `param` uses stochastic rounding.
+    """Return True if the AdamW step of a parameter rounds any tensor stochastically.
 
-    It rounds bfloat16 tensors that have no float32 copy: the state, and `param` without master
-    weights. The option stochastic_rounding=False turns it off.
+    Bfloat16 tensors that have no float32 copy are rounded stochastically, unless the option
+    stochastic_rounding of the group is False. Bfloat16 moments never have a float32 copy. A
+    bfloat16 parameter has one if it has master weights.
+
+    Args:
+        param: the parameter.
+        group: parameter group of `param`, an element of `optimizer.param_groups`.
+        has_master: whether the parameter has master weights.
     """
     if group["stochastic_rounding"] is False:
         return False
@@ -45,7 +61,11 @@ def is_stochastic(param: Tensor, group: dict[str, Any], has_master: bool) -> boo
 
 
 def errors_of(group: dict[str, Any]) -> list[str]:
-    """Return one error message for each invalid option or parameter of a parameter group."""
+    """Return one error message for each invalid option or parameter of a parameter group.
+
+    Args:
+        group: element of `optimizer.param_groups`.
+    """
     errors = []
     for name in ("lr", "eps", "weight_decay"):
         value = group[name]

@@ -1,7 +1,7 @@
 """Triton kernels for one AdamW step on many tensors, with the arithmetic of `reference.py`.
 
-`launch.py` launches the kernels. For tensors with the same dtypes, a step takes two launches,
-whatever the number of tensors:
+`launch.py` launches the kernels. A step takes two launches, whatever the number of parameters, if
+all parameters have the same dtypes, the same rounding and the same alignment:
 
     advance_kernel   increments the step t of each tensor, and computes the scalars of each tensor:
                      values that depend only on t and the hyperparameters
@@ -16,9 +16,10 @@ adamw_kernel is memory-bound, which determines its design:
 - Only the last block of a tensor loads and stores with a mask. The mask depends on the number of
   elements, which the kernel reads from memory. With such a mask, the compiler does not use 16-byte
   accesses.
-- The number of elements per block is such that each thread has 16 bytes of the widest dtype. Then
-  all dtypes have the same layout. With more elements, Triton uses another layout for float32 stores
-  and converts every value through shared memory. Tests check that this does not happen.
+- Each thread has 16 bytes of the widest dtype. With this number of elements per thread, values of
+  all dtypes are distributed over the threads in the same way (they have the same layout). With more
+  elements per thread, Triton would use another layout for float32 stores and convert every value
+  through shared memory. Tests check that there is no such conversion.
 - Multiplications and additions are not fused. With float32 state, division and square root are
   correctly rounded. So results are bitwise equal to the reference. This takes 55 instructions per
   element. An H200 has time for about 190 instructions while it moves the 28 bytes of an element.
@@ -69,7 +70,11 @@ GOLDEN = tl.constexpr(reference.GOLDEN)
 
 @triton.jit
 def mix(word):
-    """Return `reference.mix` of a uint32 word."""
+    """Return the same 32-bit hash as `reference.mix`.
+
+    Args:
+        word: uint32, any shape.
+    """
     word = (word ^ (word >> 16)) * tl.full((), MIX_1, tl.uint32)
     word = (word ^ (word >> 15)) * tl.full((), MIX_2, tl.uint32)
     return word ^ (word >> 16)
@@ -90,11 +95,15 @@ def _power(base, exponent):
 def advance_kernel(table, scalars, keys, n_rows, ROWS: tl.constexpr):
     """Increment the step t of each tensor, and compute its scalars and its random key for step t.
 
-    Scalars are computed in float64 and rounded to float32. Grid: (ceil(n_rows / ROWS),).
+    The scalars of a tensor are the values in the update formula that depend only on t and the
+    hyperparameters. They are computed in float64 and rounded to float32. adamw_kernel reads the
+    scalars and the keys. Grid: (ceil(n_rows / ROWS),).
 
     Args:
-        table: int64 (n_rows, COLUMNS).
-        scalars: output, float32 (n_rows, SCALARS).
+        table: int64 (n_rows, COLUMNS). Each row has the addresses and the number of elements of one
+            tensor. The constants above (PARAM, GRAD, ...) are the indices of the columns.
+        scalars: output, float32 (n_rows, SCALARS). The constants above (DECAY, ...) are the indices
+            of the columns.
         keys: output, uint32 (n_rows,); reference.key(seed, index, t).
         n_rows: number of rows of the table.
         ROWS: number of rows per program.
@@ -139,8 +148,14 @@ def _pointer(entry, column, dtype: tl.constexpr, ALIGNED: tl.constexpr):
 def _round(value, bits, dtype: tl.constexpr, STOCHASTIC: tl.constexpr):
     """Round a float32 value to dtype.
 
-    If STOCHASTIC and dtype is bfloat16, round like `reference.round_stochastically` with `bits`.
-    Otherwise round to nearest.
+    Rounding is to nearest, except if STOCHASTIC is true and dtype is bfloat16. In that case, it is
+    the stochastic rounding of `reference.round_stochastically`.
+
+    Args:
+        value: float32, any shape.
+        bits: uint32 with the shape of `value`, uniform in [0, 2^16).
+        dtype: dtype of the result.
+        STOCHASTIC: whether to round to bfloat16 stochastically.
     """
     if STOCHASTIC and dtype == tl.bfloat16:
         word = value.to(tl.uint32, bitcast=True) + bits
@@ -202,19 +217,21 @@ def adamw_kernel(
     HAS_MASTER: tl.constexpr, STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Update BLOCK elements of one tensor with the scalars that advance_kernel wrote.
+    """Update one block of a parameter and of its optimizer state in each program.
 
-    Grid: (programs,).
+    advance_kernel must run first, because it writes the scalars and the keys. Grid: (programs,).
 
     Args:
-        table: int64 (rows, COLUMNS).
-        scalars: float32 (rows, SCALARS).
-        keys: uint32 (rows,).
-        blocks: int32 (programs, 2). For each program: the row of its tensor in the table, and the
-            index of its block in the tensor.
+        table: int64 (rows, COLUMNS). Each row has the addresses and the number of elements of one
+            parameter. The constants above (PARAM, GRAD, ...) are the indices of the columns.
+        scalars: float32 (rows, SCALARS). For each parameter, the values in the update formula that
+            depend only on the step and the hyperparameters.
+        keys: uint32 (rows,). Random key of each parameter for this step.
+        blocks: int32 (programs, 2). For each program: the row of its parameter in the table, and
+            the index of its block in the parameter.
         PARAM_DTYPE, GRAD_DTYPE, STATE_DTYPE: dtypes of the parameter, of the gradient, and of both
             moments.
-        HAS_MASTER: whether the tensor has master weights.
+        HAS_MASTER: whether the parameter has master weights.
         STOCHASTIC: whether to round bfloat16 tensors without a float32 copy stochastically.
         ALIGNED: whether all tensor addresses are multiples of 16.
         BLOCK: number of elements per block. It is a power of two, so that the indices of all

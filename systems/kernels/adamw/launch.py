@@ -1,4 +1,4 @@
-"""Launch the AdamW kernels with a table of tensor addresses on the device."""
+"""Launch the AdamW kernels on tensors whose addresses are in a table in device memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_WARPS = 32
 
 
 class ParamTensors(NamedTuple):
-    """Tensors and options that one AdamW step of one parameter needs."""
+    """One parameter with all other tensors and options that its AdamW step needs."""
 
     param: Tensor
     grad: Tensor
@@ -31,9 +31,10 @@ class ParamTensors(NamedTuple):
 
 
 class _Variant(NamedTuple):
-    """Compile-time properties of adamw_kernel.
+    """Properties of a parameter for which `kernel.adamw_kernel` is compiled separately.
 
-    All tensors of the same variant are updated in one launch.
+    param, grad and state are the dtypes of the parameter, of its gradient and of both its moments.
+    All parameters of the same variant are updated in one launch.
     """
 
     param: torch.dtype
@@ -45,7 +46,11 @@ class _Variant(NamedTuple):
 
 
 class TableLayout(NamedTuple):
-    """Contents of `Tables` on the host. If two layouts are equal, their tables are equal too."""
+    """Values from which `Tables` creates its tensors on the device.
+
+    Equal layouts give equal device tables. So a layout shows whether an existing table can be used
+    again.
+    """
 
     rows: list[tuple[int, ...]]  # columns as in kernel.py
     variants: list[_Variant]  # variant of each row
@@ -53,11 +58,13 @@ class TableLayout(NamedTuple):
 
 
 def table_layout(params: list[ParamTensors], block_size: int) -> TableLayout:
-    """Return the contents of the tables for these parameters.
+    """Return the addresses, sizes and variants of parameters, from which `Tables` can be created.
+
+    A variant is a set of properties for which the kernel is compiled separately.
 
     Args:
-        params: tensors and options of each parameter.
-        block_size: number of elements per program.
+        params: each parameter with the other tensors and options of its AdamW step.
+        block_size: number of elements that one program of the kernel updates.
     """
     rows: list[tuple[int, ...]] = []
     variants: list[_Variant] = []
@@ -84,22 +91,23 @@ def table_layout(params: list[ParamTensors], block_size: int) -> TableLayout:
 
 
 class Tables:
-    """Table of tensor addresses on the device, and the other tensors that the kernels need.
+    """Device tensors with which the kernels run one AdamW step on many parameters of one device.
 
-    Captured CUDA graphs read the table, so it is never modified.
+    The main tensor, `table`, has one row of tensor addresses for each parameter. Captured CUDA
+    graphs read this tensor, so it is never modified. If addresses change, new Tables are created.
     """
 
     def __init__(
         self, layout: TableLayout, device: torch.device, like: Tables | None = None
     ) -> None:
-        """Copy the contents of the tables to the device.
+        """Copy the addresses to the device, and allocate the other tensors that the kernels need.
 
         Args:
-            layout: contents of the tables.
-            device: device of the tables.
-            like: previous tables on the same device, or None. If the numbers of elements, the
+            layout: addresses, sizes and variants of the parameters, from `table_layout`.
+            device: device of all parameters.
+            like: previous Tables on the same device, or None. If the numbers of elements, the
                 variants and the block size are the same as in `like`, all tensors except the table
-                are shared with `like`.
+                of addresses are shared with `like`.
         """
         from systems.kernels.adamw import kernel
 
@@ -127,17 +135,17 @@ class Tables:
                 self.blocks[variant] = _upload(pairs, device)
 
     def launch(self) -> None:
-        """Run one AdamW step on all tensors in the table."""
+        """Launch the kernels that run one AdamW step on all parameters in the table."""
         with on(self.device):
             self._advance(len(self.layout.rows))
             for variant, blocks in self.blocks.items():
                 self._update(variant, blocks)
 
     def compile(self) -> None:
-        """Compile and load the kernels, with launches that update no tensor.
+        """Compile and load the kernels, without updating any tensor.
 
-        Call this before a CUDA graph is captured, because kernels cannot be loaded during a
-        capture.
+        The kernels are launched in such a way that they change nothing. Call this method before a
+        CUDA graph is captured, because kernels cannot be loaded during a capture.
         """
         with on(self.device):
             self._advance(0)
@@ -166,17 +174,22 @@ class Tables:
 
 
 def stale_reason(layout: TableLayout, tables: Tables | None) -> str:
-    """Return a message that says why a captured step cannot use `tables`.
+    """Return a message that says why a step cannot be captured in a CUDA graph with `tables`.
+
+    `tables` does not fit the parameters, and new Tables cannot be created during a capture.
 
     Args:
-        layout: contents of the tables that the step needs.
-        tables: existing tables on the device, or None.
+        layout: addresses, sizes and variants of the parameters, as the step needs them.
+        tables: Tables that exist on the device, or None.
     """
     if tables is None:
-        return "FusedAdamW has no tables on the device"
+        return "FusedAdamW has not yet copied the addresses of the tensors to the device"
     before, now = tables.layout.rows, layout.rows
     if len(before) != len(now):
-        return f"{len(now)} parameters have gradients, but the tables have {len(before)} parameters"
+        return (
+            f"{len(now)} parameters have gradients, but {len(before)} parameters had gradients in "
+            "the last FusedAdamW.prepare() or step()"
+        )
     names = ("parameter", "gradient", "exp_avg", "exp_avg_sq", "master", "step")
     moved = [
         f"{name} of parameter {i}"
@@ -185,14 +198,25 @@ def stale_reason(layout: TableLayout, tables: Tables | None) -> str:
         if old_address != new_address
     ]
     what = ", ".join(moved[:3]) + (f" and {len(moved) - 3} more" if len(moved) > 3 else "")
-    return f"tensors changed or moved since FusedAdamW.prepare(): {what or 'other dtypes or sizes'}"
+    return (
+        "tensors changed or moved since the last FusedAdamW.prepare() or step(): "
+        f"{what or 'other dtypes or sizes'}"
+    )
 
 
 def constants(
     param: torch.dtype, grad: torch.dtype, state: torch.dtype,
     master: bool, stochastic: bool, aligned: bool, *, block_size: int = BLOCK_SIZE,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the compile-time arguments of `kernel.adamw_kernel`."""
+    """Return the compile-time arguments of `kernel.adamw_kernel`, by name.
+
+    Args:
+        param, grad, state: dtypes of the parameter, of the gradient, and of both moments.
+        master: whether there are float32 master weights.
+        stochastic: whether to round bfloat16 tensors without a float32 copy stochastically.
+        aligned: whether all tensor addresses are multiples of 16.
+        block_size: number of elements per program; a power of two.
+    """
     import triton.language as tl
 
     types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -210,7 +234,15 @@ def constants(
 def num_warps(
     param: torch.dtype, grad: torch.dtype, state: torch.dtype, master: bool, block_size: int
 ) -> int:
-    """Return the number of warps for which each thread has 16 bytes of the widest dtype."""
+    """Return the number of warps of `kernel.adamw_kernel`, between 1 and 32.
+
+    If the number is within this range, each thread has 16 bytes of the widest dtype.
+
+    Args:
+        param, grad, state: dtypes of the parameter, of the gradient, and of both moments.
+        master: whether there are float32 master weights.
+        block_size: number of elements per program.
+    """
     widest = max(4 if master else 0, *(dtype.itemsize for dtype in (param, grad, state)))
     return min(MAX_WARPS, max(1, block_size * widest // WARP_BYTES))
 
@@ -242,12 +274,13 @@ def fused_adamw(
 ) -> None:
     """Run one AdamW step on one tensor in place, with the Triton kernels.
 
-    The arguments are those of `adamw_reference`. All tensors must be on the same GPU, or on the CPU
-    with TRITON_INTERPRET=1.
+    The arguments are those of `reference.adamw_reference`. All tensors must be on the same GPU, or
+    on the CPU with TRITON_INTERPRET=1.
 
-    With float32 state, results are bitwise equal to the reference. With bfloat16 state, the update
-    has an error of up to 3 units in the last place of float32. So a parameter that is rounded to
-    bfloat16 may differ from the reference by one unit in the last place of bfloat16.
+    If both moments are float32, results are bitwise equal to the reference. If both are bfloat16,
+    the update has an error of up to 3 units in the last place of float32. A parameter that is
+    rounded to bfloat16 may then differ from the reference by one unit in the last place of
+    bfloat16.
     """
     hyper = torch.tensor([lr, *betas, eps, weight_decay], dtype=torch.float64, device=param.device)
     tensors = ParamTensors(

@@ -1,6 +1,8 @@
 """FusedAdamW: AdamW that updates all parameters with two kernel launches.
 
-If parameters have different combinations of dtypes, each further combination takes one more launch.
+Two launches are enough for parameters on one device with the same dtypes (of parameters, gradients
+and state), the same rounding and the same alignment. Each further combination of dtypes, rounding
+and alignment takes one more launch.
 
     optimizer = FusedAdamW(model.parameters(), lr=3e-4)
     loss.backward()
@@ -182,7 +184,7 @@ class FusedAdamW(Optimizer):
         Raises:
             RuntimeError: if a gradient is sparse or a parameter is not contiguous. During the
                 capture of a CUDA graph, also if `prepare` was not called before, or if tensors,
-                their addresses or hyperparameters have changed since that call.
+                their addresses or hyperparameters have changed since the call of `prepare`.
         """
         loss = None
         if closure is not None:
@@ -203,12 +205,12 @@ class FusedAdamW(Optimizer):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Create optimizer state and tables on the device, and compile the kernels.
+        """Prepare the optimizer so that `step` can be captured in a CUDA graph.
 
-        After this call, `step` can be captured in a CUDA graph. Call it before the capture, when
-        all gradients exist and will keep their addresses. Call it on the stream of the capture, or
-        on a stream that the capture waits for (torch.cuda.graph waits for all streams). It does not
-        change parameters.
+        The optimizer state is created, the addresses of all tensors are copied to the device, and
+        the kernels are compiled. No parameter changes. Call this method before the capture,
+        when all gradients exist and will keep their addresses. Call it on the stream of the
+        capture, or on a stream that the capture waits for (torch.cuda.graph waits for all streams).
 
         Raises:
             RuntimeError: if it is called during a capture.
@@ -224,12 +226,14 @@ class FusedAdamW(Optimizer):
                 ).compile()
 
     def update_hyperparameters(self) -> None:
-        """Copy lr, betas, eps and weight_decay from `param_groups` to the device, in stream order.
+        """Copy lr, betas, eps and weight_decay from `param_groups` to the device.
 
-        `step` also does this, but a replay of a captured step does not.
+        A replay of a CUDA graph with a captured `step` does not copy these hyperparameters. If they
+        have changed, call this method before the next replay. A `step` that is not captured copies
+        them itself. The copy runs on the current stream.
 
         Raises:
-            RuntimeError: if it is called during a capture.
+            RuntimeError: if it is called during the capture of a CUDA graph.
         """
         if _capturing():
             raise RuntimeError(
@@ -241,7 +245,15 @@ class FusedAdamW(Optimizer):
     def _params_by_device(
         self, capturing: bool
     ) -> dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]]:
-        """Return the index, group and tensors of every parameter that has a gradient, by device."""
+        """Return the index, group and tensors of every parameter that has a gradient, by device.
+
+        First, changed hyperparameters are copied to the devices. Missing optimizer state is
+        created.
+
+        Args:
+            capturing: whether a CUDA graph is being captured. If True, hyperparameters must not
+                have changed, and all optimizer state must exist.
+        """
         self._update_hyperparameters(capturing)
         found: dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]] = {}
         index = -1
@@ -272,9 +284,9 @@ class FusedAdamW(Optimizer):
                 continue
             if capturing:
                 raise RuntimeError(
-                    f"hyperparameters (lr, beta1, beta2, eps, weight_decay) of group {place} "
-                    f"changed from {known} to {values} and cannot be copied during a capture; "
-                    f"{PREPARE}"
+                    f"hyperparameters (lr, beta1, beta2, eps, weight_decay) of parameter "
+                    f"group {place} changed from {known} to {values} and cannot be copied during a "
+                    f"capture; {PREPARE}"
                 )
             for i, value in enumerate(values):
                 if value != known[i]:
@@ -289,7 +301,18 @@ class FusedAdamW(Optimizer):
         return self._hyper[place, device][0]
 
     def _dense_grad(self, index: int, param: Tensor) -> Tensor:
-        """Return the gradient if it is contiguous, else a contiguous copy at a fixed address."""
+        """Return the gradient of a parameter as a contiguous tensor.
+
+        This is the gradient itself if it is contiguous. If it is not, it is copied to a contiguous
+        tensor, which has the same address in every step.
+
+        Args:
+            index: index of the parameter in the optimizer, for error messages.
+            param: the parameter. It has a gradient.
+
+        Raises:
+            RuntimeError: if the gradient is sparse or the parameter is not contiguous.
+        """
         grad = param.grad
         assert grad is not None
         if grad.layout != torch.strided:
@@ -351,7 +374,7 @@ class FusedAdamW(Optimizer):
             if param not in groups:
                 errors.append(f"a {name} is not a parameter of this optimizer")
             elif "master" not in state_dtypes(param, groups[param]):
-                errors.append(f"a {name} has no master weights with these options")
+                errors.append(f"a {name} has no master weights with the options of its group")
             elif value.shape != param.shape or value.dtype != torch.float32:
                 errors.append(
                     f"master weights of a {name} must be float32 of the same shape, got "

@@ -1,7 +1,7 @@
 """Reference of the AdamW kernels: one step on one tensor in torch, with stochastic rounding.
 
-Each operation is one correctly rounded float32 operation, in the same order as in the kernel. So
-the kernel can give bitwise equal results.
+Each operation is one correctly rounded float32 operation. The kernels run the same operations in
+the same order, so their results can be bitwise equal to those of the reference.
 """
 
 from __future__ import annotations
@@ -30,31 +30,41 @@ def mix(word: Word) -> Word:
     The hash is a bijection, and each bit of the hash depends on every bit of the word.
 
     Args:
-        word: int or int64 tensor, with values in [0, 2^32). Products of tensors may overflow int64,
-            but their low 32 bits are correct.
+        word: int or int64 tensor, with values in [0, 2^32).
     """
+    # Products of tensors may overflow int64, but their low 32 bits are correct.
     word = ((word ^ (word >> 16)) * MIX_1) & MASK
     word = ((word ^ (word >> 15)) * MIX_2) & MASK
     return word ^ (word >> 16)
 
 
 def stream(seed: int, index: int) -> int:
-    """Return the random stream of one tensor: a 32-bit hash of the seed and the tensor's index."""
+    """Return a 32-bit hash of the seed of an optimizer and the index of one of its parameters.
+
+    This hash and the number of the step determine all random bits of the parameter in a step.
+    """
     return mix((mix(seed) + index) & MASK)
 
 
 def key(seed: int, index: int, step: int) -> int:
-    """Return the random key of one tensor in one step: a 32-bit hash of its stream and the step."""
+    """Return a 32-bit hash of a seed, a parameter and a step: the argument `key` of `random_bits`.
+
+    Args:
+        seed: seed of the optimizer, in [0, 2^32).
+        index: index of the parameter in its optimizer, in [0, 2^32).
+        step: number of the step.
+    """
     return mix((stream(seed, index) + step) & MASK)
 
 
 def random_bits(
     numel: int, key: int, *, start: int = 0, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three uniform 16-bit random numbers for each element.
+    """Return three uniform 16-bit random numbers for each element of a tensor.
 
-    They depend only on the key and the index of the element, not on the grid or the order of
-    execution. One 32-bit hash of the key and the index gives all three numbers:
+    The numbers of an element depend only on the key and the index of the element. They do not
+    depend on the grid or the order of execution. One 32-bit hash of the key and the index gives all
+    three numbers:
 
     1. its low 16 bits,
     2. its high 16 bits,
@@ -67,12 +77,13 @@ def random_bits(
 
     Args:
         numel: number of elements.
-        key: random key of the tensor, from the function `key`.
+        key: random key of the tensor in this step, from the function `key`.
         start: index of the first element.
         device: device of the results; None means the CPU.
 
     Returns:
-        int32 tensors (numel,) with values in [0, 2^16): for the parameter, exp_avg and exp_avg_sq.
+        Three int32 tensors (numel,) with values in [0, 2^16). They are used to round the parameter,
+        exp_avg and exp_avg_sq, in this order.
     """
     element = torch.arange(start, start + numel, dtype=torch.int64, device=device)
     word = mix((element & MASK) ^ mix(element >> 32) ^ key)
@@ -122,16 +133,16 @@ def adamw_reference(
 ) -> None:
     """Run one AdamW step on one tensor in place.
 
-    This is algorithm 2 of Decoupled Weight Decay Regularization (Loshchilov & Hutter 2019). Its
-    schedule multiplier is included in lr. As in torch.optim.AdamW, eps is added after the bias
-    correction. With
+    This is algorithm 2 of Decoupled Weight Decay Regularization (Loshchilov & Hutter 2019). The
+    schedule multiplier of the paper is included in lr. As in torch.optim.AdamW, eps is added after
+    the bias correction. The symbols are
 
         w       master, or param if master is None
         g       grad
         m, v    exp_avg and exp_avg_sq
         t       number of the step
 
-    the step is
+    and the step is
 
         w = (1 - lr weight_decay) w
         m = m + (1 - beta1) (g - m)
@@ -154,8 +165,8 @@ def adamw_reference(
         lr, betas, eps, weight_decay: as in torch.optim.AdamW.
         stochastic_rounding: whether to round bfloat16 tensors without a float32 copy (m, v, and
             param without a master weight) stochastically. If False, they are rounded to nearest.
-        seed: seed of the random bits, in [0, 2^32).
-        index: index of the parameter in its optimizer, in [0, 2^32), for the random bits.
+        seed, index: integers in [0, 2^32) that determine the random bits of stochastic rounding.
+            An optimizer passes its seed and the index of the parameter.
     """
     step += 1
     t = int(step)

@@ -65,14 +65,23 @@ def weighted_sum(x: Tensor, w: Tensor) -> Tensor:
 
 
 class WeightedSum(torch.autograd.Function):
-    """Autograd function of the weighted sum, without checks of the arguments.
+    """Autograd function of the weighted sum. Call `weighted_sum`, which checks the arguments first.
 
-    It supports first derivatives only.
+    First derivatives are supported, second derivatives are not.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        """Map x (..., d) and w (d,) to y (...)."""
+        """Return the weighted sum of each row of x.
+
+        Args:
+            ctx: context of autograd, in which x and w are saved for backward.
+            x: (..., d).
+            w: (d,).
+
+        Returns:
+            Tensor (...).
+        """
         ctx.save_for_backward(x, w)  # autograd checks these for in-place changes
         if not _runs_kernel(x):
             return weighted_sum_reference(x, w)
@@ -92,9 +101,15 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Map dy (...) to dx (..., d) and dw (d,).
+        """Return the gradients of x and w.
 
-        With the kernels, a gradient that is not needed is None.
+        Args:
+            ctx: context of autograd, with x and w.
+            dy: (...), gradient of the result of forward.
+
+        Returns:
+            dx (..., d) and dw (d,). If Triton kernels compute the gradients, a gradient that
+            autograd does not need is None.
         """
         x, w = ctx.saved_tensors
         needs_dx, needs_dw = ctx.needs_input_grad

@@ -98,16 +98,17 @@ def backward_kernel(
 ):  # fmt: skip
     """Compute dx[r, c] = dy[r] w[c], and partial sums of dw[c] = sum over r of dy[r] x[r, c].
 
-    Grid: (ceil(d / COLUMNS), programs). Program (i, p) processes column tile i, and in it the row
-    tiles p, p + programs, p + 2 programs, and so on. Its partial sum of dw stays in registers until
-    the end. It reads each element of dy once for both gradients.
+    Grid: (ceil(d / COLUMNS), programs), where the caller chooses the number `programs`. Program
+    (i, p) processes column tile i, and in this column tile the row tiles p, p + programs,
+    p + 2 programs, and so on. The partial sum of dw of a program stays in registers until the end.
+    A program reads each element of dy once for both gradients.
 
     Args:
         dy: (n_rows,), any stride. `y.sum().backward()` passes an expanded scalar, with stride 0.
         x: (n_rows, d), any strides.
         w: (d,), any stride.
         dx: output if NEEDS_DX, (n_rows, d), contiguous.
-        dw_partial: output if NEEDS_DW, float32 (programs, d), contiguous.
+        dw_partial: output if NEEDS_DW, float32 (programs, d), contiguous. Its rows add up to dw.
         n_rows, d: number of rows and columns of x.
         dy_stride, x_stride_row, x_stride_d, w_stride: strides of dy, x and w, in elements.
         NEEDS_DX, NEEDS_DW: whether to compute dx and dw.
