@@ -48,7 +48,11 @@ class Problem:
 
 
 class InputError(ValueError):
-    """All problems found in the user's input. The message has one line per problem."""
+    """Raised with all errors that were found in the user's input.
+
+    The message has one line per error. If there are more than MAX_SHOWN (100) errors, the last line
+    gives the number of errors that are not shown.
+    """
 
     def __init__(self, problems: list[Problem]):
         self.problems = sorted(set(problems))
@@ -59,4 +63,4 @@ class InputError(ValueError):
 
 
 class TableError(ValueError):
-    """Raised if a table cannot be made. The message addresses the author of the sweep file."""
+    """Raised if a table cannot be made. The message is written for the author of the sweep file."""

@@ -1,4 +1,4 @@
-"""Conversion of scalars and numbers to text."""
+"""Conversion of numbers and other scalars to text."""
 
 from __future__ import annotations
 

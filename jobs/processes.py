@@ -13,7 +13,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class ProcessHandle:
-    """Handle of the process that runs the jobs of a local or debug submission."""
+    """Identifies the process that runs the jobs of a submission without Slurm."""
 
     pid: int
     started: int | None  # start time in clock ticks since boot; None if unknown

@@ -202,14 +202,14 @@ def driver_version() -> str | None:
 
 
 def device_kind(tokens: list[str]) -> str:
-    """Return the `device` field for records of runs on the given GPUs.
+    """Return the name of the first given GPU, for the field `device` of records.
 
     Args:
-        tokens: GPU indices or UUIDs, as in CUDA_VISIBLE_DEVICES.
+        tokens: GPU indices or UUIDs, as in CUDA_VISIBLE_DEVICES. Empty for a run on the CPU.
 
     Returns:
-        The name of the first GPU, or "GPU" if the name is unknown. If `tokens` is empty, the
-        result of `cpu_device`.
+        The name of the first GPU, or "GPU" if the name is unknown. If `tokens` is empty, the text
+        "cpu: " and the name of the CPU.
     """
     if not tokens:
         return cpu_device()

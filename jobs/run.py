@@ -10,7 +10,10 @@ from jobs.formatting import counted
 
 @dataclass(frozen=True)
 class Shape:
-    """Resources and launch settings of a job. All runs of a job have the same `Shape`."""
+    """The resources that a run needs, such as the number of nodes and the number of GPUs.
+
+    All runs of one job have an equal `Shape`.
+    """
 
     nodes: int = 1
     gpus_per_node: int = 0
@@ -41,11 +44,11 @@ class Run:
     timeout_s: float  # time limit of this run, in seconds
 
     def label(self, names: list[str] | None = None) -> str:
-        """Return the benchmark and its parameters as text: `attention seq_len=128 dtype=bf16`.
+        """Return the benchmark and parameters of the run, e.g. `attention seq_len=128 dtype=bf16`.
 
         Args:
-            names: names of the parameters to include; None or empty: all parameters. Names that
-                are not parameters of the benchmark are ignored.
+            names: names of the parameters to include. None or an empty list includes all
+                parameters. Names that are not parameters of the benchmark are ignored.
         """
         shown = {k: self.params[k] for k in (names or self.params) if k in self.params}
         return " ".join([self.benchmark, *(f"{k}={v}" for k, v in shown.items())])

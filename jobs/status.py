@@ -9,7 +9,8 @@ from enum import StrEnum
 class Status(StrEnum):
     """The status of a run.
 
-    It is the status in the run's record. Without a record, it follows from the state of the job.
+    If the run has a record, the record contains the status. Otherwise the status is derived from
+    the state of the job that executes the run.
     """
 
     ok = "ok"
@@ -38,20 +39,26 @@ class Status(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether this status is a failure. Commands exit with code 1 if a run failed.
+        """Whether this status is a failure.
 
-        The statuses ok, oom, unsupported, queued and running are not failures.
+        The statuses `ok`, `oom`, `unsupported`, `queued` and `running` are not failures. All other
+        statuses are failures. The command `jobs status` exits with code 1 if the status of a run is
+        a failure.
         """
         return self not in _RESULTS and not self.is_live
 
     @property
     def runs_again_on_submit(self) -> bool:
-        """Whether a run with this status is executed again by the next submission."""
+        """Whether a run with this status is executed again when its sweep is submitted again."""
         return self in _INTERRUPTED
 
     @property
     def runs_again_on_retry(self) -> bool:
-        """Whether a run with this status is executed again only with `--retry-failed`."""
+        """Whether a run with this status is executed again if the user adds `--retry-failed`.
+
+        Without this option, a new submission does not execute the run again, unless the user adds
+        `--force`.
+        """
         return self in _RETRIED
 
 

@@ -1,6 +1,7 @@
-"""Makes table columns of published figures, which are measured values that others published.
+"""Makes the columns of a table that show published figures.
 
-There is one column per source and GPU.
+Published figures are values that other authors measured. Figures with different sources or GPUs are
+in different columns.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ _UNSTATED = "unstated"  # in the CSV files: the source does not give this value
 def published_columns(
     published: Published, dimensions: list[str], keys: list[tuple[Any, ...]]
 ) -> dict[str, list[str]]:
-    """Make the columns of published figures for the rows of a table.
+    """Make the columns of a table that show published figures.
+
+    Published figures are values that other authors measured.
 
     Args:
-        published: selects the figures. This is an entry of the key `published` of a table.
-        dimensions: names of the parameters that identify a row.
-        keys: values of these parameters, for each row. If consecutive rows have equal values, only
-            the first of these rows gets a figure.
+        published: settings that select the figures. They are an entry of the key `published` of the
+            table.
+        dimensions: names of the parameters that identify a row of the table.
+        keys: for each row of the table, the values of these parameters. If consecutive rows have
+            equal values, only the first of these rows gets a figure.
 
     Returns:
-        The cells of each column, one per row, by header. A cell without a figure is empty.
+        The columns by header. A column has one cell per row. A cell without a figure is empty.
 
     Raises:
         TableError: if the file or a column does not exist, or if several figures fit one cell.
@@ -48,13 +52,18 @@ def published_columns(
 def _by_origin(
     file: FigureFile, published: Published, rows: list[dict[str, str]], place: dict[str, Any]
 ) -> dict[str, str]:
-    """Return the figures for one row of a table, by source and GPU.
+    """Return the published figures that belong to one row of a table.
+
+    A published figure is a value that other authors measured. The figures are stored in CSV files.
 
     Args:
-        file: the file of figures.
-        published: selects the figures.
-        rows: the rows of the file that match `published.where`.
-        place: the parameters that identify the row of the table.
+        file: the CSV file that contains the figures.
+        published: settings that select the figures.
+        rows: the rows of the CSV file that match `published.where`.
+        place: the parameters of the table row and their values.
+
+    Returns:
+        The figures as printed. The keys name the source and the GPU of the figure.
     """
     # The figures have the values in `where`. A table row with another value gets no figure.
     for name, given in published.where.items():
@@ -77,7 +86,10 @@ def _by_origin(
 
 
 def _origin(file: FigureFile, row: dict[str, str]) -> str:
-    """Return the source and the GPU of a figure, for the header of its column."""
+    """Return the source and the GPU of a published figure as text, for the header of its column.
+
+    A published figure is a value that other authors measured.
+    """
     source = row.get("source") or file.name.removesuffix(".csv")
     gpu = row.get("gpu", _UNSTATED)
     return f"{source}, {'GPU unstated' if gpu == _UNSTATED else gpu}"

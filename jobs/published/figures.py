@@ -1,7 +1,8 @@
-"""Reads published figures, which are measured values of other authors, from the CSV files here.
+"""Reads published figures from the CSV files in the folder of this module.
 
-The figures were measured on other machines with other settings. A table shows each figure as
-printed, in a column that names its source and GPU.
+Published figures are values that other authors measured, on other machines and with other settings.
+A table shows each figure exactly as it was printed. The header of the table column names the source
+and the GPU of the figure.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _MEASURED = ("_ms", "_mib", "_gib", "_percent")  # suffixes of columns with meas
 
 
 class Published(BaseModel):
-    """Selects published figures for a table. This is an entry of the table's key `published`."""
+    """Settings that select published figures, which are values that other authors measured.
+
+    In a sweep file, this is an entry of the key `published` of a table.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -38,7 +42,10 @@ class Published(BaseModel):
 
 @dataclass(frozen=True)
 class FigureFile:
-    """One CSV file of figures: its columns, and its rows with values as printed."""
+    """One CSV file of published figures, which are values that other authors measured.
+
+    The rows contain each value as text, as printed by its source.
+    """
 
     name: str
     columns: list[str]
@@ -55,10 +62,10 @@ class FigureFile:
         return name
 
     def matching_rows(self, fixed: dict[str, Any]) -> list[dict[str, str]]:
-        """Return the rows that have the given values.
+        """Return the rows that have the given values in the given columns.
 
         Args:
-            fixed: the required value of each column, or a list of allowed values.
+            fixed: for each column, the required value or a list of allowed values.
 
         Raises:
             TableError: if a column does not exist.
@@ -71,13 +78,13 @@ class FigureFile:
         return rows
 
     def ambiguity(self, what: str, rows: list[dict[str, str]]) -> str:
-        """Return the error message for several matching rows where only one is allowed.
+        """Return the error message for a selection that matches several rows instead of one.
 
-        The message lists the columns in which the rows differ, except columns of measured values.
+        The message lists the columns in which these rows differ, except columns of measured values.
 
         Args:
-            what: properties that the rows have in common, as text.
-            rows: the rows.
+            what: description of the selection, for the message, such as "gpu=H100".
+            rows: the rows that match the selection.
         """
         differ = [
             f"{name} ({', '.join(dict.fromkeys(row[name] for row in rows))})"
@@ -93,14 +100,17 @@ class FigureFile:
 
 @cache
 def read_figures(file: str) -> FigureFile:
-    """Read a file of published figures.
+    """Read a CSV file of published figures, which are values that other authors measured.
+
+    Args:
+        file: name of the file, without its folder.
 
     Raises:
         TableError: if there is no file of this name. The message lists the valid names.
     """
     known = sorted(path.name for path in FOLDER.glob("*.csv"))
     if file not in known:
-        raise TableError(f"no published figures {file!r}{nearest(file, known)}")
+        raise TableError(f"there is no file of published figures {file!r}{nearest(file, known)}")
     with (FOLDER / file).open(encoding="utf-8", newline="") as lines:
         reader = csv.DictReader(lines)
         return FigureFile(file, list(reader.fieldnames or []), list(reader))
@@ -109,8 +119,8 @@ def read_figures(file: str) -> FigureFile:
 def same_value(value: Any, text: str) -> bool:
     """Return True if the value of a parameter equals a text in a CSV file.
 
-    Numbers are compared as numbers, and case is ignored. Dtypes match under both of their names,
-    such as bf16 and bfloat16.
+    Numbers are compared as numbers, and upper and lower case are equal. The long and the short name
+    of a dtype are equal, such as bfloat16 and bf16.
     """
     own, text = format_scalar(value).strip().casefold(), text.strip().casefold()
     if _DTYPES.get(own, own) == _DTYPES.get(text, text):
@@ -124,10 +134,13 @@ def same_value(value: Any, text: str) -> bool:
 def published_figure(file: str, column: str, **where: Any) -> str | None:
     """Return one published figure as printed, or None if no figure matches.
 
+    A published figure is a value that other authors measured. The figures are in the CSV files of
+    the folder jobs/published.
+
     Args:
         file: name of the CSV file.
-        column: the column of the figure.
-        where: the required value of each other column, or a list of allowed values.
+        column: name of the column that contains the figure.
+        where: for each of some other columns, the required value or a list of allowed values.
 
     Raises:
         TableError: if the file or a column does not exist, or if several figures match.
@@ -142,10 +155,12 @@ def published_figure(file: str, column: str, **where: Any) -> str | None:
 
 
 def published_problems(published: Published) -> list[tuple[tuple[str | int, ...], str]]:
-    """Return the errors in an entry of the key `published` of a table.
+    """Return the errors in the settings that select published figures for a table.
+
+    Published figures are values that other authors measured.
 
     Returns:
-        For each error, the path of the key within the entry, and the error message.
+        For each error, the path of the key within the settings, and the error message.
     """
     try:
         figures = read_figures(published.file)

@@ -8,7 +8,7 @@ from jobs.status import JobState, JobStates, Status
 
 
 def job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
-    """Return the state of every job of these submissions, by submission id and job index.
+    """Return the state of every job of the given submissions, by submission id and job index.
 
     Args:
         manifests: manifests of the submissions.

@@ -1,13 +1,15 @@
 """Writes and reads manifests. A manifest lists the runs and the jobs of one submission.
 
-The manifest is written before the jobs are submitted. In the results folder DIR:
+A run is one combination of parameters. A job executes one or more runs. An attempt is one execution
+of a run. A submission has these files in the results folder DIR:
 
-    DIR/submissions/<id>/manifest.json     the resolved sweep, its runs and its jobs
-    DIR/submissions/<id>/handles.json      for each job, its Slurm id or the local process
-    DIR/submissions/<id>/jobs/<index>/     logs of the job, and state.json of its worker
-    DIR/artifacts/<run>-<repeat>-<attempt>/   files that an attempt of a run wrote
+    DIR/submissions/<id>/manifest.json     the merged sweep file, the runs and the jobs
+    DIR/submissions/<id>/handles.json      for each job, its Slurm id or its local process
+    DIR/submissions/<id>/jobs/<index>/     logs of the job, and state.json: the run it executes now
+    DIR/artifacts/<run>-<repeat>-<attempt>/   files that the benchmark wrote during an attempt
 
-Each submission has a separate folder, so concurrent submissions do not conflict.
+The manifest is written before the jobs are submitted. Each submission has a separate folder, so
+concurrent submissions do not conflict.
 """
 
 from __future__ import annotations
@@ -56,14 +58,14 @@ class Job:
 
 @dataclass(frozen=True)
 class SlurmHandle:
-    """A job that was submitted to Slurm."""
+    """The Slurm id of a job that was submitted to Slurm."""
 
     job_id: str  # "123", or "123_4" for an element of a job array
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of a submission's manifest.json and handles.json."""
+    """The runs and jobs of one submission, as stored in its manifest.json and handles.json."""
 
     folder: Path  # the results folder, DIR
     id: str
@@ -81,7 +83,7 @@ class Manifest:
 
     @property
     def path(self) -> Path:
-        """The submission's folder."""
+        """The folder of the submission: `submissions/<id>` in the results folder."""
         return self.folder / SUBMISSIONS / self.id
 
     @property
@@ -101,7 +103,10 @@ class Manifest:
         return self.path / "jobs" / str(index)
 
     def artifacts(self, run: str, repeat: int, attempt: int) -> Path:
-        """Return the folder for files of an attempt. It exists only if the benchmark creates it."""
+        """Return the folder for files of an attempt, which is one execution of a run.
+
+        The folder exists only if the benchmark creates it.
+        """
         return self.folder / ARTIFACTS / f"{run}-{repeat}-{attempt}"
 
 
@@ -161,7 +166,11 @@ def write_manifest(manifest: Manifest) -> None:
 
 
 def write_handles(manifest: Manifest) -> None:
-    """Write handles.json: the Slurm id of each job, or the local process that runs the job."""
+    """Write the file handles.json.
+
+    For a Slurm submission, the file contains the Slurm id of each job. Otherwise it contains the
+    local process that runs the jobs.
+    """
     handles = {
         str(index): {"slurm": handle.job_id} if isinstance(handle, SlurmHandle) else asdict(handle)
         for index, handle in manifest.handles.items()
@@ -251,7 +260,10 @@ def _manifest(path: Path, data: dict[str, Any], handles: dict[str, Any]) -> Mani
 
 
 def _without_texts(sweep: dict[str, Any]) -> dict[str, Any]:
-    """Remove the key `text` from tables. Older versions of the project wrote this key."""
+    """Remove the key `text` from the tables of a sweep.
+
+    Older versions of the project wrote this key to manifests.
+    """
     tables = [
         {key: value for key, value in table.items() if key != "text"}
         for table in sweep.get("tables", [])

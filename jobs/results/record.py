@@ -1,6 +1,6 @@
-"""The record of one attempt of one run, stored as one line of JSON.
+"""The record of one attempt, stored as one line of JSON. An attempt is one execution of a run.
 
-`record_writer` writes records, `record_reader` reads them.
+The module `record_writer` writes records. The module `record_reader` reads records.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ Text = Annotated[str, BeforeValidator(lambda v: _encodable(v) if isinstance(v, s
 
 
 def _encodable(value: Any) -> Any:
-    """Replace lone surrogates in all strings of a value by "?", and return the value."""
+    """Return a value in which all strings can be encoded as UTF-8.
+
+    Characters that UTF-8 cannot encode, which are lone surrogates, are replaced by "?".
+    """
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
@@ -53,9 +56,10 @@ def _encodable(value: Any) -> Any:
 
 
 def _shared(value: Any, info: ValidationInfo) -> Any:
-    """Return the first of all equal values, so that records share one copy.
+    """Return the first value that equals the given value, so that records share one copy.
 
-    The values are cached in the validation context. Without a context, return the given value.
+    All values are cached in the context of the pydantic validation. If there is no context, the
+    given value is returned.
     """
     return value if info.context is None else info.context.setdefault(repr(value), value)
 
@@ -90,8 +94,10 @@ class Failure(_Part):
 class Measurements(_Part):
     """The results that the function `run` of a benchmark returned.
 
-    The keys of all dicts except `facts` are phases, such as "forward". In a run with several ranks,
-    each phase of samples_ms and peak_memory_bytes has a list with one element per rank.
+    A phase is a part of the benchmark that is measured separately, such as "forward". The keys of
+    all dicts except `facts` are phases. In a run with several ranks, each phase of `samples_ms` and
+    `peak_memory_bytes` has a list with one element per rank. `facts` contains any other results by
+    name.
     """
 
     samples_ms: dict[str, Samples | Annotated[list[Samples], Field(min_length=1)]] = {}
@@ -105,7 +111,7 @@ class Measurements(_Part):
 
 
 class Seconds(_Part):
-    """Time that an attempt spent in each stage, in seconds."""
+    """Time that each stage of an attempt took, in seconds. An attempt is one execution of a run."""
 
     waiting: float | None = None  # from the submission to the start of the worker
     starting: float | None = None  # from the start of the attempt to the call of run()
@@ -114,7 +120,10 @@ class Seconds(_Part):
 
 
 class Record(_Part):
-    """One attempt of one run. It has `measurements` if and only if its status is ok."""
+    """The outcome of one attempt. An attempt is one execution of a run.
+
+    The field `measurements` is set if and only if the status is `ok`.
+    """
 
     schema_version: int = SCHEMA_VERSION
     run: str

@@ -1,6 +1,7 @@
-"""Reads the records of a results folder, which are JSON lines in DIR/records/.
+"""Reads the records of a results folder, which are JSON lines in the files of DIR/records/.
 
-Lines that are damaged or have a later schema version are reported and skipped.
+Lines that are damaged are reported and skipped, and so are lines that a later version of the
+project wrote.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class _Versioned(BaseModel):
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that cannot be read.
+    """A line of a record file that cannot be read.
 
-    The line is damaged, e.g. by a full disk, or it has a later schema version.
+    The line is damaged, e.g. because the disk was full, or a later version of the project wrote it.
     """
 
     path: Path
@@ -47,8 +48,8 @@ def parse_lines(
     Args:
         data: the content of the file. Empty lines are ignored.
         path: path of the file, for messages.
-        shared: cache that lets records share equal values, to save memory. Pass the same dict for
-            all files. None: no cache.
+        shared: cache of values that occur in many records, so that the records can share one copy.
+            Pass the same dict for all files. If it is None, nothing is shared.
     """
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
@@ -74,7 +75,10 @@ def parse_lines(
 
 
 def _later_version(line: bytes) -> str | None:
-    """Return an error message if a line has a later schema version, else None."""
+    """Return an error message if a later version of the project wrote this line, else None.
+
+    The version is the field `schema_version` of a record.
+    """
     try:
         version = _Versioned.model_validate_json(line).schema_version
     except ValidationError:
@@ -100,9 +104,10 @@ def iter_records(folder: Path) -> Iterator[Record | BadLine]:
 
 @contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-    """Pause the garbage collector, which only frees reference cycles. Records form no cycles.
+    """Pause Python's garbage collector while records are read.
 
-    The collector would take a third of the time to read 100,000 records.
+    The collector frees only reference cycles, and records form no cycles. With the collector, a
+    third of the time to read 100,000 records would be spent in it.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -146,7 +151,8 @@ class RecordTail:
     def new(self) -> list[Record]:
         """Return the records that were written since the previous call.
 
-        The first call returns all records. Lines that cannot be read are skipped.
+        The first call returns all records. A line that cannot be read is skipped. A line that is
+        still being written is left to a later call.
         """
         records = []
         for path in sorted(self._folder.glob("*.jsonl")):

@@ -1,7 +1,8 @@
-"""Determines the state of every run of a results folder, from manifests, records and jobs.
+"""Determines the status of every run in a results folder, from manifests, records and job states.
 
-A run is `ok` only if it has a record with status ok. If a job ended without a record of a run, the
-run gets the final state that Slurm reports for the job, or else `killed`.
+A run is `ok` only if it has a record with status `ok`. If a job ended without a record of a run,
+the status of the run is derived from the state of the job, and is for example `cancelled` or
+`killed`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _RUNS_AGAIN_IN_ITS_JOB = (Status.preempted, Status.cancelled)
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """State of a task. A task is one repeat of a run."""
+    """The state of a task. A task is one repeat of a run.
+
+    A sweep with `repeats: 3` has three tasks for each run.
+    """
 
     run: Run
     repeat: int
@@ -39,7 +43,7 @@ class TaskState:
 
 @dataclass(frozen=True)
 class Observation:
-    """State of a results folder at one moment."""
+    """The state of a results folder at one moment: its submissions, records, jobs and runs."""
 
     folder: Path
     manifests: list[Manifest]
@@ -54,7 +58,7 @@ class Observation:
 
 
 def observe(folder: Path) -> Observation:
-    """Read the state of a results folder.
+    """Read a results folder: its submissions, its records and the status of each run.
 
     Raises:
         FileNotFoundError: if the folder contains no submissions.
@@ -101,15 +105,15 @@ def _job_tasks(
     latest_here: dict[TaskKey, Record | None],
     best: dict[TaskKey, Record],
 ) -> Iterator[tuple[TaskKey, TaskState]]:
-    """Yield the state of each task of a job.
+    """Yield the state of each task of a job. A task is one repeat of a run.
 
     Args:
         manifest: manifest of the submission.
         job: the job.
         state: state of the job.
-        latest_here: latest record of each task in this submission, or None.
-        best: latest ok record of each task in all submissions. If a task has no ok record, its
-            latest record.
+        latest_here: for each task of the job, its latest record in this submission, or None.
+        best: for each task with records in any submission, its latest record with status ok. If no
+            record has status ok, the latest record.
     """
     if not state.status.is_live and None in latest_here.values():
         state = with_last_words(manifest, job, state)
@@ -133,10 +137,14 @@ def _job_tasks(
 
 
 def _superseded(manifests: list[Manifest], notes: list[str]) -> set[str]:
-    """Return the ids of the runs of outdated benchmark versions, and add a note about them.
+    """Return the ids of the runs that belong to an outdated version of their benchmark.
 
-    A version is outdated if the folder has runs of a newer version of the same benchmark. Results
-    of different versions are not comparable.
+    A version is outdated if the results folder has runs of a newer version of the same benchmark.
+    Results of different versions are not comparable, so these runs are not shown.
+
+    Args:
+        manifests: manifests of all submissions in the folder.
+        notes: list to which a note for the user is added if there are outdated runs.
     """
     newest: dict[str, int] = {}
     for manifest in manifests:
@@ -157,7 +165,7 @@ def _superseded(manifests: list[Manifest], notes: list[str]) -> set[str]:
 
 
 def summary(observation: Observation) -> dict[str, Any]:
-    """Return the state of a results folder as JSON data, for `status --json`."""
+    """Return the state of a results folder as JSON data, for the command `status --json`."""
     return {
         "folder": str(observation.folder),
         "submissions": [

@@ -38,10 +38,10 @@ _NOISE = re.compile(
 
 
 def slurm_job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
-    """Return the states of the jobs of Slurm submissions, by submission id and job index.
+    """Return the state of each job of Slurm submissions, by submission id and then by job index.
 
-    squeue shows an ended job only for a limited time. The last states of ended jobs are therefore
-    saved in the file ENDED.
+    squeue shows an ended job only for a limited time. Therefore the last known states of ended jobs
+    are saved in the file `ended.json` in the folder of the submission.
 
     Args:
         manifests: manifests of the submissions.
@@ -166,10 +166,19 @@ def squeue(job_ids: list[str]) -> dict[str, str] | None:
 
 
 def with_last_words(manifest: Manifest, job: Job, state: JobState) -> JobState:
-    """Return the state of a job, with the last line of the job's stderr added to the detail.
+    """Add the last line of a job's stderr to the detail of the job's state.
 
-    This line often shows the cause, e.g. a setup command that failed. If stderr reports that the
-    memory limit was exceeded, the status `killed` is replaced by `oom`.
+    The detail is a text for the user. The last line often shows why the job failed, e.g. a setup
+    command that was not found. Lines that Slurm itself writes when a job ends are skipped. If
+    stderr reports that the memory limit was exceeded, the status `killed` is replaced by `oom`.
+
+    Args:
+        manifest: manifest of the job's submission.
+        job: the job.
+        state: state of the job.
+
+    Returns:
+        The new state. If the job has no readable stderr, `state` is returned.
     """
     job_id = manifest.slurm_ids.get(job.index)
     if job_id is None:

@@ -1,7 +1,8 @@
-"""Writes and reads the current state of a worker, in `state.json` in the folder of the job.
+"""Writes and reads `state.json`, which says which run a worker is executing.
 
-`jobs status` reads from this file which run is executing. If a worker dies, the next worker of the
-job reads from this file which run was executing.
+A worker is a process that executes the runs of a job, one after another. The file is in the folder
+of the job. The command `jobs status` reads the file. If a worker dies, the next worker of the same
+job also reads the file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from jobs.json_files import write_json
 
 
 class RunningAttempt(BaseModel):
-    """The attempt that a worker is executing."""
+    """The attempt that a worker process is executing. An attempt is one execution of a run."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -27,7 +27,10 @@ class NoBenchmark(LookupError):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The properties of a benchmark module that the launcher needs."""
+    """The name, version, parameters and default values of a benchmark.
+
+    They are read from the module of the benchmark, without running it.
+    """
 
     name: str
     version: int
@@ -37,7 +40,7 @@ class Benchmark:
 
     @property
     def fields(self) -> list[str]:
-        """The names of the parameters."""
+        """The names of the parameters of the benchmark."""
         return list(self.params.model_fields)
 
 
@@ -67,7 +70,8 @@ class Benchmarks:
 def short_name(name: str) -> str:
     """Return the name of a benchmark without the prefix `systems.benchmarks.`.
 
-    Run ids are computed from the short name, so the long name gives the same ids.
+    Run ids are computed from the name without the prefix. Therefore a sweep file may use either
+    name, and the run ids are the same.
     """
     return name.removeprefix("systems.benchmarks.")
 
@@ -117,13 +121,13 @@ def known_benchmarks() -> list[str]:
 
 
 def load_benchmark(name: str) -> Benchmark:
-    """Load a benchmark: its name, version, parameters and defaults.
+    """Load a benchmark: its name, version, parameters and default values.
 
-    This imports the benchmark's module, which must not import torch.
+    The module of the benchmark is imported. It must not import torch.
 
     Raises:
         NoBenchmark: if the benchmark does not exist, if its import fails, or if one of its
-            parameters has a name that is reserved for tables.
+            parameters has a name that tables use for something else, such as `phase`.
     """
     try:
         module = benchmark_module(name)
@@ -163,7 +167,8 @@ def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
 
     Args:
         own: name of the default benchmark.
-        others: names of the benchmarks of the cases. None stands for the default benchmark.
+        others: names of the benchmarks of the cases. None means that a case uses the default
+            benchmark.
 
     Raises:
         NoBenchmark: if a benchmark cannot be loaded; see `load_benchmark`.
@@ -174,7 +179,12 @@ def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
 
 
 def adapter(field: FieldInfo, config: Any = None) -> TypeAdapter[Any]:
-    """Return a pydantic validator for one parameter."""
+    """Return a pydantic validator for one parameter of a benchmark.
+
+    Args:
+        field: the parameter, as a field of the benchmark's pydantic model.
+        config: the pydantic configuration of the validator.
+    """
     annotation: Any = field.annotation
     if field.metadata:
         annotation = Annotated[annotation, *field.metadata]

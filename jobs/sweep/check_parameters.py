@@ -1,9 +1,12 @@
-"""Checks the parameters of a sweep, its `exclude` entries, its filter and `$parameter` references.
+"""Checks the parameters of a sweep file, and the settings that name parameters.
 
-A block is one case of the sweep, or the top level of the file. Each case may have a different
-benchmark. A parameter at the top level applies to every case whose benchmark has this parameter.
-A comparison, such as `seq_len > 4096`, applies to the runs whose benchmark has all parameters in
-the comparison.
+Settings that name parameters are the entries of `exclude`, the filter of the option `--filter`, and
+values such as `$nodes` in the keys `resources` and `launch`.
+
+A block is an entry of `cases`, or the top level of the file. Each case may have a different
+benchmark. A parameter at the top level applies to every case whose benchmark has this parameter. A
+comparison, such as `seq_len > 4096`, applies to the runs whose benchmark has all parameters in the
+comparison.
 """
 
 from __future__ import annotations
@@ -31,8 +34,13 @@ ByBenchmark = dict[str, Condition]  # parsed condition, by name of the benchmark
 def comparison(text: str, benchmarks: Benchmarks) -> ByBenchmark:
     """Parse a comparison for each benchmark that has all parameters in the comparison.
 
-    It is enough if one of these benchmarks accepts the values in the comparison. For example,
-    `mode == exact` is False for the runs of a benchmark without this mode.
+    A value in the comparison needs to be valid in only one of these benchmarks. For example,
+    `mode == exact` is allowed if one benchmark has the mode "exact". For the runs of a benchmark
+    without this mode, the comparison is False.
+
+    Args:
+        text: the comparison, such as `seq_len > 4096`.
+        benchmarks: the benchmarks of the sweep.
 
     Returns:
         The parsed condition for each of these benchmarks, by name of the benchmark.
@@ -76,21 +84,26 @@ def _unchecked(text: str, benchmark: Benchmark) -> Condition | None:
 
 
 def equality(values: Mapping[str, Any], benchmarks: Benchmarks) -> ByBenchmark:
-    """Return a condition that is True if every given parameter has its given value.
+    """Return conditions that are True if every given parameter has its given value.
 
     Args:
-        values: the required value of each parameter, or a list of allowed values.
+        values: for each parameter, the required value or a list of allowed values.
         benchmarks: the benchmarks of the sweep.
 
     Returns:
-        The condition for each benchmark that has all given parameters, by name of the benchmark.
+        One condition for each benchmark that has all given parameters, by name of the benchmark.
     """
     condition = Condition.equal(values)
     return {b.name: condition for b in benchmarks if values.keys() <= set(b.fields)}
 
 
 def exclusions(sweep: Sweep, benchmarks: Benchmarks) -> list[ByBenchmark]:
-    """Parse the `exclude` entries of a valid sweep into conditions."""
+    """Parse the `exclude` entries of a valid sweep. Runs that match an entry are left out.
+
+    Returns:
+        For each entry, the condition for each benchmark to which it applies, by name of the
+        benchmark.
+    """
     return [
         equality(item, benchmarks) if isinstance(item, dict) else comparison(item, benchmarks)
         for item in sweep.exclude
@@ -98,7 +111,15 @@ def exclusions(sweep: Sweep, benchmarks: Benchmarks) -> list[ByBenchmark]:
 
 
 def check_parameters(document: Document, benchmarks: Benchmarks) -> list[Problem]:
-    """Return the errors in the parameters, `exclude`, filter and `$parameter` references."""
+    """Return the errors in a sweep file's parameters and in the settings that name parameters.
+
+    Settings that name parameters are the entries of `exclude`, the filter of the option `--filter`,
+    and values such as `$nodes` in the keys `resources` and `launch`.
+
+    Args:
+        document: the parsed sweep file.
+        benchmarks: the benchmarks of the sweep.
+    """
     checks = _Checks(document, benchmarks)
     checks.parameters()
     checks.conditions()
@@ -107,7 +128,10 @@ def check_parameters(document: Document, benchmarks: Benchmarks) -> list[Problem
 
 
 class _Checks:
-    """Collects errors in a sweep. Values of a wrong type are left to `validate_schema`."""
+    """Checks the parameters of a sweep file, and collects the errors in `problems`.
+
+    Values of a wrong type are skipped, because `validate_schema` reports them.
+    """
 
     def __init__(self, document: Document, benchmarks: Benchmarks):
         self.document = document
@@ -123,7 +147,7 @@ class _Checks:
         self.problems.append(Problem(self.document.at_key(path), what))
 
     def blocks(self) -> Iterator[tuple[DataPath, dict[str, Any]]]:
-        """Yield the path and the data of the top level and of each case."""
+        """Yield the path and the data of the sweep file's top level, then of each case."""
         yield (), self.document.data
         cases = self.document.data.get("cases")
         for i, case in enumerate(cases if isinstance(cases, list) else []):
@@ -135,14 +159,16 @@ class _Checks:
     ) -> list[Benchmark]:
         """Return the benchmarks to which a setting in a block applies.
 
-        A setting in a case applies to the benchmark of the case. A setting at the top level applies
-        to the benchmarks of the cases that do not replace the setting. If every case replaces the
-        setting, it is checked against the benchmarks of all cases.
+        A block is a case, or the top level of the sweep file. A setting in a case applies to the
+        benchmark of the case. A setting at the top level applies to the benchmarks of the cases
+        that do not replace the setting. If every case replaces the setting, the benchmarks of all
+        cases are returned, so that the setting is checked anyway.
 
         Args:
             prefix: path of the block, empty for the top level.
             block: data of the block.
-            replaced: function that returns True if the given case replaces the setting.
+            replaced: function that takes the data of a case. It returns True if the case replaces
+                the setting.
         """
         if prefix:
             return [benchmark_of(block, self.benchmarks)]
@@ -151,9 +177,10 @@ class _Checks:
         return list((inherit or every).values())
 
     def parameters(self) -> None:
-        """Check the names and values of all parameters.
+        """Check the names and values of all parameters, and collect the errors.
 
-        Also check that no block sets a parameter twice, and that zip lists have equal lengths.
+        A block is a case, or the top level of the sweep file. A block must not set a parameter
+        twice. The lists in the key `zip` of a block must have equal lengths.
         """
         for prefix, block in self.blocks():
             seen: dict[str, str] = {}
@@ -184,10 +211,16 @@ class _Checks:
                 )
 
     def having(self, prefix: DataPath, block: dict[str, Any], name: str) -> list[Benchmark]:
-        """Return the benchmarks that have a parameter and use the value given in this block.
+        """Return the benchmarks that use the value which a block gives to a parameter.
 
-        If every case with the parameter replaces the value at the top level, return one benchmark
-        with the parameter, so that the value is checked anyway.
+        A block is a case, or the top level of the sweep file. A case that sets the parameter does
+        not use the value at the top level. If no case uses the value at the top level, one
+        benchmark with the parameter is returned, so that the value is checked anyway.
+
+        Args:
+            prefix: path of the block, empty for the top level.
+            block: data of the block.
+            name: name of the parameter.
         """
         given = self.benchmarks_of(prefix, block, partial(_sets, name=name))
         having = [benchmark for benchmark in given if name in benchmark.fields]
@@ -205,7 +238,14 @@ class _Checks:
     def values(
         self, path: DataPath, name: str, values: Iterable[Any], having: list[Benchmark]
     ) -> None:
-        """Check each value of a parameter against all given benchmarks."""
+        """Check the values of one parameter, and collect the errors.
+
+        Args:
+            path: path of the parameter in the sweep file.
+            name: name of the parameter.
+            values: the values. Lists and mappings are skipped.
+            having: the benchmarks that use these values.
+        """
         for i, value in enumerate(values):
             place = (*path, i)  # for a single value, `Document.at` ignores the index
             if not isinstance(value, (list, dict)):
@@ -216,7 +256,10 @@ class _Checks:
                         self.at(place, wrong + of)
 
     def conditions(self) -> None:
-        """Check the parameters and values in `exclude` and in the filter."""
+        """Check the entries of `exclude` and the filter, and collect the errors.
+
+        Their parameters must exist, and the values must be valid for these parameters.
+        """
         kind = dict[str, Scalar | list[Scalar]] | str
         for path, item in valid_entries(self.document, "exclude", kind):
             if not item:
@@ -236,9 +279,14 @@ class _Checks:
             self.at(path, str(error))
 
     def equalities(self, path: DataPath, values: dict[str, Any]) -> None:
-        """Check that the parameters of an `exclude` mapping exist and that their values are valid.
+        """Check an entry of `exclude` that gives required values of parameters.
 
-        A value is valid if one benchmark accepts it.
+        Each parameter must exist, and at least one benchmark must have all of them. Each value must
+        be valid in at least one benchmark. Errors are collected in `problems`.
+
+        Args:
+            path: path of the entry in the sweep file.
+            values: for each parameter, the required value or a list of allowed values.
         """
         fields = self.benchmarks.fields
         unknown = [name for name in values if name not in fields]
@@ -266,7 +314,10 @@ class _Checks:
                     self.at((*path, name, i), str(wrong[0]))
 
     def references(self) -> None:
-        """Check that each `$parameter` in resources and launch names a parameter."""
+        """Check values such as `$nodes` in `resources` and `launch`, and collect the errors.
+
+        The name after the `$` must be a parameter of the benchmark.
+        """
         for prefix, block in self.blocks():
             for section in ("resources", "launch"):
                 given = block.get(section)

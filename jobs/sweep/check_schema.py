@@ -1,7 +1,7 @@
-"""Checks a sweep file against the schema, and provides helpers for the other checks.
+"""Checks the keys and types of a sweep file, and provides functions for the other checks.
 
-`check_parameters` checks parameters, conditions and references; `check_views` checks tables and
-plots. All checks report every error that they find, not only the first one.
+The module `check_parameters` checks parameters and comparisons. The module `check_views` checks
+tables and plots. Each check reports every error that it finds, not only the first one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ NOT_OF_LISTS = {"value", "columns", "baseline", "phase", "statistic", "direction
 
 
 def validate_schema(document: Document, problems: list[Problem]) -> Sweep | None:
-    """Return the sweep in a document, or None if the document is invalid.
+    """Check the keys and types of a sweep file, and return the sweep, or None if there are errors.
 
-    Errors are added to `problems`.
+    Args:
+        document: the parsed sweep file.
+        problems: list to which the errors are added.
     """
     try:
         return Sweep.model_validate(document.data)
@@ -63,7 +65,13 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
 
 
 def _expected(item: Any) -> str:
-    """Describe the values that are valid where a pydantic error occurred; suggest a similar one."""
+    """Return text that says which values are valid at the place of a pydantic error.
+
+    If the invalid value resembles a valid value, the text suggests the valid value.
+
+    Args:
+        item: one error, an element of `ValidationError.errors()`.
+    """
     text: str = item["msg"]
     for prefix in ("Input should be ", "Value error, "):
         text = text.removeprefix(prefix)
@@ -81,9 +89,10 @@ def _shown(value: Any) -> str:
 
 
 def _locate(loc: tuple[str | int, ...], data: Any) -> DataPath:
-    """Convert the location of a pydantic error to a path in the data.
+    """Convert the location in a pydantic error to a path in the data.
 
-    For a union, pydantic adds the name of the type to the location. Such names are left out.
+    A path is a tuple of keys and indices. If a field has a union type, the location also contains
+    the name of a type. The path does not contain this name.
     """
     path: list[str | int] = []
     here = data
@@ -96,7 +105,11 @@ def _locate(loc: tuple[str | int, ...], data: Any) -> DataPath:
 
 
 def _valid_keys(path: DataPath) -> list[str]:
-    """Return the valid keys of the mapping that contains the key at a path."""
+    """Return the valid keys of a mapping in a sweep file, for an error message.
+
+    Args:
+        path: path of an unknown key in the mapping, as a tuple of keys and indices.
+    """
     models: dict[str, type[BaseModel]] = {
         "resources": Resources,
         "launch": Launch,
@@ -115,7 +128,7 @@ def _valid_keys(path: DataPath) -> list[str]:
 
 
 def value_check(benchmark: Benchmark) -> Check:
-    """Return a function that checks one value of one parameter.
+    """Return a function that checks one value of one parameter of the benchmark.
 
     The function takes the name of a parameter and a value. It returns an error message if the
     parameter cannot have this value, else None.
@@ -140,10 +153,11 @@ def value_check(benchmark: Benchmark) -> Check:
 
 
 def literal_check(benchmark: Benchmark) -> Check:
-    """Return a function that checks a literal in a comparison with a parameter.
+    """Return a function that checks a plain value that is compared with a parameter.
 
-    It works like the function that `value_check` returns, but also accepts a whole number written
-    as a float, such as 128.0, for an integer parameter.
+    For example, 128 is the plain value in `seq_len == 128`. The function takes the name of the
+    parameter and the value. It returns an error message if the parameter can never equal the value,
+    else None. For an integer parameter, a whole number may be written as a float, such as 128.0.
     """
     check = value_check(benchmark)
 
@@ -156,12 +170,13 @@ def literal_check(benchmark: Benchmark) -> Check:
 
 
 def valid_entries(document: Document, key: str, kind: Any) -> Iterator[tuple[DataPath, Any]]:
-    """Yield the path and value of each valid entry in a list of the document.
+    """Yield the path and the value of each valid entry of a list in the sweep file.
 
     Args:
-        document: the sweep file.
-        key: the key of the list.
-        kind: the type of an entry. Invalid entries are skipped: `validate_schema` reports them.
+        document: the parsed sweep file.
+        key: the key of the list, at the top level of the file.
+        kind: the type that an entry must have. Other entries are skipped, because `validate_schema`
+            reports them.
     """
     items = document.data.get(key)
     is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
@@ -176,13 +191,25 @@ def valid_entries(document: Document, key: str, kind: Any) -> Iterator[tuple[Dat
 def run_blocks(
     document: Document, benchmarks: Benchmarks
 ) -> list[tuple[dict[str, Any], Benchmark]]:
-    """Return the cases, or the top level of a sweep without cases, each with its benchmark."""
+    """Return the blocks of a sweep file that describe runs, each with its benchmark.
+
+    The blocks are the entries of the key `cases`. If there are no cases, the only block is the top
+    level of the file.
+    """
     cases = document.data.get("cases")
     blocks = [case for case in cases if isinstance(case, dict)] if isinstance(cases, list) else []
     return [(block, benchmark_of(block, benchmarks)) for block in blocks or [document.data]]
 
 
 def benchmark_of(block: dict[str, Any], benchmarks: Benchmarks) -> Benchmark:
-    """Return the benchmark that a case or sweep names, or else the sweep's default benchmark."""
+    """Return the benchmark of a case, or of the top level of a sweep file.
+
+    The key `benchmark` names the benchmark. Without this key, the default benchmark of the sweep is
+    returned.
+
+    Args:
+        block: the data of the case or of the top level.
+        benchmarks: the benchmarks of the sweep.
+    """
     name = block.get("benchmark")
     return benchmarks.of(name if isinstance(name, str) else None)

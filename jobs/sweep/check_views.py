@@ -1,6 +1,7 @@
 """Checks the tables and plots of a sweep before submission.
 
-The checks use the parameters of the benchmark that a table or plot shows, and the sweep's runs.
+`check_views` checks them against the parameters of the benchmark whose runs they show. After the
+sweep is expanded into runs, `view_problems` checks them against these runs.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ from jobs.sweep.strict_yaml import DataPath, Document
 def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
     """Check a table or plot against the runs of its benchmark.
 
-    The condition `where` must be valid for every run. At most one published figure may fit each
-    cell of a table.
+    It must be possible to evaluate the condition `where` for every run. A cell for published
+    figures (values that other authors measured) must not match more than one figure.
+
+    Args:
+        view: the table or plot.
+        runs: the runs of the benchmark that the table or plot shows.
 
     Yields:
         For each error, the path of the key within the table or plot, and the error message.
@@ -57,9 +62,10 @@ def _ambiguous_figures(table: Table, runs: Sequence[Run]) -> Iterator[tuple[Data
 
 
 def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
-    """Return the errors in a sweep's tables and plots.
+    """Return the errors in the tables and plots of a sweep file.
 
-    Each table or plot shows the runs of one benchmark and is checked against its parameters.
+    Each table or plot shows the runs of one benchmark. It is checked against the parameters of this
+    benchmark.
     """
     used = {benchmark.name: benchmark for _, benchmark in run_blocks(document, benchmarks)}
     problems: list[Problem] = []
@@ -81,7 +87,7 @@ def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
 
 
 class _ViewCheck:
-    """Checks a table or plot against its benchmark."""
+    """Checks one table or plot against the parameters of its benchmark."""
 
     def __init__(self, document: Document, benchmark: Benchmark):
         self.document = document
@@ -122,11 +128,11 @@ class _ViewCheck:
                 self.at((*path, "published", i, *place), what)
         if table.list_fact is not None:
             for key in NOT_OF_LISTS & table.model_fields_set:
-                self.at_key((*path, key), f"{key}: not allowed together with list")
+                self.at_key((*path, key), f"{key}: not allowed together with the key 'list'")
             self.dims(path, {"rows": table.rows}, without=("phase", "value"))
             return
         if table.limit is not None:
-            self.at_key((*path, "limit"), "limit: only allowed together with list")
+            self.at_key((*path, "limit"), "limit: only allowed together with the key 'list'")
         self.value_and_unit(path, table)
         self.dims(path, {"rows": table.rows, "columns": table.columns})
         self.baseline(path, table)
@@ -155,18 +161,21 @@ class _ViewCheck:
             valid = ", ".join(can) or "none; remove this key"
             what = f"unit: {given} cannot be shown in {view.unit} (valid: {valid})"
             if any(value.startswith(NAMED) for value in values):
-                what += "; the name of a fact ends with its unit: _ms, _seconds or _bytes"
+                what += "; only names with the suffix _ms, _seconds or _bytes have a unit"
             self.at((*path, "unit"), what)
 
     def dims(
         self, path: DataPath, dims: dict[str, list[str]], without: tuple[str, ...] = ()
     ) -> None:
-        """Check that each name is a parameter or a name in PSEUDO, such as phase, and is used once.
+        """Check the keys of a table or plot that list parameters, such as `rows` and `columns`.
+
+        Each name must be a parameter of the benchmark, or one of the names `phase`, `device`,
+        `repeat` and `value`. A name may occur only once. Errors are collected in `problems`.
 
         Args:
-            path: path of the table or plot.
-            dims: the names by key, such as rows or columns.
-            without: names in PSEUDO that are not allowed.
+            path: path of the table or plot in the sweep file.
+            dims: for each key, the names that it lists.
+            without: names that are not allowed in this table or plot, such as `phase`.
         """
         seen: dict[str, str] = {}
         known = [name for name in (*self.fields, *PSEUDO) if name not in without]
@@ -189,7 +198,9 @@ class _ViewCheck:
                 what = f"baseline: {name!r} is not one of the table's columns (columns: {columns})"
                 self.at_key((*path, name), what)
             elif name == "value":
-                what = "baseline: 'value' is not allowed; its columns show different quantities"
+                what = (
+                    "baseline: 'value' is not allowed; columns of 'value' show different quantities"
+                )
                 self.at_key((*path, name), what)
             elif name in self.fields:
                 wrong = self.check(name, value)

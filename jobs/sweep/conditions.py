@@ -40,18 +40,21 @@ class ConditionError(ValueError):
 
 
 class UnknownParameter(ConditionError):
-    """Raised if a comparison contains no parameter, or starts with an unknown name."""
+    """Raised if a comparison contains no known parameter, or starts with an unknown name.
+
+    A comparison starts with an unknown name if its left side is a word that is not a parameter.
+    """
 
 
 class Condition:
-    """A parsed comparison, callable with the parameters of a run.
+    """A comparison of parameters, such as `seq_len > 4096`. Call it with the parameters of a run.
 
     Args:
         text: the comparison.
         names: names of the parameters that the comparison may contain.
-        check: function that takes the name of a parameter and a literal. It returns an error
-            message if the parameter can never equal the literal, else None. If `check` is None,
-            literals are not checked.
+        check: function that checks the plain values in the comparison, such as 4096. It takes the
+            name of a parameter and a value. It returns an error message if the parameter can never
+            equal the value, else None. If `check` is None, plain values are not checked.
 
     Raises:
         ConditionError: if the text is not a valid comparison of these parameters.
@@ -89,7 +92,7 @@ class Condition:
         """Return a condition that is True if every given parameter has its given value.
 
         Args:
-            values: the required value of each parameter, or a list of allowed values. Names and
+            values: for each parameter, the required value or a list of allowed values. Names and
                 values are not checked.
         """
         condition = cls.__new__(cls)
@@ -170,7 +173,15 @@ class Condition:
         return isinstance(node, ast.Name) and node.id in self._names
 
     def _check_literals(self, term: ast.expr, other: ast.expr, op: ast.cmpop) -> None:
-        """Reject a literal that is no valid value of the parameter, probably a typo."""
+        """Raise ConditionError if a parameter can never equal the plain value in a comparison.
+
+        Probably the value is a typo. Bounds, such as 4096 in `seq_len > 4096`, are not checked.
+
+        Args:
+            term: the side of the comparison that may be a plain value.
+            other: the side that may be a parameter.
+            op: the operator.
+        """
         if self._check is None or not isinstance(other, ast.Name) or other.id not in self._names:
             return
         if self._is_parameter(term):

@@ -1,8 +1,9 @@
-"""Expands a sweep into its runs, each with a stable id.
+"""Expands a sweep into its runs. A run is one combination of a benchmark and its parameters.
 
-A sweep has one or more blocks: its cases, or the sweep itself if it has no cases. The runs of a
-block are the Cartesian product of its grid and zip sections. The runs of a sweep are the union of
-the runs of its blocks.
+A sweep has one or more blocks: its cases, or the sweep itself if it has no cases. The keys `grid`
+and `zip` of a block list values of parameters. The runs of a block are the Cartesian product of the
+parameters in `grid` and the combinations in `zip`. The runs of a sweep are the union of the runs of
+its blocks. The id of a run stays the same if the sweep is expanded again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ MAX_RUNS = 1_000_000  # a larger sweep is probably a typo
 
 @dataclass(frozen=True)
 class Expansion:
-    """The runs of a sweep in execution order, and the numbers of combinations left out."""
+    """The runs of a sweep in execution order, and how many combinations were left out.
+
+    A combination gives each parameter of a benchmark one value.
+    """
 
     runs: list[Run]
     excluded: int  # number of combinations that match an entry of `exclude`
@@ -47,15 +51,17 @@ def expand(loaded: LoadedSweep) -> Expansion:
     """Return the runs of a sweep.
 
     Raises:
-        InputError: if the benchmark rejects a combination of parameters, if the value of
-            a `$parameter` in resources or launch is not a valid number, if a table or plot does
-            not fit the runs, if there are more than MAX_RUNS runs, or if no run is left.
+        InputError: if the sweep has no runs or more than MAX_RUNS (1,000,000) runs. Also if a
+            benchmark rejects a combination of parameters, or if two cases give the same run
+            different resources. Also if the value of a parameter is not valid in `resources` or
+            `launch` (for example, `gpus_per_node: $gpus` requires an integer). Also if a condition,
+            table or plot is not valid for the runs.
     """
     return _Expander(loaded).expansion()
 
 
 class _Expander:
-    """State of one expansion: the runs and the problems found so far."""
+    """Expands one sweep into its runs, and collects the errors."""
 
     def __init__(self, loaded: LoadedSweep):
         self.sweep, self.benchmarks = loaded.sweep, loaded.benchmarks
@@ -119,7 +125,7 @@ class _Expander:
                 first = ".".join(map(str, self.origin[identity]))
                 what = (
                     f"the same run is in {first} with other resources or launch settings; "
-                    "remove it from one of the two"
+                    "remove the run from one of the two"
                 )
                 self.add_problem(self.document.at(path), what, point)
             return
@@ -165,7 +171,7 @@ class _Expander:
             return False
 
     def check_views(self) -> None:
-        """Check tables and plots against the runs."""
+        """Check the tables and plots of the sweep against its runs, and collect the errors."""
         views: dict[str, Sequence[Table | Plot]] = {
             "tables": self.sweep.tables,
             "plots": self.sweep.plots,
@@ -180,8 +186,9 @@ class _Expander:
     def without_effect(self) -> Iterator[Problem]:
         """Yield a warning for each entry of `exclude` that matches no run.
 
-        An entry gets no warning if an override on the command line sets one of its parameters. The
-        override may have removed the runs that the entry excludes.
+        An override is a setting `key=value` on the command line. If an override sets a parameter
+        that occurs in the entry, there is no warning, because the override may have removed the
+        excluded values.
         """
         overridden = {
             path[1]
@@ -197,10 +204,11 @@ class _Expander:
                 )
 
     def lists_all_cases_replace(self) -> Iterator[Problem]:
-        """Yield a warning for each top-level list that has no effect.
+        """Yield a warning for each list at the top level of the sweep file that no case uses.
 
-        A list in the top-level grid or zip gives the values of one parameter. It has no effect if
-        every case sets this parameter. Cases whose benchmark lacks the parameter do not count.
+        A list in the keys `grid` and `zip` gives the values of one parameter. A case that sets this
+        parameter itself does not use the list. Cases whose benchmark does not have the parameter
+        are ignored.
         """
         for axis in ("grid", "zip"):
             for name in getattr(self.sweep, axis):
@@ -232,7 +240,16 @@ class _Expander:
                 self.add_problem(where, message, point)
 
     def where_given(self, block: DataPath, name: str, value: Any) -> DataPath:
-        """Return the path of a parameter's value in a block, or else at the top level."""
+        """Return the path of a parameter's value in the sweep file, for an error message.
+
+        A value in the given block (a case or the top level) is preferred to a value at the top
+        level. If there is no value, return the path of the block.
+
+        Args:
+            block: path of the block.
+            name: name of the parameter.
+            value: value of the parameter. In a list of values, the path of this value is returned.
+        """
         for prefix in (block, ()):
             data = self.document.data["cases"][prefix[1]] if prefix else self.document.data
             for axis in AXES:
@@ -272,7 +289,11 @@ class _Expander:
         return Problem(where, what + self.values_seen())
 
     def values_seen(self) -> str:
-        """Return text that lists the values of each parameter in the filter."""
+        """Return text for an error message that lists values of the parameters in the filter.
+
+        For each parameter that the filter contains, the text lists up to 20 values that it has in
+        the sweep file.
+        """
         seen: dict[str, dict[Any, None]] = {}
         for _, _, fixed, groups in _blocks(self.sweep, self.benchmarks):
             parts = [[fixed], *groups]
@@ -295,7 +316,12 @@ def _with_examples(problem: Problem, points: list[str]) -> Problem:
 
 
 def _wanted_instead(key: str, given: Any) -> str | None:
-    """Describe the valid values of a key if the given value is invalid, else return None."""
+    """Return text that describes the valid values of a key, or None if the given value is valid.
+
+    Args:
+        key: a key of `resources` or `launch`, such as `nodes`.
+        given: the value of the key.
+    """
     number = not isinstance(given, bool) and isinstance(given, (int, float))
     if key == "mem_gb":
         return None if number and given > 0 else "a number above 0"
@@ -310,10 +336,14 @@ Group = list[dict[str, Any]]  # alternative settings of one or more parameters
 def _blocks(
     sweep: Sweep, benchmarks: Benchmarks
 ) -> Iterator[tuple[DataPath, Case | None, dict[str, Any], list[Group]]]:
-    """Yield the path, the case, the fixed parameters and the groups of each block.
+    """Yield the blocks of a sweep. The Cartesian product of a block's groups gives its runs.
 
-    The runs of a block are the Cartesian product of its groups. The case is None for a sweep
-    without cases.
+    A block is a case, or the whole sweep if the sweep has no cases. A group is a list of
+    alternatives, such as `[{"seq_len": 128}, {"seq_len": 256}]`.
+
+    Yields:
+        The path of the block in the sweep file, the case or None, the parameters with one fixed
+        value, and the groups.
     """
     if not sweep.cases:
         yield (), None, sweep.fixed, _groups(sweep.grid, sweep.zip)
@@ -331,7 +361,16 @@ def _blocks(
 
 
 def _groups(grid: dict[str, list[Any]], *zips: dict[str, list[Any]]) -> list[Group]:
-    """Return one group per zip section, then one per key of grid. The last group varies fastest."""
+    """Return groups of settings. Their Cartesian product gives the combinations of parameters.
+
+    A group is a list of alternatives, such as `[{"seq_len": 128}, {"seq_len": 256}]`. The first
+    groups come from `zips`: one group per mapping that is not empty. The other groups come from
+    `grid`: one group per parameter. In the product, the last group varies fastest.
+
+    Args:
+        grid: list of values of each parameter. All combinations of the values are used.
+        zips: mappings of parameters to lists of equal length. The i-th values form one alternative.
+    """
     groups = [
         [dict(zip(z, row, strict=True)) for row in zip(*z.values(), strict=True)] for z in zips if z
     ]

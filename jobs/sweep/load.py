@@ -1,10 +1,13 @@
-"""Loads a sweep file, merges it with its base file, a cluster file and overrides, and checks it.
+"""Loads a sweep file.
 
     loaded = load_sweep(Path("sweeps/flash.yaml"), overrides=["seq_len=[128,256]"])
 
-All errors are reported together, each with its position. The module `schema` declares
-the keys. `check_schema`, `check_parameters` and `check_views` check them. `expand` creates the
-runs.
+The sweep file is merged with its base file (which its key `base` names), with a cluster file, and
+with the overrides from the command line. The result is checked. All errors are reported together,
+each with its position.
+
+The module `schema` declares the keys of a sweep file. The modules `check_schema`,
+`check_parameters` and `check_views` check the values. The module `expand` creates the runs.
 """
 
 from __future__ import annotations
@@ -29,7 +32,10 @@ CLUSTER_KEYS = ["slurm", "resources"]
 
 @dataclass(frozen=True)
 class LoadedSweep:
-    """A validated sweep, its benchmarks, and the document with the positions of its values."""
+    """A validated sweep, its benchmarks and its parsed file.
+
+    The parsed file is used to report errors with their file, line and column.
+    """
 
     sweep: Sweep
     benchmarks: Benchmarks
@@ -64,7 +70,11 @@ def load_sweep(
     if not document.data:
         raise InputError(
             problems
-            or [Problem(document.at(()), "the file is empty; a sweep needs name and benchmark")]
+            or [
+                Problem(
+                    document.at(()), "the file is empty; the keys name and benchmark are required"
+                )
+            ]
         )
     if "filter" in document.data:
         where = document.at_key(("filter",))
@@ -104,15 +114,17 @@ def load_sweep(
 
 
 def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Document:
-    """Read a file, and merge it with the files from which it inherits through `base`.
+    """Read a sweep file or cluster file, and merge it with its base file.
+
+    The base file is the file that the key `base` names. The base file may itself have a base file.
 
     Args:
-        path: the file.
-        problems: list to which problems are added.
+        path: path of the file.
+        problems: list to which errors are added.
         above: resolved paths of the files that inherit from this file, to detect cycles.
 
     Returns:
-        The merged document. Its data is None if the file cannot be read.
+        The merged file. Its `data` is None if the file cannot be read.
     """
     source = str(path)
     try:
@@ -143,7 +155,17 @@ def _kind(data: Any) -> str:
 def _inherit(
     document: Document, path: Path, problems: list[Problem], above: tuple[str, ...]
 ) -> Document:
-    """Read the file that `base` names, and merge the document into it."""
+    """Merge a sweep file with its base file, which is the file that the key `base` names.
+
+    Values of the sweep file replace those of the base file. If the base file cannot be read, the
+    sweep file is returned without the key `base`.
+
+    Args:
+        document: the parsed sweep file.
+        path: path of the sweep file.
+        problems: list to which errors are added.
+        above: resolved paths of the files that inherit from the sweep file, to detect cycles.
+    """
     base = document.data.pop("base")
     where = document.at(("base",))
     if not isinstance(base, str):
@@ -155,7 +177,7 @@ def _inherit(
             Problem(
                 where,
                 f"base: there is no file {str(base_path)!r}; "
-                "the path is relative to the file that names it",
+                "a relative path starts at the folder of this file",
             )
         )
         return document
@@ -169,7 +191,10 @@ def _inherit(
 
 
 def _read_cluster(path: Path, problems: list[Problem]) -> Document:
-    """Read a cluster file. Report and remove all keys that are not in CLUSTER_KEYS."""
+    """Read a cluster file. It may contain only the keys `slurm` and `resources`.
+
+    Each other key is reported as an error and removed.
+    """
     document = _read(path, problems, ())
     if not isinstance(document.data, dict):
         return Document({}, document.source)
@@ -182,10 +207,14 @@ def _read_cluster(path: Path, problems: list[Problem]) -> Document:
 
 
 def _merge(under: Document, over: Document) -> Document:
-    """Merge two documents. Values of `over` replace values of `under`.
+    """Merge two parsed files. Values of `over` replace values of `under`.
 
-    Mappings are merged key by key; all other values are replaced. A parameter that `over` sets in
-    one of fixed, grid and zip is removed from the other two.
+    If both files have a mapping under the same key, such as `resources`, the two mappings are
+    merged key by key. Any other value is replaced as a whole. If `over` sets a parameter in
+    `fixed`, `grid` or `zip`, the parameter is first removed from all three keys of `under`.
+
+    Returns:
+        The merged file, as a new document.
     """
     result = Document(dict(under.data), over.source, dict(under.positions), dict(under.keys))
     for axis in AXES:
@@ -207,7 +236,16 @@ def _merge(under: Document, over: Document) -> Document:
 
 
 def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | None:
-    """Load the benchmarks that a sweep names, or return None if one cannot be loaded."""
+    """Load the benchmarks of a sweep file: the default benchmark and those of the cases.
+
+    Args:
+        document: the parsed sweep file.
+        problems: list to which an error is added for each benchmark that cannot be loaded.
+
+    Returns:
+        The benchmarks. None if one of them cannot be loaded, or if the file has no default
+        benchmark.
+    """
     cases = document.data.get("cases")
     places: list[tuple[DataPath, Any]] = [(("benchmark",), document.data.get("benchmark"))]
     for i, case in enumerate(cases if isinstance(cases, list) else []):

@@ -1,7 +1,8 @@
 """Applies overrides from the command line to a sweep file.
 
-An override is `key=value`. The key is a parameter of a benchmark, a key of the sweep, or a dotted
-path such as `slurm.partition`. A list of values makes a parameter part of the grid.
+An override is `key=value`. The key may be a parameter of a benchmark, a key of the sweep file such
+as `repeats`, or a dotted key such as `slurm.partition`. If a parameter is set to a list, it becomes
+part of the key `grid`, so there are runs for each value in the list.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from jobs.sweep.strict_yaml import DataPath, Document, parse
 def apply_override(
     document: Document, argument: str, fields: list[str], problems: list[Problem]
 ) -> None:
-    """Apply one override to a document.
+    """Apply one override from the command line to a parsed sweep file.
 
     Args:
-        document: the sweep file, changed in place.
-        argument: the override, `key=value`.
-        fields: names of the parameters of the sweep's benchmarks. Any other key must be a key of
-            the sweep.
+        document: the parsed sweep file, changed in place.
+        argument: the override, `key=value`. The key is the name of a parameter, or a key of a sweep
+            file such as `repeats` or `slurm.partition`.
+        fields: names of the parameters of the sweep's benchmarks.
         problems: list to which errors in the override are added.
     """
     where = Position(f"command line: {argument}")
@@ -51,9 +52,10 @@ def apply_override(
 
 
 def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
-    """Set a parameter for all runs, and return its path in the document.
+    """Set a parameter for all runs of a sweep, and return the path of the parameter.
 
-    A list of values is stored in grid, any other value in fixed.
+    If the value is a list, the parameter is set in the key `grid`, else in the key `fixed`. The
+    parameter is removed from all cases, because a case would replace the new value.
     """
     section = "grid" if isinstance(value, list) else "fixed"
     data = document.data
@@ -73,7 +75,13 @@ def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
 
 
 def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
-    """Set the value of a dotted key. Return an error message if that is impossible, else None."""
+    """Set a value in nested mappings. Return an error message if that is impossible, else None.
+
+    Args:
+        data: the outermost mapping, changed in place.
+        path: the keys, from the outermost to the innermost mapping. Missing mappings are created.
+        value: the new value.
+    """
     for i, parent in enumerate(path[:-1]):
         inner = data.get(str(parent))
         if inner is not None and not isinstance(inner, dict):
@@ -91,7 +99,14 @@ def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
 def remove_parameter(
     document: Document, prefix: DataPath, block: dict[str, Any], name: str
 ) -> None:
-    """Remove a parameter from fixed, grid and zip of a block (a case or the top level)."""
+    """Remove a parameter from the keys `fixed`, `grid` and `zip` of a block.
+
+    Args:
+        document: the parsed sweep file. It is changed in place.
+        prefix: path of the block, empty for the top level.
+        block: data of the block, which is a case or the top level of the file.
+        name: name of the parameter.
+    """
     for axis in AXES:
         section = block.get(axis)
         if isinstance(section, dict) and name in section:
@@ -100,7 +115,10 @@ def remove_parameter(
 
 
 def forget(document: Document, path: DataPath) -> None:
-    """Remove the recorded positions of a path and of all paths below it."""
+    """Remove the recorded positions of the value at a path, and of all values inside it.
+
+    Error messages use the recorded positions (file, line and column) of keys and values.
+    """
     for table in (document.positions, document.keys):
         for known in [p for p in table if p[: len(path)] == path]:
             del table[known]

@@ -43,9 +43,10 @@ class _Strict(BaseModel):
 
 
 class Resources(_Strict):
-    """Resources of a job. The keys are those of submitit.
+    """Resources of a job. The keys have the same names as in submitit.
 
-    A value may be `$PARAMETER`: the value of that parameter in each run.
+    A value may be `$NAME`, where NAME is a parameter of the benchmark. Each run then uses its own
+    value of this parameter.
     """
 
     nodes: Positive | Reference = 1
@@ -85,11 +86,11 @@ class Shuffle(_Strict):
 
 
 class Axes(_Strict):
-    """Parameters of the runs.
+    """The keys `fixed`, `grid` and `zip`, which give the parameters of the runs.
 
-    `fixed` has one value per parameter. `grid` has lists whose values are run in all combinations.
-    `zip` has lists of equal length: the first values form one combination, the second values form
-    the next one, and so on.
+    `fixed` has one value per parameter. `grid` has a list of values per parameter, and the runs
+    have all combinations of these values. `zip` has lists of equal length: the first values form
+    one combination, the second values form the next one, and so on.
     """
 
     fixed: dict[str, Scalar] = {}
@@ -98,7 +99,11 @@ class Axes(_Strict):
 
 
 class Case(Axes):
-    """A block of runs. Its parameters replace those of the sweep."""
+    """An entry of the key `cases` of a sweep file. A case describes a part of the sweep's runs.
+
+    A case inherits the parameters and settings at the top level of the file. If the case sets one
+    of them, the value in the case is used.
+    """
 
     benchmark: str | None = None  # default: the sweep's benchmark
     resources: Resources = Resources()
@@ -107,7 +112,11 @@ class Case(Axes):
 
     @field_serializer("resources", "launch")
     def _as_given(self, value: Resources | Launch) -> dict[str, Any]:
-        """Omit unset keys. A case that is read from a manifest then still inherits these keys."""
+        """Return only the keys of `resources` or `launch` that the case sets.
+
+        This mapping is stored in the manifest. A case that is read from the manifest therefore
+        inherits all other keys from the top level.
+        """
         return value.model_dump(exclude_unset=True)
 
 
@@ -117,7 +126,11 @@ SUFFIXES = {"_ms": "ms", "_seconds": "s", "_bytes": "bytes"}
 
 
 def measured_in(value: str) -> str:
-    """Return the unit that the name of a fact contains, or an empty string if there is no unit."""
+    """Return the unit that the name of a value contains: "ms", "s", "bytes" or an empty string.
+
+    For example, `fact.host_ms.forward` is in milliseconds. The suffixes that give a unit are `_ms`,
+    `_seconds` and `_bytes`. They may be at the end of each part of a dotted name.
+    """
     for part in reversed(value.split(".")):
         for suffix, unit in SUFFIXES.items():
             if part.endswith(suffix):
@@ -126,21 +139,36 @@ def measured_in(value: str) -> str:
 
 
 def units_of_measure(unit: str) -> tuple[str, ...]:
-    """Return the units to which a unit can be converted."""
+    """Return the units in which a table can show a quantity that was measured in `unit`.
+
+    For example, a time in "ms" can be shown in "us", "ms" and "s". The result is empty if the unit
+    cannot be converted.
+    """
     if unit in ("ms", "s"):
         return TIME_UNITS
     return BYTE_UNITS if unit == "bytes" else ()
 
 
 def units_of(value: str) -> tuple[str, ...]:
-    """Return the units in which a table can show a value. Empty if the unit is fixed."""
+    """Return the units in which a table can show a value.
+
+    Args:
+        value: name of the value, such as `time` or `fact.host_ms`.
+
+    Returns:
+        Names of units, such as "ms" and "s". Empty if the value cannot be converted to other units.
+    """
     if value.startswith(NAMED):
         return units_of_measure(measured_in(value))
     return {"time": TIME_UNITS, "peak_memory": BYTE_UNITS}.get(value, ())
 
 
 def unknown_value(name: str) -> str | None:
-    """Return an error message if no value has this name, else None."""
+    """Return an error message if tables cannot show a value of this name, else None.
+
+    Valid names are those in VALUES, such as `time`, and names that start with `fact.` or
+    `predicted.`.
+    """
     if name in VALUES or (name.startswith(NAMED) and name not in NAMED):
         return None
     hint = nearest(name, [*VALUES, *(f"{prefix}<name>" for prefix in NAMED)])
@@ -148,7 +176,7 @@ def unknown_value(name: str) -> str | None:
 
 
 class _View(_Strict):
-    """Keys that tables and plots have in common."""
+    """The keys of a sweep file that tables and plots have in common."""
 
     name: Name
     benchmark: str | None = None  # benchmark whose runs are shown; default: the sweep's
@@ -164,9 +192,10 @@ class _View(_Strict):
 
 
 class Table(_View):
-    """A table of the values of runs.
+    """A table that shows results of runs.
 
-    With the key `list`, it shows a list that the benchmark returned, with one row per item.
+    If the key `list` is set, the table shows a list that the benchmark returned. Each item of the
+    list then has one row.
     """
 
     value: str | Annotated[list[str], Field(min_length=1)] = "time"
@@ -190,7 +219,10 @@ class Plot(_View):
 
 
 class Sweep(Axes):
-    """The content of a sweep file after inheritance, overrides and cluster settings are applied."""
+    """The content of a sweep file, merged with its base file, a cluster file and the overrides.
+
+    A sweep file names its base file in the key `base`. The module `load` merges the files.
+    """
 
     name: Name
     description: str = ""

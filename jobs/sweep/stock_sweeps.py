@@ -11,8 +11,11 @@ from jobs.errors import InputError, Position, Problem, nearest
 def sweep_file(path: Path) -> Path:
     """Return `path` if it exists, or else the path of the stock sweep with this name.
 
+    Stock sweeps are sweep files that are installed with the project, such as sweeps/flash.yaml.
+
     Raises:
-        InputError: if neither exists. The message suggests stock sweeps.
+        InputError: if there is neither a file nor a stock sweep with this path. The message
+            suggests stock sweeps.
     """
     try:
         path.stat()

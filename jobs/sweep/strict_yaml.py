@@ -25,7 +25,11 @@ MAX_INT = 2**64
 
 @dataclass
 class Document:
-    """Parsed data, the position of every value and key in it, and the problems found."""
+    """The result of parsing a YAML text: plain data, positions and errors.
+
+    A position is a file, line and column. Positions are stored by path. A path is a tuple of keys
+    and indices that identifies a value or key, such as `("grid", "seq_len", 2)`.
+    """
 
     data: Any = None
     source: str = ""
@@ -34,14 +38,22 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def at(self, path: DataPath) -> Position:
-        """Return the position of the value at a path, or of the nearest enclosing value."""
+        """Return the position (file, line and column) of the value at a path.
+
+        A path is a tuple of keys and indices, such as `("grid", "seq_len", 2)`. If the value has no
+        recorded position, return the position of the innermost enclosing value that has one.
+        """
         for end in range(len(path), -1, -1):
             if path[:end] in self.positions:
                 return self.positions[path[:end]]
         return Position(self.source)
 
     def at_key(self, path: DataPath) -> Position:
-        """Return the position of the key at a path, or `at(path)` if the key has no position."""
+        """Return the position (file, line and column) of the key at a path.
+
+        A path is a tuple of keys and indices, such as `("grid", "seq_len")`. If the key has no
+        recorded position, return `at(path)`.
+        """
         return self.keys.get(path) or self.at(path)
 
 
@@ -76,7 +88,7 @@ _TRAPS: list[tuple[re.Pattern[str], str]] = [
     ),
     (
         re.compile(r"[-+]?(\.[0-9]|[0-9])[0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?$"),
-        "some YAML versions read this as a number, others as text; write it without _",
+        "some YAML versions read this as a number, others as text; write the number without _",
     ),
     (
         re.compile(r"[-+]?\.(inf|Inf|INF|nan|NaN|NAN)$"),
@@ -141,13 +153,22 @@ def _marked(source: str, mark: yaml.Mark) -> Position:
 
 
 def _place(source: str, before: str) -> Position:
-    """Return the position in a source directly after the text `before`."""
+    """Return the position (file, line and column) directly after a text.
+
+    Args:
+        source: name of the file.
+        before: the text of the file up to the position.
+    """
     lines = re.split(r"\r\n|\r|\n", before)
     return Position(source, len(lines), len(lines[-1]) + 1)
 
 
 class _Builder:
-    """Builds plain data from PyYAML's nodes, and records positions and problems."""
+    """Converts PyYAML's nodes to plain Python data.
+
+    The builder adds two things to a `Document`: the position (file, line and column) of each key
+    and value, and the errors.
+    """
 
     def __init__(self, document: Document):
         self.document = document
@@ -190,9 +211,10 @@ class _Builder:
             self.open.discard(id(node))
 
     def tagged(self, node: yaml.Node) -> bool:
-        """Return True if the file gives this node a tag, such as !!int, and report an error.
+        """Report an error and return True if the file gives this node a tag, such as !!int.
 
-        This searches the text of the file, because PyYAML also assigns tags to all other nodes.
+        PyYAML assigns a tag to every node. Therefore this function searches the text of the file
+        for a written tag.
         """
         mark = node.start_mark
         written = mark.buffer is not None and _WRITTEN_TAG.match(mark.buffer, mark.pointer)
@@ -209,7 +231,9 @@ class _Builder:
             if self.tagged(key_node):
                 continue
             if key_node.value == "<<" and key_node.style is None:
-                self.problem(key_node, "merge keys (<<) are not allowed; use base or an alias")
+                self.problem(
+                    key_node, "merge keys (<<) are not allowed; use the key base or an alias"
+                )
                 continue
             problems_before = len(self.document.problems)
             # `on` is a valid key of tables. As a key it is unambiguous: no key is a boolean.

@@ -169,8 +169,11 @@ def test_a_run_that_no_sweep_has_is_told_to_who_makes_the_report(folder: Results
         ('{{ published("flsh.csv", "forward_ms") }}', "did you mean 'flash.csv'"),
         ('{{ published("flash.csv", "forward_ms", seq_len=128) }}', "which differ in head_dim"),
         ('{{ published("flash.csv", "forward_ms", seq_len=7) }}', "no forward_ms for seq_len=7"),
-        ('{{ published("../../README.md", "a") }}', "no published figures '../../README.md'"),
-        ('{{ published("README.md", "a") }}', "no published figures 'README.md' (valid: "),
+        (
+            '{{ published("../../README.md", "a") }}',
+            "no file of published figures '../../README.md'",
+        ),
+        ('{{ published("README.md", "a") }}', "no file of published figures 'README.md' (valid: "),
         ('{% set u = "GiB" %}{{ value("time", unit=u) }}', "'time' cannot be shown in 'GiB'"),
         ('{{ "{x}".format(1) }}', "toy.md.j2:1: 'x'"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth"),

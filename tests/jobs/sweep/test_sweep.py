@@ -115,7 +115,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
             ONE
             + "tables: [{name: t, columns: [value], value: [time, mfu], baseline: {value: mfu}}]",
             "4:69",
-            "'value' is not allowed; its columns show different quantities",
+            "'value' is not allowed; columns of 'value' show different quantities",
         ),
         (
             ONE + "tables: [{name: t, value: [time, predicted.time_ms]}]",
@@ -126,12 +126,16 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         (
             ONE + "tables: [{name: t, list: kernels, value: time}]",
             "4:35",
-            "value: not allowed together with list",
+            "value: not allowed together with the key 'list'",
         ),
         (ONE + "tables: [{name: t, list: a, columns: [mode]}]", "4:29", "columns: not allowed"),
         (ONE + "tables: [{name: t, list: a, rows: [phase]}]", "4:36", "'phase'"),
         (ONE + "tables: [{name: t, list: a..b}]", "4:26", "got 'a..b'"),
-        (ONE + "tables: [{name: t, limit: 5}]", "4:20", "only allowed together with list"),
+        (
+            ONE + "tables: [{name: t, limit: 5}]",
+            "4:20",
+            "only allowed together with the key 'list'",
+        ),
         (ONE + "tables: [{name: t, where: sise > 1}]", "4:27", "'size'"),
         (
             ONE + "tables: [{name: t, columns: [mode], baseline: {mode: fsat}}]",
