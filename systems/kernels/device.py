@@ -12,9 +12,8 @@ import torch
 def runs_kernels(device: torch.device) -> bool:
     """Return True if Triton kernels can run on the device.
 
-    This is the case for a GPU. It is also the case for a CPU if TRITON_INTERPRET=1 is set in the
-    environment, which enables Triton's interpreter. On other devices, callers use a reference
-    implementation or raise an error.
+    This is the case for a GPU. It is also the case for a CPU if the environment variable
+    TRITON_INTERPRET=1 enables Triton's interpreter.
     """
     if device.type == "cuda":
         return True

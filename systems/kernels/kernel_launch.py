@@ -31,13 +31,16 @@ _compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
 
 @contextlib.contextmanager
 def compiling_only(threads: int) -> Iterator[None]:
-    """Return a context manager in which calls of a `Launch` compile its kernel but do not run it.
+    """Return a context manager in which calls of `Launch` objects only compile the kernels.
 
-    This applies only to calls by the current thread. Compile errors are ignored in the context; a
-    later call outside the context raises them.
+    A pool of threads compiles the kernels in parallel, and the context ends when all are compiled.
+    Compile errors are ignored in the context. A call after the end of the context raises them. A
+    `Launch` object that has run before the context still runs its kernel.
+
+    Only calls by the thread that entered the context are affected.
 
     Args:
-        threads: number of threads that compile kernels in parallel.
+        threads: number of threads in the pool.
     """
     import triton
 
@@ -51,14 +54,15 @@ def compiling_only(threads: int) -> Iterator[None]:
 
 
 class Launch:
-    """Kernel launch with a fixed grid and fixed scalar arguments. Each call passes the tensors.
+    """Launch of a Triton kernel with a fixed grid and fixed scalar arguments.
 
-    A call `launch(*tensors, maps=maps)` is equivalent to
+    The tensors are passed in each call. A call `launch(*tensors, maps=maps)` is equivalent to
 
         kernel[grid](*descriptors, *tensors, *numbers, **constants, **options)
 
-    where `descriptors` are the TMA descriptors of `maps`. All calls must use the same dtypes and
-    the same device, which must be the current device.
+    The optional argument `maps` is a list of `tensor_maps.TensorMap` objects, each of which holds a
+    TMA descriptor of a tensor. `descriptors` are these TMA descriptors. All calls must use the same
+    dtypes and the same device, which must be the current device.
 
     Triton compiles separate variants of a kernel for tensors with aligned and with unaligned
     addresses. The first call of each variant is an ordinary Triton launch. Later calls skip
@@ -111,9 +115,10 @@ class Launch:
             self.compiled = compiled
 
     def resident(self) -> int:
-        """Return the occupancy of the last compiled variant, in programs per multiprocessor.
+        """Return the occupancy of the kernel: how many of its programs fit on a multiprocessor.
 
-        The launch must have been called before.
+        Registers, shared memory and threads limit this number. The kernel must have been compiled
+        and launched by an earlier call of this object.
         """
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         threads = 32 * self.compiled.metadata.num_warps
@@ -130,11 +135,16 @@ class Launch:
 
 
 def _direct(compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Callable[..., object]:
-    """Return a function that launches a compiled kernel through the driver, without Triton's hooks.
+    """Return a function that launches a compiled kernel with less host overhead than Triton.
 
-    The function takes TMA descriptors and the addresses of the tensors, and does the same as
-    `CompiledKernel.__getitem__` of Triton 3.6. For a tensor, the driver would call its `data_ptr`
-    method; for an address it does not need to.
+    The function is called with a list of `TensorMap` objects (TMA descriptors) and a list of the
+    addresses of the tensors. It calls the driver as `CompiledKernel.__getitem__` of Triton 3.6
+    does, but without Triton's launch hooks.
+
+    Args:
+        compiled: Triton's CompiledKernel.
+        grid: number of programs along each of three axes.
+        rest: values of the parameters that follow the tensors.
     """
     run = compiled.run
     # If the kernel needs scratch memory, Triton allocates this memory and launches the kernel.

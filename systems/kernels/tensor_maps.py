@@ -1,4 +1,4 @@
-"""TMA descriptors of tensors, cached by address."""
+"""TMA descriptors of tensors, cached by the address of the tensor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MAX_ADDRESSES = 256
 
 
 class TensorMap:
-    """TMA descriptor of one tensor, which is encoded only once.
+    """TMA descriptor of one tensor, with a cache of its encoded form.
 
-    Triton's launcher would encode the descriptor again in every launch.
+    Triton's own launcher encodes a descriptor again in every launch. Here it is encoded only once.
     """
 
     __slots__ = ("_arguments", "descriptor")
@@ -28,9 +28,9 @@ class TensorMap:
         """Return the encoded descriptor as a list of arguments for Triton 3.6's low-level launcher.
 
         Args:
-            meta: element of the compiled kernel's `tensordesc_meta` that describes this argument.
-                Only the first call uses it. Later calls return the same list, because `meta`
-                depends only on the shape and layout of the tile.
+            meta: Triton's description of the kernel parameter that takes the descriptor: an element
+                of `tensordesc_meta` of the compiled kernel. It depends only on the shape and layout
+                of the tile. Only the first call uses it, and later calls return the same list.
         """
         if self._arguments is None:
             from triton.backends.nvidia.driver import make_tensordesc_arg
@@ -40,7 +40,10 @@ class TensorMap:
 
 
 class TensorMaps:
-    """Cache of TMA descriptors for tensors with the same dtype, shape and strides, by address.
+    """TMA descriptors of tensors that differ only in their addresses.
+
+    All tensors have the same dtype, shape and strides. A descriptor is created when its address is
+    first requested, and then cached.
 
     Args:
         dtype: float16, bfloat16 or float32.
@@ -76,7 +79,10 @@ class TensorMaps:
         self._made: dict[int, TensorMap] = {}
 
     def at(self, address: int) -> TensorMap:
-        """Return the descriptor of the tensor at `address`, a multiple of 16 bytes."""
+        """Return the TMA descriptor of the tensor at an address.
+
+        The address must be a multiple of 16 bytes.
+        """
         made = self._made.get(address)
         if made is None:
             from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -92,9 +98,9 @@ class TensorMaps:
 
 
 class _Address(NamedTuple):
-    """Address and dtype, which Triton's TensorDescriptor accepts in place of a tensor.
+    """Address and dtype of a tensor. Triton's TensorDescriptor accepts this object as a tensor.
 
-    Unlike a tensor, this object does not keep the memory allocated.
+    Unlike a tensor, this object does not keep the memory of the tensor allocated.
     """
 
     address: int

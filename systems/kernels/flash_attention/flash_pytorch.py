@@ -1,4 +1,4 @@
-"""FlashAttention-2 in plain torch, one tile at a time: a readable version of the fused kernels.
+"""FlashAttention-2 in plain torch, one tile at a time: a readable version of the GPU kernels.
 
     out = FlashAttentionPyTorch.apply(q, k, v, is_causal)
 
@@ -33,9 +33,10 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 
     The last two arguments are optional, with the defaults is_causal=False and scale=None.
 
-    Computes in float32 (float64 for float64 inputs), also under autocast, and rounds the results to
-    the dtype of the inputs once at the end. On a GPU, torch.backends.cuda.matmul.allow_tf32 applies
-    to the float32 matmuls. The results are deterministic. Second derivatives are not supported.
+    All computations are in float32 (float64 for float64 inputs), also under autocast. The results
+    are rounded to the dtype of the inputs once at the end. On a GPU,
+    torch.backends.cuda.matmul.allow_tf32 applies to the float32 matmuls. The results are
+    deterministic. Second derivatives are not supported.
 
     Args:
         q: (..., n_queries, head_dim), any float dtype, any strides.
@@ -43,14 +44,10 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         v: (..., n_keys, value_dim), with the leading dimensions and dtype of q.
         is_causal: if True, query i attends only to keys 0 to i (the mask is aligned to the upper
             left corner, as in torch).
-        scale: multiplies the scores; 1/sqrt(head_dim) by default.
+        scale: factor by which the scores are multiplied; None for 1/sqrt(head_dim).
 
     Returns:
-        (..., n_queries, value_dim), of q's dtype; zeros if n_keys is 0.
-
-    Forward saves q, k, v, the output and the natural-log log-sum-exp of the scaled scores for
-    backward. The log-sum-exp is float32 (float64 for float64 inputs), (..., n_queries); -inf if
-    n_keys is 0.
+        The attention output, (..., n_queries, value_dim), of q's dtype; zeros if n_keys is 0.
     """
 
     # Whether backward compiles `_backward_tile` with torch.compile; None: only on a GPU. On a CPU,
@@ -67,9 +64,10 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Tensor:
-        """Compute the output, and save the tensors that backward needs.
+        """Compute the attention output, and save the tensors that backward needs.
 
-        The class describes the arguments.
+        The saved tensors are q, k, v, the output and the log-sum-exp of the scaled scores, as
+        returned by `tiled_forward`. The docstring of the class describes the arguments.
         """
         out, lse = tiled_forward(q, k, v, is_causal, scale)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -95,15 +93,17 @@ def tiled_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the attention output and its log-sum-exp (algorithm 1 of FlashAttention-2).
 
-    The softmax of a query is known only after its last tile of keys. Until then, each query has
-    three running values (online softmax): the maximum m of its scores, the sum l of exp(score - m),
-    and the sum O of exp(score - m) v. If a tile of keys increases m, the sums l and O of the
-    earlier tiles are multiplied by exp(m_before - m_now). The variables `total` and `weighted` are
-    l and O.
+    The softmax of a query is known only after its last tile of keys. Before, each query has three
+    running values (online softmax): the maximum m of its scores, the sum l of exp(score - m), and
+    the sum O of exp(score - m) v. If a tile of keys increases m, then l and O are first multiplied
+    by exp(old m - new m).
+
+    The arguments are those of `FlashAttentionPyTorch`.
 
     Returns:
-        out: (..., n_queries, value_dim), of q's dtype.
-        lse: (..., n_queries), float32, or float64 for float64 inputs.
+        out: attention output, (..., n_queries, value_dim), of q's dtype.
+        lse: natural-log log-sum-exp of the scaled scores, (..., n_queries), float32 (float64 for
+            float64 inputs); -inf if n_keys is 0.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     t = _Tiles.of(q, k, is_causal)
@@ -113,6 +113,7 @@ def tiled_forward(
         outs = torch.zeros((*qs.shape[:3], v.shape[-1]), dtype=wide, device=q.device)
         lses = torch.full(qs.shape[:3], -math.inf, dtype=wide, device=q.device)
         for i, q_tile in enumerate(qs):
+            # total is l, and weighted is O.
             m, total, weighted = lses[i], torch.zeros_like(lses[i]), outs[i]
             for j in t.key_tiles(i):
                 scores = q_tile @ ks[j].mT
@@ -147,12 +148,12 @@ def tiled_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients dq, dk and dv (algorithm 2 of FlashAttention-2).
 
-    If a query sees only one key, the exact gradient of its score is 0. This function returns a
-    rounding error instead. It computes the gradient as P * (dP - D) with D = rowsum(out * dout).
-    For one key, dP and D are sums of the same terms, but the terms are added in a different order.
-    An implementation that saves the softmax returns exactly 0.
+    If a query sees only one key, the exact gradient of its score is 0, but this function returns a
+    rounding error. It computes this gradient as a difference of two sums of the same terms, and the
+    terms are added in a different order in each sum.
 
     Args:
+        q, k, v, is_causal, scale: as given to `tiled_forward`.
         out, lse: as returned by `tiled_forward`.
         dout: gradient of out, of out's shape, any strides.
     """
@@ -198,24 +199,28 @@ def _backward_tile(
     dk: Tensor,
     dv: Tensor,
 ) -> None:
-    """Add the contribution of one tile of scores to dq, dk and dv.
+    """Add the contribution of one tile of scores to the gradients dq, dk and dv, in place.
 
         S = Q K^T, P = exp(S - L)
         dV += P^T dO
         dP = dO V^T, dS = P * (dP - D)
         dQ += dS K, dK += dS^T Q
 
+    Q is the tile of queries, already multiplied by the scale, K and V are the tile of keys and
+    values, dO is the gradient of the output, and L is the log-sum-exp of the scores. D is
+    rowsum(output * dO).
+
     All arguments are tensors, because torch.compile would recompile the function for each value of
-    an int or float argument. Their shapes and strides are the same for all tiles of a pass.
+    an int or float argument.
 
     Args:
-        q, dq: Q, already multiplied by the scale, and its gradient; (batch, rows, head_dim).
-        k, dk: (batch, columns, head_dim).
-        v, dv: (batch, columns, value_dim).
+        q, dq: Q and its gradient, (batch, rows, head_dim).
+        k, dk: K and its gradient, (batch, columns, head_dim).
+        v, dv: V and its gradient, (batch, columns, value_dim).
         dout: dO, (batch, rows, value_dim).
         lse, delta: L and D, (batch, rows).
-        limit: (rows,), position of the first key that each query does not see.
-        key: (columns,), position of each key.
+        limit: (rows,). Query i of the tile sees only the keys at positions below limit[i].
+        key: (columns,), positions of the keys of the tile in the sequence.
     """
     p = torch.exp(q @ k.mT - lse[..., None]).masked_fill(key >= limit[:, None], 0.0)
     ds = p * (dout @ v.mT - delta[..., None])
@@ -239,10 +244,10 @@ def _backward_step(device: torch.device) -> Callable[..., None]:
 
 
 class _Tiles(NamedTuple):
-    """Division of queries and keys into tiles, and the causal mask of each tile.
+    """Division of the queries and keys into tiles, and the causal mask of each tile.
 
-    All tiles have the same shape, because the last tile is padded. So `_backward_tile` is compiled
-    only once.
+    All tiles of queries have the same number of rows, and all tiles of keys too, because the last
+    tile is padded. The function `_backward_tile` therefore needs to be compiled only for one shape.
     """
 
     n_queries: int
@@ -267,24 +272,34 @@ class _Tiles(NamedTuple):
         return cls(n_queries, n_keys, rows, columns, is_causal, limits, keys)
 
     def key_tiles(self, i: int) -> Iterator[int]:
-        """Return an iterator over the indices of the key tiles that query tile i sees."""
+        """Return an iterator over the indices of the key tiles that some query of tile i sees."""
         end = min(self.n_keys, (i + 1) * self.rows) if self.is_causal else self.n_keys
         return iter(range(-(-end // self.columns)))
 
     def is_visible(self, i: int, j: int) -> bool:
-        """Return True if every query of tile i sees every key of tile j."""
+        """Return True if every query of query tile i sees every key of key tile j.
+
+        The scores of these tiles then need no mask. The result is False if key tile j has padding.
+        """
         end = (j + 1) * self.columns
         return end <= self.n_keys and (not self.is_causal or end <= i * self.rows + 1)
 
     def hidden(self, i: int, j: int) -> Tensor:
-        """Return a bool mask (rows, columns). True hides a key of tile j from a query of tile i."""
+        """Return the mask for the scores of query tile i and key tile j, bool (rows, columns).
+
+        An element is True if the query does not see the key.
+        """
         return self.keys[j] >= self.limits[i][:, None]
 
 
 def _tiled(x: Tensor, size: int, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
-    """Copy x (..., n, d) to a contiguous tensor of tiles (number of tiles, batch, size, d).
+    """Copy x (..., n, d) to a contiguous tensor of tiles of `size` rows each.
 
-    `batch` is the product of the leading dimensions. The last tile is padded with `fill`.
+    The last tile is padded with the value `fill`.
+
+    Returns:
+        The tiles, (number of tiles, batch, size, d). `batch` is the product of the leading
+        dimensions.
     """
     n, d = x.shape[-2:]
     tiles = -(-n // size)
@@ -294,7 +309,15 @@ def _tiled(x: Tensor, size: int, dtype: torch.dtype, fill: float = 0.0) -> Tenso
 
 
 def _untiled(tiles: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Copy tiles (number of tiles, batch, size, ...) to a contiguous tensor (batch, n, ...)."""
+    """Join tiles to one contiguous tensor, and convert it to dtype. This undoes `_tiled`.
+
+    Args:
+        tiles: (number of tiles, batch, size, ...).
+        n: number of rows without the padding of the last tile.
+
+    Returns:
+        (batch, n, ...).
+    """
     return tiles.transpose(0, 1).flatten(1, 2)[:, :n].to(dtype).contiguous()
 
 

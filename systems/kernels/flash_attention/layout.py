@@ -1,4 +1,8 @@
-"""Views of tensors (..., rows, head_dim) with the four dimensions and strides of the kernels."""
+"""Sizes and strides with which the kernels read and write tensors.
+
+A tensor (..., rows, head_dim) is viewed as (batch, heads, rows, head_dim). The kernels take the
+strides of the first three of these four dimensions as arguments.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,12 @@ from systems.kernels.flash_attention.triton.tile_table import MAX_ROW_STRIDE
 
 
 class Layout(NamedTuple):
-    """Sizes and strides (in elements) of a tensor viewed as (batch, heads, rows, head_dim).
+    """Sizes and strides of a tensor that is viewed as (batch, heads, rows, head_dim).
 
-    `strides` are those of the first three dimensions; the stride of the last dimension is 1. If
-    `is_copy` is True, the kernels do not support the strides of the tensor, and this is the layout
-    of `tensor.contiguous()`.
+    Fields:
+        strides: strides of the first three dimensions, in elements. The stride of head_dim is 1.
+        is_copy: True if the kernels do not support the strides of the tensor. The tensor must then
+            be copied, and `strides` are those of `tensor.contiguous()`.
     """
 
     batch: int
@@ -38,17 +43,22 @@ class Layout(NamedTuple):
 
     @property
     def dense_strides(self) -> tuple[int, int, int]:
-        """First three strides of a contiguous tensor of this shape."""
+        """Strides of the first three dimensions of a contiguous tensor with these sizes."""
         head_size = self.rows * self.head_dim
         return self.heads * head_size, head_size, self.head_dim
 
 
 def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
-    """Return the layout of a tensor, or of its contiguous copy if its strides are not supported.
+    """Return the layout (sizes and strides) with which the kernels read a tensor.
 
-    The kernels support strides under three conditions: the elements of a row are contiguous, the
-    stride of the rows is below MAX_ROW_STRIDE, and the leading dimensions can be viewed as two
-    dimensions. A copy takes far less time than reading rows whose elements are not contiguous.
+    If the kernels do not support the strides of the tensor, the result is the layout of a
+    contiguous copy. The kernels support strides under three conditions: the elements of a row are
+    contiguous, the stride of the rows is below 2^23 elements (MAX_ROW_STRIDE), and all dimensions
+    before the last three can be viewed as one dimension (batch).
+
+    Args:
+        shape: (..., rows, head_dim).
+        strides: strides of the tensor, in elements.
     """
     *leading, rows, head_dim = shape
     heads = leading[-1] if leading else 1
@@ -62,7 +72,10 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
 
 
 def _merged_stride(sizes: list[int], strides: tuple[int, ...]) -> int | None:
-    """Return the stride of several dimensions viewed as one, or None if no such view exists."""
+    """Return the stride of several dimensions that are viewed as one dimension.
+
+    The function returns None if the dimensions cannot be viewed as one.
+    """
     found, span = 0, 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size == 1:
@@ -78,10 +91,10 @@ def _merged_stride(sizes: list[int], strides: tuple[int, ...]) -> int | None:
 def output_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of the output tensor for an input with this shape and these strides.
 
-    They are the strides of `torch.empty_like(input)`. The output of a dense input has the strides
-    of the input. The output of a slice is dense and has the dimension order of the slice. If the
-    kernels do not support these strides, or if the input has more than four dimensions, the output
-    is contiguous.
+    In general, they are the strides of `torch.empty_like(input)`. A dense input and its output then
+    have the same strides. The strides are instead those of a contiguous tensor if the input has
+    more than four dimensions, if the stride of its last dimension is not 1, or if the kernels do
+    not support the strides of `torch.empty_like(input)`.
     """
     if len(shape) <= 4 and strides[-1] == 1:
         like = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
@@ -94,14 +107,20 @@ _cached_output_strides = functools.lru_cache(maxsize=4096)(output_strides)
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """Allocate an output with the shape and dtype of x and the strides of `output_strides`."""
+    """Allocate an output tensor with the shape and dtype of x.
+
+    If x is dense, the output generally has the strides of x. `output_strides` describes the
+    exceptions and the strides for other inputs.
+    """
     return x.new_empty_strided(x.shape, _cached_output_strides(x.shape, x.stride()))
 
 
 def four_dimensional(x: Tensor) -> Tensor:
     """Return x (..., rows, head_dim) as a tensor (batch, heads, rows, head_dim).
 
-    The result is a view of x if possible. Only more than two leading dimensions may require a copy.
+    The dimensions before the last three become one dimension (batch). A missing batch or heads
+    dimension gets size 1. The result is a view of x if possible. A copy may be needed only if x has
+    more than four dimensions.
     """
     if x.dim() == 4:
         return x

@@ -1,4 +1,4 @@
-"""Checks of q, k and v that `flash_attention` and the kernels have in common."""
+"""Checks of the attention inputs q, k and v, used by `flash_attention` and by the kernels."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def qkv_errors(
 ) -> list[str]:
     """Return a list of error messages for invalid shapes, dtypes or devices of q, k and v.
 
+    The list is empty if q, k and v are valid.
+
     Args:
-        shapes, dtypes, devices: of q, k and v, in this order.
+        shapes, dtypes, devices: shapes, dtypes and devices of q, k and v, in this order.
         valid_dtypes: supported dtypes.
         max_head_dim: largest supported head_dim; None for no limit.
     """
@@ -55,9 +57,12 @@ def qkv_errors(
 
 
 def signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any, Any]:
-    """Return the shapes, strides, dtypes and devices of q, k and v.
+    """Return the properties of q, k and v on which checks and launch plans depend.
 
-    Checks and launch plans are cached under this key.
+    They are the key of the caches of checks and launch plans.
+
+    Returns:
+        The three shapes, the three strides, the three dtypes and the three devices.
     """
     return (
         (q.shape, k.shape, v.shape),
@@ -75,16 +80,16 @@ def check_kernel_inputs(
     devices: tuple[torch.device, ...],
     precision: str = "fp16x3",
 ) -> None:
-    """Check the inputs of the Triton and Hopper kernels.
+    """Check whether the Triton and Hopper kernels accept the inputs.
 
     Args:
-        shapes, strides, dtypes, devices: of q, k and v, as returned by `signature`. All strides are
-            valid.
-        precision: see `triton.launch.flash_forward`.
+        shapes, strides, dtypes, devices: those of q, k and v, as returned by `signature`. The
+            strides are not checked, because all strides are accepted.
+        precision: precision of the matmuls of float32 inputs (see `triton.launch.flash_forward`).
 
     Raises:
         ValueError: if the inputs are invalid; the message lists all errors.
-        RuntimeError: if Triton kernels do not run on this device.
+        RuntimeError: if Triton kernels do not run on the device of the inputs.
     """
     errors = qkv_errors(shapes, dtypes, devices, KERNEL_DTYPES, MAX_HEAD_DIM)
     if precision not in PRECISIONS:

@@ -1,30 +1,31 @@
 """Backward pass of FlashAttention-2 in Triton (Dao 2023, algorithm 2), in three launches.
 
-O is the attention output, L the log-sum-exp of the scaled scores, and P the softmax. dX is the
+Q, K and V are the queries, keys and values, and O is the attention output. S = Q K^T are the
+scores, P is the softmax of the scaled scores, and L is their log-sum-exp. For a tensor X, dX is the
 gradient of X.
 
     delta_kernel   D = rowsum(dO * O)
     dkdv_kernel    one program per block of keys, which loops over the queries that see it:
-                       P^T = exp(scale k q^T - L)      dV += P^T dO
-                       dS^T = P^T * (v dO^T - D)       dK += dS^T q
+                       P^T = exp(scale K Q^T - L)      dV += P^T dO
+                       dS^T = P^T * (V dO^T - D)       dK += dS^T Q
                    If the registers cannot hold dK and dV together, each has a separate launch.
     dq_kernel      one program per block of queries, which loops over the keys that they see:
-                       P = exp(scale q k^T - L)    dS = P * (dO v^T - D)    dQ += dS k
+                       P = exp(scale Q K^T - L)    dS = P * (dO V^T - D)    dQ += dS K
 
 At the end, dK and dQ are multiplied by the scale.
 
-In algorithm 2, every block of keys adds to dQ. This needs atomic additions, whose order changes
-from run to run. Here a separate kernel computes dQ, so no two programs add to the same gradient,
-and equal inputs give bitwise equal gradients. Both kernels compute the scores and dP. A tile
-therefore needs 7 matmuls instead of 5.
+In algorithm 2, every block of keys adds to dQ. This needs atomic additions in an order that is not
+fixed, so the rounding of dQ is not reproducible. Here a separate kernel computes dQ. No two
+programs add to the same gradient, and equal inputs give bitwise equal gradients. The disadvantage
+is that both kernels compute S and dP = dO V^T. A tile therefore needs 7 matmuls instead of 5.
 
-dkdv_kernel computes S^T and dP^T instead of S and dP, where S are the scores. So no result of a
-matmul has to be transposed before the next matmul, and the results stay in registers. This also
-avoids a bug of Triton versions before 3.8 on Hopper GPUs (triton-lang/triton #9433).
+dkdv_kernel computes the transposed S^T and dP^T. Their products can then be used in the next matmul
+without a transposition, and they stay in registers. This also avoids a bug of Triton versions
+before 3.8 on Hopper GPUs (triton-lang/triton #9433).
 
-With few heads, there are too few programs to fill the GPU. Then the queries of dkdv_kernel or the
-keys of dq_kernel are split into ranges, and a separate program processes each range. The programs
-write partial gradients in float32, and `sum_kernel` adds them.
+With few heads, there are too few programs to fill the GPU. The queries of dkdv_kernel or the keys
+of dq_kernel are then split into ranges, and a separate program processes each range. The programs
+write partial gradients in float32, and `combine_kernel.sum_kernel` adds them.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -64,13 +65,19 @@ def delta_kernel(
     out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute D = rowsum(dO * O) (algorithm 2, line 4).
+    """Compute delta = rowsum(dO * O), which the other kernels of the backward pass need.
+
+    O is the attention output, and dO is its gradient. The result is D in algorithm 2 of
+    FlashAttention-2 (line 4).
 
     Grid: (number of blocks of ROWS queries * batch * heads,).
 
     Args:
-        out, dout: (batch, heads, n_queries, HEAD_DIM).
-        delta: float32 (batch, heads, n_queries), contiguous, output.
+        out, dout: O and dO, (batch, heads, n_queries, HEAD_DIM).
+        delta: float32 (batch, heads, n_queries), contiguous. The kernel writes it.
+        out_*, dout_*: strides of out and dout, in elements.
+        ROWS: number of queries per program.
+        COLUMNS: HEAD_DIM rounded up to a power of two, at least 16.
     """
     n_blocks = tl.cdiv(n_queries, ROWS)
     head = tl.program_id(0) // n_blocks
@@ -86,9 +93,15 @@ def delta_kernel(
 
 @triton.jit
 def _units(peaks, head, n_programs, FP16X3: tl.constexpr):
-    """Return five factors that undo the scaling of FP16X3 in S, dP, dQ, dK and dV.
+    """Return five factors that undo the scaling of the inputs in S, dP, dQ, dK and dV.
 
-    All factors are 1 without FP16X3. The factor of dV also undoes the scaling of P by TOP_POWER.
+    With FP16X3 (float32 inputs that are split into float16 halves), each head of q, k, v and dO is
+    divided by a power of two, its unit. A matrix product must be multiplied by the units of its
+    operands. The factor for dV also undoes the multiplication of the softmax P by 2^14 (TOP_POWER).
+    Without FP16X3, all factors are 1.
+
+    Args:
+        peaks, head, n_programs: as in `tile_ops.peak_of`.
     """
     s, dp, dq, dk, dv = 1.0, 1.0, 1.0, 1.0, 1.0
     if FP16X3:
@@ -102,10 +115,18 @@ def _units(peaks, head, n_programs, FP16X3: tl.constexpr):
 def _add_scaled(
     total, peak, ds, other, DTYPE: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Return total + dS other, and the updated peaks of the rows of dS.
+    """Return total + dS @ other in float32, and the new peaks of the rows of dS.
 
-    The peak of a row is its largest magnitude so far. With FP16X3, each row of dS and total is
-    scaled by its peak, because dS has no known bound.
+    With FP16X3, dS is converted to float16 halves. Its magnitudes have no known bound, so each row
+    is first divided by a power of two (see `tile_ops.scaled`). The same row of the sum has the same
+    scale. Without FP16X3, nothing is scaled, and `peak` is returned unchanged.
+
+    Args:
+        total: sum of the earlier products.
+        peak: largest magnitude of each row of dS in the earlier calls.
+        ds: float32 tile of dS.
+        other: the second operand of the product (see `tile_ops.load_operand`).
+        DTYPE: dtype to which ds is rounded without FP16X3.
     """
     if FP16X3:
         ds, peak, correction = scaled(ds, peak)
@@ -123,9 +144,28 @@ def _add_queries(
 ):  # fmt: skip
     """Add the contribution of one tile of queries to dK and dV (algorithm 2, lines 11 to 16).
 
-    S and dP are computed transposed. Queries past n_queries add nothing, because their q, dO, lse
-    and delta are loaded as zeros. Rows of dK and dV for keys past n_keys are meaningless and are
-    not stored.
+    The running values dK and dV belong to one block of keys. Queries past the end of the sequence
+    add nothing, because their q, dO, lse and delta are loaded as zeros. The rows of dK and dV for
+    keys past the end are meaningless, and the caller does not store them.
+
+    Args:
+        dk, dv: running values of dK and dV. With FP16X3, both are scaled.
+        peak: largest magnitude so far of each row of dS^T (see `tile_ops.scaled`).
+        k, v: operands with the keys and values of the block (see `tile_ops.load_operand`).
+        query, dout, lse, delta: addresses of the tensors of the head.
+        first_key, first_query: index of the first key of the block and of the first query of the
+            tile.
+        half_stride: distance from the high to the low float16 half of query and dout in memory, in
+            elements; used only with FP16X3.
+        dp_unit: factor that undoes the scaling of the inputs in dP (see `_units`).
+        scale_log2e: scale of the scores times log2(e); with FP16X3, also times the units of q and k
+            (see `tile_ops.unit`).
+        MASKED: whether the tile needs a mask, because it is on the diagonal or is incomplete.
+
+    Returns:
+        the new dk, dv and peak.
+
+    `dkdv_kernel` describes the other arguments.
     """
     q = load_operand(
         query,
@@ -181,25 +221,39 @@ def dkdv_kernel(
     IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Compute dK and dV of a block of keys from one range (split) of the queries.
+    """Compute the gradients dK and dV of a block of keys and values from one range of the queries.
+
+    The queries may be split into several ranges (splits). A separate program then processes each
+    split.
 
     Grid: (number of blocks of keys * batch * heads * splits,).
 
     Args:
-        query, dout: (batch, heads, n_queries, HEAD_DIM).
-        key, value: (batch, heads, n_keys, HEAD_DIM). With FP16X3, query, key, value and dout are
-            contiguous float16 halves, (2, batch, heads, ...).
-        peaks: with FP16X3, peaks of query, key, value and dout (see `tile_ops.peak_of`); else not
-            read.
-        lse: float32 (batch, heads, n_queries), contiguous, natural-log log-sum-exp.
-        delta: float32 (batch, heads, n_queries), contiguous, as computed by `delta_kernel`.
-        dkey, dvalue: (splits, batch, heads, n_keys, HEAD_DIM), outputs: gradients from the queries
-            of each split. Of the inputs' dtype, or float32 with several splits.
+        query, dout: queries and gradient of the attention output, (batch, heads, n_queries,
+            HEAD_DIM).
+        key, value: (batch, heads, n_keys, HEAD_DIM).
+        peaks: largest magnitude of each head of query, key, value and dout (see
+            `tile_ops.peak_of`); read only with FP16X3.
+        lse: natural-log log-sum-exp of the scaled scores, float32 (batch, heads, n_queries),
+            contiguous.
+        delta: result of `delta_kernel`, float32 (batch, heads, n_queries), contiguous.
+        dkey, dvalue: outputs, (splits, batch, heads, n_keys, HEAD_DIM): gradients from the queries
+            of each split. They have the dtype of the inputs, or float32 if there are several
+            splits.
         n_splits: number of splits of the queries.
         queries_per_split: number of queries in each split except the last, a multiple of BLOCK_Q.
+        group: number of heads that are processed together, so that their queries and dout stay in
+            the L2 cache (see `tile_ops.schedule`).
         scale: scale of the scores.
         scale_log2e: scale times log2(e).
-        DK, DV: whether to compute dK, and whether to compute dV.
+        BLOCK_Q: number of queries per tile of the inner loop.
+        BLOCK_K: number of keys per block.
+        FP16X3: whether the inputs are float32 tensors that are split into float16 halves. Then
+            query, key, value and dout are contiguous tensors with an additional first dimension of
+            size 2 (high half and low half).
+        STAGES: number of stages of the software pipeline that loads queries and dout.
+        DK: whether to compute dK.
+        DV: whether to compute dV.
 
     `forward_kernel` describes the other arguments.
     """
@@ -280,7 +334,29 @@ def _add_keys(
 ):  # fmt: skip
     """Add the contribution of one tile of keys to dQ (algorithm 2, lines 11 to 15).
 
-    row_lse is the log-sum-exp in base 2.
+    The running value of dQ belongs to one block of queries.
+
+    Args:
+        dq: running value of dQ. With FP16X3, it is scaled.
+        peak: largest magnitude so far of each row of dS (see `tile_ops.scaled`).
+        q, do: operands with the queries and the output gradients of the block (see
+            `tile_ops.load_operand`).
+        key, value: addresses of the keys and values of the head.
+        row_lse: log-sum-exp of each query, in base 2.
+        row_delta: result of `delta_kernel` for each query.
+        first_query, first_key: index of the first query of the block and of the first key of the
+            tile.
+        half_stride: distance from the high to the low float16 half of key and value in memory, in
+            elements; used only with FP16X3.
+        dp_unit: factor that undoes the scaling of the inputs in dP (see `_units`).
+        scale_log2e: scale of the scores times log2(e); with FP16X3, also times the units of q and k
+            (see `tile_ops.unit`).
+        MASKED: whether the tile needs a mask, because it is on the diagonal or is incomplete.
+
+    Returns:
+        the new dq and peak.
+
+    `dq_kernel` describes the other arguments.
     """
     k = load_operand(
         key, half_stride, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED, FP16X3
@@ -317,15 +393,23 @@ def dq_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute dQ of a block of queries from one range (split) of the keys.
+    """Compute the gradient dQ of a block of queries from one range of the keys.
+
+    The keys may be split into several ranges (splits). A separate program then processes each
+    split.
 
     Grid: (number of blocks of queries * batch * heads * splits,).
 
     Args:
-        dquery: (splits, batch, heads, n_queries, HEAD_DIM), output: gradient from the keys of each
-            split. Of the inputs' dtype, or float32 with several splits.
+        dquery: output, (splits, batch, heads, n_queries, HEAD_DIM): gradient from the keys of each
+            split. It has the dtype of the inputs, or float32 if there are several splits.
         n_splits: number of splits of the keys.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
+        group: number of heads that are processed together, so that their keys and values stay in
+            the L2 cache (see `tile_ops.schedule`).
+        BLOCK_Q: number of queries per block.
+        BLOCK_K: number of keys per tile of the inner loop.
+        STAGES: number of stages of the software pipeline that loads keys and values.
 
     `dkdv_kernel` describes the other arguments.
     """

@@ -1,13 +1,14 @@
 """Choose the tile sizes for an input shape, from a table or by a search on the current GPU.
 
 On an H100 or H200, the tile sizes are those of `tile_table.TABLE`. On another GPU, the first call
-with a shape searches for the fastest tile sizes. It saves them in a file in
-$XDG_CACHE_HOME/cluster-sweeps (~/.cache/cluster-sweeps by default), which later processes read. The
-environment variable FLASH_ATTENTION_AUTOTUNE=1 enables this search on all GPUs, and
-FLASH_ATTENTION_AUTOTUNE=0 disables it.
+with an input shape searches for the fastest tile sizes. It saves them in a file in the folder
+$XDG_CACHE_HOME/cluster-sweeps (by default ~/.cache/cluster-sweeps). Later processes read this file
+and do not search. The environment variable FLASH_ATTENTION_AUTOTUNE=1 enables the search on all
+GPUs, and FLASH_ATTENTION_AUTOTUNE=0 disables it.
 
-A call during CUDA graph capture, or without enough free memory for a search, uses the table. Its
-launch plan is cached, so later calls of the process with the same shapes also use the table.
+A call does not search during CUDA graph capture or if there is not enough free memory for a search.
+It then uses the table. The module `launch` caches this choice, so later calls of the process with
+the same shapes also use the table.
 """
 
 from __future__ import annotations
@@ -46,15 +47,22 @@ def tuned_tiles(
     n_heads: int,
     device: torch.device,
 ) -> Configuration:
-    """Return the tile sizes for an input shape, from the table, a saved search or a new search.
+    """Return the tile sizes of all kernels for an input shape.
 
-    A search takes about a minute.
+    They come from `tile_table.TABLE`, from the saved result of an earlier search, or from a new
+    search for the fastest tile sizes. The module docstring says when a search is used. A new search
+    takes about a minute.
 
     Args:
+        head_dim, dtype, precision, is_causal, n_queries, n_keys: properties of the inputs, as in
+            `launch.flash_forward`.
         n_heads: batch size times number of heads.
+        device: device of the inputs.
 
     Raises:
-        ValueError: if FLASH_ATTENTION_AUTOTUNE is set to a value other than 0 or 1.
+        ValueError: if the environment variable FLASH_ATTENTION_AUTOTUNE is set to a value other
+            than 0 or 1.
+        RuntimeError: if a search finds no tile sizes that run on this GPU.
     """
     setting = os.environ.get(AUTOTUNE) or None
     if setting not in (None, "0", "1"):
@@ -97,11 +105,16 @@ def cache_path(
     n_keys: int,
     n_heads: int,
 ) -> Path:
-    """Return the path of the file in which the result of a search is saved.
+    """Return the path of the file for the result of a search for the fastest tile sizes.
 
-    The path also depends on the version of Triton and on the source code of the kernels. Sequence
-    lengths with the same number of binary digits, such as 1,024 and 2,047, have the same path. The
-    same applies to numbers of heads.
+    The path depends on the properties of the inputs, on the GPU, on the version of Triton and on
+    the source code of the kernels. Similar inputs have the same path. For example, n_queries,
+    n_keys and n_heads change the path only if their number of binary digits changes. So the lengths
+    1,024 and 2,047 have the same path.
+
+    Args:
+        gpu: name of the GPU.
+        n_heads: batch size times number of heads.
     """
     import triton
 
@@ -134,7 +147,10 @@ def _source_hash() -> str:
 
 
 def read_tiles(path: Path) -> Configuration | None:
-    """Return the tile sizes in a file of `write_tiles`, or None if there is no valid file."""
+    """Return the tile sizes from a file that `write_tiles` wrote.
+
+    The function returns None if the file does not exist or is not valid.
+    """
     try:
         forward, dkdv, dq, dv = json.loads(path.read_text())
         tiles = Configuration(
@@ -147,9 +163,9 @@ def read_tiles(path: Path) -> Configuration | None:
 
 
 def write_tiles(path: Path, tiles: Configuration) -> None:
-    """Save the tile sizes atomically.
+    """Save tile sizes in a file, atomically: no process can read an incomplete file.
 
-    Errors are ignored: without the file, other processes search again.
+    If the file cannot be written, the error is ignored. Other processes must then search again.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

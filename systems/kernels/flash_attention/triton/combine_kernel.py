@@ -1,4 +1,7 @@
-"""Kernels that combine the partial results of a pass that is split over several programs.
+"""Kernels that combine the partial results of an attention pass.
+
+A pass with few heads has too few programs to fill the GPU. Its inner loop is then split into ranges
+(splits), and a separate program processes each range and writes a partial result.
 
     combine_kernel   averages partial outputs, weighted by their log-sum-exps (Flash-Decoding)
     sum_kernel       adds partial gradients
@@ -30,18 +33,27 @@ def combine_kernel(
     n_programs, n_heads, n_rows, splits,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the partial outputs of all splits, weighted by their log-sum-exps.
+    """Combine partial attention outputs, each computed from one range (split) of the keys.
+
+    The partial output out_s of split s has the log-sum-exp lse_s. The result is
 
         lse = log(sum_s exp(lse_s))    out = sum_s exp(lse_s - lse) out_s
 
     Grid: (number of blocks of ROWS rows * batch * heads,).
 
     Args:
-        partials: float32 (splits, batch, heads, n_rows, HEAD_DIM), contiguous.
-        partial_lse: float32 (splits, batch, heads, n_rows), contiguous; -inf for a query that sees
-            no key of the split.
-        out: (batch, heads, n_rows, HEAD_DIM), output.
-        lse: float32 (batch, heads, n_rows), contiguous, output.
+        partials: partial outputs, float32 (splits, batch, heads, n_rows, HEAD_DIM), contiguous.
+        partial_lse: log-sum-exps of the partial outputs, float32 (splits, batch, heads, n_rows),
+            contiguous; -inf for a query that sees no key of the split.
+        out: the combined output, (batch, heads, n_rows, HEAD_DIM). The kernel writes it.
+        lse: the combined log-sum-exp, float32 (batch, heads, n_rows), contiguous. The kernel writes
+            it.
+        out_*: strides of out, in elements.
+        n_programs: batch * heads.
+        n_rows: number of queries.
+        splits: number of splits.
+        ROWS: number of rows per program.
+        COLUMNS: HEAD_DIM rounded up to a power of two, at least 16.
     """
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks
@@ -81,14 +93,19 @@ def sum_kernel(
     n_programs, n_heads, n_rows, splits,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Add the partial gradients of all splits in float32, for one or two gradients.
+    """Add partial gradients in float32, for one gradient or for two (dK and dV).
+
+    Each partial gradient was computed from one range (split) of the inner loop of the backward
+    pass.
 
     Grid: (number of blocks of ROWS rows * batch * heads, number of gradients).
 
     Args:
         partials: float32 (number of gradients, splits, batch, heads, n_rows, HEAD_DIM), contiguous.
-        out, other: (batch, heads, n_rows, HEAD_DIM), outputs. With one gradient, other is not
-            written.
+        out, other: the two sums, (batch, heads, n_rows, HEAD_DIM). The kernel writes them. With one
+            gradient, the kernel writes only out.
+
+    `combine_kernel` describes the other arguments.
     """
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks

@@ -55,9 +55,30 @@ def _add_tile(
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Update the accumulator (O), maximum (m) and total (l) with one tile of keys.
+    """Update the running values of a block of queries with one tile of keys.
 
-    This is algorithm 1, lines 7 to 10. With FP16X3, the accumulator is scaled by TOP_POWER.
+    These are the values of online softmax (algorithm 1 of FlashAttention-2, lines 7 to 10). The
+    module docstring gives the formulas.
+
+    Args:
+        accumulator: running output O; with FP16X3, it is multiplied by 2^14 (TOP_POWER) and divided
+            by the unit of the values (see `tile_ops.unit`).
+        maximum: running maximum m of the scaled scores times log2(e).
+        total: running sum l.
+        q: operand with the queries (see `tile_ops.load_operand`).
+        key, value: addresses of the keys and values of the head.
+        first_query, first_key: index of the first query of the block and of the first key of the
+            tile.
+        half_stride: distance from the high to the low float16 half of the keys and values in
+            memory, in elements; used only with FP16X3.
+        scale_log2e: scale of the scores times log2(e); with FP16X3, also times the units of q and k
+            (see `tile_ops.unit`).
+        MASKED: whether the tile needs a mask, because it is on the diagonal or is incomplete.
+
+    Returns:
+        the new accumulator, maximum and total.
+
+    `forward_kernel` describes the other arguments.
     """
     k = load_operand(
         key, half_stride, first_key, n_keys, key_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED,
@@ -104,30 +125,39 @@ def forward_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention and log-sum-exp of a block of queries over one range (split) of the keys.
+    """Compute the output and log-sum-exp of a block of queries over one range of the keys.
+
+    The keys may be split into several ranges (splits). A separate program then processes each
+    split.
 
     Grid: (number of blocks of queries * batch * heads * splits,).
 
     Args:
         query: (batch, heads, n_queries, HEAD_DIM).
-        key, value: (batch, heads, n_keys, HEAD_DIM). With FP16X3, query, key and value are
-            contiguous float16 halves, (2, batch, heads, ...).
-        peaks: with FP16X3, peaks of query, key and value (see `tile_ops.peak_of`); else not read.
-        out: (splits, batch, heads, n_queries, HEAD_DIM), output: attention over the keys of each
-            split. Of the inputs' dtype, or float32 with several splits.
-        lse: float32 (splits, batch, heads, n_queries), contiguous, output: natural-log log-sum-exp
+        key, value: (batch, heads, n_keys, HEAD_DIM).
+        peaks: largest magnitude of each head of query, key and value (see `tile_ops.peak_of`); read
+            only with FP16X3.
+        out: output, (splits, batch, heads, n_queries, HEAD_DIM): attention over the keys of each
+            split. It has the dtype of the inputs, or float32 if there are several splits.
+        lse: output, float32 (splits, batch, heads, n_queries), contiguous: natural-log log-sum-exp
             of the scaled scores; -inf for a query that sees no key.
         *_split, *_batch, *_head, *_row: strides in elements.
         n_programs: batch * heads.
         n_heads: number of heads.
         n_splits: number of splits of the keys.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
-        group: number of heads that share the L2 cache (see `tile_ops.schedule`).
+        group: number of heads that are processed together, so that their keys and values stay in
+            the L2 cache (see `tile_ops.schedule`).
         scale_log2e: scale of the scores times log2(e), not negative.
         HEAD_DIM: head dimension.
+        BLOCK_Q: number of queries per block.
+        BLOCK_K: number of keys per tile of the inner loop.
         BLOCK_D: HEAD_DIM rounded up to a power of two, at least 16.
-        FP16X3: whether float32 inputs are given as float16 halves.
-        PRECISION: input precision of matmuls of float32 tiles.
+        IS_CAUSAL: whether query i sees only keys 0 to i.
+        FP16X3: whether the inputs are float32 tensors that are split into float16 halves. Then
+            query, key and value are contiguous tensors with an additional first dimension of size 2
+            (high half and low half).
+        PRECISION: input precision of tl.dot for float32 tiles, "tf32" or "ieee".
         STAGES: number of stages of the software pipeline that loads keys and values.
     """
     n_blocks = tl.cdiv(n_queries, BLOCK_Q)

@@ -1,10 +1,12 @@
-"""Kernels that split a float32 tensor into two float16 tensors, the high and the low half.
+"""Kernels that split a float32 tensor into two float16 tensors, its high half and its low half.
 
-The sum of the halves has a sign and 22 of the 24 significand bits of float32. Tensor cores multiply
-float16 numbers exactly, so `tile_ops.product` can compute a float32 matmul from the halves.
+The high half of a number is the number rounded to float16. The low half is the rounding error, also
+rounded to float16. The sum of the halves has a sign and 22 of the 24 significand bits of float32.
+Tensor cores multiply float16 numbers exactly, so `tile_ops.product` can compute a float32 matmul
+from the halves.
 
-The range of float16 is small. So each head is first divided by a power of two, which depends on the
-largest magnitude of the head (its peak). `peak_kernel` computes the peaks.
+The range of float16 is small. So `parts_kernel` first divides each head by a power of two. The
+power of two depends on the largest magnitude of the head (its peak), which `peak_kernel` computes.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -32,9 +34,19 @@ def _tile(
     whole_batch, whole_head, whole_row, n_heads, n_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Return this program's tile, the index of the head and the index of the first row.
+    """Load the block of rows that this program processes, from one of up to four tensors.
 
-    Rows of the tile from n_seen on are zeros.
+    The second grid index selects the tensor. Each tensor has the shape (batch, heads, n_rows,
+    HEAD_DIM).
+
+    Args:
+        *_whole: addresses of the tensors, which have equal strides.
+        whole_*: strides of the tensors.
+        n_seen: number of rows of each head that are read; later rows of the block are zeros.
+
+    Returns:
+        the block (ROWS, COLUMNS), the index of its head among the heads of all batch elements, and
+        the index of its first row in the head.
     """
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks
@@ -57,15 +69,15 @@ def peak_kernel(
     whole_batch, whole_head, whole_row, n_programs, n_heads, n_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the largest magnitude of each head (its peak) of up to four tensors.
+    """Compute the peak of each head, its largest magnitude, for up to four tensors.
 
-    The grid is that of `parts_kernel`. The kernel compares the bits of magnitudes as integers,
-    which have the same order as the magnitudes. NaN counts as the largest magnitude.
+    If a head contains NaN, its peak is NaN. The kernel finds the maximum with integer operations on
+    the bits of the magnitudes, because magnitudes have the same order as their bits.
+
+    The grid and all arguments except `peaks` are those of `parts_kernel`.
 
     Args:
-        peaks: output, which must be zeros before the launch. `tile_ops.peak_of` gives its shape.
-
-    `parts_kernel` describes the other arguments.
+        peaks: output, as described by `tile_ops.peak_of`. It must be zeros before the launch.
     """
     x, head, _ = _tile(
         first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,
@@ -82,16 +94,23 @@ def parts_kernel(
     whole_batch, whole_head, whole_row, n_programs, n_heads, n_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write the float16 halves of up to four tensors.
+    """Split up to four float32 tensors into float16 halves.
+
+    Each head is first divided by a power of two that depends on its largest magnitude. Then the
+    high half of a number is the number rounded to float16, and the low half is the rounding error.
 
     Grid: (number of blocks of ROWS rows * batch * heads, number of tensors to split).
 
     Args:
         *_whole: float32 (batch, heads, n_rows, HEAD_DIM), all with the same strides.
-        peaks: as computed by `peak_kernel`.
-        out: float16 (number of tensors, 2, batch, heads, n_rows, HEAD_DIM), contiguous, output. The
-            high half is first.
+        peaks: largest magnitude of each head, as computed by `peak_kernel`.
+        out: output, float16 (number of tensors, 2, batch, heads, n_rows, HEAD_DIM), contiguous. In
+            the second dimension, index 0 is the high half, and index 1 is the low half.
+        whole_*: strides of the tensors to split, in elements.
+        n_programs: batch * heads.
         n_seen: number of rows of each head that are read; later rows are replaced by zeros.
+        ROWS: number of rows per program.
+        COLUMNS: HEAD_DIM rounded up to a power of two, at least 16.
     """
     x, head, first = _tile(
         first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,

@@ -1,19 +1,21 @@
 """Launch the forward and backward passes of FlashAttention-2 in Triton.
 
 Number of kernel launches:
-    forward   1; 1 more to combine partial outputs if the keys are split into ranges
-    backward  3: delta, dK and dV, and dQ; 1 more if dK and dV have separate launches; 1 more to add
-              partial gradients, for each of dkdv_kernel and dq_kernel that is split
-    fp16x3    3 more in each pass to split the float32 inputs into float16 halves, if all inputs
-              have the same layout
+    forward   1 launch. 1 more to combine partial outputs if the keys are split into ranges.
+    backward  3 launches: one for delta, one for dK and dV, and one for dQ. 1 more if dK and dV have
+              separate launches. 1 more to add partial gradients if the inner loop of dkdv_kernel is
+              split into ranges, and 1 more if that of dq_kernel is.
+    fp16x3    3 more in each pass to split the float32 inputs into float16 halves. This number is
+              for inputs that all have the same sizes and strides.
 
-The results do not depend on the order in which programs run. So equal inputs give bitwise equal
-outputs and gradients.
+The results do not depend on the order in which programs run. Equal inputs therefore give bitwise
+equal outputs and gradients.
 
-A launch plan (see `plans`) is cached for each combination of shapes, strides, dtypes, devices and
-options.
+A launch plan (see the module `plans`) is cached for each combination of shapes, strides, dtypes,
+devices and options.
 
-On a CPU, the kernels run in Triton's interpreter if TRITON_INTERPRET=1 is set.
+On a CPU, the kernels run in Triton's interpreter if the environment variable TRITON_INTERPRET=1 is
+set.
 """
 
 from __future__ import annotations
@@ -51,30 +53,38 @@ def flash_forward(
     """Compute softmax(q k^T * scale) v and its log-sum-exp without materializing the scores.
 
     Args:
-        q: (..., n_queries, head_dim), float32, bfloat16 or float16, head_dim 1 to 128. Any strides,
-            but q, k or v is copied if the kernels do not support its strides (see `layout.layout`).
+        q: (..., n_queries, head_dim), float32, bfloat16 or float16, with head_dim from 1 to 128.
+            Any strides, but q, k or v is copied if the kernels do not support its strides (see
+            `layout.layout`).
         k, v: (..., n_keys, head_dim), with the dtype, device and leading dimensions of q.
         is_causal: if True, query i attends only to keys 0 to i (the mask is aligned to the upper
             left corner, as in torch).
-        scale: multiplies the scores; 1/sqrt(head_dim) by default.
-        precision: precision of the matmuls of float32 inputs. "fp16x3": three float16 matmuls, as
-            accurate as float32 (measured up to 65,536 tokens). Allocates 4 bytes per input element
-            during the pass. A value below 2^-16 times the largest magnitude of its head loses one
-            bit per power of two. If a head contains a value that is not finite, the results of the
-            head are NaN. "tf32": one TF32 matmul, with 11-bit significands and errors near 1e-3.
-        tiles: tile sizes; those of `choose_tiles.tuned_tiles` by default.
+        scale: factor by which the scores are multiplied; None for 1/sqrt(head_dim).
+        precision: precision of the matmuls of float32 inputs, "fp16x3" or "tf32". It is described
+            below.
+        tiles: tile sizes; None for those of `choose_tiles.tuned_tiles`.
         n_splits: number of ranges into which the keys are split, with one program for each range;
-            `work_splits.default_splits` by default.
+            None for the result of `work_splits.default_splits`.
 
     Returns:
-        out: (..., n_queries, head_dim), of q's dtype, with q's strides if q is dense; zeros for a
-            query that sees no key.
-        lse: float32 (..., n_queries), contiguous: natural-log log-sum-exp of the scaled scores;
-            -inf for a query that sees no key.
+        out: attention output, (..., n_queries, head_dim), of q's dtype, with q's strides if q is
+            dense. It is zero for a query that sees no key.
+        lse: natural-log log-sum-exp of the scaled scores, float32 (..., n_queries), contiguous. It
+            is -inf for a query that sees no key.
 
     Raises:
         ValueError: if the inputs are invalid; the message lists all errors.
         RuntimeError: if the tensors are not on a GPU and Triton's interpreter is not enabled.
+
+    With precision "fp16x3", each float32 number is split into two float16 halves, and each matmul
+    consists of three float16 matmuls. The results are as accurate as those of float32 matmuls
+    (measured up to 65,536 tokens). During the pass, the halves take 4 bytes per input element. A
+    value below 2^-16 times the largest magnitude of its head is less precise: it loses one bit for
+    each further factor of two. If a head contains a value that is not finite, all results of this
+    head are NaN.
+
+    With precision "tf32", each matmul is one TF32 matmul. TF32 numbers have 11-bit significands,
+    and the errors are near 1e-3.
     """
     if scale is not None and scale < 0:
         # The kernels use max(scale * s) = scale * max(s), which needs a scale of at least 0.
@@ -106,11 +116,12 @@ def flash_backward(
         q, k, v, is_causal, scale, precision, tiles: as given to `flash_forward`.
         out, lse: as returned by `flash_forward`; lse must be contiguous.
         dout: gradient of out, with out's shape and dtype. Any strides, but dout is copied if the
-            kernels do not support its strides, such as those of the expanded gradient of a sum.
-        n_splits_dkdv: number of ranges into which the queries are split to compute dK and dV;
-            `work_splits.default_splits` by default.
-        n_splits_dq: number of ranges into which the keys are split to compute dQ;
-            `work_splits.default_splits` by default.
+            kernels do not support its strides. An example is the gradient of `out.sum()`, whose
+            strides are 0.
+        n_splits_dkdv: number of ranges into which the queries are split to compute dK and dV; None
+            for the result of `work_splits.default_splits`.
+        n_splits_dq: number of ranges into which the keys are split to compute dQ; None for the
+            result of `work_splits.default_splits`.
         needs_dq: whether to compute dq.
         needs_dkdv: whether to compute dk and dv.
 
@@ -136,9 +147,10 @@ def flash_backward(
 
 
 def negated(q: Tensor) -> Tensor:
-    """Return -q with the strides of `output_strides`.
+    """Return -q, with the strides that the attention output for q has.
 
-    So out and dq have the same strides for -q as for q.
+    This implements a negative scale: the kernels need a scale of at least 0, and -q with scale -s
+    gives the same scores as q with scale s. The outputs for -q and for q have the same strides.
     """
     return torch.neg(q.detach(), out=empty_like(q))
 

@@ -1,8 +1,12 @@
-"""Cached launches of the memory-bound kernels, used by flash_triton and flash_hopper.
+"""Cached launches of the memory-bound kernels of attention, used by flash_triton and flash_hopper.
 
 These kernels split float32 tensors into float16 halves, combine partial outputs, and add partial
-gradients. A `Launch` is valid for one device and one combination of dtypes. So some functions have
-the arguments `device` and `dtype`, which are only keys of the cache.
+gradients.
+
+A launch is a `kernel_launch.Launch` object: a kernel with a fixed grid and fixed scalar arguments,
+to be called with tensors. It is valid for one device and one combination of dtypes. Each function
+that returns a launch caches its results by its arguments. Some of these functions therefore have an
+argument `device` or `dtype` that only separates the entries of the cache.
 """
 
 from __future__ import annotations
@@ -20,14 +24,17 @@ MAX_LAUNCHES = 4096  # maximum number of cached launches of each kernel
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)
 def fp16_split_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
-    """Return the launch of `parts_kernel`, which splits float32 tensors into float16 halves.
+    """Return a cached launch of `parts_kernel`, which splits float32 tensors into float16 halves.
 
-    Call the launch with four float32 tensors, their peaks, and the output for the halves. Only the
-    first `count` tensors are split.
+    The high half of a number is the number rounded to float16, after a division by a power of two.
+    The low half is the rounding error. Call the launch with four float32 tensors, their peaks as
+    computed by `peak_kernel`, and the output tensor. Only the first `count` of the four tensors are
+    split; the others are placeholders.
 
     Args:
-        count: number of tensors to split.
-        of: layout of the tensors.
+        device: device of the tensors.
+        count: number of tensors to split, 1 to 4.
+        of: layout (sizes and strides) of all tensors.
         n_seen: number of rows of each head that are read; later rows are replaced by zeros.
     """
     from systems.kernels.flash_attention.triton.fp16_split_kernel import parts_kernel
@@ -39,10 +46,17 @@ def fp16_split_launch(device: torch.device, count: int, of: Layout, n_seen: int)
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)
 def peak_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
-    """Return the launch of `peak_kernel`, which computes the largest magnitude of each head.
+    """Return a cached launch of `peak_kernel`, which computes the peak of each head.
 
-    Call the launch with four float32 tensors and the output for their peaks. Only the first `count`
-    tensors are read. The arguments are those of `fp16_split_launch`.
+    The peak of a head is its largest magnitude. Call the launch with four float32 tensors and the
+    output tensor for the peaks, which must be zeros. Only the first `count` of the four tensors are
+    read; the others are placeholders.
+
+    Args:
+        device: device of the tensors.
+        count: number of tensors to read, 1 to 4.
+        of: layout (sizes and strides) of all tensors.
+        n_seen: number of rows of each head that are read.
     """
     from systems.kernels.flash_attention.triton.fp16_split_kernel import peak_kernel
 
@@ -53,14 +67,17 @@ def peak_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> La
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)
 def combine_launch(device: torch.device, dtype: torch.dtype, n_splits: int, out: Layout) -> Launch:
-    """Return the launch of `combine_kernel`, which combines the partial outputs of all splits.
+    """Return a cached launch of `combine_kernel`, which combines partial attention outputs.
 
-    Call the launch with the partial outputs, their log-sum-exps, out and lse.
+    Each partial output is the attention over one range (split) of the keys. Call the launch with
+    the partial outputs, their log-sum-exps, and the tensors for the result: the output `out` and
+    its log-sum-exp `lse`.
 
     Args:
-        dtype: dtype of out.
-        n_splits: number of splits.
-        out: layout of out.
+        device: device of the tensors.
+        dtype: dtype of the tensor out.
+        n_splits: number of ranges.
+        out: layout (sizes and strides) of the tensor out.
     """
     from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel
 
@@ -77,15 +94,19 @@ def sum_launch(
     out: Layout,
     other: Layout | None = None,
 ) -> Launch:
-    """Return the launch of `sum_kernel`, which adds the partial gradients of all splits.
+    """Return a cached launch of `sum_kernel`, which adds the partial gradients of all splits.
 
-    Call the launch with the partial gradients, out and other. To add up only one gradient, let the
-    argument `other` be None, and pass out twice in the call.
+    A split is one range of the queries or keys, and each split has its own partial gradient. The
+    launch adds the partial gradients of one tensor, or those of two tensors (dK and dV). Call the
+    launch with three tensors: the partial gradients, the first result and the second result. If
+    there is only one result, pass this result twice.
 
     Args:
-        dtype: dtype of out and other.
+        device: device of the tensors.
+        dtype: dtype of the results.
         n_splits: number of splits.
-        out, other: layouts of the gradients.
+        out: layout (sizes and strides) of the first result.
+        other: layout of the second result; None if there is only one.
     """
     from systems.kernels.flash_attention.triton.combine_kernel import sum_kernel
 
@@ -95,11 +116,27 @@ def sum_launch(
 
 
 def memory_bound_constants(of: Layout) -> dict[str, int]:
-    """Return the constexpr arguments of a memory-bound kernel for tensors with this layout."""
+    """Return the constexpr arguments of a memory-bound kernel by name.
+
+    Each program of such a kernel processes one block of rows of one head.
+
+    Args:
+        of: layout (sizes and strides) of the tensors that the kernel processes.
+
+    Returns:
+        A dict with the keys HEAD_DIM, ROWS (number of rows per program) and COLUMNS (HEAD_DIM
+        rounded up to a power of two, at least 16).
+    """
     columns = block_d(of.head_dim)
     return {"HEAD_DIM": of.head_dim, "ROWS": MEMORY_BOUND_ELEMENTS // columns, "COLUMNS": columns}
 
 
 def memory_bound_programs(of: Layout) -> int:
-    """Return the number of programs of a memory-bound kernel for tensors with this layout."""
+    """Return the number of programs of a memory-bound kernel that processes all rows of a tensor.
+
+    Each program processes one block of rows of one head.
+
+    Args:
+        of: layout (sizes and strides) of the tensor.
+    """
     return -(-of.rows // (MEMORY_BOUND_ELEMENTS // block_d(of.head_dim))) * of.n_heads

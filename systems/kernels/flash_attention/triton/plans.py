@@ -1,8 +1,9 @@
 """Launch plans of the Triton kernels.
 
-A plan holds the launches of a forward or backward pass and the strides of the outputs. It depends
-on the shapes, strides, dtypes and device of the inputs and on options, but not on the data. So
-`launch` caches plans and uses them for all inputs with the same properties.
+A plan is a callable that runs a forward or backward pass for inputs with fixed shapes, strides,
+dtypes and device, and with fixed options. It holds the prepared kernel launches of the pass and the
+strides of the outputs. It does not depend on the data, so the module `launch` caches plans and uses
+a plan for all inputs with these properties.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ LOG2E = math.log2(math.e)
 
 
 class TritonPlan:
-    """Base class of the launch plans, with the layouts and launches that both passes need.
+    """Base class of the launch plans of the forward and backward passes.
+
+    A launch plan holds the kernel launches of a pass, prepared for inputs with fixed shapes,
+    strides, dtypes and device.
 
     Args:
-        shapes, strides, dtypes, devices: of q, k and v, as returned by `validation.signature`. They
-            must be valid.
+        shapes, strides, dtypes, devices: those of q, k and v, as returned by
+            `validation.signature`. They must be valid (see `validation.check_kernel_inputs`).
         is_causal, scale, precision: as given to `launch.flash_forward`.
         tiles: tile sizes of all kernels.
     """
@@ -74,7 +78,13 @@ class TritonPlan:
         self.memory_bound_constants = memory_bound_constants(self.q)
 
     def empty(self, index: int) -> Tensor:
-        """Allocate an output with the shape, dtype and strides for q, k or v (index 0, 1 or 2)."""
+        """Allocate an output with the shape and dtype of q, k or v.
+
+        The strides are those of the input if the input is dense (see `layout.output_strides`).
+
+        Args:
+            index: 0 for q (used for out and dq), 1 for k (used for dk), 2 for v (used for dv).
+        """
         return torch.empty_strided(
             self.shapes[index], self.output_strides[index], dtype=self.dtype, device=self.device
         )
@@ -83,19 +93,27 @@ class TritonPlan:
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def operand_strides(self, of: Layout) -> tuple[int, int, int]:
-        """Return the strides of the tensor that the kernels load for an input with this layout.
+        """Return the strides of the first three dimensions with which the kernels read an input.
 
-        With fp16x3, this tensor is a float16 half of the input.
+        Without fp16x3, they are the strides of the input. With fp16x3, the kernels read the
+        contiguous float16 halves of the input instead, and the strides are those of one half.
+
+        Args:
+            of: layout (sizes and strides) of the input.
         """
         return of.dense_strides if self.fp16x3 else of.strides
 
     def operands(self, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Tensor]:
-        """Return each tensor in the form that the kernels load, followed by a tensor of peaks.
+        """Return the inputs in the form that the kernels read, followed by a tensor of peaks.
 
-        With fp16x3, each tensor is split into its two float16 halves, and the peaks are the largest
-        magnitudes of each head (see `tile_ops.peak_of`). Otherwise, a tensor is copied if the
-        kernels do not support its strides, and the last element is a placeholder that the kernels
-        do not read.
+        With fp16x3, each float32 input is split into a tensor that contains its two float16 halves.
+        The peaks are the largest magnitudes of each head, and the kernels need them to undo a
+        scaling. Otherwise, an input is copied only if the kernels do not support its strides. The
+        last tensor is then a placeholder that the kernels do not read.
+
+        Args:
+            tensors: inputs, up to four.
+            layouts: layout (sizes and strides) of each input.
         """
         addressable = [
             x.contiguous() if of.is_copy else x for x, of in zip(tensors, layouts, strict=True)
@@ -111,13 +129,17 @@ class TritonPlan:
         return [*(self.split_fp16([x], of, peak)[0] for x, of, peak in each), peaks]
 
     def split_fp16(self, tensors: Sequence[Tensor], of: Layout, peaks: Tensor) -> Tensor:
-        """Split up to four float32 tensors into float16 halves, and write their peaks to `peaks`.
+        """Split up to four float32 tensors into float16 halves.
 
         Args:
-            of: layout of all tensors.
+            tensors: tensors to split, all with the same layout.
+            of: layout (sizes and strides) of the tensors.
+            peaks: zeros. The method writes the largest magnitude of each head here (see
+                `tile_ops.peak_of`).
 
         Returns:
-            float16 (number of tensors, 2, batch, heads, rows, head_dim).
+            The halves, float16 (number of tensors, 2, batch, heads, rows, head_dim). In the second
+            dimension, index 0 is the high half, and index 1 is the low half.
         """
         shape = (len(tensors), 2, *of.shape)
         halves = torch.empty(shape, dtype=torch.float16, device=self.device)
@@ -129,7 +151,14 @@ class TritonPlan:
         return halves
 
     def heads_per_group(self, of: Layout) -> int:
-        """Return the number of heads for which two tensors of this layout fit in the L2 cache."""
+        """Return the number of heads that the programs of a kernel should process at the same time.
+
+        The inner loop of a kernel goes over two tensors, such as k and v. For this number of heads,
+        both tensors fit together in the L2 cache. The result is at least 1.
+
+        Args:
+            of: layout (sizes and strides) of one of the two tensors.
+        """
         itemsize = 4 if self.fp16x3 else self.dtype.itemsize
         return heads_in_l2(of.rows, of.head_dim, itemsize, of.n_heads)
 
@@ -145,13 +174,17 @@ class TritonPlan:
         numbers: tuple[float, ...],
         **constants: bool,
     ) -> Launch:
-        """Return the launch of a kernel, with one program for each block of rows and each split.
+        """Prepare the launch of a kernel.
+
+        The launch has one program for each block of rows of each head and each range of the inner
+        loop.
 
         Args:
+            kernel: forward_kernel, dkdv_kernel or dq_kernel.
             tile: tile sizes of the kernel.
-            of: layout of q or k, whose rows are divided into blocks.
+            of: layout of q or k. The rows of this tensor are divided into blocks.
             n_splits: number of ranges into which the inner loop is split.
-            numbers: values of the int and float parameters.
+            numbers: values of the int and float parameters of the kernel.
             constants: values of the constexpr parameters that only this kernel has.
         """
         block = tile.block_k if of is self.k else tile.block_q
@@ -167,11 +200,15 @@ class TritonPlan:
     def split_rows(self, tile: Tile, of: Layout, n_splits: int | None) -> tuple[int, int]:
         """Return the number of ranges into which an inner loop is split, and the rows per range.
 
+        Each program has a block of queries and loops over keys, or has a block of keys and loops
+        over queries. With several ranges, a separate program processes each range of the loop.
+
         Args:
             tile: tile sizes of the kernel.
-            of: layout of q if each program has a block of queries and loops over keys; layout of k
-                if each program has a block of keys and loops over queries.
-            n_splits: requested number of ranges; None for the default.
+            of: layout of q if a program has a block of queries; layout of k if it has a block of
+                keys.
+            n_splits: requested number of ranges; None for the result of
+                `work_splits.default_splits`.
         """
         if of is self.k:
             length, block, programs = self.q.rows, tile.block_q, -(-of.rows // tile.block_k)
@@ -184,11 +221,14 @@ class TritonPlan:
 
 
 class ForwardPlan(TritonPlan):
-    """Launch plan of `launch.flash_forward`.
+    """Launch plan of `launch.flash_forward`: its kernel launches for inputs with fixed properties.
+
+    A call of the plan with q, k and v runs the forward pass.
 
     Args:
-        inputs: arguments of `TritonPlan`.
-        n_splits: number of ranges into which the keys are split; None for the default.
+        inputs: the arguments of `TritonPlan`.
+        n_splits: number of ranges into which the keys are split, with one program for each range;
+            None for the result of `work_splits.default_splits`.
     """
 
     def __init__(self, *inputs: Any, n_splits: int | None):
@@ -226,10 +266,12 @@ class ForwardPlan(TritonPlan):
 
 
 class BackwardPlan(TritonPlan):
-    """Launch plan of `launch.flash_backward`.
+    """Launch plan of `launch.flash_backward`: its kernel launches for inputs with fixed properties.
+
+    A call of the plan with q, k, v, out, lse and dout runs the backward pass.
 
     Args:
-        inputs: arguments of `TritonPlan`.
+        inputs: the arguments of `TritonPlan`.
         out_strides, dout_strides: strides of out and dout, in elements.
         n_splits_dkdv, n_splits_dq, needs_dq, needs_dkdv: as given to `launch.flash_backward`.
     """

@@ -5,15 +5,16 @@ The elements of a row are contiguous. The address of a tile is computed with 64-
 Offsets within a tile have only 32 bits. This is enough, because `layout` keeps the stride of the
 rows below `tile_table.MAX_ROW_STRIDE`.
 
-With FP16X3, a float32 tensor is given as two float16 tensors of the same shape, its high and low
-half. The sum of the halves is the tensor divided by a power of two, the `unit`. Each head has a
-separate unit. Tensor cores multiply the halves exactly, and the two halves of a number together
-have a sign and 22 bits. A matmul of two such tensors consists of four matmuls of halves. The matmul
-of the two low halves is negligible. The other three together are as accurate as a float32 matmul
-(Ootomo and Yokota 2022, "Recovering single precision accuracy from Tensor Cores while surpassing
-the FP32 theoretical peak performance").
+The constexpr FP16X3 selects the precision "fp16x3" for float32 inputs. With FP16X3, a float32
+tensor is given as two float16 tensors of the same shape, its high half and its low half. The sum of
+the halves is the tensor divided by a power of two, the `unit`. Each head has a separate unit.
+Tensor cores multiply the halves exactly, and the two halves of a number together have a sign and 22
+bits. A matmul of two such tensors consists of four matmuls of halves. The matmul of the two low
+halves is negligible. The other three together are as accurate as a float32 matmul (Ootomo and
+Yokota 2022, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32
+theoretical peak performance").
 
-A matmul operand is a tuple: (high, low) with FP16X3, else (tile,).
+An operand of a matmul is a tuple of tiles: (high half, low half) with FP16X3, otherwise one tile.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know; its tuples have any length.
@@ -36,9 +37,13 @@ INFINITE_BITS = tl.constexpr(0x7F800000)  # infinity in float32, as an integer
 
 @triton.jit
 def head_base(pointer, head, n_heads, batch_stride, head_stride):
-    """Return the address of the first row of a head.
+    """Return the address of the first row of a head in a tensor (batch, heads, rows, head_dim).
 
-    `head` is the index of the head, which counts the heads of all batch elements.
+    Args:
+        pointer: address of the tensor.
+        head: index of the head among the heads of all batch elements.
+        n_heads: number of heads per batch element.
+        batch_stride, head_stride: strides of the first two dimensions, in elements.
     """
     batch = (head // n_heads).to(tl.int64)
     return pointer + batch * batch_stride + (head % n_heads).to(tl.int64) * head_stride
@@ -49,10 +54,17 @@ def load_tile(
     base, first, n_rows, row_stride,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Load a tile (ROWS, COLUMNS) that starts at row `first`.
+    """Load a tile (ROWS, COLUMNS) of one head.
 
-    Columns past HEAD_DIM are zero. If RAGGED, the tile may extend past n_rows, and rows past n_rows
-    are zero. Otherwise, rows are loaded without a mask.
+    Columns from HEAD_DIM on are zero.
+
+    Args:
+        base: address of the first row of the head.
+        first: index of the first row of the tile.
+        n_rows: number of rows of the head.
+        row_stride: stride of the rows, in elements.
+        RAGGED: True if the tile may extend past the last row of the head; its rows past the end are
+            then zero. If False, rows are loaded without a mask.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tile = base + tl.cast(first, tl.int64) * row_stride
@@ -75,9 +87,16 @@ def load_operand(
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RAGGED: tl.constexpr,
     FP16X3: tl.constexpr,
 ):  # fmt: skip
-    """Load a tile as a matmul operand.
+    """Load a tile (ROWS, COLUMNS) of one head as an operand of a matmul.
 
-    With FP16X3, the low half is stored half_stride elements after the high half.
+    The operand is a tuple of one tile. With FP16X3 (float32 inputs that are split into float16
+    halves), it is a tuple of two tiles, the high half and the low half.
+
+    Args:
+        half_stride: distance from the high half to the low half in memory, in elements; used only
+            with FP16X3.
+
+    `load_tile` describes the other arguments.
     """
     high = load_tile(base, first, n_rows, row_stride, HEAD_DIM, ROWS, COLUMNS, RAGGED)
     if not FP16X3:
@@ -91,10 +110,14 @@ def load_operand(
 
 @triton.jit
 def as_operand(x, DTYPE: tl.constexpr, FP16X3: tl.constexpr):
-    """Convert a float32 tile to a matmul operand. Without FP16X3, the tile is rounded to DTYPE.
+    """Convert a float32 tile to an operand of a matmul.
 
-    With FP16X3, the tile must be scaled so that its largest magnitudes are around TOP_POWER,
-    because float16 has fewer bits below 2^-14 (subnormal numbers).
+    Without FP16X3, the operand is a tuple of one tile: x rounded to DTYPE. With FP16X3, it is a
+    tuple of two float16 tiles: the high half (x rounded to float16) and the low half (the rounding
+    error).
+
+    With FP16X3, the caller must scale x so that its largest magnitudes are around 2^14. Float16 has
+    fewer bits for small numbers, so smaller values would lose precision.
     """
     if not FP16X3:
         operand = (x.to(DTYPE),)
@@ -106,7 +129,7 @@ def as_operand(x, DTYPE: tl.constexpr, FP16X3: tl.constexpr):
 
 @triton.jit
 def power_of_two(x):
-    """Return the largest power of two that is not above x, or 0 if x < 2^-126.
+    """Return the largest power of two that is not above x; 0 if x is below 2^-126.
 
     x must be positive and finite.
     """
@@ -116,13 +139,13 @@ def power_of_two(x):
 
 @triton.jit
 def peak_of(peaks, tensor, head, n_programs):
-    """Return the address of the peak of a head, which is the largest magnitude of the head.
+    """Return the address of the peak of one head. The peak is the largest magnitude of the head.
 
     Args:
-        peaks: int32 (number of tensors, n_programs rounded up to a multiple of 4): the bits of
-            float32 numbers.
+        peaks: peaks of the heads of all tensors: the bits of float32 numbers, as int32. The shape
+            is (number of tensors, n_programs rounded up to a multiple of 4).
         tensor: index of the tensor.
-        head: index of the head, which counts the heads of all batch elements.
+        head: index of the head among the heads of all batch elements.
         n_programs: batch * heads.
     """
     return peaks + tensor * ((n_programs + 3) // 4 * 4) + head
@@ -130,7 +153,10 @@ def peak_of(peaks, tensor, head, n_programs):
 
 @triton.jit
 def unit(peaks, tensor, head, n_programs):
-    """Return the power of two by which a head is divided, or NaN if its peak is not finite.
+    """Return the power of two by which a head is divided before it is split into float16 halves.
+
+    The power of two depends on the peak of the head, its largest magnitude. The result is NaN if
+    the peak is not finite.
 
     The arguments are those of `peak_of`.
     """
@@ -142,16 +168,19 @@ def unit(peaks, tensor, head, n_programs):
 
 @triton.jit
 def scaled(x, peak):
-    """Scale each row of x by a power of two, so that it can be converted by `as_operand`.
+    """Divide each row of x by a power of two, so that `as_operand` can split x into float16 halves.
 
-    The power of two depends on the peak of the row: its largest magnitude in this and earlier
-    calls.
+    The function is called once for each tile of a sum of matmuls. The power of two of a row depends
+    on the peak of the row: its largest magnitude in this call and all earlier calls. The power of
+    two can therefore increase from call to call.
 
     Args:
+        x: float32 tile.
         peak: peaks of the rows, as returned by the previous call; `SMALLEST` in the first call.
 
     Returns:
-        the scaled x, the new peaks, and the factors that convert an earlier sum to the new scale.
+        the scaled x, the new peaks, and a factor for each row. The caller must multiply the sum of
+        the earlier matmuls by these factors, which converts it to the new scale.
     """
     new_peak = tl.maximum(peak, tl.max(tl.abs(x), 1))
     row_unit = power_of_two(new_peak) * TOP_INVERSE
@@ -161,7 +190,12 @@ def scaled(x, peak):
 
 @triton.jit
 def unscaled(total, peak):
-    """Undo the scaling of `scaled` in a sum of matmuls with scaled rows."""
+    """Undo the scaling of `scaled` in the final sum of matmuls.
+
+    Args:
+        total: sum of matmuls of tiles whose rows were divided by powers of two.
+        peak: largest magnitudes of the rows, as returned by the last call of `scaled`.
+    """
     return total * (power_of_two(peak) * TOP_INVERSE)[:, None]
 
 
@@ -176,10 +210,14 @@ def transposed(x, FP16X3: tl.constexpr):
 
 @triton.jit
 def product(a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the matmul a b in float32.
+    """Return the matrix product of a and b in float32.
 
-    PRECISION is the input precision for float32 tiles. With FP16X3, the matmuls low * high and high
-    * low are added first, and then the larger matmul high * high. The matmul low * low is left out.
+    Args:
+        a, b: operands as returned by `load_operand` or `as_operand`: (high half, low half) with
+            FP16X3, otherwise a tuple of one tile.
+        FP16X3: if True, the result is the sum of three matmuls: low * high, high * low and high *
+            high. The matmul low * low is negligible and is left out.
+        PRECISION: input precision of tl.dot for float32 tiles, "tf32" or "ieee".
     """
     if FP16X3:
         total = tl.dot(a[1], b[0])
@@ -192,11 +230,13 @@ def product(a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_product(total, a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
-    """Return total + a b in float32, where a b is a matmul.
+    """Return total + a b in float32, where a b is the matrix product of two operands.
 
-    Tensor cores round toward zero when they accumulate. In a long sum, these errors add up. So with
-    FP16X3, the sum over tiles is computed outside the tensor cores, where additions round to
-    nearest.
+    Without FP16X3, the tensor cores add the product to `total`. They round toward zero, so the
+    errors of a long sum grow. With FP16X3, the addition is therefore done outside the tensor cores
+    and rounds to nearest.
+
+    `product` describes the arguments a, b, FP16X3 and PRECISION.
     """
     if FP16X3:
         total += product(a, b, FP16X3, PRECISION)
@@ -210,9 +250,16 @@ def store_tile(
     base, first, n_rows, row_stride, values,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile (ROWS, COLUMNS), converted to the dtype of `base`, from row `first` on.
+    """Store a tile (ROWS, COLUMNS) of one head, converted to the dtype of the tensor.
 
-    Rows past n_rows and columns past HEAD_DIM are not stored.
+    Rows past the end of the head and columns from HEAD_DIM on are not stored.
+
+    Args:
+        base: address of the first row of the head.
+        first: index of the first row of the tile.
+        n_rows: number of rows of the head.
+        row_stride: stride of the rows, in elements.
+        values: the tile.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tile = base + tl.cast(first, tl.int64) * row_stride
@@ -225,9 +272,16 @@ def store_tile(
 
 @triton.jit
 def load_rows(base, first, n_rows, ROWS: tl.constexpr, RAGGED: tl.constexpr):
-    """Load ROWS contiguous numbers, one per row, from row `first` on.
+    """Load ROWS contiguous numbers of one head, which has one number for each row.
 
-    If RAGGED, the numbers of rows past n_rows are zero. Otherwise, they are loaded without a mask.
+    An example is the log-sum-exps of ROWS queries.
+
+    Args:
+        base: address of the number of the first row of the head.
+        first: index of the first row to load.
+        n_rows: number of rows of the head.
+        RAGGED: True if the range may extend past the last row; the numbers past the end are then
+            zero. If False, numbers are loaded without a mask.
     """
     row = tl.arange(0, ROWS)
     pointers = base + first + row
@@ -243,31 +297,33 @@ def schedule(
     item, n_blocks, n_programs, n_splits, rows_per_split, group,
     BLOCK: tl.constexpr, IS_CAUSAL: tl.constexpr, BY_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Return the (block, head, split) of a work item, in an order in which long items start first.
+    """Return the block, head and split that a program has to process.
 
-    Heads are scheduled in groups that share the L2 cache. In a causal pass, the work items of a
-    head have different lengths. The longest items of a group come first, and short items fill the
-    gaps at the end (longest processing time first). The order of the blocks is:
+    A kernel divides its work into items, and each program processes one item. An item is a block of
+    rows of one head, together with one range (split) of the inner loop. The function determines the
+    order in which the items start.
 
-    - Without splits, from the last to the first block of queries, or from the first to the last
-      block of keys.
-    - With splits, the same order, but rotated for each split. The blocks for which the split has no
-      work come first; they take almost no time. After them, the items of different splits at the
-      same position have about the same length, and the length decreases.
-
-    Consecutive items alternate between the splits, also without a causal mask.
+    Heads are processed in groups. The tensors that the programs of a group have in common fit
+    together in the L2 cache. In a causal pass, the items of a head have different lengths. Within a
+    group, the long items start first, and the short items fill the gaps at the end.
 
     Args:
-        item: index of the work item, below n_blocks * n_programs * n_splits.
+        item: index of the item, which is the index of the program.
         n_blocks: number of blocks per head.
         n_programs: batch * heads.
         n_splits: number of ranges into which the inner loop is split.
         rows_per_split: number of rows in each range except the last.
         group: number of heads per group.
         BLOCK: number of rows per block.
-        BY_KEYS: True if blocks consist of keys and splits of queries; False if blocks consist of
-            queries and splits of keys.
+        BY_KEYS: True if a block consists of keys and the inner loop goes over queries; False if a
+            block consists of queries and the inner loop goes over keys.
     """
+    # Order of the blocks in a causal pass, without splits: from the last to the first block of
+    # queries, or from the first to the last block of keys. With splits, the order is rotated for
+    # each split. The blocks for which a split has no work come first, because they take almost no
+    # time. After them, the items of different splits at the same position have about the same
+    # length, and the length decreases. Consecutive items alternate between the splits, also without
+    # a causal mask.
     items_per_head = n_blocks * n_splits
     first = item // (group * items_per_head) * group
     within = item % (group * items_per_head)

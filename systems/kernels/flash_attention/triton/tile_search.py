@@ -31,7 +31,11 @@ STAGES = (2, 3, 4)
 
 
 def candidates(name: str) -> list[Tile]:
-    """Return the candidate tiles of the kernel "forward", "dkdv" or "dq"."""
+    """Return all tiles (tile sizes and launch options) that the search tries for a kernel.
+
+    Args:
+        name: "forward", "dkdv" or "dq".
+    """
     shapes = SHAPES_KV if name == "dkdv" else SHAPES_Q
     return [Tile(*shape, stages) for shape in shapes for stages in STAGES]
 
@@ -47,16 +51,21 @@ def search(
     is_causal: bool = True,
     report: Callable[[str], object] = lambda line: None,
 ) -> Configuration:
-    """Measure all candidate tiles and return the fastest tile of each kernel.
+    """Measure all candidate tile sizes on the current GPU, and return the fastest for each kernel.
 
-    Each candidate runs for about 20 ms, and its time is the median of these runs.
+    Each candidate runs repeatedly for about 20 ms. Its time is the median time of one pass. If
+    `tile_table.TABLE` has a separate tile for dV, the tiles for dK and dV are not searched; they
+    are those of the table.
 
     Args:
         n_heads: batch size times number of heads.
-        report: called with one line of text for each candidate.
+        n_queries, n_keys, head_dim, dtype, precision, is_causal: properties of the inputs for which
+            the tile sizes are searched, as in `launch.flash_forward`.
+        report: function that is called with one line of text for each candidate.
 
     Raises:
-        RuntimeError: if no candidate of a kernel runs on this GPU.
+        RuntimeError: if all candidates of a kernel fail on this GPU.
+        torch.OutOfMemoryError: if there is not enough free GPU memory for the search.
     """
     from systems.kernels.kernel_launch import compiling_only
 
@@ -96,7 +105,17 @@ def search(
 
 
 class _Candidate:
-    """Forward or backward pass with a candidate tile. A call runs it and returns the outputs."""
+    """A forward or backward pass in which one kernel has a candidate tile.
+
+    A call runs the pass and returns its outputs.
+
+    Args:
+        tensors: q, k, v, out, lse and dout.
+        base: tile sizes of all other kernels.
+        is_causal, precision: as given to `launch.flash_forward`.
+        name: name of the kernel: "forward", "dkdv" or "dq".
+        tile: candidate tile of the kernel.
+    """
 
     def __init__(
         self,
@@ -130,9 +149,16 @@ class _Candidate:
 def _fastest(
     tries: Sequence[_Candidate], agreement: float, report: Callable[[str], object]
 ) -> tuple[_Candidate, list[Tensor]] | None:
-    """Return the fastest candidate, and the outputs of the first candidate that runs.
+    """Measure the candidates, and return the fastest one and the outputs of the first that runs.
 
-    Returns None if no candidate runs.
+    The outputs of this first candidate are the reference. A candidate is rejected if its outputs
+    differ too much from the reference. A candidate that does not compile or does not run is
+    skipped. The function returns None if no candidate runs.
+
+    Args:
+        tries: candidates for one kernel.
+        agreement: largest accepted relative difference from the reference, in the L2 norm.
+        report: function that is called with one line of text for each candidate.
     """
     from triton.testing import do_bench
 
@@ -144,7 +170,10 @@ def _fastest(
             results = candidate()
             difference = 0.0 if reference is None else max(map(_difference, results, reference))
             if not difference <= agreement:
-                report(f"{label}: rejected, relative difference of the results {difference:.1e}")
+                report(
+                    f"{label}: rejected, its results differ from those of the first candidate "
+                    f"(relative L2 difference {difference:.1e})"
+                )
                 continue
             milliseconds = do_bench(candidate, warmup=5, rep=20, return_mode="median")
         except torch.OutOfMemoryError:

@@ -21,14 +21,15 @@ PRECISIONS = ("fp16x3", "tf32")
 
 
 class Tile(NamedTuple):
-    """Tile sizes and launch options of one kernel.
+    """Tile sizes and launch options of one attention kernel.
 
     Fields:
         block_q, block_k: number of queries and number of keys in a tile; powers of two, 16 to 128.
-        num_warps: 4, or 8 for two warpgroups of 64 rows each.
+        num_warps: number of warps per program: 4 (one warpgroup) or 8 (two warpgroups).
         num_stages: number of stages of the software pipeline of the inner loop.
-        resident: occupancy of the causal kernel on an H100 or H200, in programs per multiprocessor,
-            as limited by registers and shared memory; `make compile-check` verifies it.
+        resident: number of programs that run on one multiprocessor at the same time, as limited by
+            registers and shared memory. In TABLE, it is the number for the causal kernel on an H100
+            or H200, and `make compile-check` verifies it.
         max_registers: limit of registers per thread, used on Hopper GPUs only.
     """
 
@@ -40,19 +41,30 @@ class Tile(NamedTuple):
     max_registers: int = MAX_REGISTERS
 
     def options(self, on_hopper: bool) -> dict[str, int]:
-        """Return the launch options for Triton."""
+        """Return the launch options of Triton for this tile, by name.
+
+        The options are num_warps and, if there is a limit of registers per thread, maxnreg.
+
+        Args:
+            on_hopper: whether the GPU is a Hopper GPU. The limit of registers applies only to
+                Hopper GPUs.
+        """
         if on_hopper and self.max_registers < MAX_REGISTERS:
             return {"num_warps": self.num_warps, "maxnreg": self.max_registers}
         return {"num_warps": self.num_warps}
 
 
 class Configuration(NamedTuple):
-    """Tiles of all kernels for one dtype and head dimension.
+    """Tile sizes of all attention kernels, for one kind of matmul and one head dimension.
 
     Fields:
-        dv: tile of a separate launch for dV, or None for one launch for dK and dV. Separate
-            launches are used if the registers cannot hold the accumulators of dK and dV together.
-            `dkdv` is then the tile of dK only, and both tiles must have the same block_k.
+        forward: tile of the forward kernel.
+        dkdv: tile of the kernel that computes dK and dV. If `dv` is given, this tile is for dK
+            only.
+        dq: tile of the kernel that computes dQ.
+        dv: tile of a separate launch that computes dV, or None if one launch computes dK and dV.
+            Separate launches are used if the registers cannot hold the accumulators of dK and dV
+            together. The tiles `dv` and `dkdv` must have the same block_k.
     """
 
     forward: Tile
@@ -107,21 +119,29 @@ TABLE: dict[tuple[str, int], Configuration] = {
 
 
 def block_d(head_dim: int) -> int:
-    """Return the power of two to which the kernels pad head_dim."""
+    """Return the number of columns of the tiles of the kernels for this head dimension.
+
+    It is head_dim rounded up to a power of two, at least 16.
+    """
     return max(MIN_BLOCK_D, 1 << (head_dim - 1).bit_length())
 
 
 def kind(dtype: torch.dtype, precision: str) -> str:
-    """Return the kind of matmul, a key of TABLE: "16-bit", "fp16x3" or "tf32"."""
+    """Return the kind of matmul: "16-bit", "fp16x3" or "tf32".
+
+    The kind is "16-bit" for float16 and bfloat16 inputs. For float32 inputs, it is the argument
+    `precision`. The kind is a part of the keys of TABLE.
+    """
     return precision if dtype == torch.float32 else "16-bit"
 
 
 def configuration(head_dim: int, dtype: torch.dtype, precision: str = "fp16x3") -> Configuration:
-    """Return the tiles of all kernels from TABLE.
+    """Return the tile sizes of all kernels from TABLE, which has an entry for each kind of input.
 
     Args:
-        head_dim: head dimension, 1 to MAX_HEAD_DIM.
-        dtype: dtype of the inputs, one of KERNEL_DTYPES.
-        precision: one of PRECISIONS; used only for float32 inputs.
+        head_dim: head dimension, 1 to 128.
+        dtype: dtype of the inputs: float32, bfloat16 or float16.
+        precision: precision of the matmuls of float32 inputs, "fp16x3" or "tf32"; ignored for other
+            dtypes.
     """
     return TABLE[kind(dtype, precision), block_d(head_dim)]

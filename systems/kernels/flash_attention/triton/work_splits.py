@@ -1,4 +1,9 @@
-"""Split the inner loop of a kernel over several programs, for calls with few programs."""
+"""Split the inner loop of a kernel over several programs.
+
+This is useful if a call has too few programs to fill the GPU. The inner loop goes over tiles of
+keys, or over tiles of queries in the kernel for dK and dV. It is split into ranges of tiles, and a
+separate program processes each range.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +17,16 @@ MAX_SPLITS = 32
 
 
 def default_splits(n_programs: int, n_tiles: int, slots: int) -> int:
-    """Return the number of ranges into which to split the inner loop, with one program each.
+    """Return the number of ranges into which the inner loop of each program should be split.
 
-    The number is chosen so that there are about WAVES * slots programs. It is smaller if a range
-    would otherwise have fewer than MIN_TILES tiles, and at most MAX_SPLITS.
+    A separate program then processes each range. The number of ranges is chosen so that the kernel
+    has about 2 * slots programs. There are at most 32 ranges. If there are several ranges, each
+    range except the last has at least 4 tiles.
 
     Args:
         n_programs: number of programs without a split.
-        n_tiles: number of tiles of the longest inner loop.
-        slots: number of programs that run on the GPU at the same time: `Tile.resident` times the
-            number of multiprocessors (132 on an H200).
+        n_tiles: number of iterations of the longest inner loop; each iteration processes one tile.
+        slots: number of programs that can run on the GPU at the same time.
     """
     if n_programs == 0:
         return 1
@@ -32,17 +37,18 @@ def default_splits(n_programs: int, n_tiles: int, slots: int) -> int:
 def split_rows(
     length: int, block: int, n_programs: int, slots: int, n_splits: int | None = None
 ) -> tuple[int, int]:
-    """Return the number of ranges into which to split an inner loop, and the rows per range.
+    """Return the number of ranges into which an inner loop is split, and the rows per range.
 
-    Ranges consist of whole tiles, so there may be fewer ranges than n_splits. The last range may be
-    shorter than the others.
+    The inner loop goes over the rows of a tensor, one tile at a time, and a separate program
+    processes each range of rows. Each range consists of whole tiles, so there may be fewer ranges
+    than requested. The last range may have fewer rows than the others.
 
     Args:
         length: number of rows of the inner loop.
         block: number of rows per tile.
         n_programs: number of programs without a split.
-        slots: number of programs that run on the GPU at the same time.
-        n_splits: requested number of ranges; `default_splits` by default.
+        slots: number of programs that can run on the GPU at the same time.
+        n_splits: requested number of ranges; None for the result of `default_splits`.
     """
     n_tiles = -(-length // block)
     if n_splits is None:
@@ -52,9 +58,15 @@ def split_rows(
 
 
 def split_tiles(n_tiles: int, n_splits: int) -> tuple[int, int]:
-    """Return the number of ranges (at most n_splits) and the number of tiles per range.
+    """Divide an inner loop over tiles into ranges of about equal length.
 
-    The last range may have fewer tiles.
+    Args:
+        n_tiles: number of tiles of the loop, 1 or more.
+        n_splits: requested number of ranges.
+
+    Returns:
+        The number of ranges, which is at most n_splits, and the number of tiles per range. The last
+        range may have fewer tiles.
 
     Raises:
         ValueError: if n_splits is below 1.
@@ -71,15 +83,17 @@ L2_BYTES = 32 << 20
 
 
 def heads_in_l2(n_rows: int, head_dim: int, itemsize: int, n_programs: int) -> int:
-    """Return the number of heads whose operands fit in the L2 cache.
+    """Return the number of heads whose data fit together in the L2 cache.
 
-    The operands of a head are two tensors: keys and values, or queries and dO.
+    A program that computes one block of a head loops over two tensors of the head: keys and values,
+    or queries and the gradient of the output. All programs of the head read the same two tensors.
+    The result is the number of heads whose tensors take at most 32 MiB together. It is at least 1.
 
     Args:
         n_rows: number of rows of each of the two tensors.
         head_dim: number of columns of each tensor.
         itemsize: bytes per element.
-        n_programs: batch size times number of heads, the largest result.
+        n_programs: batch size times number of heads; the result is at most this number.
     """
     head_bytes = max(1, 2 * n_rows * head_dim * itemsize)
     return max(1, min(n_programs, L2_BYTES // head_bytes))
