@@ -2,13 +2,16 @@
 
     make compile-check
 
-The check compiles the kernels of all default configurations (dtype, head dimension, pass, causal or
-full mask). It prints the registers per thread, the spilled bytes per thread and the shared memory
-per program of each kernel. It exits with code 1 if a kernel
-    - spills registers,
-    - needs more than 227 KiB of shared memory,
-    - has a lower occupancy than `Tile.resident` states for its tile, or
-    - has a causal mask and a higher occupancy than `Tile.resident` states for its tile.
+A pass is a part of attention that one kernel computes, such as forward. The check compiles the
+Triton kernels of all default configurations (dtype, head dimension, pass, causal or full mask), the
+memory-bound kernels, and the warp-specialized Gluon kernels. It prints the registers per thread,
+the spilled bytes per thread and the shared memory per program of each kernel.
+
+It exits with code 1 if a kernel spills registers, or if the kernel of a pass or a Gluon kernel
+needs more than 227 KiB of shared memory. It also exits with code 1 if the occupancy of the kernel
+of a pass is wrong. The occupancy is the number of programs that fit on one multiprocessor. The
+table of tiles states the expected occupancy of each tile (`Tile.resident`). The occupancy must be
+equal to this number with a causal mask. With a full mask, it must be at least this number.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ OUTPUTS = {"out", "other", "dkey", "dvalue", "dquery"}
 
 
 class Resources(NamedTuple):
-    """Resources of a compiled kernel."""
+    """Resources that a compiled kernel uses, and its code."""
 
     registers: int  # per thread
     spilled: int  # bytes per thread
@@ -76,7 +79,7 @@ class Resources(NamedTuple):
 
     @property
     def resident(self) -> int:
-        """Number of programs that fit on one multiprocessor at the same time.
+        """Number of programs that fit on one multiprocessor at the same time (the occupancy).
 
         A multiprocessor has 65,536 registers, 228 KiB of shared memory and room for 64 warps. The
         registers per thread are rounded up to a multiple of 8. The hardware reserves 1 KiB of
@@ -87,10 +90,14 @@ class Resources(NamedTuple):
 
 
 def passes(tiles: Configuration) -> dict[str, Tile]:
-    """Return the tile of each pass of a configuration, by name of the pass.
+    """Return the name and the tile of each kernel of a configuration.
 
-    The gradients of keys and values are computed by one kernel (pass dkdv), or by one kernel each
-    (passes dk and dv).
+    The names are forward, dq (gradient of the queries), and either dkdv or both dk and dv. The
+    kernel dkdv computes the gradients of keys and values together.
+
+    Args:
+        tiles: configuration of the Triton kernels, with one tile for each kernel. A tile contains
+            block sizes and launch options.
     """
     if tiles.dv is None:
         return {"forward": tiles.forward, "dkdv": tiles.dkdv, "dq": tiles.dq}
@@ -105,15 +112,17 @@ def compile_pass(
     tile: Tile,
     precision: str = "fp16x3",
 ) -> Resources:
-    """Compile the kernel of one pass for contiguous, aligned inputs.
+    """Compile a Triton attention kernel for sm_90, for contiguous and aligned inputs.
 
     Args:
-        name: name of the pass, which is a key of PASSES.
+        name: forward, dkdv, dk, dv or dq. The last four compute the gradients of keys and values,
+            of keys, of values, or of queries.
         head_dim: head dimension.
         dtype: dtype of the inputs.
         is_causal: whether the causal mask is applied.
-        tile: tile sizes and launch options.
-        precision: how matmuls of float32 inputs are computed, "fp16x3" or "tf32".
+        tile: block sizes and launch options.
+        precision: how matmuls of float32 inputs are computed: "fp16x3" (from products of float16
+            parts) or "tf32".
     """
     sums = {"dkdv": {"DK": True, "DV": True}, "dk": {"DK": True, "DV": False}}
     sums["dv"] = {"DK": False, "DV": True}
@@ -131,7 +140,13 @@ def compile_pass(
 
 
 def compile_memory_bound(name: str, head_dim: int, dtype: torch.dtype) -> Resources:
-    """Compile one of MEMORY_BOUND_KERNELS for contiguous, aligned inputs."""
+    """Compile a memory-bound kernel of attention for sm_90, for contiguous and aligned inputs.
+
+    Args:
+        name: name of the kernel: delta, combine, sum, peak or parts.
+        head_dim: head dimension.
+        dtype: dtype of the inputs of attention.
+    """
     columns = block_d(head_dim)
     constants = {"HEAD_DIM": head_dim, "ROWS": MEMORY_BOUND_ELEMENTS // columns, "COLUMNS": columns}
     written = torch.float16 if name == "parts" else dtype
@@ -183,13 +198,15 @@ HOPPER_FORMS = ("full", "causal", "split")  # "split" kernels are causal, too
 def compile_hopper(
     name: str, head_dim: int, form: str, tile: HopperTile | None = None
 ) -> Resources:
-    """Compile a warp-specialized Gluon kernel for bfloat16 inputs.
+    """Compile a warp-specialized Gluon attention kernel for sm_90 and bfloat16 inputs.
 
     Args:
         name: "forward" or "backward".
         head_dim: head dimension, 64 or 128.
-        form: variant of the kernel, one of HOPPER_FORMS.
-        tile: tile of the forward kernel. None means the default tile for `head_dim`.
+        form: variant of the kernel: "full" (no mask), "causal", or "split" (a causal
+            kernel that writes partial results, which are combined later).
+        tile: block sizes and launch options of the forward kernel. None means the default for
+            `head_dim`.
     """
     from triton.experimental.gluon import language as gl
 
@@ -242,7 +259,12 @@ def compile_hopper(
 
 
 def hopper_table() -> tuple[list[list[object]], int]:
-    """Check the warp-specialized kernels. Return the rows of their table and the failure count."""
+    """Compile and check the warp-specialized Gluon kernels.
+
+    Returns:
+        The rows of the printed table, one per kernel, and the number of kernels that failed the
+        check.
+    """
     rows: list[list[object]] = []
     bad = 0
     for name, head_dim, form in product(("forward", "backward"), (64, 128), HOPPER_FORMS):

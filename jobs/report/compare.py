@@ -1,9 +1,10 @@
 """Compares the times of two results folders, run by run.
 
-The verdict on a run depends on the confidence interval of the ratio of its median times. The
-interval is computed with the bootstrap method (Efron 1979), which draws random samples from the
-measured times, with replacement. It first draws repeats and then times within each repeat, because
-times that were measured in one process are correlated.
+Each phase of a run gets a verdict, such as slower. The verdict depends on the ratio of the median
+times in the two folders, and on the confidence interval of this ratio. The interval is computed
+with the bootstrap method (Efron 1979), which draws random samples from the measured times, with
+replacement. It first draws repeats and then times within each repeat, because times that were
+measured in one process are correlated.
 """
 
 from __future__ import annotations
@@ -50,15 +51,16 @@ class Comparison:
 def bootstrap_ratio(
     before: list[np.ndarray], after: list[np.ndarray], rng: np.random.Generator
 ) -> tuple[float, float]:
-    """Return the confidence interval of median(after) / median(before).
+    """Return the 95% confidence interval of the ratio median(after) / median(before).
 
     Args:
-        before, after: times, one array per repeat.
-        rng: random number generator for resampling.
+        before: times in the folder of the baseline, one array per repeat.
+        after: times in the other folder, one array per repeat.
+        rng: random number generator for the bootstrap.
 
     Returns:
-        The lower and the upper bound of the 95% interval. A bound can be NaN or infinite if the
-        median of resampled `before` times is 0.
+        The lower and the upper bound of the interval. A bound can be NaN or infinite if the median
+        of resampled `before` times is 0.
     """
     with np.errstate(divide="ignore", invalid="ignore"):  # a median of 0 gives NaN or inf
         ratios = _medians(after, rng) / _medians(before, rng)
@@ -68,10 +70,14 @@ def bootstrap_ratio(
 
 
 def _medians(repeats: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """Draw RESAMPLES resamples and return the median of each, shape `(RESAMPLES,)`.
+    """Return the median of each of 1,000 bootstrap resamples, as an array.
 
-    To make a resample of n repeats, draw n repeats with replacement. Then draw m times with
-    replacement from each drawn repeat that has m times.
+    A resample is made in two steps. First, draw as many repeats as there are, with replacement.
+    Then, from each drawn repeat, draw as many times as it has, with replacement.
+
+    Args:
+        repeats: measured times, one array per repeat.
+        rng: random number generator.
     """
     lengths = np.array([len(samples) for samples in repeats])
     padded = np.full((len(repeats), lengths.max()), np.nan)
@@ -113,12 +119,13 @@ def compare(before: Observation, after: Observation, tolerance: float) -> list[C
     """Compare the times of all runs in two results folders.
 
     Args:
-        before, after: states of the two folders.
+        before: state of the folder of the baseline.
+        after: state of the folder that is compared with the baseline.
         tolerance: relative difference that is ignored, such as 0.02.
 
     Returns:
-        One comparison for each run, kind of device and phase. If a run has no times in one of the
-        folders, it has one comparison with the phase "".
+        One comparison for each run, kind of device and phase. If a run has no measurements in one
+        of the folders, it has one comparison with the phase "".
     """
     old, new = _by_run_and_device(before), _by_run_and_device(after)
     _share_devices(old, new)
@@ -147,11 +154,18 @@ def compare(before: Observation, after: Observation, tolerance: float) -> list[C
 def _compare_samples(
     before: list[np.ndarray], after: list[np.ndarray], rng: np.random.Generator, tolerance: float
 ) -> tuple[str, float, float, float | None, float | None]:
-    """Compare the times of one phase.
+    """Compare the times of one phase of a run in two folders.
+
+    Args:
+        before: times in the folder of the baseline in milliseconds, one array per repeat.
+        after: times in the other folder in milliseconds, one array per repeat.
+        rng: random number generator for the bootstrap.
+        tolerance: relative difference that is ignored, such as 0.02.
 
     Returns:
-        The verdict, the median before and after in milliseconds, and the two bounds of the
-        confidence interval. The bounds are None if there are fewer than MIN_SAMPLES samples.
+        The verdict, the median of `before`, the median of `after`, and the lower and upper bound of
+        the confidence interval of the ratio of the medians. The bounds are None if `before` or
+        `after` has fewer than 5 samples.
     """
     a, b = (float(np.median(np.concatenate(side))) for side in (before, after))
     if min(sum(map(len, before)), sum(map(len, after))) < MIN_SAMPLES:
@@ -170,10 +184,14 @@ def _by_run_and_device(observation: Observation) -> dict[RunOnDevice, list[Resul
 def _share_devices(
     side: dict[RunOnDevice, list[Result]], other: dict[RunOnDevice, list[Result]]
 ) -> None:
-    """Assign devices to the results in `side` whose device is unknown.
+    """Assign devices to the results of one folder whose device is unknown.
 
-    The device of a run without a record is unknown. The run gets the devices that it has in
-    `other`, so that the results of this run in the two folders are compared with each other.
+    The device is unknown if a run has no record in this folder. The run then gets the devices that
+    it has in the other folder, so that its results in the two folders are compared.
+
+    Args:
+        side: results of this folder, by run and device. It is changed in place.
+        other: results of the other folder, by run and device.
     """
     for run, device in [key for key in side if not key[1]]:
         theirs = [key for key in other if key[0] == run and key[1]]
@@ -183,18 +201,23 @@ def _share_devices(
 
 
 def _ok(side: list[Result]) -> list[Measurements]:
-    """Return the measurements of the repeats that succeeded."""
+    """Return the measurements of the successful results in a list."""
     return [r.measurements for r in side if r.status == "ok" and r.measurements is not None]
 
 
 def _verdict_without(
     a: list[Result], b: list[Result], a_ok: list[Measurements], b_ok: list[Measurements]
 ) -> str:
-    """Return the verdict on a run that has no measurements in at least one folder.
+    """Return the verdict on a run that has no measurements in at least one of two folders.
 
     Args:
-        a, b: results of the run before and after.
-        a_ok, b_ok: measurements of the successful results in `a` and `b`.
+        a: results of the run in the folder of the baseline.
+        b: results of the run in the other folder.
+        a_ok: measurements of the successful results in `a`.
+        b_ok: measurements of the successful results in `b`.
+
+    Returns:
+        One of "broken", "fixed", "new", "gone" and "not measured".
     """
     if a_ok:
         if not b:
@@ -208,11 +231,12 @@ def _verdict_without(
 def comparison_columns(
     chosen: list[Comparison], comparisons: list[Comparison]
 ) -> dict[str, list[str]]:
-    """Return a table of comparisons as a dict from column header to cells.
+    """Return a table of comparisons, as a dict from column header to cells.
 
     Args:
         chosen: comparisons to show, at least one.
-        comparisons: all comparisons. A parameter has a column if its value varies among their runs.
+        comparisons: all comparisons. The table has a column for each parameter whose value varies
+            among the runs of these comparisons.
     """
     names = varying([comparison.run for comparison in comparisons])
     several_benchmarks = len({comparison.run.benchmark for comparison in comparisons}) > 1

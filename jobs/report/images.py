@@ -41,11 +41,14 @@ def draw_plots(
 def copy_run_images(
     observation: Observation, results: list[Result], folder: Path, taken: Iterable[str]
 ) -> list[Image]:
-    """Copy the PNG files that runs produced. The name of each copy identifies its run.
+    """Copy PNG files, which runs produced, to a folder.
+
+    The file name of a copy contains the parameters, the repeat and the device if they differ
+    between the runs that produced PNG files.
 
     Args:
         observation: the results folder.
-        results: all results of the folder.
+        results: all results of the results folder.
         folder: folder for the copies, created if needed.
         taken: file names that are reserved for other images in this folder.
     """
@@ -69,10 +72,14 @@ def copy_run_images(
 
 
 def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, str]:
-    """Return labels that distinguish a result from the other results of its benchmark.
+    """Return the labels in which a result differs from other results of its benchmark.
 
-    A label is a parameter, the repeat or the device. Labels that are equal for all of these results
-    are omitted.
+    A label is a parameter, the repeat or the device. Labels that are the same for all results of
+    the benchmark are omitted.
+
+    Args:
+        result: the result.
+        results: the results from which it is to be distinguished, including itself.
     """
     others = [other for other in results if other.run.benchmark == result.run.benchmark]
     swept = varying([other.run for other in others])
@@ -85,7 +92,12 @@ def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, s
 
 
 def _unique(stem: str, names: set[str]) -> str:
-    """Return a file name that is not in `names`, and add this file name to `names`."""
+    """Return a file name for a PNG file that is not in `names`, and add it to `names`.
+
+    Args:
+        stem: file name without suffix. A number is appended if this name is in use.
+        names: file names that are in use.
+    """
     name, number = f"{stem}.png", 1
     while name in names:
         number += 1

@@ -25,9 +25,9 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True)
 class ListTable:
-    """Table with one row per list item.
+    """Table with one row per item of lists that runs return, such as the kernels of a profile.
 
-    A run without items has one row, which states the reason.
+    A run without list items has one row, which states the reason.
     """
 
     view: Table
@@ -39,8 +39,9 @@ class ListTable:
     def columns(self) -> Iterator[tuple[str, list[str]]]:
         """Yield the header and the cells of each column.
 
-        The first columns identify the run, and the other columns contain the items. If a run has no
-        items, the first of the other columns contains the reason.
+        The first columns identify the run. The other columns contain the list items, with one
+        column for each key of the items. If a run has no items, the first of these other columns
+        contains the reason.
         """
         for i, name in enumerate(self.dimensions):
             yield name, [format_scalar(key[i]) for key in self.keys]
@@ -60,17 +61,18 @@ class ListTable:
 
 
 def make_list_table(observation: Observation, view: Table, results: list[Result]) -> ListTable:
-    """Make a table with the first items of each run's list.
+    """Make a table of the first items of a list that each run returned, one row per item.
 
     The maximum number of items per run is `view.limit`, or 10 if the table declares no limit.
 
     Args:
         observation: the results folder.
-        view: declaration of the table. `list_fact` is the dotted name of the list.
+        view: declaration of the table in the sweep file. Its key `list_fact` is the path of the
+            list in the values that the benchmark returns, such as kernels.forward.
         results: all results of the folder.
 
     Raises:
-        TableError: if the table names an unknown parameter, or if its `where` is invalid.
+        TableError: if the table names an unknown parameter, or if its `where` condition is invalid.
     """
     results = select_results(observation, view, results)
     dimensions = list(view.rows) or varying([result.run for result in results])
@@ -95,7 +97,14 @@ def make_list_table(observation: Observation, view: Table, results: list[Result]
 
 
 def _items(result: Result, view: Table) -> list[Item] | str:
-    """Return the list items of a run, or a text for the cell if the run has no items."""
+    """Return the items of the list that a run returned.
+
+    If the run has no items, return a text for the cell that states the reason.
+
+    Args:
+        result: result of the run.
+        view: declaration of the table. Its key `list_fact` is the path of the list.
+    """
     if result.status != "ok" or result.measurements is None:
         return result.failure_text
     fact = fact_at(result.measurements.facts, str(view.list_fact).split("."))
@@ -110,10 +119,11 @@ def _last_part(view: Table) -> str:
 
 
 def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callable[[Any], str]]:
-    """Return the header of a column of items, and a function that formats its cells.
+    """Return the header of a column, and a function that formats the cells of the column.
 
     Args:
-        name: key of the items. Its suffix gives the unit of the values, such as `_ms`.
+        name: key of the list items that the column shows. Its suffix, such as `_ms`, gives the unit
+            of the values.
         values: all values of the column.
         unit: unit to show. If the values cannot be converted to it, a suitable unit is chosen.
     """
@@ -130,10 +140,14 @@ def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callab
 
 
 def _text(value: Any, factor: float | None = None) -> str:
-    """Return a value as text, for a cell.
+    """Return a value as text for a cell.
 
-    Numbers are multiplied by `factor`, if it is given, and have four significant digits. Integers
-    are written in full if no factor is given.
+    Numbers are rounded to four significant digits. However, integers are written in full if
+    `factor` is None.
+
+    Args:
+        value: the value.
+        factor: factor by which numbers are multiplied, or None.
     """
     if value is None:
         return ""

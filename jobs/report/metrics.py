@@ -36,11 +36,19 @@ class Metric:
 
     @property
     def header(self) -> str:
-        """Label and unit, such as `peak memory (GiB)`. No unit if it equals the label."""
+        """Label and unit for a column header, such as `peak memory (GiB)`.
+
+        The unit is omitted if it equals the label.
+        """
         return f"{self.label} ({self.unit})" if self.unit not in ("", self.label) else self.label
 
     def heading(self, title: str) -> str:
-        """Return a title with the parts of the header that it lacks."""
+        """Return the title of a table or plot, with the metric and its unit added.
+
+        For example, the title `forward` becomes `forward: peak memory (GiB)`. If the title already
+        names the metric, or if the metric is a fact or a prediction, only the unit is added. If the
+        title already names the unit, the unit is not added again.
+        """
         if self.label.lower() not in title.lower() and not self.name.startswith(NAMED):
             return f"{title}: {self.header}"
         words = re.findall(r"[^\s(),]+", title)
@@ -48,12 +56,12 @@ class Metric:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether every timed sample has a value of the metric, as for times and rates."""
+        """Whether the metric has one value per timed sample. This is true for times and rates."""
         return self.name != "peak_memory" and self.has_phases
 
     @property
     def has_phases(self) -> bool:
-        """Whether every phase has a value of the metric. If False, a run has one value."""
+        """Whether the metric has values for each phase. If False, it has one value per run."""
         return not self.name.startswith(NAMED) and self.name != "compiling_seconds"
 
 
@@ -75,7 +83,8 @@ METRICS = {
 def metrics_of(view: Table | Plot) -> list[Metric]:
     """Return the metrics that a table or plot shows.
 
-    A unit or direction that the table or plot declares replaces the default of the metric.
+    A unit or direction in the declaration of the table or plot replaces the default of the metric.
+    The direction states whether lower or higher values are better.
     """
     names = [view.value] if isinstance(view.value, str) else view.value
     return [metric_named(name, view.unit, view.direction) for name in names]
@@ -85,9 +94,13 @@ def metric_named(name: str, unit: str | None = None, direction: str | None = Non
     """Return the metric that has this name.
 
     Args:
-        name: a name in METRICS, or the name of a fact or prediction, such as fact.weights_bytes.
-        unit: unit to show. None, or a unit that does not fit the metric, means the default unit.
-        direction: the better direction, "lower" or "higher". None means the default of the metric.
+        name: name of a metric. It is a key of the dict METRICS, such as time, or the name of a
+            value that the benchmark returns (fact.weights_bytes) or predicts
+            (predicted.weights_bytes).
+        unit: unit to show. None means the default unit. A unit that does not fit the metric is
+            replaced by the default unit.
+        direction: "lower" if lower values are better, or "higher". None means the default of the
+            metric.
     """
     known = METRICS.get(name) or fact_metric(name)
     fits = unit if unit in units_of(name) else None
@@ -95,11 +108,14 @@ def metric_named(name: str, unit: str | None = None, direction: str | None = Non
 
 
 def fact_metric(name: str) -> Metric:
-    """Return the metric of a fact or a prediction.
+    """Return the metric of a value that a benchmark returns (a fact) or predicts (a prediction).
 
     The suffix of the name gives the unit and is not part of the label. For example, the metric
-    fact.weights_bytes has the label `weights` and the unit bytes. Lower is better for times and
-    sizes. Higher is better for all other facts.
+    fact.weights_bytes has the label `weights` and the unit bytes. Lower values are better for times
+    and sizes. Higher values are better for values without a unit.
+
+    Args:
+        name: name of the metric, with the prefix `fact.` or `predicted.`.
     """
     predicted = name.startswith(PREDICTED)
     parts = name.removeprefix(PREDICTED if predicted else FACT).split(".")
@@ -111,10 +127,15 @@ def fact_metric(name: str) -> Metric:
 
 
 def slowest_rank(measurements: Measurements, phase: str) -> np.ndarray:
-    """Return the time of each sample in milliseconds, as an array of shape `(samples,)`.
+    """Return the times of all samples of one phase in milliseconds, as an array `(samples,)`.
 
-    If several ranks measured a sample, its time is the time of the slowest rank. If ranks have
-    different numbers of samples, only the first samples, which all ranks have, are used.
+    If several ranks measured a sample, its time is the time of the slowest rank. If a rank has more
+    samples than another rank, its last samples are not used, so that all ranks have the same number
+    of samples.
+
+    Args:
+        measurements: measurements of a run.
+        phase: the phase, such as forward.
     """
     samples = measurements.samples_ms[phase]
     if isinstance(samples[0], float):
@@ -130,14 +151,15 @@ def measured_phases(measurements: Measurements) -> list[str]:
 
 
 def phases_with(measurements: Measurements, metric: str) -> list[str]:
-    """Return the phases for which a metric can be computed from these measurements."""
+    """Return the phases, such as forward, for which a metric can be computed from measurements."""
     return [phase for phase in _by_phase(measurements, metric) if _has(measurements, metric, phase)]
 
 
 def _by_phase(m: Measurements, metric: str) -> Mapping[str, Any]:
-    """Return what a metric is computed from, in addition to the times, as a dict keyed by phase.
+    """Return the measured values that a metric needs in addition to the times, keyed by phase.
 
-    For example, the metric tflops is computed from the FLOPs of each phase.
+    For example, the metric tflops needs the FLOPs of each phase. If a metric needs only the times,
+    return the times.
     """
     match metric:
         case "peak_memory":
@@ -160,17 +182,17 @@ def _has(m: Measurements, metric: str, phase: str) -> bool:
 
 
 def metric_samples(record: Record, metric: Metric, phase: str) -> np.ndarray | str | None:
-    """Compute a metric from a record.
+    """Compute a metric of one phase from the record of a run.
 
     Args:
         record: the record.
         metric: the metric. The result is in the unit of the metric.
-        phase: the phase; ignored for metrics without phases.
+        phase: the phase, such as forward. It is ignored for metrics without phases.
 
     Returns:
         An array of shape `(samples,)`, or of shape `(1,)` if the metric has one value per phase or
-        run. A string if the metric is a fact whose value is text. None if the record does not
-        contain the metric, or if the metric is a rate and a measured time is 0.
+        run. A string if the value is text. None if the record does not contain the metric, or if
+        the metric is a rate and a measured time is 0.
     """
     m, name = record.measurements, metric.name
     if m is None:
@@ -199,14 +221,15 @@ def _rate(
     """Return the rate of each sample, which is the work of the sample divided by its time.
 
     Args:
-        record: the record.
-        m: measurements of the record.
-        name: name of the metric.
+        record: the record of a run.
+        m: measurements in the record.
+        name: name of the metric, such as tflops.
         ms: time of each sample in milliseconds, all greater than 0.
-        phase: the phase.
+        phase: the phase of the run, such as forward.
 
     Returns:
-        The rates, or None if the metric is mfu and the peak of the device is unknown.
+        The rates. None if the metric is mfu (model FLOPs utilization) and the peak FLOP/s of the
+        device is unknown.
     """
     if name == "bandwidth":
         return m.bytes[phase] / ms / 1e6
@@ -230,16 +253,16 @@ def fact_at(facts: Any, path: list[str]) -> Any:
 
 
 def fact_number(facts: Any, metric: Metric) -> np.ndarray | str | None:
-    """Return the value of a fact or prediction.
+    """Return the value of a metric that a benchmark returned (fact) or predicted (prediction).
 
     Args:
-        facts: all facts or all predictions of a run, as nested dicts.
-        metric: metric for the fact or prediction. The suffix of its name, such as `_ms`, is the
-            unit of the value in `facts`.
+        facts: nested dicts with all facts or all predictions of a run.
+        metric: the metric. Its name is the path of the value in `facts`, after the prefix `fact.`
+            or `predicted.`. The suffix of its name, such as `_ms`, gives the unit of the value.
 
     Returns:
-        An array with one number in the unit of the metric, or a string if the value is text. None
-        if the value does not exist, or is neither a number nor text.
+        An array with one number, converted to the unit of the metric, or a string if the value is
+        text. None if the value does not exist, or is neither a number nor text.
     """
     fact = fact_at(facts, metric.name.split(".")[1:])
     if isinstance(fact, str):

@@ -1,6 +1,6 @@
-"""Arranges results in the rows and columns of a table or plot.
+"""Arranges results of runs in the rows and columns of a table or plot.
 
-A run that failed or is missing has a cell, too. The cell shows the status of the run.
+A run that failed or is missing has a cell, too. This cell shows the status of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from jobs.sweep.schema import PREDICTED, Plot, Table
 
 @dataclass(slots=True)
 class Cell:
-    """One cell of a table: a metric in one phase of a run, with the samples of all repeats."""
+    """One cell of a table: a metric in one phase of a run, with the samples of all repeats.
+
+    If the metric has no phases, the cell contains the values of the whole run.
+    """
 
     metric: Metric
     samples: list[np.ndarray] = field(default_factory=list)  # one array per successful repeat
@@ -33,7 +36,11 @@ class Cell:
     failures: list[str] = field(default_factory=list)  # statuses of failed or missing repeats
 
     def add(self, result: Result, phase: str) -> None:
-        """Add the samples of one repeat, or the status of the repeat if it failed or is missing."""
+        """Add one repeat of a run to the cell.
+
+        If the repeat was successful, its values of the metric are added. Otherwise, its status is
+        added. Predicted values are added even if the repeat was not successful.
+        """
         samples: np.ndarray | str | None
         if self.metric.name.startswith(PREDICTED):
             samples = predicted(result.run, self.metric)
@@ -51,18 +58,21 @@ class Cell:
 
     @property
     def all_samples(self) -> np.ndarray:
-        """Samples of all repeats, shape `(samples,)`. The cell must have at least one sample."""
+        """Samples of all successful repeats as one array. There must be at least one sample."""
         return self.samples[0] if len(self.samples) == 1 else np.concatenate(self.samples)
 
     def number(self, statistic_name: str) -> float | None:
-        """Return a statistic of all samples, or None if there are no samples."""
+        """Return a statistic of all samples, such as the median. None if there are no samples."""
         return statistic(self.all_samples, statistic_name) if self.samples else None
 
     def text(self, statistic_name: str) -> str:
         """Return the text of the cell.
 
-        The text is the statistic of the samples, followed by a note if some repeats failed. If
-        there are no samples, the text is a status such as `timeout`, or a value that is text.
+        The text is a statistic of the samples, followed by a note if some repeats failed. If there
+        are no samples, the text is a status such as `timeout`, a value that is text, or a dash.
+
+        Args:
+            statistic_name: name of the statistic, such as median.
         """
         number = self.number(statistic_name)
         if number is None:
@@ -101,12 +111,12 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
 
     Args:
         observation: the results folder.
-        view: declaration of the table or plot.
+        view: declaration of the table or plot in the sweep file.
         results: all results of the folder.
 
     Raises:
-        TableError: if the table or plot names an unknown parameter, if its `where` is invalid, or
-            if a prediction fails.
+        TableError: if the table or plot names an unknown parameter, if its `where` condition is
+            invalid, or if a prediction fails.
     """
     results = select_results(observation, view, results)
     metrics = metrics_of(view)
@@ -136,10 +146,11 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
 
 
 def _rows_and_columns(view: Table | Plot, results: list[Result]) -> tuple[list[str], list[str]]:
-    """Return the dimensions of the rows, and the dimensions of the columns.
+    """Return the names of the row dimensions and of the column dimensions of a table or plot.
 
-    If a table declares neither rows nor columns, all parameters that vary among the runs are used.
-    The parameters `implementation` and `backend` are then columns, and all others are rows.
+    A dimension is a parameter or one of `phase`, `device`, `repeat` and `value` (the metric). If a
+    table declares neither rows nor columns, its dimensions are the parameters that vary among the
+    runs. In this case, `implementation` and `backend` are columns, and all others are rows.
     """
     if isinstance(view, Plot):
         return [*view.facet, view.x], list(view.series)
@@ -153,16 +164,17 @@ def _rows_and_columns(view: Table | Plot, results: list[Result]) -> tuple[list[s
 def _phases_by_metric(
     results: list[Result], view: Table | Plot, in_rows: bool
 ) -> dict[str, list[str]]:
-    """Return the phases to show for each metric, by name of the metric.
+    """Return the phases that a table or plot shows for each metric, by name of the metric.
 
-    These are the phases that the table or plot declares. If it declares none, these are all
-    measured phases. A metric without phases has the single phase "", so that it has one column.
-    If each row is for one phase, the value of such a metric is repeated in the rows of all phases.
+    If the table or plot declares phases, these phases are shown. Otherwise, all phases in which the
+    metric was measured are shown. If a metric has no phases, the result for this metric is [""], so
+    that it has one column. However, if each row is for one phase, the result for this metric is the
+    phases of all rows, so that its value is repeated in each row.
 
     Args:
         results: results to show.
-        view: declaration of the table or plot.
-        in_rows: True if the rows have the dimension "phase".
+        view: declaration of the table or plot in the sweep file.
+        in_rows: True if each row of the table is for one phase.
     """
     given, measured = _given_phases(view), _measurements(results)
     found: dict[str, list[str]] = {}
@@ -183,15 +195,16 @@ def _measurements(results: list[Result]) -> list[Measurements]:
 
 
 def _unknown_phases(results: list[Result], view: Table | Plot) -> list[str]:
-    """Return a warning for each declared phase that was not measured in any of these runs."""
+    """Return a warning for each phase that the table or plot declares but no run has."""
     has = list(dict.fromkeys(p for m in _measurements(results) for p in measured_phases(m)))
     unknown = [phase for phase in _given_phases(view) if has and phase not in has]
     return [f"no run has phase {phase!r}{nearest(phase, has)}" for phase in unknown]
 
 
 def _sampling_note(results: list[Result], view: Table | Plot, cells: Iterable[Cell]) -> str:
-    """Return a note on the statistic, the number of samples per cell and the spread of samples.
+    """Return a note that describes the samples in the cells of a table.
 
+    The note states the statistic, the number of samples per cell and the spread of the samples.
     Return "" if no cell has more than one sample.
     """
     sampled = [cell for cell in cells if cell.samples and cell.metric.is_sampled]

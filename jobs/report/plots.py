@@ -30,16 +30,16 @@ def draw_plot(
 
     Args:
         observation: the results folder.
-        plot: declaration of the plot.
-        folder: folder for the file, created if it does not exist.
-        results: all results of the folder.
+        plot: declaration of the plot in the sweep file.
+        folder: folder for the PNG file, created if it does not exist.
+        results: all results of the results folder.
 
     Returns:
-        The path of the file, or None if no run has a value for the plot.
+        The path of the PNG file, or None if no run has a value for the plot.
 
     Raises:
-        TableError: if the plot names an unknown parameter, if its `where` is invalid, or if a
-            prediction fails.
+        TableError: if the plot names an unknown parameter, if its `where` condition is invalid, or
+            if a prediction fails.
     """
     import matplotlib
 
@@ -94,13 +94,16 @@ def _without(key: Key, index: int) -> Key:
 
 
 def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
-    """Return the x and y values of each line of one panel.
+    """Return the x and y values of each line in one panel of a plot, by column key.
 
-    Numeric x values are sorted. Other x values are shown as text, in the order of the sweep file.
+    Numeric x values are sorted. If an x value is not a number, all x values are text, in the order
+    of the sweep file.
 
     Args:
-        pivot: cells of the plot. A row is one x value in one panel, and a column is one line.
-        facet: row key of the panel, without the x value.
+        pivot: values of the plot, arranged in rows and columns. Each column is one line. Each row
+            is one x value in one panel. A row key is a tuple with this x value and the values of
+            the `facet` parameters, which select the panel.
+        facet: values of the `facet` parameters.
         x_index: position of the x value in a row key.
     """
     numeric = all(is_number(row[x_index]) for row in pivot.row_keys)
@@ -125,8 +128,9 @@ def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
 def _scale(axes: Axes, lines: list[Line]) -> None:
     """Set linear or logarithmic axes.
 
-    The x axis is logarithmic if all x values are powers of 2 or of 10. The y axis is logarithmic if
-    the y values span a wide range.
+    The x axis is logarithmic if it has at least three values and all are powers of 2, or all are
+    powers of 10. The y axis is logarithmic if all y values are positive and the largest is more
+    than 20 times the smallest.
     """
     base = _log_base(sorted({x for xs, _ in lines for x in xs}))
     heights = [y for _, ys in lines for y in ys]

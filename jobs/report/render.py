@@ -30,10 +30,10 @@ class Format(StrEnum):
 
 
 def render(table: ReportTable, to: Format) -> str:
-    """Return a table as text in the given format.
+    """Return a table of a report as text in the given format.
 
-    The result has the heading, the cells, the notes and the text of the table. In CSV, heading and
-    notes are comment lines, and the text is omitted.
+    The text contains the heading, the cells, the notes and the paragraphs below the table. In CSV,
+    the heading and the notes are comment lines, and the paragraphs are omitted.
     """
     notes = ". ".join(table.notes)
     if to is Format.md:
@@ -90,10 +90,10 @@ def _latex(text: str) -> str:
 
 
 def markdown_image(image: Image, folder: Path) -> str:
-    """Return an image in Markdown, for a page that is next to the folder of the image.
+    """Return the Markdown code of an image.
 
-    For example, the page docs/results/flash.md shows docs/results/flash/time.png with the relative
-    path flash/time.png.
+    The code is for a page that is next to the folder of the image. For example, the page
+    docs/results/flash.md refers to docs/results/flash/time.png as flash/time.png.
 
     Args:
         image: the image.

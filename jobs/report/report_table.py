@@ -42,11 +42,11 @@ class ReportTable:
 def make_report_table(
     observation: Observation, view: Table, results: list[Result]
 ) -> ReportTable | None:
-    """Make a table that the sweep declares. Return None if the table has no rows.
+    """Make a table that the sweep file declares. Return None if the table has no rows.
 
     Args:
         observation: the results folder.
-        view: declaration of the table.
+        view: declaration of the table in the sweep file.
         results: all results of the folder.
 
     Raises:
@@ -72,10 +72,14 @@ def make_report_table(
 
 
 def pivot_columns(pivot: Pivot, view: Table) -> Iterator[tuple[str, list[str]]]:
-    """Yield the header and the cells of each column.
+    """Yield the header and the cells of each column of a table.
 
-    If the table has a baseline, a column with the speedup follows each column of results, except
-    the baseline column.
+    If the table declares a baseline, a column of speedups follows each column of results. The
+    baseline column has no column of speedups.
+
+    Args:
+        pivot: the results, arranged in rows and columns.
+        view: declaration of the table in the sweep file.
     """
     for i, name in enumerate(pivot.rows):
         yield name, [_coordinate_text(pivot, name, key[i]) for key in pivot.row_keys]
@@ -96,14 +100,21 @@ def _header(pivot: Pivot, column: Key) -> str:
 
 
 def _coordinate_text(pivot: Pivot, dimension: str, own: Any) -> str:
-    """Return one value of a row key or column key as text. A metric is shown by its header."""
+    """Return a value that identifies a row or column as text, such as a parameter value.
+
+    Args:
+        pivot: the table.
+        dimension: dimension of the value, such as a parameter.
+        own: the value. If the dimension is `value`, it is the name of a metric. The text is then
+            the header of the metric.
+    """
     if dimension == "value":
         return next(metric.header for metric in pivot.metrics if metric.name == own)
     return format_scalar(own)
 
 
 def _add_published(table: ReportTable, view: Table) -> None:
-    """Add columns with figures that other authors published, and notes on their sources."""
+    """Add columns with values that other authors published, and notes on their sources."""
     absent = []
     for source in view.published:
         columns = published_columns(source, table.dimensions, table.keys)
@@ -112,6 +123,8 @@ def _add_published(table: ReportTable, view: Table) -> None:
         if not columns:
             absent.append(source.file)
     if absent:
-        table.notes.append(f"{', '.join(dict.fromkeys(absent))}: no figures for these rows")
+        table.notes.append(
+            f"{', '.join(dict.fromkeys(absent))}: no published figures for these rows"
+        )
     if view.published:
         table.notes.append(f"Published figures are from other machines and settings: see {SEE}")

@@ -1,4 +1,7 @@
-"""Lists the results in a results folder: one for each run, repeat and kind of device."""
+"""Lists the results in a results folder: one for each run, repeat and kind of device.
+
+A kind of device is a GPU model or a type of CPU.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ MAX_REASONS = 5  # maximum number of reasons for missing records in the notes of
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of one repeat of a run on one kind of device."""
+    """Result of one repeat of a run on one kind of device, such as a GPU model."""
 
     run: Run
     repeat: int
@@ -47,12 +50,14 @@ class Result:
         return f"OOM ({needed / 2**30:.1f} GiB)"
 
     def coordinate(self, dimension: str, phase: str = "", metric: str = "") -> Any:
-        """Return the value of the result in one dimension of a table.
+        """Return the value that this result has in one dimension of a table.
+
+        The value determines the row or column in which the result is shown.
 
         Args:
-            dimension: a parameter, or one of phase, value, device and repeat.
-            phase: result for the dimension "phase".
-            metric: result for the dimension "value".
+            dimension: a parameter of the run, or one of `phase`, `value`, `device` and `repeat`.
+            phase: phase of the cell, returned if the dimension is `phase`.
+            metric: name of the metric of the cell, returned if the dimension is `value`.
         """
         if dimension in PSEUDO:
             own = {"phase": phase, "value": metric, "device": self.device, "repeat": self.repeat}
@@ -61,12 +66,13 @@ class Result:
 
 
 def list_results(observation: Observation) -> list[Result]:
-    """Return the results of every repeat of every run.
+    """Return the results of every repeat of every run in a results folder.
 
-    If the folder has records from several kinds of device, such as GPU models, there is one result
-    for each kind of device. The result is the latest successful attempt on this kind of device. If
-    no attempt was successful, it is the latest attempt. If there was no attempt, the result has no
-    record. Its status is then `missing`, or the status of the job, such as `queued`.
+    A folder can have records from several kinds of device, such as GPU models. In this case, there
+    is one result for each kind of device. The result contains the record of the latest successful
+    attempt on this kind of device. If no attempt was successful, it contains the record of the
+    latest attempt. If there was no attempt, the result has no record. Its status is then `missing`,
+    or the status of the job, such as `queued`.
     """
     best: dict[tuple[str, int, str], Record] = {}
     for record in observation.records:
@@ -100,15 +106,23 @@ def _as_observed(task: TaskState, device: str) -> Result:
 
 
 def _can_run_on(device: str, task: TaskState) -> bool:
-    """Return True if the run requests a device of this type (GPU or CPU)."""
+    """Return True if a run can use the given device.
+
+    A run that requests GPUs can use only GPUs. Any other run can use only CPUs.
+
+    Args:
+        device: name of the device in the records.
+        task: state of one repeat of the run.
+    """
     on_cpu = not task.run.shape.gpus_per_node
     return device.startswith("cpu:") == on_cpu
 
 
 def distinguishing_dimensions(results: list[Result], dimensions: list[str]) -> list[str]:
-    """Return additional dimensions that a table needs so that no two runs share a cell.
+    """Return the dimensions that a table needs in addition, so that no two runs share a cell.
 
-    A dimension is a parameter or the device.
+    A dimension is a parameter or the device. A parameter is needed if runs in the same cell differ
+    in it. The device is needed if the results are from several kinds of device.
 
     Args:
         results: the results of the table.
@@ -131,11 +145,13 @@ def distinguishing_dimensions(results: list[Result], dimensions: list[str]) -> l
 
 
 def result_notes(results: list[Result], sampling: str = "") -> list[str]:
-    """Return the notes below a table: devices, samples, and reasons for missing records.
+    """Return the notes below a table.
+
+    The notes name the devices and state why records are missing.
 
     Args:
         results: the results of the table.
-        sampling: a note on the samples, or "" for no such note.
+        sampling: note on the number and the spread of the samples, to be included. "" means none.
     """
     devices = ", ".join(dict.fromkeys(result.device for result in results if result.device))
     first = "; ".join(text for text in (devices, sampling) if text)

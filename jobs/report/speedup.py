@@ -10,13 +10,14 @@ from jobs.sweep.schema import Scalar
 def speedup_column(
     pivot: Pivot, column: Key, baseline: dict[str, Scalar] | None
 ) -> list[str] | None:
-    """Return the speedup of a column relative to the baseline column, as text for each row.
+    """Return the speedups of a column relative to the baseline column, as one text per row.
 
     Args:
         pivot: the table.
-        column: key of the column.
-        baseline: values that identify the baseline column, such as {"implementation": "naive"}. In
-            all other dimensions, the baseline column has the same values as `column`.
+        column: key of the column, which has one value for each column dimension of the table.
+        baseline: dimensions and their values in the baseline column, such as
+            {"implementation": "naive"}. In all other dimensions, the baseline column has the same
+            values as `column`.
 
     Returns:
         One text per row. None if the table has no baseline, or if `column` is the baseline column.
@@ -35,13 +36,13 @@ def speedup_column(
 def _speedup(cell: Cell | None, reference: Cell | None, statistic: str) -> str:
     """Return the speedup of a cell relative to the cell of the baseline, such as `1.50x`.
 
-    A speedup above 1 means that `cell` is better: a lower time or a higher rate. If the speedup
-    cannot be computed, return the reason or a dash.
+    A speedup above 1 means that `cell` is better than the baseline: it has a lower time or a higher
+    rate. If the speedup cannot be computed, return the reason, a dash or "".
 
     Args:
-        cell: the cell.
-        reference: cell of the baseline in the same row.
-        statistic: statistic of the samples that is compared.
+        cell: the cell, or None if there is none.
+        reference: cell of the baseline in the same row, or None if there is none.
+        statistic: statistic of the samples that is compared, such as median.
     """
     if cell is None:
         return ""

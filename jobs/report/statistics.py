@@ -11,9 +11,10 @@ def statistic(samples: np.ndarray, name: str) -> float:
     """Return a statistic of samples.
 
     Args:
-        samples: the samples, shape `(samples,)`, at least one.
-        name: median, mean, min, max, std, p10, p90 or mean_std. The result of mean_std is the mean.
-            The standard deviation of a single sample is 0.
+        samples: array of at least one sample.
+        name: median, mean, min, max, std, p10, p90 or mean_std. mean_std gives the mean; the caller
+            computes the standard deviation separately. The standard deviation of a single sample is
+            0.
     """
     if name in _QUANTILES:
         return _quantile(np.sort(samples), _QUANTILES[name])

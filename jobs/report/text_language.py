@@ -1,10 +1,11 @@
-"""Functions and filters for the Jinja2 templates of the texts below tables.
+"""Functions and filters for Jinja2 templates, which contain the texts below the tables of a report.
 
     {{ value("time", phase="forward", size="xl") | n }} ms; 2.7b: {{ state(size="2.7b") }}
 
-`value` returns a metric of a run, `state` returns the status of a run, and `published` returns a
-figure of other authors. The filters `n` and `pct` format numbers. A number that was not measured is
-rendered as `not measured`. So is every result of arithmetic with such a number.
+`value` returns a metric of a run. `state` returns the status of a run. `published` returns a value
+that other authors measured and published. The filters `n` and `pct` format numbers. A number that
+was not measured is rendered as `not measured`. The result of arithmetic with such a number is also
+rendered as `not measured`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ BESIDE_PARAMETERS = ("device", "repeat")  # select a run in addition to its para
 
 
 class NotMeasured:
-    """Placeholder for a number that was not measured. Arithmetic with it gives NotMeasured."""
+    """Placeholder for a number that was not measured.
+
+    The result of arithmetic with a NotMeasured object is a NotMeasured object. A comparison with it
+    raises `Compared`.
+    """
 
     def __str__(self) -> str:
         return "not measured"
@@ -52,11 +57,17 @@ class NotMeasured:
 
 
 class Compared(Exception):
-    """Raised if a template compares a value with NotMeasured."""
+    """Raised if a template compares a number that was not measured with another value."""
 
 
 def _of_measured(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:
-    """Return a version of max or min whose result is NotMeasured if any argument is NotMeasured."""
+    """Return a function like `max` or `min` that accepts numbers that were not measured.
+
+    If an argument of the returned function is a NotMeasured object, the result is NotMeasured.
+
+    Args:
+        choose: `max` or `min`.
+    """
 
     def chosen(*numbers: Any) -> Any:
         if len(numbers) == 1 and isinstance(numbers[0], list):
@@ -68,12 +79,19 @@ def _of_measured(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]
 
 
 def _n(number: Any, digits: int = 4) -> str:
-    """Format a number with `digits` significant digits."""
+    """Format a number with `digits` significant digits. Convert other values with `str`."""
     return format_number(number, digits) if isinstance(number, (int, float)) else str(number)
 
 
 def _pct(number: Any, digits: int = 3) -> str:
-    """Format a fraction as a percentage, for example 0.1234 as 12.3%."""
+    """Format a fraction as a percentage, for example 0.1234 as 12.3%.
+
+    Values that are not numbers are converted with `str`.
+
+    Args:
+        number: the fraction.
+        digits: number of significant digits.
+    """
     return (
         f"{format_number(100 * number, digits)}%"
         if isinstance(number, (int, float))
@@ -99,10 +117,12 @@ def environment() -> SandboxedEnvironment:
 
 
 class TextFunctions:
-    """Functions with which a template looks up results: `value`, `state` and `published`.
+    """Functions that a template calls to look up results: `value`, `state` and `published`.
 
-    Keyword arguments select one run by its parameters, or one row of published figures by the
-    columns of the row. A subclass implements `value` and `state`, which need records.
+    `value` and `state` look up one run. Their keyword arguments are parameters that select the run.
+    `published` looks up one row of a CSV file with values that other authors published. Its keyword
+    arguments are column values that select the row. Subclasses implement `value` and `state`, which
+    read the records of runs.
     """
 
     def value(
@@ -113,32 +133,44 @@ class TextFunctions:
         unit: str | None = None,
         **params: Any,
     ) -> Any:
-        """Return a metric of the run that has the parameters `params`.
+        """Return a metric of one run.
 
         Args:
-            name: name of the metric, such as time or fact.weights_bytes.
-            phase: phase of the run. It can be None if the metric exists in one phase only.
-            statistic: statistic of the samples.
+            name: name of the metric, such as time or fact.weights_bytes. The prefix `fact.` marks a
+                value that the benchmark returned in addition to times and memory.
+            phase: phase of the run, such as forward. It can be None if the metric exists in one
+                phase only.
+            statistic: statistic of the samples, such as median.
             unit: unit of the result. None means the default unit of the metric.
-            params: parameters of the run.
+            params: parameters that select the run. They can include `device` and `repeat`.
 
         Returns:
-            The number, or a string if the metric is a fact whose value is text. NotMeasured if the
-            run failed or is missing.
+            The number, or a string if the value is text. NotMeasured if there is no value, for
+            example because the run failed or is missing.
         """
         raise NotImplementedError
 
     def state(self, **params: Any) -> str:
-        """Return the status of the run that has these parameters. It is ok if any repeat is ok."""
+        """Return the status of one run, such as ok or timeout.
+
+        If a run has several repeats, its status is ok if at least one repeat is ok.
+
+        Args:
+            params: parameters that select the run. They can include `device` and `repeat`.
+        """
         raise NotImplementedError
 
     def published(self, file: str, column: str, **params: Any) -> Any:
-        """Return a figure that other authors published, as a number if possible.
+        """Return a value that other authors published, as a number if possible.
 
         Args:
-            file: name of a CSV file in jobs/published.
-            column: column of the figure.
-            params: values of other columns, which select one row of the file.
+            file: name of a CSV file in the folder jobs/published.
+            column: column of the CSV file that contains the value.
+            params: values of other columns. They select one row of the file.
+
+        Raises:
+            TableError: if the file or a column does not exist, if no selected row has a value in
+                this column, or if several selected rows have one.
         """
         found = published_figure(str(file), str(column), **params)
         if found is None:
@@ -154,7 +186,13 @@ class TextFunctions:
 
 
 def value_problem(name: Any, statistic: Any = "median", unit: Any = None) -> str | None:
-    """Return an error message if the arguments of `TextFunctions.value` are invalid, else None."""
+    """Check arguments of the template function `value`. Return an error message or None.
+
+    Args:
+        name: name of a metric.
+        statistic: name of a statistic, such as median.
+        unit: unit of the result. None means the default unit of the metric.
+    """
     unknown = unknown_value(str(name))
     if unknown:
         return f"value {unknown}"
@@ -167,14 +205,15 @@ def value_problem(name: Any, statistic: Any = "median", unit: Any = None) -> str
 
 
 def ambiguity(runs: list[Run], params: dict[str, Any], devices: Iterable[str] = ()) -> str | None:
-    """Return an error message if given parameters select several runs, else None.
+    """Return an error message if parameters in a template select several runs or devices.
 
+    Return None if they select one run on one device.
     The message lists the parameters in which the selected runs differ.
 
     Args:
         runs: the selected runs.
-        params: the given parameters.
-        devices: kinds of device of the selected results.
+        params: the parameters in the template.
+        devices: devices of the selected results, such as GPU models.
     """
     differ = {name: [format_scalar(run.params[name]) for run in runs] for name in varying(runs)}
     if len(set(devices)) > 1:

@@ -46,7 +46,7 @@ _RAISED = (
 
 
 class StudyTexts:
-    """Texts below the tables of a sweep, read from a template.
+    """Texts below the tables of a sweep, read from a Jinja2 template with one block per table.
 
     Args:
         path: path of the template.
@@ -94,18 +94,19 @@ class StudyTexts:
         results: list[Result],
         warn: Callable[[str], None],
     ) -> str:
-        """Return the text of a table, or "" if the template has no block for the table.
+        """Return the text below a table, or "" if the template has no block for the table.
 
         Args:
             observation: the results folder.
-            view: declaration of the table.
-            results: all results of the folder. The text can use runs that the `where` condition of
-                the table excludes.
-            warn: function that receives a warning for each problem that does not prevent rendering,
-                for example if the folder does not contain a run that the text uses.
+            view: declaration of the table in the sweep file.
+            results: all results of the folder. The text can also use runs that are not in the table
+                because of its `where` condition.
+            warn: function that receives warnings. A warning is a problem that does not prevent
+                rendering, for example that a run in the text is not in the folder.
 
         Raises:
-            TableError: if the text uses an unknown name, or selects several runs instead of one.
+            TableError: if an expression in the text is invalid. For example, it uses an unknown
+                name, or its parameters select several runs instead of one.
         """
         block = self._template.blocks.get(view.name)
         if block is None:
@@ -134,7 +135,10 @@ def _is_blank(node: nodes.Node) -> bool:
 
 
 def _line_of(error: Exception) -> str:
-    """Return the template line that raised an error, such as `12:`, or "" if not known."""
+    """Return the line of the template that raised an error, such as `12:`.
+
+    Return "" if the line is not known.
+    """
     trace, line = error.__traceback__, 0
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":  # Jinja's file name for a template
@@ -144,7 +148,12 @@ def _line_of(error: Exception) -> str:
 
 
 class _Numbers(TextFunctions):
-    """Implements the functions `value` and `state` of templates with the given results."""
+    """Implements the template functions `value` and `state`, which look up results of runs.
+
+    Args:
+        results: the results in which the functions look up runs.
+        warn: function that receives a warning if a run or phase in the template does not exist.
+    """
 
     def __init__(self, results: list[Result], warn: Callable[[str], None]):
         self.results = results
@@ -175,15 +184,18 @@ class _Numbers(TextFunctions):
         return "ok" if "ok" in states else (states or [Status.missing])[0]
 
     def _phase(self, name: str, result: Result, given: str | None) -> str:
-        """Return the phase in which to look up a metric of a run.
+        """Return the phase, such as forward, in which to look up a metric of a run.
 
         Args:
             name: name of the metric.
             result: result of the run.
-            given: phase that the template names. If None, the metric must exist in one phase only.
+            given: phase in the template, or None. If None, the metric must exist in one phase only.
+
+        Returns:
+            The phase, or "" if the metric has no phases or the run has no measurements.
 
         Raises:
-            TableError: if no phase is given and the metric exists in several phases.
+            TableError: if `given` is None and the metric exists in several phases.
         """
         measured = result.measurements
         if measured is None or not metric_named(name).has_phases:
@@ -202,13 +214,13 @@ class _Numbers(TextFunctions):
         return found[0] if found else ""
 
     def _find(self, call: str, params: dict[str, Any]) -> list[Result]:
-        """Return the results of the run that has these parameters, one per repeat.
+        """Return the results of the run that a template selects, one result per repeat.
 
-        Return [] if no run has these parameters.
+        Return [] if no run has the given parameters.
 
         Args:
-            call: name of the template function, for messages.
-            params: parameters of the run.
+            call: template function with its first argument, for messages.
+            params: parameters in the template that select the run.
 
         Raises:
             TableError: if a parameter is unknown, or if several runs have these parameters.

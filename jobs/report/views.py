@@ -1,6 +1,7 @@
 """Determines which results a table or plot shows, and in which order.
 
-A `view` is a table or a plot that a sweep declares.
+A sweep file declares tables and plots. In this package, the name `view` stands for the declaration
+of a table or plot.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ Order = dict[str, dict[Any, int]]  # for each dimension, the position of each va
 
 
 def tables_of(sweep: Sweep) -> list[Table]:
-    """Return the tables of a sweep. Tables without a benchmark get the benchmark of the sweep.
+    """Return the tables of a sweep. A table without a benchmark uses the benchmark of the sweep.
 
-    If the sweep declares no tables, return one table per benchmark with all runs of the benchmark.
+    If the sweep declares no tables, return one table per benchmark. This table shows all runs of
+    the benchmark.
     """
     if sweep.tables:
         return [
@@ -46,10 +48,11 @@ def plots_of(sweep: Sweep) -> list[Plot]:
 
 
 def dimensions(view: Table | Plot) -> list[str]:
-    """Return the dimensions of a table or plot.
+    """Return the dimensions of a table or plot, which are the names that its declaration lists.
 
-    A dimension is a parameter, or one of phase, device, repeat and value. A table declares its
-    dimensions in `rows` and `columns`. A plot declares its dimensions in `facet`, `x` and `series`.
+    A dimension is a parameter or one of `phase`, `device`, `repeat` and `value` (the metric). A
+    table lists its dimensions in `rows` and `columns`. A plot lists its dimensions in `facet`, `x`
+    and `series`.
     """
     if isinstance(view, Plot):
         return [*view.facet, view.x, *view.series]
@@ -59,16 +62,19 @@ def dimensions(view: Table | Plot) -> list[str]:
 def select_results(
     observation: Observation, view: Table | Plot, results: list[Result]
 ) -> list[Result]:
-    """Return the results of the table's or plot's benchmark that satisfy its `where` condition.
+    """Return the results that a table or plot shows.
+
+    These are the results of its benchmark that satisfy its `where` condition. If there is no such
+    condition, these are all results of its benchmark.
 
     Args:
         observation: the results folder.
-        view: declaration of the table or plot.
+        view: declaration of the table or plot in the sweep file.
         results: all results of the folder.
 
     Raises:
-        TableError: if the table or plot names an unknown parameter, or if its `where` is invalid or
-            cannot be evaluated for a run.
+        TableError: if the table or plot names an unknown parameter, or if its `where` condition is
+            invalid or cannot be evaluated for a run.
     """
     benchmark = view.benchmark or observation.manifests[-1].sweep.benchmark
     own = [result for result in results if result.run.benchmark == short_name(benchmark)]
@@ -90,9 +96,10 @@ def select_results(
 
 
 def _with_defaults(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
-    """Add missing parameters with their default values, so that all runs have the same parameters.
+    """Return results in which all runs have the same parameters.
 
-    A run lacks a parameter if the parameter was added to the benchmark after the run.
+    Parameters that a run lacks are added with their default values. A run lacks a parameter if the
+    benchmark did not have this parameter when the run was made.
 
     Args:
         results: results of one benchmark.
@@ -115,9 +122,13 @@ def _with_defaults(results: list[Result], benchmark: str, named: list[str]) -> l
 
 
 def declared_order(observation: Observation) -> Order:
-    """Return the order in which the sweeps of a results folder list the values of each parameter.
+    """Return the position of each parameter value in the sweep files of a results folder.
 
-    Values in the newest sweep come first.
+    A folder can have several sweep files, one per submission. Values in the newest sweep file come
+    first.
+
+    Returns:
+        For each parameter, a dict from value to position.
     """
     order: Order = {}
     for manifest in reversed(observation.manifests):
@@ -131,12 +142,16 @@ def declared_order(observation: Observation) -> Order:
 
 
 def sort_keys(keys: set[Key], names: list[str], order: Order) -> list[Key]:
-    """Sort row keys or column keys in the order in which the sweeps list the values.
+    """Sort the row keys or column keys of a table in the order of the sweep file.
+
+    A key is a tuple that identifies a row or column. It has one value for each dimension, such as a
+    parameter.
 
     Args:
         keys: row keys or column keys.
         names: dimensions of the keys.
-        order: positions of the values. Values without a position come last, in ascending order.
+        order: for each dimension, the position of each value. Values without a position come last,
+            in ascending order.
     """
 
     def rank(key: Key) -> list[tuple[int, float, str]]:

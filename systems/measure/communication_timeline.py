@@ -1,10 +1,11 @@
-"""Measure and draw the total and exposed communication of training steps, from a profiler trace.
+"""Measure and draw the communication of training steps, from a profiler trace.
 
-Communication includes the wait for slower ranks. It is exposed while the rank computes nothing.
+The communication time includes the wait for slower ranks. Communication is exposed while the rank
+computes nothing.
 
 On a GPU, NCCL kernels count as communication, and all other kernels count as computation. On a CPU,
 Gloo calls count as communication, and torch's operators count as computation. Code compiled with
-torch.compile for a CPU has no such operators, so it is not counted.
+torch.compile for a CPU does not use torch's operators. It is therefore not counted.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _COLOURS = dict(zip(PHASES, ("#4c72b0", "#55a868", "#937860", "#8172b3"), strict
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """Timeline of one step on one rank. Times are in microseconds from the start of the step."""
+    """Communication and computation of one training step on one rank.
+
+    Times are in microseconds from the start of the step.
+    """
 
     length: float  # duration of the step
     calls: dict[str, list[Span]]  # time span of each call, by collective such as all_reduce
@@ -41,7 +45,7 @@ class StepTimeline:
 
     @property
     def communication(self) -> list[Span]:
-        """Time spans in which communication is in flight."""
+        """Time spans in which at least one communication call is in flight, merged."""
         return merged(one for spans in self.calls.values() for one in spans)
 
     @property
@@ -56,20 +60,20 @@ class StepTimeline:
 
     @property
     def communication_ms(self) -> float:
-        """Total time of communication, in milliseconds."""
+        """Total time in which communication is in flight, in milliseconds."""
         return total(self.communication) / 1e3
 
     @property
     def exposed_ms(self) -> float:
-        """Total time of exposed communication, in milliseconds."""
+        """Total time in which communication is in flight and the rank computes nothing, in ms."""
         return total(self.exposed) / 1e3
 
     def waits_ms(self, collective: str) -> list[float]:
-        """Return how long the rank waited for the end of each call, in milliseconds.
+        """Return how long the rank waited for each call of one collective, in milliseconds.
 
-        The wait for a call begins when the last computation before the end of the call is finished,
-        or at the start of the call if that is later. If computation is running when the call ends,
-        the wait is 0.
+        The wait ends when the call ends. It begins when the last computation that started before
+        the end of the call is finished. If the call starts after this computation, the wait begins
+        at the start of the call. If computation is running when the call ends, the wait is 0.
 
         Args:
             collective: name of the collective, such as all_reduce.
@@ -82,11 +86,12 @@ class StepTimeline:
 
 
 def read_steps(path: Path) -> list[StepTimeline]:
-    """Read the timelines of all steps in a Chrome trace of `torch.profiler`.
+    """Read the communication and computation of all training steps in a Chrome trace.
 
-    The code of each step must be annotated with record_function under the name train_step. The
-    phases of a step must be annotated with the names in PHASES. The GPU must be idle at the start
-    and at the end of each step.
+    The trace was exported by torch.profiler. The code of each step must be annotated with
+    record_function under the name train_step. The phases of a step must be annotated with the names
+    forward, backward, synchronize and optimizer. The GPU must be idle at the start and at the end
+    of each step.
 
     Raises:
         ValueError: if the trace has no range with the name train_step.
@@ -95,7 +100,10 @@ def read_steps(path: Path) -> list[StepTimeline]:
 
 
 def steps_of(events: Iterable[Event]) -> list[StepTimeline]:
-    """Return the timelines of all steps, from the events of a trace. See `read_steps`."""
+    """Return the communication and computation of all training steps in the events of a trace.
+
+    `read_steps` describes the annotations that the trace must contain.
+    """
     categories = by_category(events)
     ranges = categories.get("user_annotation", [])
     steps = sorted(span(event) for event in ranges if event["name"] == STEP)
@@ -141,14 +149,23 @@ def _is_nccl(name: str) -> bool:
 
 
 def _collective(name: str) -> str:
-    """Return the collective of a kernel or call: all_gather for ncclDevKernel_AllGather_RING_LL."""
+    """Return the collective of an NCCL kernel or Gloo call from its name.
+
+    For example, the kernel ncclDevKernel_AllGather_RING_LL belongs to all_gather.
+    """
     letters = name.lower().replace("_", "")
     known = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     return next((name for name in known if name.replace("_", "") in letters), "other")
 
 
 def _within(spans: Iterable[Span], start: float, end: float) -> list[Span]:
-    """Clip time spans to a step, and make them relative to the start of the step."""
+    """Return the parts of time spans that are in a step, relative to the start of the step.
+
+    Args:
+        spans: time spans of a trace.
+        start: start of the step.
+        end: end of the step.
+    """
     return [
         (max(low, start) - start, min(high, end) - start)
         for low, high in spans
@@ -157,14 +174,15 @@ def _within(spans: Iterable[Span], start: float, end: float) -> list[Span]:
 
 
 def draw_steps(panels: Mapping[str, Sequence[StepTimeline]], title: str, path: Path) -> None:
-    """Draw the timelines of one step on all ranks, and write the figure to a PNG file.
+    """Draw the timelines of training steps on all ranks as a PNG file.
 
-    The panels compare variants of training on the same time scale. Each rank has two rows. The
-    upper row shows computation, colored by phase. The lower row shows communication, in orange
-    where it overlaps computation and in red where it is exposed.
+    Each panel shows one step of one variant of training. All panels have the same time scale. Each
+    rank has two rows. The upper row shows computation, colored by phase. The lower row shows
+    communication: orange while the rank computes, and red while the rank computes nothing
+    (exposed).
 
     Args:
-        panels: one step per rank, in rank order, by name of the panel.
+        panels: name of each panel, and its timelines in rank order.
         title: title of the figure.
         path: PNG file to write.
     """
@@ -203,5 +221,5 @@ def draw_steps(panels: Mapping[str, Sequence[StepTimeline]], title: str, path: P
 
 
 def _bars(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """Merge overlapping time spans, and return the start and width of each in milliseconds."""
+    """Merge overlapping time spans, and return the start and width of each merged span in ms."""
     return [(start / 1e3, (end - start) / 1e3) for start, end in merged(spans)]

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Work:
-    """One kernel, memory copy or memory set on the device, or one operator on a CPU."""
+    """Kernel, memory copy or memory set on a GPU, or torch operator on a CPU."""
 
     name: str
     start_us: float
@@ -59,7 +59,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Profile:
-    """Kernels and phases of the training steps in a trace."""
+    """Kernels and phases of the training steps in a trace.
+
+    If the steps ran on a CPU, torch operators take the place of kernels.
+    """
 
     work: list[Work]
     phase_spans: dict[str, list[Span]]  # for each phase, one time span per step, on the host
@@ -74,14 +77,14 @@ class Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read the kernels and phases from a Chrome trace that torch.profiler exported."""
+    """Read the kernels and phases of training steps from a Chrome trace of torch.profiler."""
     return profile_of(read_events(path))
 
 
 def profile_of(events: Iterable[Event]) -> Profile:
-    """Return the kernels and phases in the events of a trace.
+    """Return the kernels and phases of training steps from the events of a Chrome trace.
 
-    If the trace has no GPU kernels, return the operators instead of the kernels.
+    If the trace has no GPU kernels, return torch operators instead of kernels.
     """
     categories = by_category(events)
     operators = categories.get("cpu_op", [])
@@ -107,9 +110,10 @@ def _work(event: Event, own_us: float, ranges: _Ranges, cause: Event) -> Work:
 
 
 class _Spans(Generic[T]):
-    """Time spans that do not overlap, each with a value.
+    """Time spans that do not overlap, each with a value such as the name of a phase.
 
-    `at` returns the value of the span that contains a time, or None if no span contains the time.
+    The method `at` returns the value of the span that contains a given time. It returns None if no
+    span contains the time.
     """
 
     def __init__(self, spans: Iterable[tuple[float, float, T]]):
@@ -122,7 +126,15 @@ class _Spans(Generic[T]):
 
 
 class _Ranges:
-    """Annotated ranges of a trace. `find` returns the phase and range at a time on a thread."""
+    """Phases and annotated ranges of a trace.
+
+    A phase is forward, backward or optimizer. A range is a part of attention, such as
+    attention_softmax. Phases and ranges were annotated with record_function.
+
+    Args:
+        annotations: events of record_function.
+        operators: events of torch operators. They connect kernels of backward to ranges of forward.
+    """
 
     def __init__(self, annotations: Sequence[Event], operators: Sequence[Event]):
         phases = [e for e in annotations if e["name"] in PHASES]
@@ -138,11 +150,15 @@ class _Ranges:
         self._made_in = self._parts_of_nodes(operators)
 
     def _parts_of_nodes(self, operators: Iterable[Event]) -> dict[int, str | None]:
-        """Return the forward range that created each autograd node, by sequence number.
+        """Return the annotated range of forward in which each autograd node was created.
 
-        Several operators can have the same sequence number, because an operator gets the number of
-        the autograd node that will be created next. The operator itself may create no node. Among
-        the operators with the same number, the operator that started last created the node.
+        The result is keyed by the sequence number of the node. An operator has the sequence number
+        of the autograd node that will be created next, even if the operator itself creates no node.
+        Several operators can therefore have the same number. Among them, the operator that started
+        last created the node.
+
+        Args:
+            operators: events of torch operators.
         """
         last: dict[int, Event] = {}
         for event in operators:
@@ -157,7 +173,15 @@ class _Ranges:
         return self._parts[thread].at(time) if thread in self._parts else None
 
     def find(self, time: float, thread: Any) -> tuple[str | None, str | None]:
-        """Return the phase and the range at a time on a thread. Both can be None."""
+        """Return the names of the phase and the range that a thread executed at a given time.
+
+        A name is None if the thread was outside of all phases or outside of all ranges. In
+        backward, the range is that of the forward operator, with the suffix `_backward`.
+
+        Args:
+            time: time in microseconds.
+            thread: id of the thread.
+        """
         phase = self._phases.at(time)
         if phase == "forward":
             return phase, self._part(time, thread)
@@ -206,33 +230,37 @@ def _own_times(operators: Sequence[Event]) -> list[float]:
 
 
 def kernel_facts(profile: Profile) -> dict[str, Any]:
-    """Return tables and totals of the kernels of training steps.
+    """Return tables and totals of the GPU kernels of training steps.
 
-    Times are in milliseconds per step, averaged over the steps. Shares are fractions from 0 to 1.
+    If the steps ran on a CPU, torch operators are listed instead of kernels. A range is a part of
+    attention, such as attention_softmax, that was annotated with record_function. Times are in
+    milliseconds per step, averaged over the steps. Shares are fractions from 0 to 1.
 
     Returns:
         A dict with the following keys.
 
-        Dicts with a key for each phase, for the whole step (`train_step`) and for each range:
-        kernels: the ten kernels with the longest time, each with its name, class, time, share of
-            the time, and number of calls.
+        The values of these keys are dicts. Each has one key for each phase, one for the whole step
+        (`train_step`) and one for each range:
+        kernels: list of the ten kernels with the longest time. Each kernel has a name, a class such
+            as matmul, a time, a share of the time, and a number of calls.
         kernel_classes: time, share of the time, and number of calls of each class of kernels.
         kernel_ms: total time of all kernels.
         matmul_share: share of kernel_ms that matmuls take.
         top_kernel: name of the kernel with the longest time.
         top_kernel_share: share of kernel_ms that this kernel takes.
 
-        Dicts with a key for each phase and for the whole step:
+        The values of these keys are dicts with one key for each phase and one for the whole step:
         range_ms: duration on the host, including the overhead of the profiler.
         busy_share: share of range_ms during which at least one kernel was running.
 
-        Dicts with the keys forward and backward, omitted if attention has no annotated ranges:
+        The values of these keys are dicts with the keys forward and backward. They are omitted if
+        the trace has no annotated ranges:
         softmax_ms: time of the softmax of attention.
         attention_matmul_ms: time of the matmuls of attention.
         softmax_over_matmul_time: softmax_ms divided by attention_matmul_ms.
 
-        Other values:
-        counted: whether GPU kernels or CPU operators are counted.
+        The values of these keys are single values:
+        counted: text that states whether GPU kernels or CPU operators are listed.
         profiled_steps: number of steps.
     """
     parts = [name + suffix for suffix in ("", _BACKWARD) for name in ATTENTION_RANGES]
@@ -296,9 +324,14 @@ class _Row:
 
 
 def _table(work: list[Work], steps: int, key: Callable[[Work], str]) -> list[_Row]:
-    """Group kernels by `key`, such as the name, and sum the time and the calls of each group.
+    """Group kernels, and return the time, the share of the time and the calls of each group.
 
-    The rows are sorted by time, with the longest time first.
+    Times and calls are per step. The rows are sorted by time, with the longest time first.
+
+    Args:
+        work: the kernels.
+        steps: number of steps.
+        key: function that returns the group of a kernel, such as its name.
     """
     groups: dict[str, list[Work]] = {}
     for one in work:
@@ -316,7 +349,15 @@ def _time_ms(work: Iterable[Work], steps: int) -> float:
 
 
 def _span_facts(profile: Profile, ranges: dict[str, list[Work]]) -> dict[str, Any]:
-    """Return the values range_ms and busy_share of `kernel_facts`."""
+    """Return the duration of each phase, and the share of it during which kernels were running.
+
+    Args:
+        profile: kernels and phases of the steps.
+        ranges: kernels of each phase, by name of the phase.
+
+    Returns:
+        A dict with the keys range_ms and busy_share, as described in `kernel_facts`.
+    """
     range_us = {
         name: sum(end - start for start, end in spans)
         for name, spans in profile.phase_spans.items()
@@ -335,11 +376,19 @@ def _span_facts(profile: Profile, ranges: dict[str, list[Work]]) -> dict[str, An
 
 
 def _softmax_facts(ranges: dict[str, list[Work]], steps: int) -> dict[str, Any]:
-    """Return the softmax and matmul times of attention, and their ratio, as in `kernel_facts`.
+    """Return the softmax time and the matmul time of attention, and their ratio.
 
     The softmax time is the time of all kernels in the range attention_softmax. The matmul time is
     the time of the matmul kernels in the ranges attention_scores and attention_output. Scaling,
     masking and copies in these two ranges are not counted.
+
+    Args:
+        ranges: kernels of each annotated range, by name of the range.
+        steps: number of training steps.
+
+    Returns:
+        A dict with the keys softmax_ms, attention_matmul_ms and softmax_over_matmul_time, as
+        described in `kernel_facts`. {} if the trace has no kernels in these ranges.
     """
     softmax: dict[str, float] = {}
     matmul: dict[str, float] = {}

@@ -38,7 +38,10 @@ KINDS = ("weights", "optimizer state", "gradients", *NOT_OWNED)
 
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
-    """Record all allocator events in this context, with the Python stack of each allocation."""
+    """Let torch's CUDA allocator record all its events in this context.
+
+    An event is an allocation or a free. The Python stack of each allocation is recorded, too.
+    """
     import torch
 
     # With context="alloc" a free event has the stack of the allocation.
@@ -52,7 +55,10 @@ def recording() -> Iterator[None]:
 
 
 def mark_phase() -> None:
-    """Make a mark at the start of a phase, or at the end of the last phase."""
+    """Mark the start of a phase, or the end of the last phase, in the history of torch's allocator.
+
+    A mark is an allocation of one byte. `read_timeline` finds it by the name of this function.
+    """
     import torch
 
     torch.empty(1, dtype=torch.uint8, device="cuda")
@@ -60,16 +66,17 @@ def mark_phase() -> None:
 
 @dataclass(frozen=True)
 class Allocation:
-    """One allocation. Times are numbers of allocator events since the first mark.
+    """One allocation of GPU memory during a training step.
 
-    A mark is a small allocation by `mark_phase`, to separate phases in the allocator's history.
+    Times are numbers of allocator events since the first mark. A mark is an allocation of one byte
+    by `mark_phase` at the start of a phase or at the end of the last phase.
 
     Attributes:
         address: address in GPU memory.
         size: requested size in bytes.
         start: time of the allocation, or 0 if it was made before the first mark.
-        end: time at which the memory is freed. If it is not freed before the last mark, this is the
-            number of events between the first and the last mark, plus 1.
+        end: time at which the memory was freed. If it was not freed before the last mark, this is
+            the number of events between the first and the last mark, plus 1.
         frames: Python stack of the allocation.
     """
 
@@ -85,7 +92,10 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Phase:
-    """Phase of a step. Times are numbers of allocator events since the first mark."""
+    """Phase of a training step, such as forward.
+
+    The start and the end of the phase are numbers of allocator events since the start of the step.
+    """
 
     name: str
     start: int
@@ -94,12 +104,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Owner:
-    """Tensors that own allocations, such as the weights.
+    """Tensors of one kind, such as all weights. Each tensor owns the allocation at its address.
 
     Attributes:
         kind: weights, gradients or optimizer state.
-        at: time at which the tensors had the addresses in `names`.
-        names: names of the tensors, by address.
+        at: time at which the addresses were read, in allocator events since the start of the step.
+            An address can belong to another tensor at other times.
+        names: name of each tensor, by address.
     """
 
     kind: str
@@ -109,7 +120,11 @@ class Owner:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Phases of a step, and allocations that were alive between the first and the last mark."""
+    """Phases of a training step, and all allocations that were alive during the step.
+
+    The step begins at the first mark and ends at the last mark. A mark is an allocation of one byte
+    by `mark_phase`.
+    """
 
     allocations: list[Allocation]
     phases: list[Phase]
@@ -119,10 +134,14 @@ class Timeline:
         return self.phases[-1].end
 
     def active_bytes(self, chosen: Sequence[bool] | None = None) -> np.ndarray:
-        """Return the bytes in use at each time, shape `(events + 1,)`.
+        """Return the bytes in use at each time of the step, as an array.
+
+        Time is counted in allocator events. Element i is the number of bytes in use after i events.
+        Element 0 is for the start of the step.
 
         Args:
-            chosen: for each allocation, whether to count it. None means to count all allocations.
+            chosen: for each allocation, True if it is counted. None means that all allocations are
+                counted.
         """
         change = np.zeros(self.events + 2, dtype=np.int64)
         for i, allocation in enumerate(self.allocations):
@@ -132,7 +151,10 @@ class Timeline:
         return np.cumsum(change)[: self.events + 1]
 
     def peak(self) -> tuple[int, int]:
-        """Return the time at which the bytes in use first reach their maximum, and the maximum."""
+        """Return the time at which the most bytes are in use, and the number of bytes at this time.
+
+        Time is counted in allocator events. If there are several such times, return the first.
+        """
         active = self.active_bytes()
         time = int(active.argmax())
         return time, int(active[time])
@@ -140,11 +162,10 @@ class Timeline:
     def phase_of(self, start: int) -> str:
         """Return the name of the phase in which an allocation was made.
 
-        The first event of a phase has the time `phase.start + 1`. The last event has the time
-        `phase.end`.
-
         Args:
-            start: `start` of the allocation. For 0, the result is "before".
+            start: time of the allocation, as in `Allocation.start`. It is counted in allocator
+                events. For 0, the result is "before", because the allocation was made before the
+                step.
         """
         if start == 0:
             return "before"
@@ -152,16 +173,19 @@ class Timeline:
 
 
 def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: int = 0) -> Timeline:
-    """Return the timeline between the first and the last mark in a snapshot.
+    """Return the phases and allocations of a training step from a snapshot of torch's allocator.
+
+    `mark_phase` must be called at the start of each phase and at the end of the last phase. Each
+    call leaves a mark in the snapshot. The step lasts from the first to the last mark.
 
     Args:
         snapshot: result of `torch.cuda.memory._snapshot`.
-        phases: names of the phases between the marks, in order.
+        phases: names of the phases, in order.
         device: index of the GPU.
 
     Raises:
-        ValueError: if the number of marks is not the number of phases plus 1. A mark is lost if
-            more than MAX_ENTRIES events follow it.
+        ValueError: if the number of marks is not the number of phases plus 1. The allocator keeps
+            only the last 1,000,000 events, so that marks before these events are lost.
     """
     # alive: (start, size, frames) by address
     # over: (address, size, start, end, frames) of freed allocations
@@ -209,13 +233,18 @@ def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: in
 
 
 def kinds(timeline: Timeline, owners: Sequence[Owner]) -> list[str]:
-    """Return the kind of each allocation, one of KINDS.
+    """Return the kind of each allocation of a training step.
 
-    weights, gradients, optimizer state: the allocation belongs to an owner of this kind.
+    The kinds are as follows.
+    weights, gradients, optimizer state: one of `owners` has this kind and owns the allocation.
     activations: the allocation was made in forward and is alive at the end of forward.
-    before: the allocation was made before the first mark and belongs to no owner. Examples are the
-        batch, the tables of RoPE and the workspaces of cuBLAS.
+    before: the allocation was made before the step and has no owner. Examples are the batch, the
+        tables of RoPE and the workspaces of cuBLAS.
     temporaries: all other allocations.
+
+    Args:
+        timeline: allocations of the step.
+        owners: the tensors that are weights, gradients or optimizer state.
     """
     saved_at = next((p.end for p in timeline.phases if p.name == "forward"), -1)
     found = []
@@ -233,7 +262,11 @@ def kinds(timeline: Timeline, owners: Sequence[Owner]) -> list[str]:
 
 
 def owner_of(allocation: Allocation, owners: Sequence[Owner]) -> Owner | None:
-    """Return the owner to which an allocation belongs, or None if there is no such owner."""
+    """Return the owner of an allocation, or None if it has no owner.
+
+    An owner is a group of tensors, such as all weights. It owns an allocation if one of its tensors
+    is stored there.
+    """
     for owner in owners:
         if allocation.address in owner.names and allocation.alive_at(owner.at):
             return owner
@@ -241,7 +274,13 @@ def owner_of(allocation: Allocation, owners: Sequence[Owner]) -> Owner | None:
 
 
 def bytes_by_kind(timeline: Timeline, kinds: Sequence[str], time: int) -> dict[str, int]:
-    """Return the bytes in use at the given time, by kind of memory."""
+    """Return the bytes in use at one time, by kind of memory such as weights or activations.
+
+    Args:
+        timeline: allocations of a training step.
+        kinds: kind of each allocation, as returned by the function `kinds`.
+        time: number of allocator events since the start of the step.
+    """
     total = dict.fromkeys(KINDS, 0)
     for allocation, kind in zip(timeline.allocations, kinds, strict=True):
         if allocation.alive_at(time):
@@ -255,16 +294,20 @@ def largest_allocations(
     top: int = 10,
     root: Path = ROOT,
 ) -> list[dict[str, Any]]:
-    """Return the memory in use at the peak, summed by source line, kind and phase, largest first.
+    """Return the memory in use at the peak, grouped by source line, kind and phase, largest first.
 
-    Gradients are listed by the names of their parameters instead of source lines. Autograd computes
-    gradients in threads without Python frames, so their allocations have no source lines.
+    The peak is the time at which the most bytes are in use. The kind of memory is, for example,
+    weights or activations. Gradients are grouped by parameter instead of source line, because
+    autograd computes gradients in threads without Python frames.
 
     Args:
-        timeline: allocations of a step.
-        owners: owners of weights, gradients and optimizer state.
-        top: maximum number of rows.
+        timeline: allocations of a training step.
+        owners: the tensors that are weights, gradients or optimizer state.
+        top: maximum number of groups.
         root: folder of the project.
+
+    Returns:
+        One dict per group.
     """
     time, peak = timeline.peak()
     groups: dict[tuple[Source, str, str], list[int]] = {}
@@ -302,7 +345,14 @@ _NARROWEST = 0.1
 
 
 def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path: Path) -> None:
-    """Draw the memory in use over time, stacked by kind, and write the figure to a PNG file."""
+    """Draw the GPU memory in use over time as a PNG file, stacked by kind such as activations.
+
+    Args:
+        timeline: allocations and phases of a training step.
+        owners: tensors that determine the kinds weights, gradients and optimizer state.
+        title: title of the figure.
+        path: PNG file to write.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -352,7 +402,12 @@ def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path:
 
 
 def _axis(timeline: Timeline) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Return the x positions, the time at each of them, and the x positions of phase boundaries."""
+    """Return the x axis of the figure, on which short phases are widened.
+
+    Returns:
+        The x positions of the curves, the time at each x position (in allocator events), and the x
+        positions of the phase boundaries.
+    """
     narrowest = max(1.0, _NARROWEST * timeline.events)
     x: list[float] = []
     times: list[int] = []

@@ -1,7 +1,7 @@
-"""Profile a Python module with Nsight Systems (nsys).
+"""Profile a Python module with the profiler nsys of Nsight Systems.
 
-The result is a report file. `nsys stats --report nvtx_gpu_proj_sum,cuda_gpu_kern_sum REPORT` prints
-the times by range and by kernel.
+nsys writes a report file. The command `nsys stats --report nvtx_gpu_proj_sum,cuda_gpu_kern_sum
+REPORT` prints the times in the report by range and by kernel.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ def unsupported_reason() -> str | None:
 
 
 def run_under_nsys(module: str, params_json: str, folder: Path) -> dict[str, Any]:
-    """Run a Python module under nsys and return the results that the module writes.
+    """Run a Python module under the profiler nsys, and return the results that the module writes.
 
-    The command is `python -m MODULE PARAMS.json FACTS.json`. The module must read its parameters
-    from PARAMS.json and write its results to FACTS.json.
+    The module is run as `python -m MODULE PARAMS.json FACTS.json`. It must read its parameters from
+    PARAMS.json and write a dict of results to FACTS.json. Both are temporary files.
 
-    nsys records from the call of torch.cuda.profiler.start to the call of torch.cuda.profiler.stop.
-    If the module does not call these functions, the report is empty.
+    nsys writes its recordings to a report file. It records only while the CUDA profiler is on, that
+    is, from the module's call of torch.cuda.profiler.start to its call of torch.cuda.profiler.stop.
 
     Args:
         module: full name of the module.
         params_json: contents of PARAMS.json.
-        folder: folder for the report.
+        folder: folder for the report file.
 
     Returns:
         The contents of FACTS.json, and the file name of the report under the key `report`.
 
     Raises:
-        RuntimeError: if nsys or the module fails. Their output is written to stdout and stderr of
-            this process.
+        RuntimeError: if nsys or the module fails, or if a file is missing after the run. The output
+            of nsys and of the module is written to stdout and stderr of this process.
     """
     nsys = shutil.which("nsys")
     assert nsys is not None

@@ -91,15 +91,18 @@ def block_report(
 
     Args:
         forward: function that applies the block as in training, for example under autocast.
-        block: the block. Its parameters and buffers do not count as saved tensors.
-        x: input of the block, which must require a gradient. It counts if the block saves it.
+        block: the block, such as one transformer layer. Its parameters and buffers do not count as
+            saved tensors.
+        x: input of the block, which must require a gradient. It counts as a saved tensor if the
+            block saves it.
         top: maximum number of saved tensors to list.
 
     Returns:
         A dict with these keys. Sizes are in bytes.
-        block_saved_bytes: total size of the saved tensors, without block_weight_copies_bytes.
-        block_saved: list of the largest saved tensors in block_saved_bytes.
-        block_weight_copies_bytes: total size of the saved copies of parameters in another dtype.
+        block_saved_bytes: total size of the saved tensors. Copies of parameters are not included.
+        block_saved: list of the largest of these saved tensors.
+        block_weight_copies_bytes: total size of saved copies of parameters in another dtype, which
+            autocast makes.
         block_gradients_bytes: total size of the gradients of the parameters and the input.
     """
     outputs: list[Tensor] = []
@@ -129,9 +132,10 @@ def block_report(
 
 
 def _origin(tensor: Tensor) -> tuple[str, Tensor | None]:
-    """Return the operation that created the storage of a tensor, and a leaf tensor or None.
+    """Return the autograd operation that created the storage of a tensor, and a leaf or None.
 
-    The leaf tensor is returned only if the tensor is a view or a cast of it.
+    If the tensor was made from a leaf tensor by views and casts only, this leaf tensor is returned.
+    Otherwise, and if the tensor itself is a leaf, None is returned.
     """
     node: Any = tensor.grad_fn
     if node is None:

@@ -23,13 +23,14 @@ class Frame:
 
 @dataclass(frozen=True)
 class Source:
-    """Source line of a call.
+    """Source line in a Python stack, and the line from which its function was called.
 
     Attributes:
         source: file, line and function, for example `systems/model.py:42 forward`.
         code: text of the line. It identifies the line if line numbers change.
-        called_at: file and line in this project from which this function was called. It
-            distinguishes the calls of a line that is used several times, as in Linear.forward.
+        called_at: file and line in this project from which the function in `source` was called,
+            directly or through other libraries. It distinguishes the calls of a function that is
+            called from several lines, such as Linear.forward. "" if not known.
     """
 
     source: str
@@ -40,7 +41,9 @@ class Source:
 def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
     """Return the innermost source line of this project in a Python stack.
 
-    If the stack contains no line of this project, return the innermost line of the stack.
+    The result also contains the line from which its function was called.
+
+    If the stack contains no line of this project, use the innermost line of the stack.
 
     Args:
         frames: frames of the stack, innermost first.
@@ -60,7 +63,10 @@ def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
 
 
 def calling_frames() -> list[Frame]:
-    """Return the Python stack without the calling function, innermost frame first."""
+    """Return the Python stack, innermost frame first.
+
+    The function that calls calling_frames is not included. The first frame is its caller.
+    """
     frames = []
     frame = sys._getframe(2)
     while frame is not None:

@@ -12,14 +12,17 @@ from torch.distributed.tensor import DTensor
 def storage_bytes(tensors: Iterable[Tensor | None]) -> int:
     """Return the total size of the storages of tensors, in bytes.
 
-    A storage that several tensors share counts once. None counts as 0 bytes.
+    If several tensors share a storage, the storage counts once. None counts as 0 bytes.
     """
     sizes = {storage_address(t): t.untyped_storage().nbytes() for t in tensors if t is not None}
     return sum(sizes.values())
 
 
 def storage_address(tensor: Tensor) -> int:
-    """Return the address of the storage of a tensor. No other live storage has this address."""
+    """Return the address of the storage of a tensor.
+
+    No other live storage has this address, except that all empty storages can have the address 0.
+    """
     return tensor.untyped_storage().data_ptr()
 
 

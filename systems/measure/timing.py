@@ -56,15 +56,17 @@ def time_ms(
 def _cpu_samples(
     fn: Thunk, before: Thunk | None, budget_ms: float, fewest: int, most: int
 ) -> list[float]:
-    """Call a function until the total time reaches a budget. Return the time of each call.
+    """Call a function repeatedly, and return the time of each call in milliseconds.
 
-    Estimating the number of calls from the first calls would be unreliable on a busy machine.
+    The function is called until the total time reaches a budget, but at least `fewest` and at most
+    `most` times.
 
     Args:
         fn: function to time.
         before: function that is called before each call of `fn` and not timed.
         budget_ms: total time of all calls, in milliseconds.
-        fewest, most: minimum and maximum number of calls.
+        fewest: minimum number of calls.
+        most: maximum number of calls.
     """
     samples: list[float] = []
     while len(samples) < fewest or (len(samples) < most and sum(samples) < budget_ms):
@@ -100,10 +102,10 @@ def host_ms(
 def wall_ms(
     fn: Thunk, device: torch.device, *, before: Thunk | None = None, calls: int = 50
 ) -> float:
-    """Return the latency of a synchronized call of `fn` on a GPU, in milliseconds.
+    """Return the time from the start of a call of `fn` to the end of its GPU work, in milliseconds.
 
-    The result is the median of `calls` calls after ten warm-up calls. The function `before` is
-    called before each of these calls and is not timed.
+    The GPU is idle before the call. The result is the median of `calls` calls after ten warm-up
+    calls. The function `before` is called before each of these calls and is not timed.
     """
     samples = []
     for _ in range(calls + 10):

@@ -1,4 +1,7 @@
-"""Read Chrome traces of torch.profiler, and merge, add and subtract time spans."""
+"""Read Chrome traces of torch.profiler, and merge, add and subtract time spans.
+
+A time span is a pair of start and end in microseconds.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def by_category(events: Iterable[Event]) -> dict[str, list[Event]]:
-    """Return the events that have a duration, grouped by category."""
+    """Group the events of a trace by category, such as kernel. Drop events without a duration."""
     categories: dict[str, list[Event]] = {}
     for event in events:
         if event.get("ph") == "X":
@@ -29,7 +32,13 @@ def by_category(events: Iterable[Event]) -> dict[str, list[Event]]:
 
 
 def launches(categories: Mapping[str, Iterable[Event]]) -> dict[Any, Event]:
-    """Return the CUDA runtime and driver calls that launched GPU work, keyed by correlation id."""
+    """Return the events of CUDA calls that launched GPU work, by correlation id.
+
+    The CUDA call and the kernel that it launched have the same correlation id.
+
+    Args:
+        categories: events of a trace by category, as returned by `by_category`.
+    """
     return {
         event["args"]["correlation"]: event
         for category in ("cuda_runtime", "cuda_driver")

@@ -111,7 +111,7 @@ def test_dtypes_are_the_same_by_either_name(tmp_path: Path, folder: ResultsFolde
 def test_where_no_figure_fits_the_note_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
     table = made(tmp_path, folder, TRANSFORMER.replace("[128, 512]", "[64]"))
     assert list(table.columns) == ["model", "context_length", "time"]
-    assert "transformer.csv: no figures for these rows" in table.notes
+    assert "transformer.csv: no published figures for these rows" in table.notes
 
 
 def test_in_a_tables_of_a_list_a_run_has_its_figure_once(
