@@ -1,4 +1,8 @@
-"""Implementations of attention, softmax(Q K^T / sqrt(head_dim)) V, with a common signature."""
+"""Implementations of attention, softmax(Q K^T * scale) V, with a common signature.
+
+All implementations are functions (q, k, v, is_causal, scale). `flash_attention` checks its inputs
+and selects an implementation.
+"""
 
 from systems.kernels.flash_attention.api import flash_attention
 from systems.kernels.flash_attention.autograd import FlashAttentionHopper, FlashAttentionTriton

@@ -37,7 +37,7 @@ def flash_attention(
     """Compute softmax(q k^T * scale) v, differentiable with respect to q, k and v.
 
     Under autocast, float32, bfloat16 and float16 inputs are cast to the autocast dtype. In this
-    case q, k and v may have different dtypes.
+    case, q, k and v may have different dtypes.
 
     Args:
         q: (..., n_queries, head_dim), float32, bfloat16, float16 or float64, any strides.
@@ -46,9 +46,10 @@ def flash_attention(
             left corner, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation:
-            auto            on a Hopper GPU (compute capability 9.0): flash_hopper, or flash_triton
-                            if flash_hopper does not support the inputs. sdpa on other devices, for
-                            float64, and for small inputs, whose time is mostly launch overhead
+            auto            for large inputs on a Hopper GPU (compute capability 9.0): flash_hopper,
+                            or flash_triton if only flash_triton supports the inputs. Otherwise
+                            sdpa, for example on other devices, for float64, and for small inputs,
+                            whose time is mostly launch overhead
             naive           attention with the full score matrix in memory, in the inputs' dtype
             flash_pytorch   FlashAttention-2 in plain torch, written for readers; computes in
                             float32, or in float64 for float64 inputs
@@ -62,7 +63,8 @@ def flash_attention(
                             torch's scaled_dot_product_attention with the named backend only
 
     Returns:
-        (..., n_queries, head_dim), of q's dtype; zeros if n_keys is 0.
+        (..., n_queries, head_dim), of q's dtype (under autocast: after the cast); zeros if
+        n_keys is 0.
 
     Raises:
         ValueError: if arguments are invalid; the message lists all errors.
@@ -86,7 +88,9 @@ def flash_attention(
             others = [
                 name for name in ATTENTIONS if not unsupported_reason(q, k, v, is_causal, name)
             ]
-            raise RuntimeError(f"{reason}; these inputs are supported by auto, {', '.join(others)}")
+            raise RuntimeError(
+                f"{reason}; implementations that support these inputs: auto, {', '.join(others)}"
+            )
     out = ATTENTIONS[implementation](q, k, v, is_causal=is_causal, scale=scale)
     return out.reshape(*leading, *out.shape[-2:])
 

@@ -1,4 +1,7 @@
-"""Selection of the implementation for implementation="auto", based on measurements."""
+"""Choice of the implementation in `flash_attention(..., implementation="auto")`.
+
+The choice is based on measurements.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ LAUNCH_BOUND_FLOPS_FLOAT32 = 1e10
 
 
 def best_implementation(q: Tensor, k: Tensor) -> str:
-    """Return the name of the implementation that is probably the fastest for these inputs.
+    """Return the name of the implementation of attention that is probably the fastest for q and k.
 
-    The result is "flash_hopper" or "flash_triton" for large inputs on a Hopper GPU, else "sdpa".
+    On a Hopper GPU, the result is "flash_hopper" or "flash_triton" for large inputs that one of
+    them supports. In all other cases, it is "sdpa", torch's scaled_dot_product_attention.
 
     Args:
         q, k: (batch, heads, seq_len, head_dim).

@@ -1,4 +1,4 @@
-"""Autograd functions for the Triton and the Hopper kernels."""
+"""torch.autograd.Function classes for attention with the Triton kernels and the Hopper kernels."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ class FlashAttentionTriton(torch.autograd.Function):
 
         out = FlashAttentionTriton.apply(q, k, v, is_causal, scale, precision)
 
-    The last three arguments are optional, with the defaults is_causal=False, scale=None and
-    precision="fp16x3". `triton.launch.flash_forward` describes all arguments. The output has the
-    shape (..., n_queries, head_dim).
+    The last three arguments are optional. The defaults are is_causal=False, scale=None, which means
+    1/sqrt(head_dim), and precision="fp16x3". With "fp16x3", each matmul of float32 inputs consists
+    of three float16 matmuls, which together are as accurate as float32.
+    `triton.launch.flash_forward` describes all arguments. The output has the shape (..., n_queries,
+    head_dim).
 
-    Forward saves q, k, v, the output and the log-sum-exp, float32 (..., n_queries). So the memory
-    is linear in the sequence lengths. Equal inputs give bitwise equal outputs and gradients. Under
-    autocast, q, k and v are cast to the autocast dtype, as in torch's scaled_dot_product_attention.
+    Forward saves q, k, v, the output and the log-sum-exp for backward. The saved memory is
+    therefore linear in the sequence lengths. Equal inputs give bitwise equal outputs and gradients.
+    Under autocast, q, k and v are cast to the autocast dtype, as in torch's
+    scaled_dot_product_attention.
 
-    Under torch.compile or a dispatch mode, the custom operators of the module `ops` launch the
-    kernels. Otherwise they are launched directly, which saves about 20 microseconds of host time
-    per pass.
+    Under torch.compile or a torch dispatch mode, the kernels are launched by the custom operators
+    of the module `ops`. Otherwise, they are launched directly, which saves about 20 microseconds of
+    host time per pass.
     """
 
     @staticmethod
@@ -49,17 +52,17 @@ class FlashAttentionTriton(torch.autograd.Function):
 
 
 class FlashAttentionHopper(torch.autograd.Function):
-    """FlashAttention-3 with the warp-specialized Hopper kernels, differentiable in q, k and v.
+    """FlashAttention-3 with the Hopper kernels, differentiable with respect to q, k and v.
 
         out = FlashAttentionHopper.apply(q, k, v, is_causal, scale)
 
-    The arguments and the output are those of `FlashAttentionTriton`. Needs an H100 or H200,
-    bfloat16 or float16 inputs, and head_dim 64 or 128.
+    The arguments and the output are those of `FlashAttentionTriton`, without precision. The class
+    needs an H100 or H200, bfloat16 or float16 inputs, and head_dim 64 or 128.
 
-    Backward adds up dq in float32 in an order that changes from run to run, so dq differs between
-    runs by rounding errors. Under `torch.use_deterministic_algorithms(True)`, backward uses the
-    Triton kernels, which are deterministic. Backward also uses the Triton kernels if only dq, or
-    only dk and dv, are needed.
+    Backward uses the Triton kernels, which are deterministic, in two cases: under
+    `torch.use_deterministic_algorithms(True)`, and if q does not need a gradient or neither k nor v
+    needs one. In all other cases, backward uses Hopper kernels. They add up dq in float32 in an
+    order that changes from call to call, so the rounding errors of dq also change.
     """
 
     @staticmethod
@@ -82,7 +85,8 @@ class FlashAttentionHopper(torch.autograd.Function):
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v, cast to the autocast dtype if autocast is enabled for their device.
 
-    The tensors are not cast if one of them has a dtype other than float32, bfloat16 and float16.
+    The tensors are returned unchanged if the dtype of any of them is not float32, bfloat16 or
+    float16.
     """
     device_type = q.device.type
     # torch.is_autocast_enabled raises an error for the meta device.

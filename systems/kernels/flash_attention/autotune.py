@@ -2,12 +2,13 @@
 
     python -m systems.kernels.flash_attention.autotune --heads 16 --seq-len 16384 --head-dim 64
 
-The search runs on the current GPU. It compiles the candidate tile sizes in parallel and measures
-each of them. The first candidate is the entry of `triton.tile_table`. A candidate is rejected if
-its results differ from those of the first candidate that runs.
+The search runs on the current GPU. It compiles a list of candidate tile sizes in parallel and
+measures each candidate. The first candidate has the tile sizes of the table in the module
+`triton.tile_table`. A candidate is rejected if its results differ from those of the first candidate
+that runs by more than rounding errors.
 
-`triton.choose_tiles` describes which calls use the saved tile sizes, and which calls start a search
-themselves.
+The module `triton.choose_tiles` describes which calls of the kernels use the saved tile sizes, and
+which calls start a search themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=16_384)
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32", "tf32"], default="bf16")
-    parser.add_argument("--full", action="store_true", help="search without the causal mask")
+    parser.add_argument(
+        "--full", action="store_true", help="search for attention without a causal mask"
+    )
     args = parser.parse_args()
     errors = [
         f"--{name} must be at least 1, got {given}"
@@ -53,7 +56,10 @@ def main() -> None:
         args.seq_len, args.seq_len, args.heads,
     )  # fmt: skip
     write_tiles(path, found)
-    print(f"{found}\nsearched for {time.perf_counter() - started:.1f} s, saved to {path}")
+    print(
+        f"{found}\nThe search took {time.perf_counter() - started:.1f} s. "
+        f"The tile sizes are saved in {path}"
+    )
 
 
 if __name__ == "__main__":

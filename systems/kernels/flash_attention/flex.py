@@ -13,10 +13,11 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 def flex(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Compute attention with torch's `flex_attention`, compiled.
+    """Compute attention with torch's `flex_attention`, compiled by torch.compile.
 
-    torch compiles a kernel for each new shape. After torch._dynamo.config.recompile_limit shapes (8
-    by default), torch warns and uses the uncompiled function, which materializes the score matrix.
+    torch compiles a kernel for each new shape. The number of compiled shapes is limited by
+    torch._dynamo.config.recompile_limit (8 by default). Past this limit, torch warns and uses the
+    uncompiled function, which materializes the score matrix.
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).

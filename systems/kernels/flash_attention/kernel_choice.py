@@ -1,4 +1,4 @@
-"""Forward and backward passes with either the Triton kernels or the Hopper kernels."""
+"""Forward and backward passes of attention, with either the Triton or the Hopper kernels."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ def forward(
     kernels: str,
     reuse_counters: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the attention output and its log-sum-exp with the selected kernels.
+    """Compute the attention output and its log-sum-exp with the Triton or the Hopper kernels.
 
     Args:
         q, k, v, is_causal, scale: see `triton.launch.flash_forward`.
-        precision: see `triton.launch.flash_forward`; ignored by the Hopper kernels.
+        precision: precision of the matmuls of float32 inputs in the Triton kernels, "fp16x3" or
+            "tf32"; see `triton.launch.flash_forward`. The Hopper kernels ignore it.
         kernels: "triton" or "hopper".
-        reuse_counters: see `hopper.forward_launch.flash_forward`; ignored by the Triton kernels.
+        reuse_counters: whether the Hopper kernels keep their work counters for later calls; see
+            `hopper.forward_launch.flash_forward`. The Triton kernels ignore it.
 
     Returns:
         out, lse: see `triton.launch.flash_forward`.
@@ -51,14 +53,16 @@ def backward(
     needs_dq: bool,
     needs_dkdv: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients of q, k and v with the selected kernels.
+    """Compute the gradients of attention with respect to q, k and v, with Triton or Hopper kernels.
 
-    The Triton kernels are used in place of the Hopper kernels if deterministic algorithms are
-    required, or if not all gradients are needed.
+    With kernels="hopper", the Triton kernels are still used in three cases: if torch requires
+    deterministic algorithms, if not all gradients are needed, and if the Hopper kernels do not
+    support q.
 
     Args:
         q, k, v, out, lse, dout, is_causal, scale: see `triton.launch.flash_backward`.
-        precision: see `triton.launch.flash_forward`; ignored by the Hopper kernels.
+        precision: precision of the matmuls of float32 inputs in the Triton kernels, "fp16x3" or
+            "tf32"; see `triton.launch.flash_forward`. The Hopper kernels ignore it.
         kernels: "triton" or "hopper".
         needs_dq: whether dq is needed.
         needs_dkdv: whether dk and dv are needed.

@@ -13,8 +13,8 @@ def naive(
 ) -> Tensor:
     """Compute softmax(q k^T * scale) v, with all intermediate results in the inputs' dtype.
 
-    Equation 1 of "Attention Is All You Need" (Vaswani et al. 2017, section 3.2.1). Needs
-    O(n_queries * n_keys) memory.
+    This is equation 1 of "Attention Is All You Need" (Vaswani et al. 2017, section 3.2.1). The
+    function needs O(n_queries * n_keys) memory.
 
     Args:
         q: (..., n_queries, head_dim).
@@ -34,7 +34,14 @@ def masked_scores(
 ) -> Tensor:
     """Return the scores q k^T * scale, with -inf for keys that a query does not see.
 
-    The result has the shape (..., n_queries, n_keys). The arguments are those of `naive`.
+    Args:
+        q: (..., n_queries, head_dim).
+        k: (..., n_keys, head_dim), with the leading dimensions and dtype of q.
+        is_causal: if True, query i sees only keys 0 to i.
+        scale: multiplies the scores; 1/sqrt(head_dim) by default.
+
+    Returns:
+        (..., n_queries, n_keys), of q's dtype.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = (q @ k.transpose(-2, -1)) * scale

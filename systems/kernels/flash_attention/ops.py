@@ -1,7 +1,8 @@
-"""Custom torch operators for the forward and backward passes, without autograd.
+"""Custom torch operators for the forward and backward passes of attention, without autograd.
 
-torch.compile does not trace into a custom operator. A dispatch mode, such as a FLOP counter or
-selective activation checkpointing, sees the operator and can save its results.
+torch.compile does not trace into a custom operator. A torch dispatch mode, such as a FLOP counter
+or selective activation checkpointing, sees the custom operator as one call and can save its
+results.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def flash_forward_op(
     precision: str,
     kernels: str,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the attention output and its log-sum-exp; see `kernel_choice.forward`."""
+    """Compute the attention output and its log-sum-exp, as a custom torch operator.
+
+    `kernel_choice.forward` describes the arguments and results.
+    """
     return kernel_choice.forward(
         q, k, v, is_causal, scale, precision, kernels, reuse_counters=False
     )
@@ -51,9 +55,10 @@ def flash_backward_op(
     needs_dq: bool,
     needs_dkdv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute dq, dk and dv; a gradient that is not needed is an empty tensor.
+    """Compute the gradients dq, dk and dv of attention, as a custom torch operator.
 
-    `kernel_choice.backward` describes the arguments.
+    `kernel_choice.backward` describes the arguments. A gradient that is not needed is returned as
+    an empty tensor, because a custom operator cannot return None instead of a tensor.
     """
     gradients = kernel_choice.backward(
         q, k, v, out, lse, dout, is_causal, scale, precision, kernels, needs_dq, needs_dkdv

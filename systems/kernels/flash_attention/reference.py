@@ -1,6 +1,6 @@
-"""Attention and its gradients in float64, the reference for the tests of all implementations.
+"""Attention and its gradients in float64, to which the tests compare all implementations.
 
-The scores are computed in blocks of rows, because the full score matrix of one head with 65,536
+The scores are computed in blocks of queries, because the full score matrix of one head with 65,536
 tokens would take 34 GB in float64.
 """
 
@@ -19,9 +19,10 @@ class AttentionReference(NamedTuple):
     """Attention output, log-sum-exp and gradients in float64.
 
     Fields:
-        out, dq: (..., n_queries, head_dim).
-        dk, dv: (..., n_keys, head_dim).
-        lse: (..., n_queries), natural-log log-sum-exp of the scaled scores.
+        out: output of attention, (..., n_queries, head_dim).
+        lse: (..., n_queries), log-sum-exp (natural logarithm) of the scaled scores.
+        dq: gradient of q, (..., n_queries, head_dim).
+        dk, dv: gradients of k and v, (..., n_keys, head_dim).
     """
 
     out: Tensor
@@ -40,17 +41,18 @@ def attention_reference(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> AttentionReference:
-    """Compute softmax(q k^T * scale) v and its gradients in float64.
+    """Compute attention, softmax(q k^T * scale) v, its log-sum-exp and its gradients in float64.
 
-    The gradients are computed explicitly, without autograd (FlashAttention-2, Dao 2023, section
-    2.2). With the probabilities P and the output O:
+    The gradients are computed with explicit formulas, without autograd (FlashAttention-2, Dao 2023,
+    section 2.2). With the probabilities P, the output O and its gradient dO:
 
         dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(dO * O))
         dQ = scale dS K    dK = scale dS^T Q
 
     Args:
-        q, dout: (..., n_queries, head_dim), any float dtype.
-        k, v: (..., n_keys, head_dim).
+        q: (..., n_queries, head_dim), any float dtype.
+        k, v: (..., n_keys, head_dim), with the leading dimensions of q.
+        dout: gradient of the output, (..., n_queries, head_dim).
         is_causal: if True, query i attends only to keys 0 to i.
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
     """

@@ -20,9 +20,10 @@ from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES, MAX
 def flex(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Compute attention with torch's FlexAttention; see `flex.flex`.
+    """Compute attention with torch's FlexAttention; see the function `flex` of the module `flex`.
 
-    The module `flex` is imported on the first call, because it imports torch's compiler.
+    The module `flex` is imported on the first call instead of at the top of this file, because it
+    imports torch's compiler.
     """
     from systems.kernels.flash_attention.flex import flex
 
@@ -67,13 +68,14 @@ ATTENTIONS: dict[str, Callable[..., Tensor]] = {
 def unsupported_reason(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: str
 ) -> str | None:
-    """Return why an implementation does not support these inputs here, or None if it does.
+    """Return the reason why an implementation does not support these inputs, or None if it does.
 
-    The result depends on the inputs and on this machine.
+    The result also depends on this machine, for example on its GPU.
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).
-        implementation: a key of ATTENTIONS.
+        is_causal: whether attention has a causal mask.
+        implementation: name of the implementation, a key of the table ATTENTIONS.
     """
     if implementation in SDPA_BACKENDS:
         return sdpa_unsupported_reason(q, k, v, is_causal, implementation)

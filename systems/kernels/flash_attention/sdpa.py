@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention with a single backend, to measure each one."""
+"""torch's scaled_dot_product_attention with one backend, so that each backend can be measured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def sdpa(
         q, k, v: (batch, heads, seq_len, head_dim).
         is_causal: if True, query i attends only to keys 0 to i.
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
-        implementation: name of the backend, a key of SDPA_BACKENDS.
+        implementation: name of the backend: "sdpa_flash", "sdpa_cudnn", "sdpa_efficient" or
+            "sdpa_math".
 
     Raises:
         RuntimeError: if the backend does not support these inputs; see `sdpa_unsupported_reason`.
@@ -42,11 +43,15 @@ def sdpa(
 def sdpa_unsupported_reason(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, implementation: str
 ) -> str | None:
-    """Return the reason why a backend does not support these inputs, or None if it does.
+    """Return the reason why a backend of torch's attention does not support q, k and v, or None.
+
+    None means that the backend supports these inputs on this machine.
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).
-        implementation: name of the backend, a key of SDPA_BACKENDS.
+        is_causal: whether attention has a causal mask.
+        implementation: name of the backend: "sdpa_flash", "sdpa_cudnn", "sdpa_efficient" or
+            "sdpa_math".
     """
     if implementation == "sdpa_math":
         return None
@@ -63,4 +68,4 @@ def sdpa_unsupported_reason(
     if check(params, debug=False):
         return None
     gpu = torch.cuda.get_device_name(q.device)
-    return f"{implementation} does not support {q.dtype} {tuple(q.shape)} on {gpu}"
+    return f"{implementation} does not support dtype {q.dtype} and shape {tuple(q.shape)} on {gpu}"

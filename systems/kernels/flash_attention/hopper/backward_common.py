@@ -1,17 +1,20 @@
 """Code shared by both backward kernels for Hopper: work items, rings in shared memory, TMA copies.
 
-A work item consists of a block of 128 keys of one head and of the queries that see these keys. If
+A work item is a block of 128 keys of one head, together with the queries that see these keys. If
 the queries are split into ranges, a work item has only the queries of one range. Two consumer
-warpgroups process 64 keys each, called the halves of the item. In each step, a consumer processes a
-tile of 64 queries.
+warpgroups process 64 keys each. These 64 keys are called a half of the work item. In each step, a
+consumer processes a tile of 64 queries.
 
-Warpgroups pass data through rings of slots in shared memory. Each slot has two mbarriers: readers
-wait on `full` before they read the slot, and writers wait on `empty` before they overwrite it.
+Warpgroups pass data to each other through rings. A ring is a fixed number of slots in shared memory
+that are used in turn. mbarriers protect the slots: readers wait on `full` before they read a slot,
+and writers wait on `empty` before they overwrite it. A slot with two halves has one `full` for each
+half. The ring of dQ has no mbarriers: a single warpgroup writes each of its slots, and waits until
+TMA has read a slot before it overwrites the slot.
 
-The uses of a ring are numbered from 0. In a ring with S slots, use n takes slot n % S, and is phase
-n // S of both mbarriers of this slot. Readers wait on `full` with the parity of this phase. Writers
-wait for the previous phase of `empty`, which has the opposite parity. Before the first use of a
-slot, this wait returns at once.
+The uses of a ring are numbered from 0. In a ring with S slots, use number n takes slot n % S. It is
+phase n // S of the mbarriers of this slot. Readers wait for this phase of `full`, with its parity.
+Writers wait for the previous phase of `empty`, which has the opposite parity. Before the first use
+of a slot, the wait of the writers returns at once.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -41,7 +44,12 @@ HALF_K = gl.constexpr(64)  # number of keys per consumer
 def reduce_add(tensor_desc, coord, src, _semantic=None):
     """Add a tile in shared memory to global memory by TMA, asynchronously.
 
-    Gluon's `tma` module has no function for this.
+    Gluon's `tma` module has no function that adds.
+
+    Args:
+        tensor_desc: TMA descriptor of the tensor in global memory.
+        coord: coordinates of the tile in the tensor.
+        src: tile in shared memory.
     """
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(
@@ -51,9 +59,9 @@ def reduce_add(tensor_desc, coord, src, _semantic=None):
 
 @aggregate
 class ProblemShape:
-    """Sizes of a launch.
+    """Numbers of a launch that describe the sizes of the tensors and the order of the work items.
 
-    The fields are described at the arguments of `backward_kernel` with the same names.
+    The fields have the names and meanings of arguments of `backward_kernel.backward_kernel`.
     """
 
     n_programs: gl.tensor
@@ -85,11 +93,19 @@ class ProblemShape:
 
     @gluon.jit
     def locate(self, item):
-        """Return (split, head, first key, first tile, number of tiles, number of masked tiles).
+        """Return the keys and queries of a work item.
 
-        These describe one work item. The work items are in the order of `tile_ops.schedule`. `head`
-        counts the heads of all batch elements. Tiles consist of queries. The masked tiles come
-        first.
+        Args:
+            item: index of the work item, in the order of `tile_ops.schedule`.
+
+        Returns:
+            split: index of the range of queries.
+            head: index of the head, which counts the heads of all batch elements.
+            first_key: index of the first of the 128 keys.
+            first_tile: index of the first tile of 64 queries.
+            n_tiles: number of tiles, at least 1.
+            n_masked: number of tiles that need a mask, because some of their queries do not see all
+                keys of the work item, or because keys are past the end. These tiles come first.
         """
         BLOCK_K: gl.constexpr = 2 * HALF_K
         block, head, split = schedule(
@@ -117,7 +133,11 @@ class ProblemShape:
 
 @aggregate
 class Shared:
-    """Rings in shared memory and their mbarriers. The first dimension is the slot."""
+    """Rings of slots in shared memory, and their mbarriers.
+
+    The first dimension of each field is the slot. In k, v and ds, it counts halves: slot i has the
+    indices 2 * i and 2 * i + 1, with 64 keys each.
+    """
 
     k: gl.shared_memory_descriptor  # (2 * slots, 64, head_dim), two halves per slot
     v: gl.shared_memory_descriptor  # as k
@@ -157,7 +177,10 @@ class Shared:
 
 @gluon.jit
 def barriers(n: gl.constexpr, count: gl.constexpr):
-    """Allocate n mbarriers, each of which completes a phase after `count` arrivals."""
+    """Allocate n mbarriers in shared memory.
+
+    A phase of each mbarrier completes after `count` arrivals.
+    """
     made = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(n):
         mbarrier.init(made.index(i), count=count)
@@ -170,12 +193,20 @@ def allocate(
     KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr, DS_SLOTS: gl.constexpr, DQ_SLOTS: gl.constexpr,
     KV_READERS: gl.constexpr, DS_READERS: gl.constexpr,
 ):  # fmt: skip
-    """Allocate the rings in shared memory and their mbarriers.
+    """Allocate the rings of slots in shared memory and their mbarriers.
 
     Args:
-        *_SLOTS: number of slots of each ring.
+        q_desc, k_desc, lse_desc, dq_desc: TMA descriptors, which give the dtypes, tile sizes and
+            layouts.
+        KV_SLOTS: number of slots of the ring of K and V.
+        Q_SLOTS: number of slots of the ring of Q, dO, lse and -delta.
+        DS_SLOTS: number of slots of the ring of dS^T.
+        DQ_SLOTS: number of slots of the ring of dQ^T.
         KV_READERS: number of warpgroups that read K or V.
-        DS_READERS: number of warpgroups that read dS.
+        DS_READERS: number of warpgroups that read dS^T.
+
+    Returns:
+        `Shared`, the rings and mbarriers.
     """
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[3]
     dtype: gl.constexpr = k_desc.dtype
@@ -205,9 +236,14 @@ def allocate(
 
 @gluon.jit
 def _copy(desc, coord, barrier, shared):
-    """Load a tile into shared memory by TMA, asynchronously.
+    """Load a tile from global into shared memory by TMA, asynchronously.
 
-    The tiles of the descriptor have leading dimensions of size 1, which `shared` does not have.
+    Args:
+        desc: TMA descriptor of the tensor in global memory.
+        coord: coordinates of the tile in the tensor.
+        barrier: mbarrier that TMA notifies when it has written the tile.
+        shared: tile in shared memory. It may lack leading dimensions of size 1 that the tiles of
+            desc have.
     """
     tile = shared._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
     tma.async_copy_global_to_shared(desc, coord, barrier, tile)
@@ -218,16 +254,24 @@ def load_item(
     shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, item, turn, n,
     KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """Issue the TMA loads of one work item, each as soon as its slot is empty.
+    """Load the tensors of one work item into shared memory by TMA, asynchronously.
 
-    The producer warp calls this function.
+    The producer warp calls this function. For each load, it first waits until the slot in shared
+    memory is empty.
 
     Args:
-        turn: number of earlier work items of this program.
-        n: number of steps of all earlier work items.
+        shared: `Shared`, the rings of slots in shared memory.
+        problem: `ProblemShape`.
+        q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc: TMA descriptors of the loaded
+            tensors.
+        item: index of the work item.
+        turn: number of work items that this program has already processed.
+        n: number of tiles of queries in these earlier work items.
+        KV_SLOTS: number of slots for K and V.
+        Q_SLOTS: number of slots for tiles of queries.
 
     Returns:
-        n for the next work item.
+        Value of n for the next work item.
     """
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[3]
     row_bytes: gl.constexpr = 2 * HEAD_DIM * k_desc.dtype.primitive_bitwidth // 8
@@ -259,10 +303,17 @@ def load_item(
 
 @gluon.jit
 def send(desc, coord, value, shared):
-    """Store a tile to global memory by TMA, asynchronously, through the buffer `shared`.
+    """Store a tile to global memory by TMA, asynchronously.
 
-    The tiles of the descriptor have leading dimensions of size 1, which `shared` does not have.
-    Rows past the end of the tensor are not written.
+    Rows past the end of the tensor are not written. The tiles of desc have leading dimensions of
+    size 1, which `value` and `shared` do not have.
+
+    Args:
+        desc: TMA descriptor of the tensor in global memory.
+        coord: coordinates of the tile in the tensor.
+        value: tile in registers. It is converted to the dtype of desc.
+        shared: buffer in shared memory, which TMA reads. The caller must not overwrite it before
+            the store has read it.
     """
     shared.store(value.to(desc.dtype))
     fence_async_shared()
@@ -272,10 +323,15 @@ def send(desc, coord, value, shared):
 
 @gluon.jit
 def row_of(shared, layout: gl.constexpr):
-    """Load lse or -delta of a tile of queries, one number for each column of `layout`.
+    """Load lse or -delta of a tile of 64 queries from shared memory, one number per query.
 
-    `prepare_kernel` stores the 64 numbers in an order in which the 16 numbers of each thread are
-    contiguous. So a thread can read them with wide loads.
+    `prepare_kernel` has stored the 64 numbers in an order in which the 16 numbers of each thread
+    are contiguous. This allows wide loads.
+
+    Args:
+        shared: the 64 numbers in shared memory, as stored by `prepare_kernel`.
+        layout: register layout of a tile of S^T, with one column per query. Number i of the result
+            belongs to column i.
     """
     loaded: gl.constexpr = gl.DistributedLinearLayout(
         [[1], [2], [4], [8]], [[16], [32], [0], [0], [0]], [[0], [0]], [], [BLOCK_Q]
@@ -286,9 +342,14 @@ def row_of(shared, layout: gl.constexpr):
 
 @gluon.jit
 def times(a, b, layout: gl.constexpr):
-    """Issue the asynchronous WGMMA a b^T, and return its result.
+    """Issue the asynchronous WGMMA a b^T, and return its result, float32 (rows of a, rows of b).
 
     The caller must wait for the WGMMA before it uses the result.
+
+    Args:
+        a: left operand, in registers or in shared memory.
+        b: right operand before it is transposed, in shared memory.
+        layout: register layout of the result.
     """
     ROWS: gl.constexpr = a.shape[0]
     COLUMNS: gl.constexpr = b.shape[0]
@@ -298,10 +359,21 @@ def times(a, b, layout: gl.constexpr):
 
 @gluon.jit
 def hide(p, first_key, first_query, n_keys, IS_CAUSAL: gl.constexpr):
-    """Set P^T to zero for keys that a query does not see, and for keys past the end.
+    """Set the elements of a tile of P^T that belong to hidden or missing keys to zero.
 
-    Keys past the end have a score of 0, so their P would be exp2(-lse). This may be inf, and inf *
-    0 in the matmul for dQ would be NaN.
+    P^T is the transposed matrix of probabilities. A key is hidden from a query if the causal mask
+    excludes it. A key is missing if the tile extends past the last key. The score of a missing key
+    is 0, so its probability would be exp2(-lse). This value may be inf, and the matmul for dQ would
+    then compute inf * 0 = NaN.
+
+    Args:
+        p: tile of P^T, (keys, queries), in registers.
+        first_key, first_query: index of the first key and of the first query of the tile.
+        n_keys: number of keys of the head.
+        IS_CAUSAL: whether query i sees only the keys 0 to i.
+
+    Returns:
+        The tile with these zeros.
     """
     layout: gl.constexpr = p.type.layout
     keys = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, layout))
@@ -314,7 +386,15 @@ def hide(p, first_key, first_query, n_keys, IS_CAUSAL: gl.constexpr):
 
 @gluon.jit
 def store_rows(pointer, value, first, n_rows, row_stride):
-    """Store a tile (rows, head_dim) from row `first` on, except rows past n_rows."""
+    """Store a tile to global memory, except the rows that are past the end of the tensor.
+
+    Args:
+        pointer: address of row 0 of the tensor, whose rows are contiguous.
+        value: tile (rows, head_dim), in registers. It is converted to the dtype of the tensor.
+        first: index of the row at which the tile starts.
+        n_rows: number of rows of the tensor.
+        row_stride: stride between rows, in elements.
+    """
     layout: gl.constexpr = value.type.layout
     row = gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))
     column = gl.arange(0, value.shape[1], gl.SliceLayout(0, layout))

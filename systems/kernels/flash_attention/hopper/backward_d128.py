@@ -1,19 +1,27 @@
 """Warp-specialized backward pass of FlashAttention for Hopper and head_dim 128, in Gluon.
 
-In a consumer, dK and dV of 64 keys take 128 registers per thread. This leaves too few registers for
-the separate dQ warpgroup of `backward_kernel`. Instead, the kernel has two consumers with 240
-registers per thread, which also compute dQ^T. Each consumer computes one half of head_dim, from the
-dS^T of both halves of the keys. A step issues its matmuls in this order:
+The module `backward_kernel` describes the formulas and the backward pass for head_dim 64. The
+module `backward_common` describes work items, steps and rings of slots in shared memory.
+
+Two consumer warpgroups compute dK and dV of 64 keys each. With head_dim 128, dK and dV of 64 keys
+take 128 registers per thread. Too few registers are left for a third warpgroup that computes dQ, as
+in `backward_kernel`. Instead, the two consumers have 240 registers per thread and also compute
+dQ^T. Each consumer computes dQ^T for 64 of the 128 columns of dQ, and needs the dS^T of both
+consumers for it. In each step, a consumer issues its matmuls in this order:
 
     S^T of tile i    dQ^T of tile i - 1    dP^T, dV and dK of tile i
 
-A consumer needs the dS^T of the other consumer for dQ^T. It computes dQ^T one step later, when this
-dS^T is usually ready, so it rarely waits. The exponentials of a consumer overlap the matmuls of the
-other consumer, and partly overlap matmuls of the same consumer.
+dQ^T of a tile is computed one step after dS^T of this tile. By then, the other consumer has usually
+stored its dS^T, so a consumer rarely waits for the other one. The exponentials of a consumer
+overlap the matmuls of the other consumer, and partly overlap matmuls of the same consumer.
 
 A program processes only one work item, because shared memory has no room for K and V of a second
-one. So nothing overlaps the stores of dK and dV at the end of the program. To make them fast, TMA
-stores dK and dV from the buffers of K and V.
+work item. As a result, no computation of the program overlaps the stores of dK and dV at its end.
+To make these stores fast, the consumers write dK and dV to the shared memory of K and V, and TMA
+copies them to global memory. If the queries are split into ranges, the consumers instead store
+float32 partial results without TMA.
+
+The rings in shared memory are:
 
     ring   content of a slot          written by     read by              slots
     kv     K, V of the work item      producer       consumers            1, filled once
@@ -73,9 +81,19 @@ def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_d
 
 @gluon.jit
 def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
-    """Issue the WGMMAs that compute this consumer's half of dQ^T of tile i - 1.
+    """Issue the WGMMAs that compute half of the columns of dQ for tile i - 1, as dQ^T.
 
-    There is no tile -1. For i = 0, the wait is skipped, and the caller must not use the result.
+    The function returns dQ^T, float32 (64, 64). The caller must wait for the WGMMAs before it uses
+    dQ^T. For i = 0 there is no earlier tile, and the caller must not use the result.
+
+    Args:
+        shared: `Shared`, the rings in shared memory.
+        i: number of steps that this program has completed.
+        zero: the number 0. In a loop, it must be a variable that the compiler does not know to be
+            constant.
+        layout: register layout of the result.
+        HALF: index of this consumer, 0 or 1. Consumer 0 computes columns 0 to 63 of dQ, and
+            consumer 1 computes columns 64 to 127.
     """
     slot = (i + DS_SLOTS - 1) % DS_SLOTS
     zeros = gl.zeros([CHUNK, BLOCK_Q], gl.float32, layout)
@@ -90,11 +108,19 @@ def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
 
 @gluon.jit
 def _add_dq(shared, dq_desc, dq, row, HALF: gl.constexpr, LATER: gl.constexpr = 0):
-    """Add dq to global memory by TMA, asynchronously.
+    """Add one consumer's half of dQ^T of a tile to global memory by TMA, asynchronously.
+
+    The half is first stored in shared memory. The function waits until TMA has read the previous
+    half from there.
 
     Args:
-        LATER: number of TMA stores that this consumer has issued since its previous dQ. This
-            function does not wait for them.
+        shared: `Shared`, the rings in shared memory.
+        dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
+        dq: half of dQ^T of the tile, float32 (64, 64), in registers.
+        row: row of dq_desc at which the half starts.
+        HALF: index of this consumer, 0 or 1, which selects the buffer in shared memory.
+        LATER: number of TMA stores that this consumer has issued since its previous call. The
+            function does not wait for these stores.
     """
     dq_tile = shared.dq.index(HALF)
     tma.store_wait(pendings=LATER)  # until TMA has read the previous dQ from this buffer
@@ -110,8 +136,24 @@ def _step(
 ):  # fmt: skip
     """Add the contribution of tile i to dk and dv, and add dQ of tile i - 1 to global memory.
 
+    A tile consists of 64 queries. Both consumers call this function in each step of a work item.
+
     Args:
+        shared: `Shared`, the rings in shared memory.
+        dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
+        i: index of the tile in the work item.
+        dk, dv: gradients of this consumer's 64 keys, summed over the earlier tiles, float32 (64,
+            128), in registers. dk is not yet multiplied by the scale.
+        first_key: index of the first key of this consumer.
+        first_query: index of the first query of tile i.
         row: row of dq_desc at which this consumer's half of dQ^T of tile i - 1 starts.
+        scale_log2e: scale of the scores times log2(e).
+        HALF: index of this consumer, 0 or 1.
+        MASKED: whether tile i needs a mask, because some of its queries do not see all keys, or
+            because keys are past the end.
+
+    Returns:
+        dk, dv: sums that include tile i.
     """
     dtype: gl.constexpr = shared.q.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
@@ -224,18 +266,23 @@ def wide_backward_kernel(
 ):  # fmt: skip
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
+    A work item is a block of 128 keys of one head, with the queries that see these keys. The
+    arguments that are not listed below are described in `backward_kernel`. Their head_dim is 128
+    here instead of 64.
+
     Grid: (n_items,). Launch with num_warps=4, the number of warps of consumer 0.
 
     Args:
-        dq_desc: TMA descriptor of float32 (batch * heads * n_padded * 2, 64), tiles of (64, 64).
-        dk_desc, dv_desc: TMA descriptors of (batch, heads, n_keys, 128), tiles of 64 rows; outputs
-            if SPLIT is False.
+        dq_desc: TMA descriptor of float32 (batch * heads * n_padded * 2, 64), with tiles of (64,
+            64). It must be zeros. The kernel adds dQ / scale to it, as one transposed tile (128,
+            64) for every 64 queries.
+        dk_desc, dv_desc: TMA descriptors of dK and dV, (batch, heads, n_keys, 128), with tiles of
+            64 rows. They are outputs if SPLIT is False, and are not used otherwise.
         counter: not used.
-        dk_partials, dv_partials: float32 (splits, batch, heads, n_keys, 128), contiguous; outputs
-            if SPLIT is True: gradients from the queries of each split.
+        dk_partials, dv_partials: float32 (splits, batch, heads, n_keys, 128), contiguous. They are
+            outputs if SPLIT is True: the gradients from the queries of each range. They are not
+            used otherwise.
         SPLIT: whether the queries are split into several ranges.
-
-    `backward_kernel` describes the other arguments, which have head_dim 128 here.
     """
     if not SPLIT:
         n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it

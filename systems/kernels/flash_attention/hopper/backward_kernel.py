@@ -1,9 +1,12 @@
 """Warp-specialized backward pass of FlashAttention for Hopper and head_dim 64, in Gluon.
 
-The kernel follows algorithm 2 of FlashAttention-2 (Dao 2023), with five matmuls per tile. It loops
-over blocks of keys, and adds up dQ in float32 in global memory. The kernel is persistent, with one
-program per multiprocessor. In the formulas, the scale is left out, lse is in base 2, and delta is
-rowsum(dO * O). The warps of a program are:
+The kernel follows algorithm 2 of FlashAttention-2 (Dao 2023), with five matmuls per tile. The
+kernel is persistent, with one program per multiprocessor. A program processes work items. A work
+item is a block of 128 keys of one head, together with the queries that see these keys. dQ gets
+contributions from many work items, which are added in float32 in global memory.
+
+The formulas below leave out the scale. lse is the log-sum-exp in base 2, and delta is rowsum(dO *
+O). The warps of a program are:
 
     producer (1 warp)          loads K and V of a work item, and Q, dO, lse, -delta of each tile
     consumer 0, 1 (4 warps     take 64 keys each and loop over the tiles of queries that see them:
@@ -14,6 +17,9 @@ rowsum(dO * O). The warps of a program are:
     dQ (4 warps, the default   computes dQ^T = K^T dS^T for the keys of both consumers. TMA adds it
     partition)                 to global memory while dQ^T of the next tile is computed
 
+The warps pass data to each other through rings of slots in shared memory (see the module
+`backward_common`). "dQ" below is the warpgroup that computes dQ^T:
+
     ring   content of a slot        written by     read by              slots
     kv     K, V of a work item      producer       consumers, dQ        2
     q      Q, dO, lse, -delta       producer       consumers            2
@@ -21,18 +27,18 @@ rowsum(dO * O). The warps of a program are:
     dq     dQ^T of a tile           dQ             TMA                  2
     item   index of a work item     producer       consumers, dQ        2
 
-The consumers compute S^T and dP^T instead of S and dP. P^T and dS^T then have the register layout
-of a left operand of WGMMA, so no result of a matmul is transposed before the next matmul. This also
-avoids a bug of Triton versions before 3.8 (triton-lang/triton #9433).
+The consumers compute S^T and dP^T instead of S and dP. This gives P^T and dS^T the register layout
+of a left operand of WGMMA, so no result of a matmul is transposed before the next matmul. This
+choice also avoids a bug of Triton versions before 3.8 (triton-lang/triton #9433).
 
-WGMMA reads operands in registers asynchronously. To keep the compiler from overwriting them too
-early, these operands are dependencies (deps) of the wait for the WGMMA.
+WGMMA reads operands in registers asynchronously. To keep the compiler from overwriting these
+operands too early, the code passes them as dependencies (deps) to the wait for the WGMMA.
 
 The consumers never wait for each other, so the exponentials of one consumer overlap the matmuls of
 the other consumer.
 
-dQ is added up in an order that changes from run to run. `triton.launch.flash_backward` is
-deterministic, but computes the scores twice.
+The contributions to dQ are added in an order that changes from call to call, so the rounding errors
+of dQ also change. `triton.launch.flash_backward` is deterministic, but computes the scores twice.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -78,10 +84,11 @@ PRODUCER_REGISTERS = gl.constexpr(24)
 
 @aggregate
 class Dealer:
-    """Queue that distributes work items to the programs while they run.
+    """Queue from which each program takes its next work item while the kernel runs.
 
-    The first work item of a program is its program id. After the producer has issued the loads of
-    an item, it takes another one.
+    The first work item of a program has the program id as its index. When the producer warp has
+    issued the loads of a work item, it takes the next work item from a counter in global memory. It
+    publishes the index of this work item to the other warpgroups through shared memory.
     """
 
     counter: gl.tensor  # int32 (1,) in global memory
@@ -98,9 +105,13 @@ class Dealer:
 
     @gluon.jit
     def take(self, turn):
-        """Take the next work item, and publish its index to the readers for `turn`.
+        """Take the next work item, publish its index to the other warpgroups, and return the index.
 
-        Only the producer calls this method.
+        An index of n_items or more means that no work item is left. Only the producer warp calls
+        this method.
+
+        Args:
+            turn: number of earlier calls in this program.
         """
         item = gl.atomic_add(self.counter, 1, sem="relaxed") + gl.num_programs(0)
         slot = turn % 2
@@ -112,7 +123,14 @@ class Dealer:
 
     @gluon.jit
     def next(self, turn):
-        """Return the index of the work item that the producer published for `turn`."""
+        """Return the index of the next work item, as published by call number `turn` of `take`.
+
+        The method waits until the index is published. The warpgroup that computes dQ and both
+        consumers call this method.
+
+        Args:
+            turn: number of earlier calls of `next` by the same warpgroup.
+        """
         slot = turn % 2
         mbarrier.wait(self.full.index(slot), (turn // 2) & 1)
         item = self.item.index(slot).load(gl.BlockedLayout([1], [32], [4], [0]))
@@ -179,9 +197,27 @@ def _step(
     shared, n, k, v, dk, dv, first_key, first_query, n_keys, scale_log2e,
     HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Add the contribution of one tile of queries to dk and dv.
+    """Process one tile of 64 queries: add its contribution to dk and dv, and store its dS^T.
 
-    k and v are in registers. n counts the steps of this program.
+    dS^T is stored in shared memory, where the warpgroup that computes dQ^T reads it.
+
+    Args:
+        shared: `Shared`, the rings in shared memory.
+        n: number of earlier steps of this program, over all its work items.
+        k, v: the 64 keys and values of this consumer, in registers.
+        dk, dv: gradients of these keys and values, summed over earlier tiles, float32 (64, 64), in
+            registers. dk is not yet multiplied by the scale.
+        first_key: index of the first key of this consumer.
+        first_query: index of the first query of the tile.
+        n_keys: number of keys of the head.
+        scale_log2e: scale of the scores times log2(e).
+        HALF: index of this consumer, 0 or 1.
+        IS_CAUSAL: whether query i sees only the keys 0 to i.
+        MASKED: whether the tile needs a mask, because some of its queries do not see all keys, or
+            because keys are past the end.
+
+    Returns:
+        dk, dv: sums that include this tile.
     """
     dtype: gl.constexpr = shared.q.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
@@ -273,32 +309,42 @@ def backward_kernel(
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
     scale, scale_log2e, IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Compute dQ, dK and dV with persistent, warp-specialized programs.
+    """Compute dQ, dK and dV for head_dim 64 with persistent, warp-specialized programs.
+
+    A work item is a block of 128 keys of one head, with the queries that see these keys. If the
+    queries are split into ranges (splits), a work item has the queries of one range.
 
     Grid: (number of programs,), at most n_items; the programs share the work items. Launch with
-    num_warps=4, the number of warps of the dQ warpgroup.
+    num_warps=4, the number of warps of the warpgroup that computes dQ.
 
     Args:
-        q_desc, do_desc: TMA descriptors of (batch, heads, n_queries, 64), tiles of 64 rows.
-        k_desc, v_desc: TMA descriptors of (batch, heads, n_keys, 64), tiles of 64 rows.
-        lse_desc, minus_delta_desc: TMA descriptors of float32 (batch * heads * n_padded,), tiles of
-            64, as computed by `prepare_kernel`.
-        dq_desc: TMA descriptor of float32 (batch * heads * n_padded, 64), tiles of (64, 64). Must
-            be zeros. The kernel adds dQ / scale, as transposed tiles of 64 queries.
-        counter: int32 (1,), must be zero. Counts the work items that programs have taken, except
-            the first one of each program.
-        dkey, dvalue: (splits, batch, heads, n_keys, 64), outputs: gradients from the queries of
-            each split. Of the inputs' dtype, or float32 with several splits.
-        *_split, *_batch, *_head, *_row: strides in elements.
+        q_desc, do_desc: TMA descriptors of Q and dO, (batch, heads, n_queries, 64), with tiles of
+            64 rows.
+        k_desc, v_desc: TMA descriptors of K and V, (batch, heads, n_keys, 64), with tiles of 64
+            rows.
+        lse_desc, minus_delta_desc: TMA descriptors of the outputs log2_lse and minus_delta of
+            `prepare_kernel`, float32 (batch * heads * n_padded,), with tiles of 64.
+        dq_desc: TMA descriptor of float32 (batch * heads * n_padded, 64), with tiles of (64, 64).
+            It must be zeros. The kernel adds dQ / scale to it, as one transposed tile for every 64
+            queries.
+        counter: int32 (1,), must be zero. The kernel uses it to count the work items that programs
+            have taken, except the first one of each program.
+        dkey, dvalue: dK and dV, (splits, batch, heads, n_keys, 64), outputs: the gradients from the
+            queries of each split. Their dtype is that of Q, or float32 with several splits.
+        dk_split, dk_batch, dk_head, dk_row: strides of dkey, in elements.
+        dv_split, dv_batch, dv_head, dv_row: strides of dvalue, in elements.
         n_programs: batch * heads.
         n_heads: number of heads.
+        n_queries, n_keys: number of queries and of keys per head.
         n_padded: n_queries rounded up to a multiple of 64.
-        n_splits: number of splits of the queries.
+        n_splits: number of ranges into which the queries are split.
         queries_per_split: number of queries in each split except the last, a multiple of 64.
-        group: number of heads that share the L2 cache (see `tile_ops.schedule`).
+        group: number of heads whose work items run at about the same time, so that their data stay
+            in the L2 cache (see `tile_ops.schedule`).
         n_items: number of work items: splits * batch * heads * blocks of 128 keys.
         scale: scale of the scores.
         scale_log2e: scale times log2(e).
+        IS_CAUSAL: whether query i sees only the keys 0 to i.
     """
     problem = ProblemShape(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,

@@ -1,21 +1,27 @@
 """Warp-specialized forward pass of FlashAttention for Hopper, in Gluon.
 
-Computes the same results as `triton.forward_kernel`, with the methods of FlashAttention-3 (Shah et
-al. 2024, sections 3.1 and 3.2).
+The kernel computes the same results as `triton.forward_kernel`, with the methods of
+FlashAttention-3 (Shah et al. 2024, sections 3.1 and 3.2).
 
-A work item is a block of CONSUMERS * 64 queries of one head. If the keys are split into ranges, it
-has only the keys of one range. The warps of a program are:
+A work item is a block of CONSUMERS * 64 queries of one head, together with the keys that they see.
+If the keys are split into ranges, a work item has only the keys of one range. The warps of a
+program are:
 
     producer     1 warp with few registers; loads tiles into shared memory with TMA
     consumer c   1 warpgroup (4 warps) for 64 of the queries; computes scores, softmax and output.
                  Consumer 0 is the default partition of gl.warp_specialize
 
-The kernel is persistent, with one program per multiprocessor. The producer takes work items from a
-counter in global memory, in the order of `tile_ops.schedule`. It publishes the index of each item
-to the consumers through shared memory. The tiles of the next work item can be loaded while the
-consumers still process the current one.
+The kernel is persistent, with one program per multiprocessor. The first work item of a program has
+the program id as its index. The producer takes further work items from a counter in global memory.
+The order of the work items is that of `tile_ops.schedule`. The producer publishes the index of each
+work item to the consumers through shared memory. It can load the tiles of the next work item while
+the consumers still process the current work item.
 
-Every slot in shared memory has two mbarriers:
+The producer passes data to the consumers through rings. A ring is a fixed number of slots in shared
+memory that are used in turn. Tiles of keys and tiles of values have rings of STAGES slots. In the
+code, `n` counts the tiles of keys over all work items of the program. It equally counts the tiles
+of values. Queries and indices of work items have rings of two slots, and `turn` counts the work
+items. Every slot of a ring has two mbarriers:
 
     full    completes a phase when the slot is filled. For a tile, mbarrier.expect arrives and sets
             the number of bytes, and the phase completes when TMA has written them. For the index of
@@ -24,39 +30,38 @@ Every slot in shared memory has two mbarriers:
 
 The uses of a slot are numbered from 0. Use i is phase i of both mbarriers. A wait needs the parity
 of the phase for which it waits. A reader waits for phase i of `full`, with parity i & 1. A writer
-waits for phase i - 1 of `empty`, with the opposite parity. For i = 0 this wait returns at once,
-because the phase before phase 0 counts as complete.
+waits for phase i - 1 of `empty`, with the opposite parity. For i = 0, the wait of the writer
+returns at once, because the phase before phase 0 counts as complete.
 
-Tiles of keys and tiles of values have rings of STAGES slots. `n` counts these tiles over all work
-items of the program. Queries and indices of work items have rings of two slots, and `turn` counts
-the work items.
-
-Main loop of a consumer, with S_j = q k_j^T and P_j = exp2(S_j * scale - m):
+This is the main loop of a consumer. k_j and v_j are the tiles of keys and values that are
+processed in iteration j. The scale includes the factor log2(e). m is the maximum of the scaled
+scores of each query so far. The correction rescales the earlier output when m grows:
 
     issue S_j = q k_j^T               WGMMA, asynchronous
     issue O += P_(j-1) v_(j-1)        WGMMA, asynchronous, executes after S_j
     wait for S_j                      the slot of k_j is released
-    compute P_j and the correction    overlaps O += P_(j-1) v_(j-1)
+    P_j = exp2(S_j * scale - m)       m and the correction are computed first. All of this
+                                      overlaps O += P_(j-1) v_(j-1)
     wait for O                        the slot of v_(j-1) is released
     O *= correction
 
-So the exponentials of a consumer overlap its second matmul and the matmuls of the other consumers.
-The paper also has a pingpong schedule, in which the consumers take turns to issue matmuls. It is
-not used, because it is 2% to 5% slower on an H200.
+The exponentials of a consumer therefore overlap its second matmul and the matmuls of the other
+consumers. FlashAttention-3 also has a pingpong schedule, in which the consumers take turns to issue
+matmuls. This kernel does not use it, because it is 2% to 5% slower on an H200.
 
 Constraints imposed by the compiler:
 
-- An asynchronous WGMMA reads P from registers, which must not change until it has completed. So P
-  is a dependency (deps) of the wait for that WGMMA.
+- An asynchronous WGMMA reads P from registers, which must not change until the WGMMA has completed.
+  To ensure this, P is a dependency (deps) of the wait for the WGMMA.
 - ptxas may move the wait for a WGMMA above earlier arithmetic, which would undo the overlap. To
-  prevent this, the mbarrier wait for v_j is placed between the softmax and the wait for O. This
-  wait is a branch, and ptxas does not move the wait for O across it.
+  prevent this, the mbarrier wait for v_j is placed between the softmax and the wait for O. The
+  mbarrier wait is a branch, and ptxas does not move the wait for O across a branch.
 - P is passed to the next iteration in packed form, with two 16-bit values per register. Unpacked
-  16-bit values need one permutation instruction per value in one of the consumers, and float32
-  values need so many registers that they are spilled.
-- Each of the four warps waits for a WGMMA separately. All four must have waited before the
-  warpgroup arrives at `empty`. Gluon's mbarrier.arrive includes the required barrier across the
-  warps of its partition.
+  16-bit values need one permutation instruction per value in one of the consumers. float32 values
+  need so many registers that they are spilled.
+- Each of the four warps of a consumer waits for a WGMMA separately. All four must have waited
+  before the warpgroup arrives at `empty`. Gluon's mbarrier.arrive includes the barrier across the
+  warps that is required for this.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -91,7 +96,16 @@ ROWS = gl.constexpr(64)  # number of queries per consumer: the rows of a WGMMA
 
 @gluon.jit
 def _next_work(next_work, full, empty, turn):
-    """Return the index of the work item that the producer published for this turn."""
+    """Return the index of the next work item, as published by the producer warp.
+
+    The function waits until the index is published. An index of n_work or more means that no work
+    item is left.
+
+    Args:
+        next_work: ring of two indices in shared memory.
+        full, empty: mbarriers of this ring (see the module docstring).
+        turn: number of work items that this program has already processed.
+    """
     slot = turn % 2
     mbarrier.wait(full.index(slot), turn // 2 & 1)
     one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -114,10 +128,24 @@ def _locate(
     work, n_programs, n_queries, n_keys, n_splits, keys_per_split, group,
     BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Return (head, split, first query, first key, end of the keys, number of tiles of keys).
+    """Return the position of a work item: which head, which queries and which keys.
 
-    These describe one work item, which has at least one tile. The work items are in the order of
-    `tile_ops.schedule`.
+    Args:
+        work: index of the work item, in the order of `tile_ops.schedule`.
+        BLOCK_Q: number of queries per work item.
+        BLOCK_K: number of keys per tile.
+        SPLIT: whether the keys are split into several ranges.
+        n_programs, n_queries, n_keys, n_splits, keys_per_split, group: as for
+            `hopper_forward_kernel`.
+
+    Returns:
+        head: index of the head, which counts the heads of all batch elements.
+        split: index of the range of keys.
+        first_query: index of the first query.
+        first_key: index of the first key.
+        last_key: index after the last key that any query of the work item sees. It may be less than
+            first_key.
+        n_tiles: number of tiles of keys, at least 1.
     """
     if not SPLIT:
         n_splits = 1
@@ -143,9 +171,14 @@ def _producer(
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr,
     STAGES: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Load the queries of each work item, then its keys and values from the last tile to the first.
+    """Load the data of all work items of a program into shared memory. The producer warp runs this.
 
-    Each consumer has separate slots for its queries, and only this consumer releases them.
+    For each work item, the producer loads the queries first. It then loads the tiles of keys and
+    values, from the last tile to the first. Each consumer has separate slots in shared memory for
+    its queries, and only this consumer releases these slots.
+
+    The first three arguments are tuples, which the first lines of the function unpack.
+    `hopper_forward_kernel` describes the constants.
     """
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters = tensors
     n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group = scalars
@@ -202,7 +235,13 @@ def _consumer(
     WHICH: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
     IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Compute output and log-sum-exp of queries WHICH * 64 to WHICH * 64 + 63 of each work item."""
+    """Compute the output and log-sum-exp of 64 queries of each work item. A consumer runs this.
+
+    Consumer number WHICH computes the queries WHICH * 64 to WHICH * 64 + 63 of the work item.
+
+    The first three arguments are tuples, which the first lines of the function unpack.
+    `hopper_forward_kernel` describes the other constants.
+    """
     out_desc, partials, lse, q_smem, k_smem, v_smem, o_smem, next_work = tensors
     n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group = scalars
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
@@ -356,31 +395,45 @@ def hopper_forward_kernel(
 ):  # fmt: skip
     """Compute attention and log-sum-exp with persistent, warp-specialized programs.
 
+    A work item is a block of CONSUMERS * 64 queries of one head, with the keys that they see. If
+    the keys are split into ranges (splits), a work item has the keys of one range.
+
     Grid: (number of programs,), any number; the programs share the work items. Launch with
     num_warps=4, the number of warps of consumer 0.
 
     Args:
-        q_desc, out_desc: TMA descriptors of (batch, heads, n_queries, HEAD_DIM), tiles of 64 rows.
-        k_desc, v_desc: TMA descriptors of (batch, heads, n_keys, HEAD_DIM), tiles of BLOCK_K rows.
+        q_desc, out_desc: TMA descriptors of q and the output, (batch, heads, n_queries, HEAD_DIM),
+            with tiles of 64 rows. The output is written only if SPLIT is False.
+        k_desc, v_desc: TMA descriptors of k and v, (batch, heads, n_keys, HEAD_DIM), with tiles of
+            BLOCK_K rows.
         partials: float32 (splits, batch, heads, n_queries, HEAD_DIM), contiguous, output: attention
-            over the keys of each split. Written instead of out if SPLIT is True.
-        lse: float32 (splits, batch, heads, n_queries), contiguous, output: natural-log log-sum-exp
-            of the scaled scores; -inf for a query that sees no key.
+            over the keys of each split. It is written only if SPLIT is True.
+        lse: float32 (splits, batch, heads, n_queries), contiguous, output: log-sum-exp (natural
+            logarithm) of the scaled scores over the keys of each split; -inf for a query that sees
+            no key of the split.
         counters: int32 (2,), must be zeros. The first counts the work items that programs have
             taken, except the first one of each program. The second counts the programs that have
             finished. The kernel resets both to zero at the end.
         n_work: number of work items: blocks of CONSUMERS * 64 queries * batch * heads * splits.
         n_programs: batch * heads.
         n_heads: number of heads.
-        n_splits: number of splits of the keys.
+        n_queries, n_keys: number of queries and of keys per head.
+        n_splits: number of ranges into which the keys are split.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
-        group: number of heads that share the L2 cache (see `tile_ops.schedule`).
+        group: number of heads whose work items run at about the same time, so that their keys and
+            values stay in the L2 cache (see `tile_ops.schedule`).
         scale_log2e: scale of the scores times log2(e), not negative.
+        CONSUMERS: number of consumer warpgroups, 2 or 3.
+        BLOCK_K: number of keys per tile.
         HEAD_DIM: 64 or 128.
+        IS_CAUSAL: whether query i sees only the keys 0 to i.
         MASKED: whether the last tile of keys may contain keys that some queries do not see.
-        STAGES: number of slots for tiles of keys, and number of slots for tiles of values.
+        STAGES: number of slots in shared memory for tiles of keys, and also number of slots for
+            tiles of values.
         SPLIT: whether the keys are split into several ranges.
-        REGISTERS, PRODUCER_REGISTERS: see `forward_launch.HopperTile`.
+        REGISTERS: registers per thread of each consumer except consumer 0 (see
+            `forward_launch.HopperTile`).
+        PRODUCER_REGISTERS: registers per thread of the producer warp.
     """
     dtype: gl.constexpr = q_desc.dtype
     q_smem = gl.allocate_shared_memory(dtype, [2 * CONSUMERS, 1, 1, ROWS, HEAD_DIM], q_desc.layout)

@@ -1,7 +1,8 @@
-"""Launch the forward pass of the Hopper kernels.
+"""Launch the forward pass of attention with the Hopper kernels.
 
-Host overhead dominates the latency of short sequences. To reduce it, a launch plan is cached for
-each combination of shapes, strides and dtype, and TMA descriptors are cached by address.
+With short sequences, most of the time is host overhead. To reduce this overhead, launch plans
+(prepared kernel launches) are cached for each combination of shapes, strides, dtype and options.
+TMA descriptors are cached by address.
 """
 
 from __future__ import annotations
@@ -32,19 +33,23 @@ TMA_ALIGNMENT = 16  # required alignment of addresses and strides, in bytes
 class HopperTile(NamedTuple):
     """Tile sizes and register budgets of the forward kernel.
 
+    A program of the kernel has 2 or 3 consumer warpgroups, which compute attention, and a producer
+    warp, which loads data.
+
     Fields:
-        consumers: number of consumer warpgroups, 2 or 3, with 64 queries each.
+        consumers: number of consumer warpgroups, 2 or 3. Each of them processes 64 queries.
         block_k: number of keys per tile, 64 or 128.
-        stages: number of slots in shared memory for tiles of keys; there are as many for tiles of
-            values.
+        stages: number of slots in shared memory for tiles of keys, and also number of slots for
+            tiles of values.
         registers: registers per thread (setmaxnreg) of each consumer except consumer 0.
         producer_registers: registers per thread of the producer.
 
-    The register budget is limited. Triton divides the 65,536 registers of a multiprocessor evenly
-    by the number of threads. The single warp of the producer counts as a whole warpgroup. With 3
-    consumers this gives 128 registers per thread, and with 2 consumers 168 (rounded down to a
-    multiple of 8). So the registers per thread of all warpgroups add up to 4 * 128 = 512 or 3 * 168
-    = 504. Consumer 0 gets the registers that the other warpgroups leave.
+    Consumer 0 gets the registers that the other warpgroups leave. To compute their number, note
+    that the single warp of the producer counts as a whole warpgroup. Triton divides the 65,536
+    registers of a multiprocessor evenly among the threads, and rounds down to a multiple of 8. With
+    3 consumers, there are 4 warpgroups and 128 registers per thread. With 2 consumers, there are 3
+    warpgroups and 168 registers per thread. The registers per thread of all warpgroups therefore
+    add up to 4 * 128 = 512 or 3 * 168 = 504.
     """
 
     consumers: int
@@ -65,7 +70,11 @@ SHORT_LENGTH = 1024
 
 
 def forward_tile(head_dim: int, n_queries: int, is_causal: bool) -> HopperTile:
-    """Return the fastest tile for head_dim 64 or 128."""
+    """Return the tile sizes that are the fastest for the given inputs of the forward pass.
+
+    Args:
+        head_dim: 64 or 128.
+    """
     is_short = is_causal and n_queries <= SHORT_LENGTH and head_dim == 64
     return SHORT if is_short else FORWARD[head_dim]
 
@@ -82,7 +91,7 @@ def _unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int)
     if dtype not in HOPPER_DTYPES or head_dim not in FORWARD:
         return (
             f"flash_hopper needs dtype {' or '.join(map(str, HOPPER_DTYPES))} and head_dim "
-            f"{' or '.join(map(str, FORWARD))}, got {dtype} and {head_dim}"
+            f"{' or '.join(map(str, FORWARD))}, got {dtype} and head_dim {head_dim}"
         )
     return None
 
@@ -100,15 +109,19 @@ def flash_forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute softmax(q k^T * scale) v and its log-sum-exp with the Hopper kernels.
 
+    q, k or v is copied first if the kernels do not support its address or strides.
+
     Args:
-        q, k, v: bfloat16 or float16, head_dim 64 or 128; see `triton.launch.flash_forward`. A
-            tensor is copied first if TMA does not support its address or strides.
+        q: (..., n_queries, head_dim), bfloat16 or float16, head_dim 64 or 128.
+        k, v: (..., n_keys, head_dim), with the dtype, device and leading dimensions of q.
         is_causal, scale: see `triton.launch.flash_forward`.
-        tile: tile sizes; `forward_tile` by default.
-        n_splits: number of ranges into which the keys are split; `forward_splits` by default.
-        reuse_counters: whether to keep the work counters (8 bytes per stream) for later calls. Must
-            be False in a custom operator. torch.compile may run such an operator with the memory
-            pool of a CUDA graph, and no memory of this pool may be kept.
+        tile: tile sizes; the result of `forward_tile` by default.
+        n_splits: number of ranges into which the keys are split; the result of
+            `splits.forward_splits` by default.
+        reuse_counters: whether to keep the work counters for later calls. These are two integers in
+            GPU memory, with which the programs of the kernel share the work. A custom operator must
+            pass False: torch.compile may run the operator with the memory pool of a CUDA graph, and
+            no memory of this pool may be kept.
 
     Returns:
         out, lse: see `triton.launch.flash_forward`.
@@ -142,11 +155,18 @@ def flash_forward(
 
 
 class HopperForwardPlan:
-    """Launch plan of `flash_forward` for tensors with given shapes, strides and dtype.
+    """Prepared kernel launches of `flash_forward` for given shapes, strides and dtype.
+
+    A call `plan(q, k, v, out, lse, reuse_counters)` runs the launches.
 
     Args:
+        dtype: dtype of q, k, v and out.
         shapes: shapes of q and k, both (batch, heads, rows, head_dim).
-        strides: strides of q, k, v and out. All must be supported by TMA.
+        strides: strides of q, k, v and out, in elements. TMA must support all of them.
+        scale: multiplies the scores; None means 1/sqrt(head_dim).
+        tile: tile sizes; None means the result of `forward_tile`.
+        n_splits: number of ranges into which the keys are split; None means the result of
+            `forward_splits`.
     """
 
     def __init__(
@@ -218,11 +238,17 @@ _forward_plan = functools.lru_cache(maxsize=MAX_PLANS)(HopperForwardPlan)
 
 
 def _counters(device: torch.device, reuse_counters: bool) -> Tensor:
-    """Return the two work counters of a launch, int32 (2,), which are zero.
+    """Return the two work counters of a kernel launch, int32 (2,), with the value zero.
 
-    Every launch resets its counters at the end, and launches on one stream run one after another.
-    So all launches on a stream can use the same counters. A CUDA graph may be replayed on any
-    stream. So during capture, the allocation of new counters becomes part of the graph.
+    The programs of the kernel share the work items with these counters, and set them to zero again
+    at the end. Launches on one stream run one after another, so all launches on a stream can use
+    the same counters.
+
+    A CUDA graph may be replayed on any stream. For this reason, a launch during the capture of a
+    graph gets new counters, and the graph owns their memory.
+
+    Args:
+        reuse_counters: False to return new counters also when no graph is captured.
     """
     if not reuse_counters or torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int32, device=device)
@@ -235,7 +261,10 @@ def _stream_counters(device: torch.device, stream: int) -> Tensor:
 
 
 def tma_compatible(x: Tensor) -> Tensor:
-    """Return x as (batch, heads, rows, head_dim), copied if TMA does not support x."""
+    """Return x reshaped to (batch, heads, rows, head_dim), or a contiguous copy of this tensor.
+
+    The copy is made if TMA or `prepare_kernel` does not support the address or the strides of x.
+    """
     x = four_dimensional(x)
     if x.data_ptr() % TMA_ALIGNMENT == 0 and _has_tma_strides(x.shape, x.stride(), x.itemsize):
         return x
@@ -259,8 +288,15 @@ def _has_tma_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize:
 def row_maps(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int
 ) -> TensorMaps:
-    """Return the TMA descriptors of tensors (batch, heads, n, head_dim), with tiles of `rows` rows.
+    """Return the TMA descriptors of tensors with the given dtype, shape and strides.
 
-    Rows past n are read as zeros and are not written, even if another head follows in memory.
+    The tiles have `rows` rows of one head. A tile may extend past the last row of its head. The
+    rows past the last row are read as zeros and are not written, even if another head follows in
+    memory.
+
+    Args:
+        shape: (batch, heads, n_rows, head_dim).
+        strides: strides in elements.
+        rows: number of rows per tile.
     """
     return TensorMaps(dtype, shape, strides, (1, 1, rows, shape[-1]))

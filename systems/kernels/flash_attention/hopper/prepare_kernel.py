@@ -1,4 +1,8 @@
-"""Kernel that prepares lse, delta and the accumulator of dQ for the Hopper backward kernels."""
+"""Kernel that runs before the Hopper kernels of the backward pass, and computes their inputs.
+
+For each query, it computes two numbers: the log-sum-exp in base 2, and -delta, where delta is
+rowsum(dO * O). It also writes zeros to the float32 tensor to which the backward kernels add dQ.
+"""
 
 # Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -20,24 +24,31 @@ def prepare_kernel(
     out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries, n_padded,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Compute lse in base 2 and -delta = -rowsum(dO * O) of each query, and zero dQ's accumulator.
+    """Compute the inputs of the Hopper backward kernels: lse in base 2, -delta, and zeros for dQ.
+
+    lse is the log-sum-exp of the scores of a query, and delta is rowsum(dO * O).
 
     Grid: (n_padded // ROWS * batch * heads,).
 
     Args:
-        out, dout: (batch, heads, n_queries, HEAD_DIM).
-        lse: float32 (batch, heads, n_queries), contiguous, natural-log log-sum-exp.
+        out, dout: attention output O and its gradient dO, (batch, heads, n_queries, HEAD_DIM). The
+            elements of a row are contiguous.
+        lse: float32 (batch, heads, n_queries), contiguous: log-sum-exp with the natural logarithm.
         log2_lse: float32 (batch, heads, n_padded), contiguous, output: lse in base 2. Past
-            n_queries it is inf, which makes P zero.
-        minus_delta: float32 (batch, heads, n_padded), contiguous, output: -rowsum(dout * out). Past
-            n_queries it is 0.
-        dq_sum: float32 (batch * heads * n_padded * HEAD_DIM,), output: zeros.
-        counter: int32 (1,), output: zero.
+            n_queries it is inf, so that the backward kernels compute probabilities of 0.
+        minus_delta: float32 (batch, heads, n_padded), contiguous, output: -delta. Past n_queries it
+            is 0.
+        dq_sum: float32 (batch * heads * n_padded * HEAD_DIM,), output: zeros, to which the backward
+            kernels add dQ.
+        counter: int32 (1,), output: zero. `backward_kernel` counts work items with it.
+        out_batch, out_head, out_row, dout_batch, dout_head, dout_row: strides of out and dout, in
+            elements.
+        n_heads: number of heads.
         n_padded: n_queries rounded up to a multiple of ROWS.
-        ROWS: number of queries per program, must be 64.
+        ROWS: number of queries per program. It must be 64.
 
-    Every 64 values of log2_lse and minus_delta are in the order in which `backward_common.row_of`
-    reads them.
+    Every 64 values of log2_lse and minus_delta are stored in the order in which the function
+    `backward_common.row_of` reads them.
     """
     n_blocks = n_padded // ROWS
     head = tl.program_id(0) // n_blocks

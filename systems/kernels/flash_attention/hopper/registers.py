@@ -1,7 +1,8 @@
-"""Operations on the result of a WGMMA in registers, written so that ptxas compiles them well.
+"""Operations on the result of a WGMMA in registers, written so that ptxas makes fast code of them.
 
-The result of a WGMMA is float32 (64, n). A thread holds values of two rows. In each of these rows,
-it holds two adjacent values of every eight.
+WGMMA is the asynchronous matmul of a Hopper warpgroup. Its result is a float32 matrix with 64 rows.
+Each thread holds values of two rows. Of every eight adjacent values of such a row, the thread holds
+two adjacent ones.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -16,10 +17,14 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def row_maximum(s, layout: gl.constexpr):
-    """Return the maximum of each row.
+    """Return the maximum of each row of s.
 
-    The maxima of groups of values are computed first. This avoids one long chain of dependent
-    instructions.
+    The function first computes the maxima of groups of values. This avoids one long chain of
+    dependent instructions.
+
+    Args:
+        s: (rows, n), in registers, where n is a multiple of 32.
+        layout: register layout of the result, which has the shape (rows,).
     """
     rows: gl.constexpr = s.shape[0]
     s = gl.max(s.reshape([rows, s.shape[1] // 32, 32]), 1)
@@ -29,24 +34,37 @@ def row_maximum(s, layout: gl.constexpr):
 
 @gluon.jit
 def column_sums(p):
-    """Return partial sums of each row, (rows, 8). Sum j adds columns j, j + 8, j + 16 and so on.
+    """Return eight partial sums of each row of p.
 
-    Each thread adds only its own values, so no data is exchanged between threads. The partial sums
-    of several tiles can be added. Then the threads of a row exchange data only once, at the end.
+    The result has the shape (rows, 8). Partial sum j adds the columns j, j + 8, j + 16 and so on.
+    Each thread adds only values that it holds itself, so the threads exchange no data. The caller
+    can add the partial sums of several tiles, and add the eight partial sums of a row only once, at
+    the end.
     """
     return gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 8]), 1)
 
 
 @gluon.jit
 def scale_rows(x, factor):
-    """Return x[i, j] * factor[i]. Each thread must already hold the factors of its rows of x."""
+    """Return the matrix with the elements x[i, j] * factor[i].
+
+    Each thread must already hold the factors of the rows of which it holds values.
+    """
     layout: gl.constexpr = gl.SliceLayout(1, x.type.layout)
     return x * gl.convert_layout(factor, layout, assert_trivial=True)[:, None]
 
 
 @gluon.jit
 def pack(p, dtype: gl.constexpr):
-    """Round float32 (rows, n) to dtype, and pack adjacent pairs into int32 (rows, n / 2)."""
+    """Round p to 16 bits, and pack each two adjacent values of a row into one int32.
+
+    Args:
+        p: float32 (rows, n), in registers.
+        dtype: bfloat16 or float16, the dtype to which p is rounded.
+
+    Returns:
+        int32 (rows, n / 2). The value with the lower column is in the low 16 bits.
+    """
     low, high = gl.split(p.reshape([p.shape[0], p.shape[1] // 2, 2]))
     pair: gl.constexpr = "cvt.rn.bf16x2.f32" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32"
     return gl.inline_asm_elementwise(
@@ -56,7 +74,13 @@ def pack(p, dtype: gl.constexpr):
 
 @gluon.jit
 def unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
-    """Convert a result of `pack` to (rows, n) of dtype in `layout`. Compiles to no instructions."""
+    """Return the 16-bit values that `pack` has packed into int32. This compiles to no instructions.
+
+    Args:
+        packed: result of `pack`, int32 (rows, n / 2).
+        dtype: the dtype that was given to `pack`.
+        layout: register layout of the result, which has the shape (rows, n).
+    """
     low = packed.to(gl.int16).to(dtype, bitcast=True)
     high = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
     p = gl.join(low, high).reshape([packed.shape[0], packed.shape[1] * 2])

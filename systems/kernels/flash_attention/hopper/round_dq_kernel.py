@@ -1,4 +1,4 @@
-"""Kernel that converts the float32 accumulator of dQ to dQ after the Hopper backward kernels."""
+"""Kernel that runs after the Hopper backward kernels and converts their float32 sum of dQ to dQ."""
 
 # Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -17,17 +17,24 @@ def convert_kernel(
     dq_sum, dquery, dq_batch, dq_head, dq_row, n_heads, n_queries, n_padded, scale,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Multiply the accumulator of dQ by the scale and round it to the dtype of dquery.
+    """Convert the float32 sum of dQ to dQ: multiply it by the scale, transpose and round it.
+
+    The Hopper backward kernels compute this sum, without the scale.
 
     Grid: (n_padded // ROWS * batch * heads,).
 
     Args:
         dq_sum: float32 (batch, heads, n_padded // ROWS, HEAD_DIM, ROWS), contiguous: dQ / scale, as
-            transposed tiles of ROWS queries.
-        dquery: (batch, heads, n_queries, HEAD_DIM), output.
+            one transposed tile for every ROWS queries.
+        dquery: (batch, heads, n_queries, HEAD_DIM), output: dQ, rounded to the dtype of dquery. The
+            elements of a row are contiguous.
+        dq_batch, dq_head, dq_row: strides of dquery, in elements.
+        n_heads: number of heads.
+        n_queries: number of queries per head.
         n_padded: n_queries rounded up to a multiple of ROWS.
         scale: scale of the scores.
-        ROWS: number of queries per tile and per program.
+        HEAD_DIM: 64 or 128.
+        ROWS: number of queries per tile. Each program converts one tile.
     """
     n_blocks = n_padded // ROWS
     head = tl.program_id(0) // n_blocks

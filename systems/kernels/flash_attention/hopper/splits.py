@@ -1,8 +1,14 @@
-"""Choose the number of splits of the Hopper kernels, so that few heads can also fill the GPU.
+"""Choose the number of ranges into which the Hopper kernels split the keys or the queries.
 
-The result is the number in SPLITS with the shortest estimated time. The estimate simulates the
-scheduling of the work items. They start in the order of `tile_ops.schedule`, and each work item
-runs on the multiprocessor that is free first.
+With only a few heads, there may be fewer work items than multiprocessors. A split makes more and
+shorter work items, so that they fill the GPU. The forward pass splits the keys, and the backward
+pass splits the queries. An additional kernel then combines the partial outputs or adds the
+partial gradients of the ranges.
+
+If there is enough work without a split, the number is 1. Otherwise, it is the number in SPLITS with
+the shortest estimated time. The estimate simulates the scheduling of the work items. The work items
+start in the order of `tile_ops.schedule`, and each of them runs on the multiprocessor that is free
+first.
 """
 
 from __future__ import annotations
@@ -38,16 +44,18 @@ def forward_splits(
     partial_bytes: int,
     multiprocessors: int,
 ) -> int:
-    """Return the number of ranges into which to split the keys of each block of queries.
+    """Return the number of ranges into which the forward pass splits the keys.
 
-    The result is 1 if there are at least two blocks per multiprocessor.
+    A split lets several work items share a block of queries, one for each range of keys. The result
+    is 1 if all heads together have at least two blocks per multiprocessor.
 
     Args:
         n_programs: batch * heads.
         n_blocks: number of blocks of queries per head.
-        n_tiles: number of tiles of keys of the longest block. With a causal mask, the number of
-            tiles of the other blocks is assumed to grow linearly with the index of the block.
-        partial_bytes: size of the partial outputs of one split, in bytes.
+        n_tiles: number of tiles of keys that the last block of queries processes. Without a causal
+            mask, all blocks process n_tiles tiles. With a causal mask, the number of tiles is
+            assumed to grow linearly with the index of the block.
+        partial_bytes: size of the partial outputs of one range of keys, in bytes.
         multiprocessors: number of multiprocessors of the GPU.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
@@ -74,14 +82,16 @@ def backward_splits(
     head_dim: int,
     multiprocessors: int,
 ) -> int:
-    """Return the number of ranges into which to split the queries of each block of keys.
+    """Return the number of ranges into which the backward pass splits the queries.
 
-    The result is 1 if there are at least two blocks per multiprocessor.
+    A split lets several work items share a block of 128 keys, one for each range of queries. The
+    result is 1 if all heads together have at least two blocks per multiprocessor.
 
     Args:
         n_programs: batch * heads.
-        n_blocks: number of blocks of BLOCK_K keys per head.
-        n_tiles: number of tiles of BLOCK_Q queries per head.
+        n_blocks: number of blocks of 128 keys per head.
+        n_tiles: number of tiles of 64 queries per head.
+        head_dim: 64 or 128.
         multiprocessors: number of multiprocessors of the GPU.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
@@ -110,14 +120,20 @@ def _fastest(
     add_seconds: float,
     partial_bytes: int,
 ) -> int:
-    """Return the element of SPLITS with the shortest estimated time.
+    """Return the number of splits in SPLITS with the shortest estimated time.
 
     Args:
-        length: function (block, split, tiles per split) that returns the length of a work item, as
-            a number of tiles.
-        by_keys: as for `tile_ops.schedule`.
+        length: function (block, split, tiles per split) that returns the duration of a work item,
+            in units of tile_seconds.
+        n_blocks: number of blocks per head.
+        n_tiles: number of tiles that are divided among the splits.
+        by_keys: True if blocks consist of keys and tiles of queries; False if blocks consist of
+            queries and tiles of keys.
+        n_programs: batch * heads.
+        multiprocessors: number of multiprocessors of the GPU.
         tile_seconds: time of one tile, in seconds.
-        add_seconds: time to add partial results, without reading and writing them, in seconds.
+        add_seconds: time of the launches that add the partial results, in seconds, without the time
+            for reading and writing these results.
         partial_bytes: size of the partial results of one split, in bytes.
     """
     from systems.kernels.flash_attention.triton.tile_ops import schedule
