@@ -226,12 +226,16 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
         console.print(f"{summary}; results are in {where}", soft_wrap=True)
     follow_up(_tables_command(), where)
+    failed = failed_records(records)
+    if failed:
+        follow_up("python -m jobs status", where)
+        follow_up(f"python -m jobs logs {failed[0].run[:8]} --in", where)
     lost = sum(len(job.tasks) for job in manifest.jobs) - len({(r.run, r.repeat) for r in records})
     if lost > 0 and options.executor is Executor.local:
         errors.print(f"{counted(lost, 'run')} without a record; to see why, run:")
         follow_up("python -m jobs status", where)
         return 1
-    return 1 if failed_records(records) or before else 0
+    return 1 if failed or before else 0
 
 
 def follow_up(command: str, folder: Path) -> None:

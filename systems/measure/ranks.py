@@ -34,8 +34,8 @@ def rank_process_group(backend: str, world_size: int) -> Iterator[torch.device]:
         started = dist.get_world_size()
         if started != world_size:
             raise RuntimeError(
-                f"world_size is {world_size}, but torchrun started {started} processes; "
-                "set launch.nproc_per_node: $world_size in the sweep"
+                f"world_size must be {started}, the number of processes that torchrun started "
+                f"(nodes times launch.nproc_per_node), got {world_size}"
             )
         yield device
 
