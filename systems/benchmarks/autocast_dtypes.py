@@ -13,16 +13,17 @@ VERSION = 1
 
 
 class Params(BenchmarkParams):
-    """Parameters of the autocast context."""
+    """Parameters of the benchmark: the dtype of autocast."""
 
     autocast: Literal["fp16", "bf16"]  # dtype that is passed to torch.autocast
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Run forward and backward once under autocast.
+    """Run a small model once, and record the dtypes of some tensors. Forward runs under autocast.
 
     Returns:
-        `facts` with the key `dtypes`: the dtype of each recorded tensor, by name of the tensor.
+        A dict with the key `facts`, whose value is a dict with the key `dtypes`. Its value contains
+        the dtypes of the weights, the layer outputs, the loss and the gradients, by name.
     """
     import torch
     from torch import Tensor, nn

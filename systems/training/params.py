@@ -96,7 +96,11 @@ class TransformerParams(BenchmarkParams):
 
     @property
     def model_size(self) -> TransformerSize:
-        """Dimensions of the model: those of `size`, unless replaced by d_model, d_ff and so on."""
+        """Dimensions of the model.
+
+        They are the dimensions of the model size with the name `size`. The parameters vocab_size,
+        d_model, d_ff, num_layers and num_heads replace single dimensions if they are not None.
+        """
         own = {"vocab_size": self.vocab_size}
         for name in ("d_model", "d_ff", "num_layers", "num_heads"):
             given = getattr(self, name)
@@ -106,10 +110,12 @@ class TransformerParams(BenchmarkParams):
 
     @property
     def attention_kind(self) -> accounting.Attention:
-        """Category of the attention in `systems.accounting`: materialised, math or fused.
+        """Category of the attention function: "materialised", "math" or "fused".
 
-        The category determines which tensors are saved for backward. With attention: sdpa, torch
-        chooses the kernel, which is assumed to be fused.
+        `systems.accounting` predicts from this category which tensors attention saves for backward.
+        "materialised" is the function `naive`, which computes all scores as one tensor. "math" is
+        torch's scaled_dot_product_attention with its math backend. All other functions are "fused".
+        If `attention` is "sdpa", torch chooses the backend, which is assumed to be fused.
         """
         kinds: dict[str, accounting.Attention] = {"naive": "materialised", "sdpa_math": "math"}
         return kinds.get(self.attention, "fused")
@@ -121,8 +127,10 @@ class TransformerParams(BenchmarkParams):
             phases: names of the phases.
 
         Returns:
-            flops: FLOPs of the matmuls by phase. The phase optimizer has none and is left out.
-            tokens: number of tokens by phase.
+            A dict with two keys:
+            flops: FLOPs of the matmuls by phase. The phase "optimizer" is left out, because it has
+                no matmuls.
+            tokens: number of tokens by phase. All phases process the same tokens.
         """
         point = (self.model_size, self.batch_size, self.context_length)
         return {
