@@ -71,9 +71,10 @@ def nested() -> ApplyBlocks:
 def selective() -> ApplyBlocks:
     """Return a policy that saves the outputs of two kinds of operations and recomputes the rest.
 
-    The two kinds are matmuls with weights and fused attention. Backward recomputes norms, RoPE,
-    SiLU, casts, and attention that is not fused (Korthikanti et al. 2022, section 5). A policy is a
-    function (blocks, x) -> output that applies the blocks in order.
+    The two kinds are matmuls with weights and fused attention. Backward recomputes all other
+    operations, such as norms, RoPE, SiLU, casts, and attention that is not fused (Korthikanti et
+    al. 2022, section 5). A policy is a function (blocks, x) -> output that applies the blocks in
+    order.
     """
     saved = {
         torch.ops.aten.mm.default,

@@ -304,8 +304,8 @@ class TransformerLM(nn.Module):
 def apply_in_order(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
     """Apply the blocks one after the other and return the output of the last block.
 
-    `systems.checkpointing` has functions with the same arguments and result that save fewer
-    activations for backward, and recompute the others.
+    `systems.checkpointing` makes functions with the same arguments and result that save fewer
+    activations for backward and recompute the others.
     """
     for block in blocks:
         x = block(x)

@@ -1,6 +1,8 @@
 """Measure the rounding error of a long sum, for several dtypes of the sum and of its terms.
 
-python -m jobs.submit sweeps/mixed_precision.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/mixed_precision.yaml --local
 """
 
 from __future__ import annotations
@@ -49,8 +51,7 @@ def run(params: Params) -> dict[str, Any]:
     """Compute the sum several times, each time with other dtypes of the sum and of its terms.
 
     Returns:
-        A dict with the key `facts`, whose value is a dict with the key `ways`. Its value is a list
-        with a dict for each combination of dtypes:
+        A dict {"facts": {"ways": [...]}}. The list has a dict for each combination of dtypes:
         sum: dtype of the sum.
         term: dtype of the terms, and whether each term is cast to the dtype of the sum.
         result: the computed sum.

@@ -1,6 +1,8 @@
 """Measure latency and bandwidth of all-reduce for a backend, a buffer size and a number of ranks.
 
-python -m jobs.submit sweeps/all_reduce.yaml --local --filter 'backend == gloo'
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/all_reduce.yaml --local --filter 'backend == gloo'
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ def run(params: Params) -> dict[str, Any]:
 
     Returns:
         samples_ms: samples of both phases, in milliseconds.
-        bytes: size of the buffer. `bytes` divided by the time of a call is the algorithm bandwidth
-            of nccl-tests (doc/PERFORMANCE.md).
-        bus_bytes: bytes that each rank sends. `bus_bytes` divided by the time of a call is the bus
-            bandwidth of nccl-tests.
+        bytes: size of the buffer, for each phase. `bytes` divided by the time of a call is the
+            algorithm bandwidth as nccl-tests defines it (in its file doc/PERFORMANCE.md).
+        bus_bytes: number of bytes that each rank sends in a call, for each phase. `bus_bytes`
+            divided by the time of a call is the bus bandwidth as nccl-tests defines it.
         facts: a dict with two keys. calls_a_sample is the number of calls in a throughput sample.
             in_flight is the maximum number of these calls that are in flight at the same time. With
             NCCL, all calls of a sample can be in flight. With Gloo, each call in flight needs a
@@ -117,8 +119,8 @@ def _samples(params: Params, buffers: list[torch.Tensor]) -> tuple[list[float], 
         buffers: buffers to reduce. Consecutive calls use different buffers in turn.
 
     Returns:
-        Latency samples and throughput samples, both in milliseconds per call, and the number of
-        calls in a throughput sample.
+        Three values: a list of latency samples and a list of throughput samples, both in
+        milliseconds per call, and the number of calls in a throughput sample.
     """
     import torch
     import torch.distributed as dist

@@ -2,7 +2,9 @@
 
 Before the measurement, the output and the gradients are checked against a float64 reference.
 
-python -m jobs.submit sweeps/quickstart.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/quickstart.yaml --local
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def predict(params: Params) -> dict[str, Any]:
     """Predict the memory of the implementation `naive`, which materializes the score matrix.
 
     Returns:
-        {} for other implementations. For `naive` a dict with these keys:
+        A dict with the following keys. For other implementations it is empty.
         forward_peak_bytes: peak memory of forward.
         saved_bytes: memory in use between forward and backward.
         backward_peak_bytes: peak memory of backward.

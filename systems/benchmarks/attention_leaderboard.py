@@ -1,6 +1,8 @@
 """Time attention in the same way as the leaderboard of assignment 2 of Stanford CS336.
 
-python -m jobs.submit sweeps/flash_leaderboard.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/flash_leaderboard.yaml --local
 
 The leaderboard times forward and backward of causal attention in bfloat16, with batch size 1, 16
 heads, 16,384 tokens and head_dim 64. The result is the mean time that
@@ -31,7 +33,7 @@ PRELOAD = ("torch.fx.experimental.symbolic_shapes",)
 
 
 class Params(BenchmarkParams):
-    """Parameters of causal bf16 attention. The defaults are the values of the leaderboard."""
+    """Parameters of causal attention in bf16. The defaults are those of the CS336 leaderboard."""
 
     implementation: Literal[AttentionName]  # key of `systems.kernels.flash_attention.ATTENTIONS`
     num_heads: Annotated[int, Field(ge=1)] = 16  # number of heads of q, k and v

@@ -1,6 +1,8 @@
 """Record the dtypes of weights, layer outputs, loss and gradients of a small model under autocast.
 
-python -m jobs.submit sweeps/mixed_precision.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/mixed_precision.yaml --local
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ def run(params: Params) -> dict[str, Any]:
     """Run a small model once, and record the dtypes of some tensors. Forward runs under autocast.
 
     Returns:
-        A dict with the key `facts`, whose value is a dict with the key `dtypes`. Its value contains
-        the dtypes of the weights, the layer outputs, the loss and the gradients, by name.
+        A dict {"facts": {"dtypes": ...}} with the dtypes of the weights, the layer outputs, the
+        loss and the gradients, by name.
     """
     import torch
     from torch import Tensor, nn

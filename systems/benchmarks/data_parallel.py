@@ -1,6 +1,8 @@
 """Measure step time and exposed communication of data-parallel training.
 
-python -m jobs.submit sweeps/ddp.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/ddp.yaml --local
 
 Each rank measures the time of a training step, and the time of the same step without communication.
 Then each rank profiles a few steps and measures the communication in them. Communication is called
@@ -55,8 +57,8 @@ class Params(ParallelParams):
         if (self.strategy == "bucketed") != (self.bucket_size_mb is not None):
             given = "none" if self.bucket_size_mb is None else f"{self.bucket_size_mb:g}"
             raise ValueError(
-                "bucket_size_mb is required with strategy: bucketed and not allowed with other "
-                f"strategies, got strategy: {self.strategy} and bucket_size_mb: {given}"
+                "bucket_size_mb is required with `strategy: bucketed` and not allowed with other "
+                f"strategies, got `strategy: {self.strategy}` and `bucket_size_mb: {given}`"
             )
         return self
 
@@ -108,7 +110,14 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Check and measure the training in the current process group. See `run` for the result."""
+    """Check and measure the training. The default process group must be initialized.
+
+    Result and exceptions are those of `run`.
+
+    Args:
+        params: parameters of the benchmark.
+        device: device of this rank.
+    """
     import torch.distributed as dist
 
     from systems.measure.peak_memory import peak_memory_by_phase

@@ -1,6 +1,8 @@
 """Measure fully sharded training, with this project's FSDP wrapper or with torch's FSDP2.
 
-python -m jobs.submit sweeps/fsdp.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/fsdp.yaml --local
 
 Each rank measures the time of a training step, the peak memory of a step, and the share of
 all-gathers in time. An all-gather is in time if it ends while computation is running, so that
@@ -53,8 +55,8 @@ class Params(ParallelParams):
     def _compiled_blocks_are_layers(self) -> Self:
         if self.strategy == "layers" and self.mode != "eager":
             raise ValueError(
-                f"strategy: layers needs mode: eager, got mode: {self.mode}; use strategy: blocks, "
-                "which gathers each compiled block as a whole"
+                f"`strategy: layers` needs `mode: eager`, got `mode: {self.mode}`; use "
+                "`strategy: blocks`, which gathers each compiled block as a whole"
             )
         return self
 
@@ -140,7 +142,14 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Check and measure the training in the current process group. See `run` for the result."""
+    """Check and measure the training. The default process group must be initialized.
+
+    Result and exceptions are those of `run`.
+
+    Args:
+        params: parameters of the benchmark.
+        device: device of this rank.
+    """
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects

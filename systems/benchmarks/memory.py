@@ -1,6 +1,8 @@
 """Measure the memory of a training step: weights, gradients, optimizer state, activations, peak.
 
-python -m jobs.submit sweeps/memory.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/memory.yaml --local
 
 The sizes are measured on live tensors. Tables of results compare them with predictions of
 `systems.accounting`. On a GPU, the history of the CUDA allocator is recorded during one step. From
@@ -54,9 +56,10 @@ class Params(TransformerParams):
     def _allocates_as_it_runs(self) -> Self:
         if self.mode != "eager" or self.cuda_graph:
             raise ValueError(
-                "the memory benchmark needs mode: eager and cuda_graph: false, got mode: "
-                f"{self.mode} and cuda_graph: {str(self.cuda_graph).lower()}. Replaying a CUDA "
-                "graph allocates no memory, and tensors saved by compiled code have no source line"
+                "the memory benchmark needs `mode: eager` and `cuda_graph: false`, got "
+                f"`mode: {self.mode}` and `cuda_graph: {str(self.cuda_graph).lower()}`. Replaying "
+                "a CUDA graph allocates no memory. Tensors that compiled code saves have no source "
+                "line"
             )
         return self
 
@@ -132,7 +135,7 @@ def run(params: Params) -> dict[str, Any]:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if params.snapshot and device.type != "cuda":
-        raise Unsupported("snapshot: true needs the CUDA allocator; this machine has no GPU")
+        raise Unsupported("`snapshot: true` needs the CUDA allocator; this machine has no GPU")
     # Start to record before the weights are allocated, so that these allocations have source lines.
     with recording() if device.type == "cuda" else contextlib.nullcontext():
         training = make_training(params, device)
@@ -169,7 +172,7 @@ def _free(training: Training) -> None:
 
 
 def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
-    """Run one step.
+    """Run one step, and measure the memory that is in use at its end, in bytes.
 
     Returns:
         weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of the step.
@@ -290,7 +293,7 @@ def _timeline(
 
 
 def _any_block(name: str) -> str:
-    """Replace the block index in a parameter name by *, so that all blocks are listed together."""
+    """Replace the block index in a parameter name by *, so that all blocks have the same names."""
     return re.sub(r"\.\d+\.", ".*.", name)
 
 

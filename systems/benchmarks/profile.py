@@ -1,6 +1,8 @@
 """Measure the time of each kernel in a training step, by phase and by part of attention.
 
-python -m jobs.submit sweeps/profile.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/profile.yaml --local
 
 Training steps are first timed without a profiler. Then some steps are run under torch.profiler,
 which gives the times of kernels. With `profiler: nsys` they are run under Nsight Systems (nsys)
@@ -57,18 +59,18 @@ class Params(TransformerParams):
     def _one_trace(self) -> Self:
         if self.trace and self.profiler != "torch":
             raise ValueError(
-                f"trace: true needs profiler: torch, got profiler: {self.profiler}; set "
-                "trace: false (the report of nsys is always kept)"
+                f"`trace: true` needs `profiler: torch`, got `profiler: {self.profiler}`; set "
+                "`trace: false` (the report of nsys is always kept)"
             )
         return self
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict how many operations the softmax of attention needs per FLOP of its matmuls.
+    """Predict how many operations the softmax of attention needs per FLOP of attention's matmuls.
 
     Returns:
-        softmax_over_matmul_flops: operations of the softmax, divided by the FLOPs of the matmuls of
-            attention. A dict with the keys forward and backward.
+        softmax_over_matmul_flops: number of operations of the softmax, divided by the FLOPs of the
+            matmuls of attention. A dict with the keys forward and backward.
     """
     size = params.model_size
     head_dim = size.d_model // size.num_heads

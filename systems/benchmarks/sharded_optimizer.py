@@ -1,6 +1,8 @@
 """Measure memory and step time of data-parallel training with a sharded optimizer state.
 
-python -m jobs.submit sweeps/sharded_optimizer.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/sharded_optimizer.yaml --local
 
 For comparison, the same training can be measured with a replicated optimizer state: then every rank
 keeps the full state. Gradients are always averaged with `systems.parallel.BucketedDDP`.
@@ -74,14 +76,13 @@ def run(params: Params) -> dict[str, Any]:
 
     Returns:
         Measurements, see `systems.benchmark`. `facts` has these keys:
-            after_init: memory in use after the construction of model and optimizer.
-            before_step: memory in use before the first update of the optimizer.
-            after_step: memory in use after the first update of the optimizer.
-                Each of these three is a dict with the keys weights_bytes, gradients_bytes and
+            after_init, before_step, after_step: memory in use at three times: after the
+                construction of model and optimizer, before the first update of the optimizer, and
+                after this update. Each value is that of the rank that uses the most memory at that
+                time. It is a dict with the keys weights_bytes, gradients_bytes and
                 optimizer_state_bytes. On a GPU there are also the keys allocated_bytes (all
                 allocated memory) and other_bytes (allocated memory without weights, gradients and
-                optimizer state). The values are those of the rank that uses the most memory at the
-                respective time.
+                optimizer state).
             by_rank: list with a dict of after_init, before_step and after_step for each rank.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
 
@@ -98,7 +99,14 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Check and measure the training in the current process group. See `run` for the result."""
+    """Check and measure the training. The default process group must be initialized.
+
+    Result and exceptions are those of `run`.
+
+    Args:
+        params: parameters of the benchmark.
+        device: device of this rank.
+    """
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects

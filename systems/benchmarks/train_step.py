@@ -1,6 +1,8 @@
 """Measure time and peak memory of a Transformer's training step and of its phases.
 
-python -m jobs.submit sweeps/transformer.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/transformer.yaml --local
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ def run(params: Params) -> dict[str, Any]:
             start and at the end of each phase, so the time includes Python overhead. Results that
             others have published, and that tables show for comparison, were measured in this way.
         forward_backward: sum of forward and backward.
-        train_step: time from the end of a step to the end of the next step. On a GPU the host does
-            not wait for the GPU between steps.
+        train_step: time of a step in a series of steps. On a GPU the host does not wait for the GPU
+            between steps, and a step is measured from the end of the previous step.
 
     Returns:
         Measurements, see `systems.benchmark`. Peak memory is measured on a GPU only. `facts` has

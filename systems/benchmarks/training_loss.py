@@ -1,6 +1,8 @@
 """Compare the losses of a training, step by step, with those of a reference in eager float32.
 
-python -m jobs.submit sweeps/training_loss.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/training_loss.yaml --local
 """
 
 from __future__ import annotations

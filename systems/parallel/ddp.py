@@ -173,9 +173,10 @@ class DataParallel(nn.Module):
             self._synchronizing = before
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state dict of the wrapped module, with its names.
+        """Return the state dict of the wrapped module.
 
-        The module can load the state dict without the wrapper.
+        The names in it are those of the module without the wrapper. The module can load the state
+        dict without the wrapper.
         """
         return self.module.state_dict(*args, **kwargs)
 
@@ -198,8 +199,8 @@ class NaiveDDP(DataParallel):
 class FlatDDP(DataParallel):
     """DDP wrapper that all-reduces all gradients of a dtype at once, after backward.
 
-    The gradients are concatenated to one flat tensor per dtype. After the all-reduce, the gradients
-    are views of the flat tensors.
+    The gradients are concatenated into one flat tensor per dtype. After the all-reduce, they are
+    views of the flat tensors.
     """
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):

@@ -286,14 +286,20 @@ class FullyShardedDataParallel(nn.Module):
         }
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state dict of the wrapped module, with the shards of this rank.
+        """Return the state dict of the wrapped module.
 
-        `gather_full_parameters` returns unsharded parameters.
+        It contains only the shards of this rank. To get unsharded parameters, call
+        `gather_full_parameters`.
         """
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a state dict that `state_dict` returned on the same rank with as many ranks."""
+        """Load the shards of this rank from a state dict.
+
+        Args:
+            args, kwargs: arguments of `torch.nn.Module.load_state_dict`. The state dict must be one
+                that `state_dict` returned on the same rank, with the same number of ranks.
+        """
         return self.module.load_state_dict(*args, **kwargs)
 
     # ---- a step ----------------------------------------------------------------------------------

@@ -346,7 +346,7 @@ class ShardedOptimizer(Optimizer):
         """Load the state of the parameters that this rank owns.
 
         Args:
-            state_dict: state dict of a ShardedOptimizer with any world_size, or of the wrapped
+            state_dict: state dict of a ShardedOptimizer with any number of ranks, or of the wrapped
                 optimizer without sharding.
 
         Raises:

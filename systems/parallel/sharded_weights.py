@@ -1,8 +1,8 @@
 """Sharded weights for FSDP: all-gather the weights of a layer, reduce-scatter their gradients.
 
 A weight is flattened and split into one shard per rank. The unsharded weight is a tensor whose
-memory is allocated by `gather_weights` and freed by `release`. If autograd saves this tensor for
-backward, its memory is nevertheless freed after forward. Before backward uses the tensor,
+memory is allocated by `gather_weights` and freed by `release`. After forward the memory is freed,
+even if autograd has saved the tensor for backward. Before backward uses the tensor,
 `gather_weights` allocates the memory again and gathers the same values.
 """
 

@@ -16,7 +16,7 @@ difference of large terms. Then rounding alone can change it a lot. For example,
 model with 48 blocks, rounding in bfloat16 changed a gradient by half of its norm.
 
 Benchmarks run this check after their measurements. Some of them time the first step of a process,
-so no step may run before.
+so this check must not run earlier.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def check_training(training: Training) -> dict[str, float]:
     """
     last = training.loss.item()
     if not math.isfinite(last):
-        raise WrongOutput(f"the last loss must be finite, got {last}")
+        raise WrongOutput(f"the loss of the last forward must be finite, got {last}")
     training.zero_grad()
     training.optimizer.state.clear()
     _load_first_weights(training)

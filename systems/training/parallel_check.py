@@ -85,7 +85,8 @@ def check_parallel(
         loss: largest relative error of the loss in any step.
         gradient: largest relative error of the gradient of any parameter in any step.
         weights: root mean square of the differences of all weights after the last step, divided by
-            about the largest change that the optimizer can make to a weight in these steps.
+            the learning rate times the number of steps. The divisor is about the largest change
+            that AdamW can make to a weight.
 
     Raises:
         WrongOutput: on all ranks, if an error of any rank is above the limit for the precision (the

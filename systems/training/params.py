@@ -72,24 +72,26 @@ class TransformerParams(BenchmarkParams):
             )
         if self.precision == "bf16_master" and self.optimizer != "fused":
             raise ValueError(
-                "precision: bf16_master needs optimizer: fused, which keeps the master weights, "
-                f"got optimizer: {self.optimizer}"
+                "`precision: bf16_master` needs `optimizer: fused`, which keeps the master "
+                f"weights, got `optimizer: {self.optimizer}`"
             )
         if self.precision == "fp16" and self.optimizer == "fused" and self.cuda_graph:
             raise ValueError(
-                "optimizer must be torch if precision is fp16 and cuda_graph is true, got "
-                "optimizer: fused. If gradients overflow, the update must be skipped. In a CUDA "
-                "graph the GPU must decide this, and only optimizer: torch supports that"
+                "`precision: fp16` with `cuda_graph: true` needs `optimizer: torch`, got "
+                "`optimizer: fused`. If gradients overflow, the update must be skipped. In a CUDA "
+                "graph the GPU must decide whether to skip it, and only `optimizer: torch` "
+                "supports that"
             )
         if self.checkpoint_every != 1 and self.checkpointing != "every_k":
             raise ValueError(
-                "checkpoint_every is allowed only with checkpointing: every_k, got "
-                f"checkpoint_every {self.checkpoint_every} with checkpointing: {self.checkpointing}"
+                "checkpoint_every is allowed only with `checkpointing: every_k`, got "
+                f"`checkpoint_every: {self.checkpoint_every}` with "
+                f"`checkpointing: {self.checkpointing}`"
             )
         if self.checkpointing == "selective" and self.mode == "compiled_blocks":
             raise ValueError(
-                "checkpointing: selective needs mode: eager or mode: compiled, got mode: "
-                "compiled_blocks. Selective checkpointing saves the outputs of single operations. "
+                "`checkpointing: selective` needs `mode: eager` or `mode: compiled`, got `mode: "
+                "compiled_blocks`. Selective checkpointing saves the outputs of single operations. "
                 "A compiled block writes these outputs into buffers that cannot be saved"
             )
         return self
@@ -98,8 +100,9 @@ class TransformerParams(BenchmarkParams):
     def model_size(self) -> TransformerSize:
         """Dimensions of the model.
 
-        They are the dimensions of the model size with the name `size`. The parameters vocab_size,
-        d_model, d_ff, num_layers and num_heads replace single dimensions if they are not None.
+        They are the dimensions of the model size with the name `size`, with two exceptions: the
+        size of the vocabulary is `vocab_size`, and each of d_model, d_ff, num_layers and num_heads
+        that is not None replaces the dimension with the same name.
         """
         own = {"vocab_size": self.vocab_size}
         for name in ("d_model", "d_ff", "num_layers", "num_heads"):

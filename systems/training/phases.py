@@ -72,8 +72,8 @@ def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
 def steps_ms(training: Training, count: int) -> list[float]:
     """Run consecutive steps and return the time of each step, in milliseconds.
 
-    On a GPU, the time of a step is measured from the end of the previous step, and the host does
-    not wait for the GPU between steps.
+    On a GPU, the host does not wait for the GPU between steps. The time of a step is then measured
+    from the end of the previous step.
     """
     if training.device.type != "cuda":
         return [clock_ms(training.step, training.device) for _ in range(count)]

@@ -208,14 +208,21 @@ class GraphedTraining(Training):
 
 
 def make_training(params: TransformerParams, device: torch.device, **kwargs: Any) -> Training:
-    """Return a `GraphedTraining` if `params.cuda_graph` is true, otherwise a `Training`."""
+    """Return the training that `params` selects.
+
+    If `params.cuda_graph` is true, the result is a `GraphedTraining`, which replays CUDA graphs.
+    Otherwise it is a `Training`.
+
+    Args:
+        params, device, kwargs: arguments of `Training`.
+    """
     return (GraphedTraining if params.cuda_graph else Training)(params, device, **kwargs)
 
 
 def batch(params: TransformerParams, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return random tokens and targets, each of shape (batch_size, context_length).
 
-    The values depend on the seed in `params`.
+    On the same kind of device, the same `params` give the same values.
     """
     generator = torch.Generator(device).manual_seed(params.seed)
     shape = (2, params.batch_size, params.context_length)
@@ -245,7 +252,7 @@ def new_model(
 ) -> TransformerLM:
     """Return a new TransformerLM with its initial float32 weights.
 
-    The weights depend only on the model size and the seed in `params`.
+    On the same kind of device, the weights depend only on the model size and the seed in `params`.
     """
     size = params.model_size
     torch.manual_seed(params.seed)
