@@ -5,15 +5,16 @@ A benchmark is one Python module, for example in systems/benchmarks. It defines:
     VERSION = 1                       Version of the benchmark. Increase it when the measurement or
                                       a default value changes.
     class Params(BenchmarkParams)     Typed parameters with their defaults.
-    def run(params) -> dict           Measure and return the results. The keys of the dict are the
+    def run(params) -> dict           Measure and return the results. The keys of the dict are
                                       fields of `Measurements` in jobs/results/record.py, such as
-                                      `samples_ms`. Results without a field of their own are in
-                                      `facts`, a dict of JSON values by name.
-    def predict(params) -> dict       Optional. Return predicted values by name. Tables can show
-                                      them as predicted.NAME. It must not import torch.
-    PRELOAD = ("a.module",)           Optional, default ("torch",). Modules that a job imports once
+                                      `samples_ms`. The field `facts` is a dict of JSON values by
+                                      name, for all results that have no field of their own.
+    def predict(params) -> dict       Optional. Return predicted values by name. A table of results
+                                      can have a column `predicted.NAME`. The function must not
+                                      import torch.
+    PRELOAD = ("a.module",)           Optional, default ("torch",). A job imports these modules once
                                       for all of its runs, to save time. They must not initialize
-                                      CUDA. Ranks that torchrun starts do not share these imports.
+                                      CUDA. Ranks that torchrun starts import them again.
 
 Many results are listed by phase. A phase is a part of the benchmark that is measured separately,
 for example "forward".
@@ -41,9 +42,10 @@ ARTIFACTS = "RUN_ARTIFACTS"  # environment variable with the path of the artifac
 
 
 class BenchmarkParams(BaseModel):
-    """Base class of a run's parameters.
+    """Base class of the parameters of a benchmark.
 
-    Objects are immutable. Unknown parameter names and values of a wrong type are errors.
+    Objects are immutable. A parameter with an unknown name or a value of a wrong type raises an
+    error.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -54,15 +56,16 @@ class Unsupported(Exception):
 
 
 class WrongOutput(Exception):
-    """Raised if a result differs from its reference by more than the tolerance."""
+    """Raised if a result is wrong, for example if it differs too much from its reference."""
 
 
 def artifacts_folder() -> Path:
     """Return the folder for files that a run writes, such as traces; create it if needed.
 
-    The environment variable RUN_ARTIFACTS contains the path of the folder. The launcher sets this
-    variable and stores the path in the record. Each attempt of a run has a separate folder, which
-    all ranks of the attempt share. If RUN_ARTIFACTS is not set, the folder is `./artifacts`.
+    The environment variable RUN_ARTIFACTS contains the path of the folder. The launcher, which
+    starts the runs in a job, sets this variable and stores the path in the record of the run. Each
+    attempt of a run has a separate folder, which all ranks of the attempt share. If RUN_ARTIFACTS
+    is not set, the folder is `./artifacts`.
     """
     folder = Path(os.environ.get(ARTIFACTS) or "artifacts")
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,9 @@
 
     model.apply_blocks = every_k_blocks(4)
 
-A policy is a function that applies the blocks of a TransformerLM in order. All policies give the
-same results, but they differ in memory and time. Source: Chen et al. 2016, "Training Deep Nets with
-Sublinear Memory Cost".
+A policy is a function (blocks, x) -> output that applies the blocks of a TransformerLM in order.
+All policies give the same results, but they differ in memory and time. Source: Chen et al. 2016,
+"Training Deep Nets with Sublinear Memory Cost".
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ ApplyBlocks = Callable[[nn.ModuleList, Tensor], Tensor]
 def every_k_blocks(k: int) -> ApplyBlocks:
     """Return a policy that saves only the input of every k-th block (Chen et al., section 3).
 
-    Backward recomputes one segment of k blocks at a time.
+    All other activations are recomputed in backward, for k consecutive blocks at a time. A policy
+    is a function (blocks, x) -> output that applies the blocks in order.
 
     Raises:
         ValueError: if k is less than 1.
@@ -49,10 +50,11 @@ def every_k_blocks(k: int) -> ApplyBlocks:
 def nested() -> ApplyBlocks:
     """Return a policy that checkpoints recursively (Chen et al., section 4.3).
 
-    It divides the blocks into two halves and saves the input of each half. When backward recomputes
-    a half, that half is divided in the same way. With n blocks, O(log n) inputs are in memory at a
-    time. Each block is recomputed at most ceil(log2(n)) times (once if n is 1), and about half as
-    often on average.
+    A policy is a function (blocks, x) -> output that applies the blocks in order. This policy
+    divides the blocks into two halves and saves the input of each half. When backward recomputes a
+    half, that half is divided in the same way. With n blocks, O(log n) saved inputs are in memory
+    at the same time. Each block is recomputed at most ceil(log2(n)) times (once if n is 1), and
+    about half as often on average.
     """
 
     def halves(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
@@ -69,9 +71,10 @@ def nested() -> ApplyBlocks:
 def selective() -> ApplyBlocks:
     """Return a policy that saves the outputs of two kinds of operations and recomputes the rest.
 
-    The saved outputs are those of matmuls with weights and those of fused attention. Backward
-    recomputes norms, RoPE, SiLU, casts, and the scores of attention that is not fused (Korthikanti
-    et al. 2022, section 5).
+    The two kinds are matmuls with weights and fused attention. Backward recomputes all other
+    operations, such as norms, RoPE, SiLU, casts, and attention that is not fused (Korthikanti et
+    al. 2022, section 5). A policy is a function (blocks, x) -> output that applies the blocks in
+    order.
     """
     saved = {
         torch.ops.aten.mm.default,

@@ -1,4 +1,4 @@
-"""Mapping from the dtype names that sweeps use to torch dtypes."""
+"""TORCH_DTYPES: torch dtypes by the names that parameters of benchmarks use, such as "bf16"."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ Attention = Callable[..., Tensor]
 
 
 class Linear(nn.Module):
-    """Linear layer x W^T without bias.
+    """Linear layer without bias. It computes x W^T, where W is `weight`.
 
     Args:
         d_in: size of the last dimension of the input.
         d_out: size of the last dimension of the output. `weight` has the shape (d_out, d_in).
-        parts: number of matrices of equal size that are stacked along d_out. Each is initialized
-            as a separate layer.
+        parts: number of matrices of equal size that are stacked along d_out in `weight`, for
+            example 3 for q, k and v. Each matrix is initialized like a separate layer of its size.
         device, dtype: device and dtype of `weight`.
     """
 
@@ -66,10 +66,11 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm, x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, equation 4).
+    """RMSNorm layer (Zhang and Sennrich 2019, equation 4).
 
-    The square of a 16-bit activation may overflow or lose precision. So the norm is computed in
-    float32, or in float64 for float64 inputs. The result is cast to the dtype of x.
+    It computes x / sqrt(mean(x^2) + eps) * weight. The square of a 16-bit activation may overflow
+    or lose precision. So the norm is computed in float32, or in float64 for float64 inputs. The
+    result is cast to the dtype of x.
     """
 
     def __init__(self, d_model: int, *, eps: float = 1e-5, device: Any = None, dtype: Any = None):
@@ -87,9 +88,10 @@ class RMSNorm(nn.Module):
 class RotaryEmbedding(nn.Module):
     """Rotary position embedding, RoPE (Su et al. 2021, section 3.4.2, equation 34).
 
-    In the vector at position p, elements 2i and 2i+1 are rotated by the angle
-    p * theta^(-2i / head_dim). The tables of cosines and sines stay in float32 (float64 for a
-    float64 model) even if the model is cast to 16 bits, because bf16 has only 8 significant bits.
+    In the vector at position p, elements 2i and 2i+1 are rotated as a pair by the angle
+    p * theta^(-2i / head_dim). The cosines and sines of all angles are stored in two tables. The
+    tables stay in float32 even if the model is cast to 16 bits, because bf16 has only 8 significant
+    bits. For a float64 model they are in float64.
 
     Args:
         head_dim: head dimension, even.
@@ -124,9 +126,13 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", angle.sin().to(wide), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Recompute the tables when `.to()`, `.half()` or `.cuda()` would cast or move them.
+        """Recompute the tables of cosines and sines instead of casting or moving them.
 
-        `fn` is the cast or move that torch applies to each tensor of a module.
+        torch calls this method in `.to()`, `.half()`, `.cuda()` and similar methods.
+
+        Args:
+            fn: the cast or move that torch applies to each tensor of a module.
+            recurse: ignored, because this module has no submodules.
         """
         probe = fn(torch.empty(0, dtype=self.cos.dtype, device=self.cos.device))
         self._make_tables(probe.device, probe.dtype)
@@ -298,7 +304,8 @@ class TransformerLM(nn.Module):
 def apply_in_order(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
     """Apply the blocks one after the other and return the output of the last block.
 
-    `systems.checkpointing` has alternatives that save less memory for backward.
+    `systems.checkpointing` makes functions with the same arguments and result that save fewer
+    activations for backward and recompute the others.
     """
     for block in blocks:
         x = block(x)

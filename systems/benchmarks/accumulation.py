@@ -1,6 +1,8 @@
-"""Rounding error of a long sum, for several dtypes of the sum and of its terms.
+"""Measure the rounding error of a long sum, for several dtypes of the sum and of its terms.
 
-python -m jobs.submit sweeps/mixed_precision.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/mixed_precision.yaml --local
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ WAYS = (
 
 
 class Params(BenchmarkParams):
-    """Parameters of a sum of equal terms.
+    """Parameters of a sum: it adds the same number several times.
 
     The exact sum `terms * addend` must be at most 65,504, the largest finite float16 number.
     """
@@ -46,12 +48,14 @@ class Params(BenchmarkParams):
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Compute the sum with several combinations of dtypes.
+    """Compute the sum several times, each time with other dtypes of the sum and of its terms.
 
     Returns:
-        `facts` with the key `ways`. Its value is a list with a row for each combination: dtype of
-        the sum (`sum`), dtype of the terms (`term`), the computed sum (`result`), and the relative
-        error of the computed sum (`error_share`).
+        A dict {"facts": {"ways": [...]}}. The list has a dict for each combination of dtypes:
+        sum: dtype of the sum.
+        term: dtype of the terms, and whether each term is cast to the dtype of the sum.
+        result: the computed sum.
+        error_share: relative error of the computed sum.
     """
     import torch
 

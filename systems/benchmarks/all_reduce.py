@@ -1,6 +1,8 @@
-"""Latency and bandwidth of all-reduce, for any backend, buffer size and number of ranks.
+"""Measure latency and bandwidth of all-reduce for a backend, a buffer size and a number of ranks.
 
-python -m jobs.submit sweeps/all_reduce.yaml --local --filter 'backend == gloo'
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/all_reduce.yaml --local --filter 'backend == gloo'
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ Positive = Annotated[int, Field(ge=1)]
 class Params(BenchmarkParams):
     """Parameters of an in-place all-reduce that sums float32 numbers.
 
-    Two phases are measured, latency and throughput. See `run`.
+    Two phases are measured. The phase latency is a single call. In the phase throughput, several
+    calls are issued back to back.
     """
 
     backend: Literal["gloo", "nccl"]  # gloo: on CPUs; nccl: one GPU per rank
@@ -47,18 +50,19 @@ def run(params: Params) -> dict[str, Any]:
     """Check the result of the all-reduce, then time it on this rank.
 
     Phases:
-        latency: time of a single call. All ranks start it together after a barrier.
+        latency: time of a single call. All ranks start the call together after a barrier.
         throughput: mean time per call when several calls are issued back to back.
 
     Returns:
-        samples_ms: samples of both phases.
-        bytes: size of the buffer. `bytes` divided by the time of a call is the algorithm bandwidth
-            of nccl-tests (doc/PERFORMANCE.md).
-        bus_bytes: bytes that each rank sends. `bus_bytes` divided by the time of a call is the bus
-            bandwidth of nccl-tests.
-        facts: calls_a_sample is the number of calls in a throughput sample. in_flight is the
-            maximum number of these calls that are in flight at the same time. With NCCL this is all
-            of them. With Gloo it is limited by GLOO_BYTES.
+        samples_ms: samples of both phases, in milliseconds.
+        bytes: size of the buffer, for each phase. `bytes` divided by the time of a call is the
+            algorithm bandwidth as nccl-tests defines it (in its file doc/PERFORMANCE.md).
+        bus_bytes: number of bytes that each rank sends in a call, for each phase. `bus_bytes`
+            divided by the time of a call is the bus bandwidth as nccl-tests defines it.
+        facts: a dict with two keys. calls_a_sample is the number of calls in a throughput sample.
+            in_flight is the maximum number of these calls that are in flight at the same time. With
+            NCCL, all calls of a sample can be in flight. With Gloo, each call in flight needs a
+            separate buffer, and the constant GLOO_BYTES limits the total size of the buffers.
 
     Raises:
         WrongOutput: if the all-reduce returns a wrong sum.
@@ -88,7 +92,11 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def _check(buffers: list[torch.Tensor]) -> None:
-    """All-reduce a test pattern in each buffer; raise WrongOutput if a sum is wrong."""
+    """All-reduce a test pattern in each buffer.
+
+    Raises:
+        WrongOutput: if a sum is wrong.
+    """
     import torch.distributed as dist
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -104,11 +112,15 @@ def _check(buffers: list[torch.Tensor]) -> None:
 
 
 def _samples(params: Params, buffers: list[torch.Tensor]) -> tuple[list[float], list[float], int]:
-    """Measure both phases.
+    """Measure latency and throughput. All ranks must call this function.
+
+    Args:
+        params: parameters of the benchmark.
+        buffers: buffers to reduce. Consecutive calls use different buffers in turn.
 
     Returns:
-        Latency samples and throughput samples, both in milliseconds per call, and the number of
-        calls in a throughput sample.
+        Three values: a list of latency samples and a list of throughput samples, both in
+        milliseconds per call, and the number of calls in a throughput sample.
     """
     import torch
     import torch.distributed as dist
@@ -132,6 +144,11 @@ def _ms_per_call(buffers: list[torch.Tensor], calls: int, backend: str) -> float
     """Issue `calls` asynchronous all-reduces back to back; return the milliseconds per call.
 
     With Gloo, a call is issued only after the previous call on the same buffer has finished.
+
+    Args:
+        buffers: buffers to reduce. Consecutive calls use different buffers in turn.
+        calls: number of all-reduces.
+        backend: "gloo" or "nccl".
     """
     import torch.distributed as dist
 
@@ -158,9 +175,10 @@ def _ms_per_call(buffers: list[torch.Tensor], calls: int, backend: str) -> float
 
 
 def _fill(buffer: torch.Tensor, factor: int) -> None:
-    """Fill the buffer with a test pattern: 0, 1, ..., PERIOD - 1, repeated, times `factor`.
+    """Fill the buffer with a test pattern of small integers, multiplied by `factor`.
 
-    Sums of these small integers are exact in float32, so the check can require equality.
+    The pattern 0, 1, ..., PERIOD - 1 is repeated. Sums of these small integers are exact in
+    float32, so the check can require equality.
     """
     import torch
 
@@ -173,9 +191,14 @@ def _fill(buffer: torch.Tensor, factor: int) -> None:
 
 
 def _count_wrong(buffer: torch.Tensor, factor: int) -> int:
-    """Count the elements that differ from what `_fill` writes for this factor.
+    """Return the number of elements that are wrong after an all-reduce of a test pattern.
 
-    The buffer is compared in pieces, to save memory.
+    The right elements are those that `_fill` would write with `factor`. The buffer is compared in
+    pieces, to save memory.
+
+    Args:
+        buffer: buffer after the all-reduce.
+        factor: sum of the factors with which the ranks filled their buffers.
     """
     import torch
 

@@ -1,8 +1,10 @@
-"""Time and peak memory of forward and backward of one attention implementation.
+"""Measure time and peak memory of attention, in forward and in backward.
 
-The output and the gradients are checked against a float64 reference before anything is timed.
+Before the measurement, the output and the gradients are checked against a float64 reference.
 
-python -m jobs.submit sweeps/quickstart.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/quickstart.yaml --local
 """
 
 from __future__ import annotations
@@ -63,8 +65,10 @@ def predict(params: Params) -> dict[str, Any]:
     """Predict the memory of the implementation `naive`, which materializes the score matrix.
 
     Returns:
-        forward_peak_bytes, saved_bytes and backward_peak_bytes, see
-        `accounting.materialised_attention_bytes`. {} for other implementations.
+        A dict with the following keys. For other implementations it is empty.
+        forward_peak_bytes: peak memory of forward.
+        saved_bytes: memory in use between forward and backward.
+        backward_peak_bytes: peak memory of backward.
     """
     if params.implementation != "naive":
         return {}
@@ -74,27 +78,31 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Check one attention call, then measure time and peak memory of each phase.
+    """Check the results of attention, then measure time and peak memory of each phase.
 
     Phases:
-        forward, backward, forward_backward: measured separately. Peak memory is measured on a GPU
-            only.
-        forward_backward_graph: replay of a CUDA graph of forward and backward. Measured on a GPU if
-            seq_len is at most LAUNCH_BOUND. Time only.
+        forward, backward, forward_backward: measured separately. Peak memory is measured only on a
+            GPU.
+        forward_backward_graph: replay of a CUDA graph of forward and backward. It is measured only
+            on a GPU and only for short sequences: seq_len must be at most 1024, the value of the
+            constant LAUNCH_BOUND. Peak memory is not measured.
 
     Returns:
         Measurements, see `systems.benchmark`. `facts` has these keys:
             relative_error: relative L2 error of the output (`out`), and of the gradients `dq`, `dk`
                 and `dv`, against float64.
             checking_seconds: duration of the check against float64.
-            host_ms: launch overhead of each phase on the host. Empty without a GPU.
-            before_backward_bytes: memory allocated when backward starts. On a GPU only.
-            wall_ms: latency of a synchronized forward_backward. On a GPU if seq_len is at most
-                LAUNCH_BOUND.
+            host_ms: launch overhead of each phase: the time that the call takes on the host, in
+                milliseconds. Empty without a GPU.
+            before_backward_bytes: GPU memory that is allocated when backward starts. Missing
+                without a GPU.
+            wall_ms: time of forward_backward from the call until the GPU is idle again, in
+                milliseconds. Only on a GPU and only if seq_len is at most LAUNCH_BOUND.
 
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
-        WrongOutput: if the relative error of an output or a gradient is above TOLERANCE.
+        WrongOutput: if the relative error of the output or of a gradient is above the limit for the
+            dtype (the constant TOLERANCE).
     """
     import torch
 
@@ -124,9 +132,14 @@ def run(params: Params) -> dict[str, Any]:
 
 
 class _Call:
-    """An attention function and its inputs, with a method for each phase.
+    """An attention function and its random inputs, with a method for each measured phase.
 
-    Call `new_graph` before each `backward`: it runs forward and keeps the autograd graph.
+    Call `new_graph` before each `backward`. The method `new_graph` runs forward and keeps the
+    autograd graph, which `backward` uses.
+
+    Args:
+        params: parameters of the benchmark.
+        device: device of the inputs.
 
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
@@ -197,8 +210,8 @@ def _measure(
     """Measure the time and, on a GPU, the peak memory of each phase.
 
     Returns:
-        A dict with samples_ms and peak_memory_bytes, and a dict with host_ms,
-        before_backward_bytes and wall_ms. See `run`.
+        Two dicts. The first has the keys samples_ms and peak_memory_bytes, with a value for each
+        phase. The second has the keys host_ms, before_backward_bytes and wall_ms, see `run`.
     """
     import torch
 
@@ -254,11 +267,11 @@ def require_right(errors: dict[str, float], implementation: str, dtype: str) -> 
 
     Args:
         errors: relative errors by name of the tensor, from `relative_errors`.
-        implementation: name for the message.
-        dtype: key of TOLERANCE.
+        implementation: name of the attention implementation, for the message.
+        dtype: dtype of attention, a key of TOLERANCE, the dict of maximum errors.
 
     Raises:
-        WrongOutput: if an error is NaN, or above the TOLERANCE of this dtype.
+        WrongOutput: if an error is NaN, or above the limit for `dtype`.
     """
     # "not <=" is also true for NaN, unlike ">".
     wrong = [name for name, error in errors.items() if not error <= TOLERANCE[dtype]]
@@ -275,12 +288,13 @@ def relative_errors(
 ) -> dict[str, float]:
     """Return the relative L2 errors of an attention's output and gradients against float64.
 
-    The error of a tensor x is ||x - reference|| / ||reference||.
+    The error of a tensor x is ||x - reference|| / ||reference||. If the reference is zero, the norm
+    of `dout` is the denominator.
 
     Args:
         forward: function without arguments that computes attention of q, k and v.
-        q, k, v: leaf tensors that require gradients. Their `grad` must be None. It is set to None
-            again before the function returns.
+        q, k, v: leaf tensors that require gradients. Their `grad` must be None before the call, and
+            is None after the call.
         dout: gradient of the output.
         causal: whether `forward` applies the causal mask.
 

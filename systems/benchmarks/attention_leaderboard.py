@@ -1,14 +1,16 @@
 """Time attention in the same way as the leaderboard of assignment 2 of Stanford CS336.
 
-python -m jobs.submit sweeps/flash_leaderboard.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/flash_leaderboard.yaml --local
 
 The leaderboard times forward and backward of causal attention in bfloat16, with batch size 1, 16
 heads, 16,384 tokens and head_dim 64. The result is the mean time that
 `triton.testing.do_bench(warmup=1000, rep=10000)` returns. Details:
 
 - The attention function is compiled with torch.compile.
-- The loss is the sum of the output. So the gradient of the output is a single 1, expanded to the
-  shape of the output.
+- The loss is the sum of the output. So the gradient of the output is one number, 1, expanded to the
+  shape of the output with strides of zero.
 - Gradients are never cleared, so the time includes adding new gradients to old ones.
 
 The benchmark `attention` times the same operations with `systems.measure.timing`.
@@ -31,7 +33,7 @@ PRELOAD = ("torch.fx.experimental.symbolic_shapes",)
 
 
 class Params(BenchmarkParams):
-    """Parameters of causal bf16 attention. The defaults are the values of the leaderboard."""
+    """Parameters of causal attention in bf16. The defaults are those of the CS336 leaderboard."""
 
     implementation: Literal[AttentionName]  # key of `systems.kernels.flash_attention.ATTENTIONS`
     num_heads: Annotated[int, Field(ge=1)] = 16  # number of heads of q, k and v
@@ -51,8 +53,8 @@ def run(params: Params) -> dict[str, Any]:
 
     Raises:
         Unsupported: if there is no GPU, or the implementation does not support the inputs.
-        WrongOutput: if the relative error of the output or of a gradient is above the TOLERANCE of
-            the benchmark `attention`.
+        WrongOutput: if the relative error of the output or of a gradient is above the limit that
+            the benchmark `attention` has for bf16.
     """
     import torch
     from triton.testing import do_bench

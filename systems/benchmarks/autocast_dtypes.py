@@ -1,6 +1,8 @@
 """Record the dtypes of weights, layer outputs, loss and gradients of a small model under autocast.
 
-python -m jobs.submit sweeps/mixed_precision.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/mixed_precision.yaml --local
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ VERSION = 1
 
 
 class Params(BenchmarkParams):
-    """Parameters of the autocast context."""
+    """Parameters of the benchmark: the dtype of autocast."""
 
     autocast: Literal["fp16", "bf16"]  # dtype that is passed to torch.autocast
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Run forward and backward once under autocast.
+    """Run a small model once, and record the dtypes of some tensors. Forward runs under autocast.
 
     Returns:
-        `facts` with the key `dtypes`: the dtype of each recorded tensor, by name of the tensor.
+        A dict {"facts": {"dtypes": ...}} with the dtypes of the weights, the layer outputs, the
+        loss and the gradients, by name.
     """
     import torch
     from torch import Tensor, nn

@@ -1,11 +1,13 @@
-"""Step time and exposed communication of data-parallel training.
+"""Measure step time and exposed communication of data-parallel training.
 
-python -m jobs.submit sweeps/ddp.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/ddp.yaml --local
 
 Each rank measures the time of a training step, and the time of the same step without communication.
 Then each rank profiles a few steps and measures the communication in them. Communication is called
-exposed while the rank computes nothing. Rank 0 draws one profiled step of every rank into
-timeline.png.
+exposed during the time in which the rank computes nothing. Rank 0 draws one profiled step of every
+rank into the file timeline.png.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ class Params(ParallelParams):
         if (self.strategy == "bucketed") != (self.bucket_size_mb is not None):
             given = "none" if self.bucket_size_mb is None else f"{self.bucket_size_mb:g}"
             raise ValueError(
-                "bucket_size_mb is required with strategy: bucketed and not allowed with other "
-                f"strategies, got strategy: {self.strategy} and bucket_size_mb: {given}"
+                "bucket_size_mb is required with `strategy: bucketed` and not allowed with other "
+                f"strategies, got `strategy: {self.strategy}` and `bucket_size_mb: {given}`"
             )
         return self
 
@@ -64,7 +66,7 @@ class Params(ParallelParams):
 def predict(params: Params) -> dict[str, Any]:
     """Predict the bytes of all gradients, and the bytes that a rank sends in a step.
 
-    All-reduces are assumed to use a ring.
+    The prediction assumes that all-reduces use the ring algorithm.
     """
     state = accounting.model_state_bytes(params.model_size, params.precision)
     sent = accounting.step_sent_bytes("ddp", state, params.world_size)
@@ -74,19 +76,24 @@ def predict(params: Params) -> dict[str, Any]:
 def run(params: Params) -> dict[str, Any]:
     """Check the data-parallel training and measure its steps on this rank.
 
+    Steps are timed in rounds. A round is a number of consecutive steps. Rounds of data-parallel
+    steps and rounds of steps without communication alternate, on all ranks at the same time.
+
     Phases:
         train_step: mean time of a data-parallel step, one sample per round.
-        alone: mean time of the same step without communication, one sample per round. Rounds of
-            train_step and alone alternate. All ranks run the same kind of round at the same time.
+        alone: mean time of the same step without communication, one sample per round.
         communication: time in a profiled step during which communication is in flight.
         exposed: part of `communication` during which this rank computes nothing.
 
     Returns:
         Measurements, see `systems.benchmark`. `facts` has these keys:
-            train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms, overlap_share:
-                see `parallel_timing.step_facts`. Values of the rank with the largest train_step_ms.
-            exposed_ms, communication_share: see `parallel_timing.exposed_facts`, of the same rank.
-            by_rank: list of the values above for every rank.
+            train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms: medians of the
+                four phases, in the same order.
+            overlap_share: share of the communication that overlaps with computation.
+            exposed_ms: train_step_ms - alone_ms.
+            communication_share: exposed_ms / train_step_ms.
+            by_rank: list with a dict of all values above for each rank. The values above themselves
+                are those of the rank with the largest train_step_ms.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
             model: predicted exposed communication, see `_bucket_model`.
 
@@ -103,7 +110,14 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Check and measure the training in the current process group. See `run` for the result."""
+    """Check and measure the training. The default process group must be initialized.
+
+    Result and exceptions are those of `run`.
+
+    Args:
+        params: parameters of the benchmark.
+        device: device of this rank.
+    """
     import torch.distributed as dist
 
     from systems.measure.peak_memory import peak_memory_by_phase
@@ -149,9 +163,17 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
 
 def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTimeline]:
-    """Profile a strategy; return the timeline of the last profiled step for each rank.
+    """Profile training steps with another strategy than that of `params`.
 
     All ranks must call this function.
+
+    Args:
+        strategy: how gradients are averaged, for example "naive".
+        params: parameters of the benchmark. Their strategy is not used.
+        device: device of this rank.
+
+    Returns:
+        Timelines of the last profiled step on all ranks, in rank order.
     """
     import torch.distributed as dist
 
@@ -193,29 +215,28 @@ def wrapped(module: nn.Module, params: Params) -> nn.Module:
 def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
     """Predict the exposed communication of a training step.
 
-    The prediction is computed by `accounting.ddp_overhead_seconds`. Its inputs are measured: the
-    latency and the bandwidth of an all-reduce, and the duration of backward. All ranks must call
-    this function.
+    Exposed communication is here the time from the end of backward to the end of communication.
+    `accounting.ddp_overhead_seconds` predicts it from measured values: the latency and the
+    bandwidth of an all-reduce, and the duration of backward. All ranks must call this function.
 
     Args:
         params: parameters of the benchmark.
-        alone: training without communication, whose backward is timed.
+        alone: training without communication. Its backward is timed.
 
     Returns:
         call_us: latency of an all-reduce of one element, in microseconds.
         all_reduce_gb_per_second: bandwidth of a large all-reduce, in GB/s.
-        all_gradients_ms: predicted duration of one all-reduce of all gradients.
-        backward_ms: measured duration of backward on the slowest rank.
+        all_gradients_ms: predicted duration of one all-reduce of all gradients, in milliseconds.
+        backward_ms: measured duration of backward on the slowest rank, in milliseconds.
         best_bucket_bytes: bucket size with the least predicted exposed communication.
         largest_parameter_bytes: size of the largest parameter.
-        With the strategies overlapped and bucketed also:
-            buckets: number of buckets. With overlapped each parameter is a bucket.
-            exposed_ms: predicted exposed communication, assuming that backward takes as long as the
-                transfer of all gradients.
-            exposed_beside_backward_ms: predicted exposed communication, with the measured duration
-                of backward.
-        These values are not predicted for the other strategies: naive and flat overlap nothing, and
-        torch's wrapper fills its buckets by other rules.
+
+        If `params.strategy` is "overlapped" or "bucketed", also:
+        buckets: number of buckets. With "overlapped" each parameter is a bucket.
+        exposed_ms: predicted exposed communication in milliseconds, if backward takes as long as
+            the transfer of all gradients.
+        exposed_beside_backward_ms: predicted exposed communication in milliseconds, if backward
+            takes the measured time.
     """
     from systems.measure.ranks import all_gather_objects
     from systems.measure.timing import clock_ms
@@ -251,7 +272,7 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
 
 
 def _all_reduce_seconds(elements: int, device: torch.device) -> float:
-    """Return the mean time of a float32 all-reduce on the slowest rank, in seconds.
+    """Measure the mean time of an all-reduce of float32 numbers on the slowest rank, in seconds.
 
     All ranks must call this function.
 

@@ -1,11 +1,13 @@
-"""Step time and memory of fully sharded training, with this project's wrapper or torch's FSDP2.
+"""Measure fully sharded training, with this project's FSDP wrapper or with torch's FSDP2.
 
-python -m jobs.submit sweeps/fsdp.yaml --local
+Run it on this machine, without Slurm:
 
-Each rank measures the time of a training step, its peak memory, and the share of all-gathers that
-finish while computation is running, so that nothing waits for them. Tables compare the peak memory
-with a prediction of `systems.accounting`. Rank 0 draws one profiled step of every rank into
-timeline.png.
+    python -m jobs.submit sweeps/fsdp.yaml --local
+
+Each rank measures the time of a training step, the peak memory of a step, and the share of
+all-gathers in time. An all-gather is in time if it ends while computation is running, so that
+nothing waits for it. Tables of results compare the peak memory with a prediction of
+`systems.accounting`. Rank 0 draws one profiled step of every rank into the file timeline.png.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ class Params(ParallelParams):
     def _compiled_blocks_are_layers(self) -> Self:
         if self.strategy == "layers" and self.mode != "eager":
             raise ValueError(
-                f"strategy: layers needs mode: eager, got mode: {self.mode}; use strategy: blocks, "
-                "which gathers each compiled block as a whole"
+                f"`strategy: layers` needs `mode: eager`, got `mode: {self.mode}`; use "
+                "`strategy: blocks`, which gathers each compiled block as a whole"
             )
         return self
 
@@ -65,11 +67,12 @@ def predict(params: Params) -> dict[str, Any]:
     The predicted peak is the sum of:
 
     - the shards of weights and of optimizer state,
-    - the activations or the shards of gradients, whichever are larger,
-    - four times the size of the largest layer: the gathered weights of three layers and the
+    - either the activations or the shards of gradients, whichever take more memory,
+    - four times the size of the largest layer, for the gathered weights of three layers and the
       unsharded gradients of one layer.
 
-    Activations and the peak are predicted only without activation checkpointing.
+    A layer is a group of weights that are gathered together. Activations and the peak are predicted
+    only without activation checkpointing.
     """
     size, precision, n = params.model_size, params.precision, params.world_size
     shards = accounting.rank_state_bytes("zero3", accounting.model_state_bytes(size, "fp32"), n)
@@ -102,21 +105,26 @@ def predict(params: Params) -> dict[str, Any]:
 def run(params: Params) -> dict[str, Any]:
     """Check the fully sharded training and measure its steps on this rank.
 
+    Steps are timed in rounds. A round is a number of consecutive steps. Rounds of fully sharded
+    steps and rounds of steps without sharding and communication alternate, on all ranks at the same
+    time.
+
     Phases:
         train_step: mean time of a fully sharded step, one sample per round. On a GPU its peak
             memory is measured, too, while no other training is in memory.
-        alone: mean time of a step without sharding and communication, one sample per round. Rounds
-            of train_step and alone alternate.
+        alone: mean time of a step without sharding and communication, one sample per round.
         communication: time in a profiled step during which communication is in flight.
         exposed: part of `communication` during which this rank computes nothing.
 
     Returns:
         Measurements, see `systems.benchmark`. `facts` has these keys:
-            train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms, overlap_share:
-                see `parallel_timing.step_facts`. Values of the rank with the largest
-                gather_wait_ms.
-            gathers, gathers_in_time, gather_wait_ms: see `gather_facts`, of the same rank.
-            by_rank: list of the values above for every rank.
+            train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms: medians of the
+                four phases, in the same order.
+            overlap_share: share of the communication that overlaps with computation.
+            gathers, gathers_in_time, gather_wait_ms: all-gathers per step, the share of all-gathers
+                that computation did not wait for, and the waiting time, see `gather_facts`.
+            by_rank: list with a dict of all values above for each rank. The values above themselves
+                are those of the rank with the largest gather_wait_ms.
             weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of a step, each
                 the maximum over all ranks.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
@@ -134,7 +142,14 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Check and measure the training in the current process group. See `run` for the result."""
+    """Check and measure the training. The default process group must be initialized.
+
+    Result and exceptions are those of `run`.
+
+    Args:
+        params: parameters of the benchmark.
+        device: device of this rank.
+    """
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
@@ -180,11 +195,15 @@ def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
     An all-gather is in time if it ends while computation is running. Otherwise computation may have
     waited for it.
 
+    Args:
+        steps: timelines of the profiled steps.
+
     Returns:
         gathers: number of all-gathers per step.
         gathers_in_time: share of all-gathers that are in time. Missing if there are no all-gathers.
-        gather_wait_ms: mean waiting time per step, in milliseconds. The waiting time is measured
-            from the end of computation to the end of each all-gather that is not in time.
+        gather_wait_ms: mean waiting time per step, in milliseconds. For an all-gather that is not
+            in time, the waiting time ends when the all-gather ends. It begins when the last
+            computation before that moment ends, or when the all-gather starts if that is later.
     """
     waits = [wait for step in steps for wait in step.waits_ms("all_gather")]
     facts = {"gathers": len(waits) / len(steps), "gather_wait_ms": sum(waits) / len(steps)}
@@ -194,9 +213,12 @@ def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
 
 
 def _memory(training: ParallelTraining) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the bytes that this rank keeps at the end of a step, and the peak memory of the step.
+    """Measure the memory of this rank in a training step.
 
-    Without a GPU the peak memory is {}.
+    Returns:
+        Two dicts. The first has the bytes of weights, gradients and optimizer state that this rank
+        keeps at the end of a step. The second has the peak memory of the phase train_step, in
+        bytes. The second is {} without a GPU.
     """
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.state_memory import state_bytes
@@ -212,7 +234,10 @@ def _memory(training: ParallelTraining) -> tuple[dict[str, int], dict[str, int]]
 
 
 def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
-    """Return the training of this rank, with the model in the wrapper of `params.strategy`."""
+    """Return the fully sharded training of this rank.
+
+    The model is wrapped in the wrapper that `params.strategy` selects.
+    """
     import torch
     import torch.distributed as dist
 
@@ -264,7 +289,10 @@ def _fully_shard(
             weights.
         device: device of this rank.
         compiled: whether to compile each block.
-        strategy: fsdp2 or fsdp2_prefetch.
+        strategy: "fsdp2", or "fsdp2_prefetch" to prefetch the next two blocks explicitly.
+
+    Returns:
+        The same module, now sharded.
     """
     import torch
     import torch.distributed as dist
@@ -298,8 +326,9 @@ def _plain_name(name: str) -> str:
 def check(training: ParallelTraining, alone: ParallelTraining) -> dict[str, float]:
     """Compare a fully sharded training with a training on one process.
 
-    Weights and gradients are gathered from their shards. All ranks must call this function. See
-    `check_parallel` for arguments, result and exceptions.
+    For the comparison, weights and gradients are gathered from their shards. All ranks must call
+    this function. Arguments, result and exceptions are those of
+    `systems.training.parallel_check.check_parallel`.
     """
     from systems.training.parallel_check import check_parallel
 
@@ -373,9 +402,10 @@ def full_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
 
 
 def master_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
-    """Return the float32 master weights of a training without sharding, by name.
+    """Return the weights that the optimizer updates, in a training without sharding, by name.
 
-    A weight that has no master weight is returned itself.
+    For a bf16 weight that has a float32 master weight, the result contains the master weight. For
+    every other weight, the result contains the weight itself.
     """
     state = training.optimizer.state
     return {

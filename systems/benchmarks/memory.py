@@ -1,11 +1,13 @@
-"""Memory of a training step: weights, gradients, optimizer state, activations, and the peak.
+"""Measure the memory of a training step: weights, gradients, optimizer state, activations, peak.
 
-python -m jobs.submit sweeps/memory.yaml --local
+Run it on this machine, without Slurm:
 
-The sizes are measured on live tensors. Tables compare them with predictions of
-`systems.accounting`. On a GPU, the history of the CUDA allocator is recorded during one step.
-memory_timeline.png shows the memory in use over time, and the largest allocations are listed with
-the source lines that made them.
+    python -m jobs.submit sweeps/memory.yaml --local
+
+The sizes are measured on live tensors. Tables of results compare them with predictions of
+`systems.accounting`. On a GPU, the history of the CUDA allocator is recorded during one step. From
+this history, the benchmark draws the memory in use over time into the file memory_timeline.png, and
+lists the largest allocations with the source lines that made them.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ WARMUP_STEPS = 2
 class Params(TransformerParams):
     """Parameters of the measured step. Has all fields of `TransformerParams`.
 
-    Only mode: eager without cuda_graph is allowed.
+    `mode` must be "eager" and `cuda_graph` must be False.
     """
 
     # Phases to measure: forward (forward only, without optimizer state) or train_step (forward,
@@ -54,9 +56,10 @@ class Params(TransformerParams):
     def _allocates_as_it_runs(self) -> Self:
         if self.mode != "eager" or self.cuda_graph:
             raise ValueError(
-                "the memory benchmark needs mode: eager and cuda_graph: false, got mode: "
-                f"{self.mode} and cuda_graph: {str(self.cuda_graph).lower()}. Replaying a CUDA "
-                "graph allocates no memory, and tensors saved by compiled code have no source line"
+                "the memory benchmark needs `mode: eager` and `cuda_graph: false`, got "
+                f"`mode: {self.mode}` and `cuda_graph: {str(self.cuda_graph).lower()}`. Replaying "
+                "a CUDA graph allocates no memory. Tensors that compiled code saves have no source "
+                "line"
             )
         return self
 
@@ -64,8 +67,8 @@ class Params(TransformerParams):
 def predict(params: Params) -> dict[str, Any]:
     """Predict the bytes of weights, gradients, optimizer state, activations, and the peak.
 
-    Activations are predicted only with checkpointing: none. The peak is predicted only with
-    checkpointing: none or every_k.
+    Activations are predicted only without activation checkpointing. The peak is predicted only if
+    `params.checkpointing` is "none" or "every_k".
     """
     size, precision, kind = params.model_size, params.precision, params.attention_kind
     point = (params.batch_size, params.context_length)
@@ -106,14 +109,14 @@ def run(params: Params) -> dict[str, Any]:
         On a GPU also:
             activations_bytes: memory that forward allocates and that is still allocated when
                 forward ends.
-            requested_peak_bytes: peak of the bytes that tensors requested, from the statistics of
-                the allocator. The allocator rounds each size up, and `peak_memory_bytes` counts the
-                rounded sizes.
-            timeline_peak_bytes: peak of the requested bytes in the recorded history.
-            peak_phase: phase of the peak in the recorded history.
-            at_peak: bytes in use at this peak, by kind, such as weights_bytes.
-            largest_allocations: the largest allocations at this peak, by source line.
-        With checkpointing: none also:
+            requested_peak_bytes: peak memory in the step, as the sum of the sizes that tensors
+                requested. It comes from the statistics of the CUDA allocator. The allocator rounds
+                each size up, and `peak_memory_bytes` counts the rounded sizes.
+            timeline_peak_bytes: the same peak, from the recorded history of the allocator.
+            peak_phase: phase of the step in which the peak of the history is.
+            at_peak: bytes in use at the peak of the history, by kind, such as weights_bytes.
+            largest_allocations: the largest allocations at the peak of the history, by source line.
+        Without activation checkpointing also:
             saved_bytes: size of the tensors that autograd saves for backward, without the model's
                 parameters and buffers, and without the batch.
             weight_copies_bytes: the part of saved_bytes that consists of 16-bit copies of weights,
@@ -132,7 +135,7 @@ def run(params: Params) -> dict[str, Any]:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if params.snapshot and device.type != "cuda":
-        raise Unsupported("snapshot: true needs the CUDA allocator; this machine has no GPU")
+        raise Unsupported("`snapshot: true` needs the CUDA allocator; this machine has no GPU")
     # Start to record before the weights are allocated, so that these allocations have source lines.
     with recording() if device.type == "cuda" else contextlib.nullcontext():
         training = make_training(params, device)
@@ -169,7 +172,11 @@ def _free(training: Training) -> None:
 
 
 def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
-    """Run one step; return the bytes of weights, gradients and optimizer state."""
+    """Run one step, and measure the memory that is in use at its end, in bytes.
+
+    Returns:
+        weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of the step.
+    """
     from systems.measure.state_memory import state_bytes
 
     for run_phase in phases.values():
@@ -180,10 +187,17 @@ def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
 def _step_on_gpu(
     training: Training, params: Params, phases: Phases
 ) -> tuple[dict[str, int], dict[str, Any]]:
-    """Run one step and draw its timeline.
+    """Run one step, measure its memory, and draw the memory in use over time.
+
+    Args:
+        training: the measured training, after its warm-up.
+        params: parameters of the benchmark.
+        phases: methods that run the phases of the step, by name of the phase.
 
     Returns:
-        Peak memory of each phase and of the step, and the facts listed in `run` for a GPU.
+        Two dicts. The first has the peak memory of each phase and of the step, in bytes. The second
+        has further measured values by name: weights_bytes, gradients_bytes, optimizer_state_bytes
+        and the values that `run` lists for a GPU.
     """
     from systems.measure.memory_timeline import mark_phase
     from systems.measure.peak_memory import peak_memory_by_phase
@@ -220,12 +234,15 @@ def _requested(which: str) -> int:
 def _timeline(
     params: Params, phases: Sequence[str], owned: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> dict[str, Any]:
-    """Read the allocator's history, draw it, and return facts about the peak.
+    """Read and draw the recorded history of the CUDA allocator.
 
     Args:
-        params: parameters of the run, for the title of the drawing.
+        params: parameters of the benchmark, for the title of the drawing.
         phases: names of the phases of the step.
-        owned: tensors by kind of memory, such as "weights", and by name.
+        owned: for each kind of memory, such as "weights", its tensors by name.
+
+    Returns:
+        timeline_peak_bytes, peak_phase, at_peak and largest_allocations: see `run`.
     """
     import torch
 
@@ -276,7 +293,7 @@ def _timeline(
 
 
 def _any_block(name: str) -> str:
-    """Replace the block index in a parameter name by *, so that all blocks are listed together."""
+    """Replace the block index in a parameter name by *, so that all blocks have the same names."""
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
@@ -298,9 +315,11 @@ def _optimizer_state(training: Training) -> dict[str, torch.Tensor]:
 
 
 def _saved(training: Training) -> dict[str, int]:
-    """Return the bytes that forward saves for backward, and how many of them are weight copies.
+    """Measure the tensors that forward saves for backward.
 
-    The keys are saved_bytes and weight_copies_bytes; see `run`.
+    Returns:
+        saved_bytes: size of the saved tensors, without parameters, buffers and the batch.
+        weight_copies_bytes: the part of saved_bytes that consists of 16-bit copies of weights.
     """
     from systems.measure.saved_tensors import saved_tensors
 
@@ -314,9 +333,12 @@ def _saved(training: Training) -> dict[str, int]:
 
 
 def _block(training: Training) -> dict[str, Any]:
-    """Return residual_stream_bytes and the result of `block_report` for the first block.
+    """Measure the memory of the first block. Its input is the output of the embedding.
 
-    The input of the block is the output of the embedding, as in training.
+    Returns:
+        residual_stream_bytes: size of the input of the block.
+        block_saved_bytes, block_saved, block_weight_copies_bytes, block_gradients_bytes: result of
+            `systems.measure.saved_tensors.block_report`.
     """
     import torch
 

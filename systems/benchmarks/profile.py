@@ -1,10 +1,13 @@
-"""Time of each kernel in a training step, by phase and by part of attention.
+"""Measure the time of each kernel in a training step, by phase and by part of attention.
 
-python -m jobs.submit sweeps/profile.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/profile.yaml --local
 
 Training steps are first timed without a profiler. Then some steps are run under torch.profiler,
-which gives the times of kernels. With `profiler: nsys` they are run under Nsight Systems instead,
-and its report is kept. `profiler: nsys` has been tested only with a script that imitates nsys.
+which gives the times of kernels. With `profiler: nsys` they are run under Nsight Systems (nsys)
+instead, and the report of nsys is kept. `profiler: nsys` has been tested only with a script that
+imitates nsys.
 """
 
 from __future__ import annotations
@@ -56,17 +59,18 @@ class Params(TransformerParams):
     def _one_trace(self) -> Self:
         if self.trace and self.profiler != "torch":
             raise ValueError(
-                f"trace: true needs profiler: torch, got profiler: {self.profiler}; set "
-                "trace: false (the report of nsys is always kept)"
+                f"`trace: true` needs `profiler: torch`, got `profiler: {self.profiler}`; set "
+                "`trace: false` (the report of nsys is always kept)"
             )
         return self
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the operations of attention's softmax, divided by the FLOPs of attention's matmuls.
+    """Predict how many operations the softmax of attention needs per FLOP of attention's matmuls.
 
     Returns:
-        softmax_over_matmul_flops: this ratio for forward and for backward.
+        softmax_over_matmul_flops: number of operations of the softmax, divided by the FLOPs of the
+            matmuls of attention. A dict with the keys forward and backward.
     """
     size = params.model_size
     head_dim = size.d_model // size.num_heads
@@ -88,17 +92,18 @@ def run(params: Params) -> dict[str, Any]:
     Returns:
         Measurements, see `systems.benchmark`. `facts` has these keys:
             profiled_steps: number of profiled steps.
-            range_ms: mean time of each phase and of the step under the profiler.
+            range_ms: mean time of each phase and of the whole step under the profiler, in
+                milliseconds.
             range_over_clock: time of each phase under the profiler, divided by the median time of
                 the phase without the profiler.
             relative_error: errors of the loss and the gradients, see `check_training`.
-        With profiler: torch also:
-            kernels, kernel_ms and the other results of `kernel_table.kernel_facts`.
+        If `params.profiler` is "torch", also:
+            kernels, kernel_ms and so on: times of kernels, see `kernel_table.kernel_facts`.
             kernels_over_clock: time of all kernels of each phase, divided by the median time of the
                 phase without the profiler.
-            trace: file name of the trace, if the parameter `trace` is true.
-        With profiler: nsys also:
-            report: file name of the report.
+            trace: file name of the trace, if `params.trace` is true.
+        If `params.profiler` is "nsys", also:
+            report: file name of the report of nsys.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
@@ -165,11 +170,17 @@ def _profile(training: Training, trace: Path) -> None:
 
 
 def _over_clock(facts: dict[str, Any], samples: dict[str, list[float]]) -> dict[str, Any]:
-    """Return range_over_clock and kernels_over_clock. See `run`.
+    """Compare the times of each phase with a profiler and without a profiler.
 
     Args:
-        facts: facts of the profiled steps, with range_ms and, if available, kernel_ms.
-        samples: milliseconds of each phase without a profiler.
+        facts: results of the profiled steps, with the keys range_ms (time of each phase) and, if
+            the profiler is torch.profiler, kernel_ms (time of all kernels of each phase).
+        samples: times of each phase without a profiler, in milliseconds.
+
+    Returns:
+        range_over_clock: range_ms of each phase, divided by the median of its samples.
+        kernels_over_clock: kernel_ms of each phase, divided by the median of its samples. Missing
+            without kernel_ms.
     """
     clock = {
         name: statistics.median(samples[name]) for name in ("forward", "backward", "optimizer")
@@ -182,11 +193,14 @@ def _over_clock(facts: dict[str, Any], samples: dict[str, list[float]]) -> dict[
 
 
 def _steps_under_nsys(params: Params) -> dict[str, Any]:
-    """Run the annotated steps that nsys records. Called in a process that nsys starts.
+    """Run the training steps that nsys (Nsight Systems) records.
+
+    The phases and the parts of attention are annotated, so that the report of nsys shows them. This
+    function runs in a process that nsys starts.
 
     Returns:
         profiled_steps: number of recorded steps.
-        range_ms: mean time of each phase and of the step, measured with Python's clock, in
+        range_ms: mean time of each phase and of the whole step, measured with Python's clock, in
             milliseconds.
     """
     import torch

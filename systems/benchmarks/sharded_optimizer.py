@@ -1,8 +1,11 @@
-"""Memory and step time of data-parallel training with a sharded or a replicated optimizer state.
+"""Measure memory and step time of data-parallel training with a sharded optimizer state.
 
-python -m jobs.submit sweeps/sharded_optimizer.yaml --local
+Run it on this machine, without Slurm:
 
-Gradients are always averaged with `systems.parallel.BucketedDDP`.
+    python -m jobs.submit sweeps/sharded_optimizer.yaml --local
+
+For comparison, the same training can be measured with a replicated optimizer state: then every rank
+keeps the full state. Gradients are always averaged with `systems.parallel.BucketedDDP`.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class Params(ParallelParams):
 def predict(params: Params) -> dict[str, Any]:
     """Predict the bytes that a rank keeps after a step, and the bytes that it sends in a step.
 
-    All shards are assumed to have the same size.
+    The prediction assumes that all ranks have shards of the same size.
     """
     state = accounting.model_state_bytes(params.model_size, params.precision)
     strategy = _ACCOUNTING[params.strategy]
@@ -57,10 +60,12 @@ def predict(params: Params) -> dict[str, Any]:
 def run(params: Params) -> dict[str, Any]:
     """Check the data-parallel training and measure its memory and time on this rank.
 
+    Steps are timed in rounds. A round is a number of consecutive steps. Rounds of data-parallel
+    steps and rounds of steps without communication alternate, on all ranks at the same time.
+
     Phases with times:
         train_step: mean time of a data-parallel step, one sample per round.
-        alone: mean time of a step without sharding and communication, one sample per round. Rounds
-            of train_step and alone alternate.
+        alone: mean time of a step without sharding and communication, one sample per round.
         optimizer: time of the optimizer's update, including its communication.
 
     Phases with peak memory, on a GPU only:
@@ -71,13 +76,14 @@ def run(params: Params) -> dict[str, Any]:
 
     Returns:
         Measurements, see `systems.benchmark`. `facts` has these keys:
-            after_init, before_step, after_step: memory in use after construction, before the first
-                update of the optimizer, and after this update, on the rank that uses the most
-                memory at that time. The keys are weights_bytes, gradients_bytes and
-                optimizer_state_bytes. On a GPU there are also allocated_bytes (all allocated
-                memory) and other_bytes (allocated memory without weights, gradients and optimizer
-                state).
-            by_rank: list of after_init, before_step and after_step for every rank.
+            after_init, before_step, after_step: memory in use at three times: after the
+                construction of model and optimizer, before the first update of the optimizer, and
+                after this update. Each value is that of the rank that uses the most memory at that
+                time. It is a dict with the keys weights_bytes, gradients_bytes and
+                optimizer_state_bytes. On a GPU there are also the keys allocated_bytes (all
+                allocated memory) and other_bytes (allocated memory without weights, gradients and
+                optimizer state).
+            by_rank: list with a dict of after_init, before_step and after_step for each rank.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
 
     Raises:
@@ -93,7 +99,14 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Check and measure the training in the current process group. See `run` for the result."""
+    """Check and measure the training. The default process group must be initialized.
+
+    Result and exceptions are those of `run`.
+
+    Args:
+        params: parameters of the benchmark.
+        device: device of this rank.
+    """
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
@@ -120,7 +133,10 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
 
 def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
-    """Return the training of this rank, with the optimizer that `params.strategy` selects."""
+    """Return the data-parallel training of this rank.
+
+    `params.strategy` selects whether the optimizer shards its state.
+    """
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -153,12 +169,13 @@ def _memory(
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
     """Measure the memory of this rank during construction and the first two steps.
 
-    The optimizer allocates its state in the first step. The second step is measured because there
-    the state exists from the start.
+    The optimizer allocates its state in the first step. Only the second step has the peak memory of
+    later steps, because the state exists from its start.
 
     Returns:
-        Memory in use after_init, before_step and after_step, and the peak memory of each phase. See
-        `run`.
+        Two dicts. The first has the memory in use, with the keys after_init, before_step and
+        after_step, see `run`. The second has the peak memory of the phases init, forward_backward,
+        optimizer and train_step, in bytes. The second is {} without a GPU.
     """
     import torch
 
@@ -205,9 +222,10 @@ def _total(used: dict[str, int]) -> int:
 
 
 def _optimizer_ms(training: ParallelTraining, count: int) -> list[float]:
-    """Return the milliseconds of `count` optimizer updates, measured with Python's clock.
+    """Time the optimizer's update in `count` training steps; return the times in milliseconds.
 
-    All ranks start each update together, after a barrier.
+    The times are measured with Python's clock. All ranks start each update together, after a
+    barrier.
     """
     from systems.measure.ranks import barrier
     from systems.measure.timing import clock_ms

@@ -1,6 +1,8 @@
-"""Time and peak memory of a Transformer's training step, and of its phases.
+"""Measure time and peak memory of a Transformer's training step and of its phases.
 
-python -m jobs.submit sweeps/transformer.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/transformer.yaml --local
 """
 
 from __future__ import annotations
@@ -44,10 +46,10 @@ class Params(TransformerParams):
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the number of parameters, the FLOPs of a step, and its memory in bytes.
+    """Predict the number of parameters, and the FLOPs and the memory of a training step.
 
-    The memory is predicted for mode: eager, also if another mode is given. It is not predicted with
-    checkpointing: nested or selective.
+    The memory is predicted for eager execution, even if `params.mode` selects compilation. Memory
+    is predicted only if `params.checkpointing` is "none" or "every_k".
     """
     size, point = params.model_size, (params.batch_size, params.context_length)
     kind = params.attention_kind
@@ -72,18 +74,18 @@ def run(params: Params) -> dict[str, Any]:
 
     Phases:
         forward, backward, optimizer: timed separately with Python's clock. The GPU is idle at the
-            start and at the end of each, so the time includes Python overhead. The published
-            results that tables show for comparison were measured in this way.
+            start and at the end of each phase, so the time includes Python overhead. Results that
+            others have published, and that tables show for comparison, were measured in this way.
         forward_backward: sum of forward and backward.
-        train_step: time from the end of a step to the end of the next step. On a GPU the host does
-            not wait for the GPU between steps.
+        train_step: time of a step in a series of steps. On a GPU the host does not wait for the GPU
+            between steps, and a step is measured from the end of the previous step.
 
     Returns:
         Measurements, see `systems.benchmark`. Peak memory is measured on a GPU only. `facts` has
         these keys:
             parameters: number of parameters of the model.
-            losses: loss of each step that is timed phase by phase, after the losses of the warm-up
-                steps.
+            losses: losses of the warm-up steps, followed by the losses of the steps in which the
+                phases are timed separately.
             relative_error: errors of the loss and the gradients, see `check_training`.
             first_step_ms: time of the first step in this process.
             building_and_measuring_seconds: time from the start of model construction to the end of
@@ -99,7 +101,7 @@ def run(params: Params) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _empty_caches() -> Iterator[None]:
-    """Make torch.compile and Triton use empty cache folders in this context."""
+    """Make torch.compile and Triton use empty cache folders in a `with` block."""
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     before = {name: os.environ.pop(name, None) for name in names}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -154,7 +156,15 @@ def _measure(params: Params) -> dict[str, Any]:
 
 
 def _peaks(phases: Phases, training: Training) -> dict[str, int]:
-    """Return the peak memory of each phase and of the whole step, in bytes; {} on a CPU."""
+    """Measure the peak memory of each phase and of the whole step, in bytes.
+
+    Args:
+        phases: methods that run the phases of the step, by name of the phase.
+        training: training to which the phases belong.
+
+    Returns:
+        Bytes by phase. The whole step has the key train_step. {} on a CPU.
+    """
     from systems.measure.peak_memory import peak_memory_by_phase
 
     if training.device.type != "cuda":
@@ -170,10 +180,10 @@ def _peaks(phases: Phases, training: Training) -> dict[str, int]:
 def _once_seconds(
     training: Training, warmup_steps: int, first_step: float, samples: dict[str, list[float]]
 ) -> float | None:
-    """Return the seconds spent on compilation and on the capture of CUDA graphs.
+    """Estimate the seconds spent on compilation and on the capture of CUDA graphs.
 
-    This is the time of preparation before the first step, plus the difference between the time of
-    the first step and the mean time of later steps.
+    The estimate is the sum of two times: the time of warm-up and capture before the first step, and
+    the time by which the first step is longer than the mean of later steps.
 
     Args:
         training: the measured training.
@@ -182,7 +192,8 @@ def _once_seconds(
         samples: milliseconds of each phase.
 
     Returns:
-        Seconds, or None if nothing is compiled or captured, or if only one step was run.
+        The seconds. None if nothing is compiled or captured, or if there is no step after the first
+        step.
     """
     params = training.params
     if params.mode == "eager" and not params.cuda_graph:

@@ -1,6 +1,8 @@
-"""Compare the losses of a training configuration, step by step, with the losses in eager float32.
+"""Compare the losses of a training, step by step, with those of a reference in eager float32.
 
-python -m jobs.submit sweeps/training_loss.yaml --local
+Run it on this machine, without Slurm:
+
+    python -m jobs.submit sweeps/training_loss.yaml --local
 """
 
 from __future__ import annotations
@@ -20,20 +22,21 @@ PRELOAD = ("torch._dynamo",)
 
 
 class Params(TransformerParams):
-    """Parameters of the compared training. Has all fields of `TransformerParams`."""
+    """Parameters of the training that is compared. Has all fields of `TransformerParams`."""
 
     steps: Annotated[int, Field(ge=2)] = 20  # number of training steps
     lr: Annotated[float, Field(gt=0)] = 1e-3  # learning rate
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Train the model twice, with the given parameters and as a reference; compare the losses.
+    """Train the model twice and compare the losses.
 
-    Both trainings use the same initial weights and the same batch in every step. The reference uses
-    eager float32, naive attention, torch's AdamW and no activation checkpointing.
+    The first training uses the given parameters. The second training is the reference: it uses
+    eager float32, naive attention, torch's AdamW and no activation checkpointing. Both trainings
+    start with the same weights and use the same batch in every step.
 
     Returns:
-        `facts` with these keys:
+        A dict with the key `facts`, whose value is a dict with these keys:
             losses, reference_losses: loss of each step.
             worst_deviation_share: |loss / reference loss - 1| in the step in which it is largest.
             reference_fall: first reference loss, divided by the last reference loss.

@@ -1,4 +1,4 @@
-"""Data parallel training: wrappers for DDP and FSDP, and an optimizer with sharded state."""
+"""Data parallel training: DDP and FSDP wrappers, and an optimizer whose state is sharded."""
 
 from systems.parallel.collectives import process_group
 from systems.parallel.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP

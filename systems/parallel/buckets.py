@@ -15,10 +15,11 @@ MB = 10**6
 def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[AnyTensor]]:
     """Group parameters into buckets of at most `capacity` bytes, in reverse order.
 
-    Backward computes the gradients of the last layer first, so they can also be reduced first. All
-    parameters of a bucket have the same dtype and device. A new bucket starts when the next
-    parameter of this dtype and device does not fit. A parameter larger than `capacity` gets a
-    separate bucket; later parameters may still be added to the previous bucket.
+    The order is reversed because backward computes the gradients of the last layer first. Then
+    these gradients can also be reduced first. All parameters of a bucket have the same dtype and
+    device. A new bucket starts when the next parameter of the same dtype and device does not fit. A
+    parameter larger than `capacity` gets a bucket of its own. After it, parameters that still fit
+    are added to the previous bucket.
 
     Args:
         parameters: parameters in the order of the model.

@@ -16,9 +16,10 @@ from torch.distributed.distributed_c10d import AllreduceCoalescedOptions
 
 @contextmanager
 def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.device]:
-    """Initialize the process group in a process that torchrun started, and destroy it at the end.
+    """Initialize the default process group, and destroy it at the end of the `with` block.
 
-    After an exception, the process group is not destroyed.
+    torchrun must have started this process. If the block raises an exception, the process group is
+    not destroyed.
 
     Args:
         backend: "gloo" (on CPUs) or "nccl" (one GPU per rank, chosen by LOCAL_RANK).
@@ -76,22 +77,22 @@ def group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def supports_average(group: dist.ProcessGroup) -> bool:
     """Return True if the backend of the group supports ReduceOp.AVG.
 
-    With other backends, the caller divides the tensors by the number of ranks and then reduces them
-    with ReduceOp.SUM. Division before the sum also avoids overflow in float16.
+    If the result is False, the caller must divide the tensors by the number of ranks and then
+    reduce them with ReduceOp.SUM. Division before the sum also avoids overflow in float16.
     """
     return dist.get_backend(group) == "nccl"
 
 
 def mean_or_sum(group: dist.ProcessGroup) -> dist.ReduceOp:
-    """Return ReduceOp.AVG if the backend supports it, else ReduceOp.SUM.
+    """Return the operation for averages: ReduceOp.AVG if the backend supports it, else SUM.
 
-    Before an all-reduce with SUM, the caller divides the tensors by the number of ranks.
+    Before a reduction with ReduceOp.SUM, the caller must divide the tensors by the number of ranks.
     """
     return dist.ReduceOp(dist.ReduceOp.AVG if supports_average(group) else dist.ReduceOp.SUM)
 
 
 class Average(NamedTuple):
-    """An all-reduce in flight that averages tensors over the ranks."""
+    """An all-reduce that was started and averages tensors over the ranks. See `start_average`."""
 
     work: dist.Work
     # These references keep the tensors alive while Gloo's thread uses them (pytorch issue 75529).
@@ -99,7 +100,9 @@ class Average(NamedTuple):
     copies: list[tuple[Tensor, Tensor]]  # (strided tensor, its contiguous copy)
 
     def wait(self) -> None:
-        """Wait for the result. With NCCL, the current stream waits and the host does not block.
+        """Wait until the tensors have their means over the ranks.
+
+        With NCCL, the current stream waits and the host does not block.
 
         Raises:
             RuntimeError: if another rank has exited or the timeout has expired.
@@ -113,11 +116,14 @@ def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
     """Start an all-reduce that replaces `tensors` by their means over the ranks, in place.
 
     All tensors are reduced in one coalesced collective, which NCCL runs in one launch. So they need
-    not be copied into one flat tensor. Do not use the tensors before `wait()` of the result.
+    not be copied into one flat tensor.
 
     Args:
         tensors: tensors of the same dtype and device.
         group: process group.
+
+    Returns:
+        The all-reduce. Call its method `wait` before you use the tensors.
     """
     copies = []
     if not all(tensor.is_contiguous() for tensor in tensors):
@@ -134,13 +140,16 @@ def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
 
 
 class Gather(NamedTuple):
-    """An all-gather in flight."""
+    """An all-gather that was started. See `start_gather`."""
 
     works: list[dist.Work]
     tensors: list[Tensor]  # references that keep the tensors alive, as in Average
 
     def wait(self) -> None:
-        """Wait for the result. With NCCL, the current stream waits and the host does not block."""
+        """Wait until the outputs are complete.
+
+        With NCCL, the current stream waits and the host does not block.
+        """
         for work in self.works:
             work.wait()
 
@@ -153,8 +162,11 @@ def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.Proces
     Args:
         outputs: one-dimensional tensors, each group.size() times as long as its input.
         inputs: one-dimensional tensors of the same dtype and device as all outputs. An input may be
-            the slice of its output that belongs to this rank.
+            the slice of its output into which the values of this rank go.
         group: process group.
+
+    Returns:
+        The all-gather. Call its method `wait` before you use the outputs.
     """
     if dist.get_backend(group) == "nccl":
         works = [group.allgather_into_tensor_coalesced(outputs, inputs)]

@@ -19,17 +19,18 @@ tensors, which are reduced in place; only gradients that are not contiguous are 
 steps, training needs no more memory than on one GPU. Use `zero_grad(set_to_none=True)`.
 
 All ranks must issue the same collectives in the same order, even if their data makes them use
-different parameters. So every trainable parameter is reduced in every step, in a fixed order. A
-gradient that is ready early waits for its turn. If a rank has no gradient for a parameter,
-`finish_gradient_synchronization` sends zeros.
+different parameters. So every trainable parameter is reduced in every step, in a fixed order. If a
+gradient is ready before the previous gradients in this order, its all-reduce starts after theirs.
+If a rank has no gradient for a parameter, `finish_gradient_synchronization` sends zeros.
 
 A small all-reduce at the end finds the parameters that no rank used. These parameters keep `grad`
-None, because with a gradient of zeros, momentum and weight decay would change them. On a GPU, only
-the ranks with a missing gradient block the host to read the result.
+None, because with a gradient of zeros, momentum and weight decay would change them. To read the
+result of this all-reduce on a GPU, the host must block. Only ranks with a missing gradient do so.
 
-NCCL kernels use SMs that backward could use. NCCL_MAX_CTAS limits how many they use, and
-`ProcessGroupNCCL.Options(is_high_priority_stream=True)` makes them start first. The wrappers do not
-set these two options. The caller can set them for the process group.
+NCCL kernels use SMs that backward could use. The environment variable NCCL_MAX_CTAS limits the
+number of these SMs. `ProcessGroupNCCL.Options(is_high_priority_stream=True)` makes NCCL kernels
+start before waiting kernels of backward. The wrappers do not set these two options. The caller can
+set them for the process group.
 """
 
 from __future__ import annotations
@@ -54,13 +55,15 @@ from systems.parallel.rank_consistency import check_agreement
 
 
 class GradientAverage:
-    """Average the gradients of parameters over the ranks, even if some gradients are missing.
+    """Average gradients over the ranks, even if a rank has no gradient for some parameters.
+
+    A rank without a gradient for a parameter contributes zeros to the mean.
 
     Args:
         named: (name, parameter) pairs, the same on all ranks.
         group: process group.
         average: function that replaces the gradients of all trainable parameters by their means
-            over the ranks. When it is called, each trainable parameter has a gradient.
+            over the ranks. Before it is called, missing gradients are replaced by zeros.
     """
 
     def __init__(
@@ -78,7 +81,9 @@ class GradientAverage:
             self._all_used = torch.ones(len(self.trained), dtype=torch.uint8, device=device)
 
     def finish(self) -> None:
-        """Average the gradients. Parameters that no rank used keep `grad` None.
+        """Replace the gradients of the trainable parameters by their means over the ranks.
+
+        A parameter that no rank used keeps `grad` None. All ranks must call this method.
 
         Raises:
             RuntimeError: if a parameter was frozen when the model was wrapped and is now trainable,
@@ -110,7 +115,10 @@ class GradientAverage:
 
 
 class DataParallel(nn.Module):
-    """Base class of the DDP wrappers: copies the module of rank 0 to all ranks, averages gradients.
+    """Base class of the DDP wrappers.
+
+    The constructor overwrites the parameters and buffers of all ranks with those of rank 0.
+    Subclasses define when and how gradients are averaged over the ranks.
 
     Args:
         module: module on the device of the process group. All ranks must have the same module,
@@ -140,9 +148,10 @@ class DataParallel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Finish averaging, so that every `grad` is the mean over all ranks.
 
-        Call it between backward and the step of the optimizer. A rank that did not use a parameter
-        contributes zeros to the mean. A parameter that no rank used keeps `grad` None. On a GPU,
-        the current stream waits. The host blocks only if this rank has a missing gradient.
+        Call it after backward and before the step of the optimizer. All ranks must call it. A rank
+        that did not use a parameter contributes zeros to the mean. A parameter that no rank used
+        keeps `grad` None. On a GPU, the current stream waits for the communication. The host blocks
+        only if this rank has a missing gradient.
 
         Raises:
             RuntimeError: if a rank has exited, the timeout has expired, a gradient is sparse, or a
@@ -152,10 +161,10 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients without communication while the block runs.
+        """Accumulate gradients without communication in a `with` block.
 
-        The accumulated gradients are averaged by the first backward after the block, or by
-        `finish_gradient_synchronization`.
+        The accumulated gradients are averaged later: in the first backward after the `with` block,
+        or at the latest in `finish_gradient_synchronization`.
         """
         before, self._synchronizing = self._synchronizing, False
         try:
@@ -166,7 +175,8 @@ class DataParallel(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state dict of the wrapped module.
 
-        The module can load it without the wrapper.
+        The names in it are those of the module without the wrapper. The module can load the state
+        dict without the wrapper.
         """
         return self.module.state_dict(*args, **kwargs)
 
@@ -179,7 +189,7 @@ class DataParallel(nn.Module):
 
 
 class NaiveDDP(DataParallel):
-    """DDP that all-reduces the gradients one after the other, after backward."""
+    """DDP wrapper that all-reduces the gradients one after the other, after backward."""
 
     def _average(self) -> None:
         for parameter in self._gradients.trained:
@@ -187,9 +197,10 @@ class NaiveDDP(DataParallel):
 
 
 class FlatDDP(DataParallel):
-    """DDP that concatenates all gradients of a dtype and all-reduces them at once, after backward.
+    """DDP wrapper that all-reduces all gradients of a dtype at once, after backward.
 
-    After the all-reduce, the gradients are views of one flat tensor per dtype.
+    The gradients are concatenated into one flat tensor per dtype. After the all-reduce, they are
+    views of the flat tensors.
     """
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
@@ -208,7 +219,7 @@ class FlatDDP(DataParallel):
 
 
 class _Bucket:
-    """Parameters whose gradients are reduced together."""
+    """Parameters whose gradients are reduced in one all-reduce."""
 
     def __init__(self, parameters: list[nn.Parameter]):
         self.parameters = parameters
@@ -216,9 +227,15 @@ class _Bucket:
 
 
 class _HookedDDP(DataParallel):
-    """Base class of the wrappers that all-reduce buckets during backward, in a fixed order.
+    """Base class of the DDP wrappers that all-reduce gradients during backward.
 
-    A bucket is started when its gradients are ready and all previous buckets have been started.
+    Parameters are divided into buckets. The gradients of a bucket are reduced in one all-reduce.
+    Buckets have a fixed order. The all-reduce of a bucket starts when all of its gradients are
+    ready and the all-reduces of all previous buckets have been started.
+
+    Args:
+        module, process_group: as for DataParallel.
+        capacity: maximum size of a bucket, in bytes. A larger parameter gets a separate bucket.
     """
 
     def __init__(
@@ -243,9 +260,19 @@ class _HookedDDP(DataParallel):
             bucket.awaited = len(bucket.parameters)
 
     def _on_gradient(self, bucket: _Bucket, parameter: Tensor) -> None:
-        """Start to reduce the buckets that are complete.
+        """Record that a gradient is ready, and start the all-reduces that are now possible.
 
-        This hook runs for every parameter, so it must be cheap.
+        The all-reduce of a bucket starts when all gradients of the bucket are ready and the
+        all-reduces of all previous buckets have been started. Autograd calls this hook for every
+        parameter, so it must be cheap.
+
+        Args:
+            bucket: bucket of the parameter.
+            parameter: parameter whose gradient is ready.
+
+        Raises:
+            RuntimeError: if a parameter gets a second gradient before the next
+                `finish_gradient_synchronization`.
         """
         if not self._synchronizing:
             return
@@ -278,9 +305,10 @@ class _HookedDDP(DataParallel):
 
 
 class OverlappedDDP(_HookedDDP):
-    """DDP with one all-reduce per parameter during backward.
+    """DDP wrapper with one all-reduce per parameter, during backward.
 
-    The gradients are all-reduced in reverse parameter order.
+    The all-reduces run in reverse parameter order, because backward computes the gradients of the
+    last layer first.
     """
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
@@ -288,9 +316,10 @@ class OverlappedDDP(_HookedDDP):
 
 
 class BucketedDDP(_HookedDDP):
-    """DDP with one all-reduce per bucket of parameters during backward.
+    """DDP wrapper with one all-reduce per bucket, during backward.
 
-    Parameters are added to buckets in reverse order.
+    A bucket is a group of parameters whose gradients are reduced together. Buckets are filled in
+    reverse parameter order, because backward computes the gradients of the last layer first.
 
     Args:
         module, process_group: as for DataParallel.

@@ -11,18 +11,20 @@ weight is gathered when its layer runs, and freed afterwards.
 
 Sources: Rajbhandari et al. 2020, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", section 3.
 
-A layer is a module that directly has parameters. Alternatively, a large module, for example a
-Transformer block, is one layer together with all of its submodules (argument `layers`). Between
-steps, the parameters of the modules are the shards. To gather a layer means to all-gather its
-weights; to prefetch a layer means to start this early. During a step:
+A layer is a group of weights that are gathered and freed together. By default, every module that
+directly has parameters is one layer. With the argument `layers`, a large module, for example a
+Transformer block, is one layer together with all of its submodules. To gather a layer means to
+all-gather its weights. To prefetch a layer means to start its all-gather before the layer runs.
+
+Between steps, each module holds the shards as its parameters. During a step:
 
     before the forward of a layer
         Gather the layer and prefetch the next two layers. Wait for the gather of the layer. Replace
         the shards in the modules by the unsharded weights.
     after the forward of a layer
-        Put the shards back into the modules. Free the unsharded weights, except those of the last
-        layer, with which backward starts.
-    when the gradient of the output of a layer is ready (backward)
+        Put the shards back into the modules. Free the unsharded weights. Only the last layer keeps
+        its unsharded weights, because backward starts with this layer.
+    in backward, when the gradient of the output of a layer is ready
         Gather the layer, and prefetch the two layers that come next in backward. Wait for the
         gather of the layer.
     when the gradient of a weight is complete
@@ -30,11 +32,13 @@ weights; to prefetch a layer means to start this early. During a step:
     when the gradients of all weights of a layer are complete
         Start to reduce-scatter them. If more than two reduce-scatters are in flight, wait for the
         oldest.
-    recomputation (activation checkpointing)
-        Same as forward, but keep the unsharded weights if backward needs them within two layers.
+    when backward runs the forward of a layer again (activation checkpointing)
+        Do the same as before and after the forward. But keep the unsharded weights if backward has
+        reached this layer or is at most two layers away from it.
 
-In forward, the next layers are those of the previous forward. In backward, they are the layers of
-the current forward in reverse order.
+Prefetching needs the order in which the layers will run. Forward is expected to run the layers in
+the order of the previous forward. Backward is expected to run the layers of the current forward in
+reverse order.
 """
 
 from __future__ import annotations
@@ -86,23 +90,27 @@ class FullyShardedDataParallel(nn.Module):
     """FSDP wrapper: shards the large weights of a module across the ranks.
 
     All ranks start with the parameters and buffers of rank 0. Every rank must run the same layers
-    in the same order, each on a different part of the batch. `parameters()` returns the shards of
-    this rank and the replicated parameters. So a gradient norm over `parameters()` does not include
-    the shards of other ranks. A module has its unsharded weight only while its layer runs.
+    in the same order, each on a different part of the batch. A layer is a group of weights that
+    are gathered and freed together. Its modules have their unsharded weights only while it runs.
+
+    Parameters that are not sharded are replicated: every rank has the whole parameter.
+    `parameters()` returns the shards of this rank and the replicated parameters. A gradient norm
+    over `parameters()` therefore does not include the shards of other ranks.
 
     Args:
         module: module on the device of the process group. All ranks must have the same module,
             except for the values of parameters and buffers. Freeze parameters and compile modules
-            before wrapping. A compiled module and all of its submodules become one layer. Its
-            collectives are not compiled, so they cause no graph breaks.
+            before wrapping. A compiled module and all of its submodules become one layer. The
+            collectives run before and after the compiled code, so they cause no graph breaks.
         compute_dtype: dtype of communication and computation. Floating-point inputs are cast to
             compute_dtype, and outputs have it. None keeps the dtype of each parameter. Shards and
             their gradients are always float32 (float64 if the parameter is float64).
         shard: function that returns True for a module whose parameter `weight` is to be sharded.
             All other parameters are replicated.
-        layers: classes of modules. Each instance is one layer together with all of its submodules,
-            so its collectives are larger. Example: the class of the Transformer blocks. By default,
-            every module that directly has parameters is a layer.
+        layers: classes of modules, for example the class of the Transformer blocks. Each instance
+            of a class is one layer together with all of its submodules. Larger layers mean fewer
+            and larger collectives. By default, every module that directly has parameters is a
+            layer.
         process_group: process group; None means the default group of all ranks.
 
     Raises:
@@ -150,9 +158,15 @@ class FullyShardedDataParallel(nn.Module):
     ) -> tuple[list[tuple[str, nn.Parameter]], dict[nn.Module, list[FSDPParameter]]]:
         """Shard or replicate each parameter.
 
+        Args:
+            named: (name, parameter) pairs of the wrapped module.
+            shard: function that returns True for a module whose `weight` is to be sharded.
+
         Returns:
-            (name, parameter) pairs of the replicated parameters, and a dict from each module to its
-            FSDPParameters: sharded weights, and replicated parameters with a copy in compute_dtype.
+            A list of (name, parameter) pairs of the replicated parameters, and a dict from each
+            module to a list of its FSDPParameters. The list has an FSDPParameter for each sharded
+            weight, and for each replicated parameter that needs a copy in another dtype: float32
+            for the optimizer, or compute_dtype for the computation.
         """
         replicated: list[tuple[str, nn.Parameter]] = []
         by_module: dict[nn.Module, list[FSDPParameter]] = {}
@@ -231,15 +245,16 @@ class FullyShardedDataParallel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Finish averaging, so that every gradient is the mean over all ranks.
 
-        Call it between the last backward and the step of the optimizer. Gradients of several
-        backward passes are added. Each gradient has the shape and dtype of its shard or replicated
-        parameter.
+        Call it after the last backward and before the step of the optimizer. Gradients of several
+        backward passes are added. The gradient of a shard has the shape and dtype of the shard. The
+        gradient of a replicated parameter has the shape and dtype of this parameter.
 
-        On a GPU, the current stream waits. The host blocks only if a replicated parameter has no
-        gradient on this rank.
+        On a GPU, the current stream waits for the communication. The host blocks only if a
+        replicated parameter has no gradient on this rank.
 
         Raises:
-            RuntimeError: if a rank has exited or the timeout has expired.
+            RuntimeError: if a rank has exited, the timeout has expired, or a replicated parameter
+                was frozen when the module was wrapped and is now trainable.
         """
         for layer in self._layers:
             self._reduce(layer)  # for layers in which some weights were not used
@@ -255,8 +270,8 @@ class FullyShardedDataParallel(nn.Module):
         """Return all parameters by name, unsharded, in the dtype of the shards.
 
         The names are those in the unwrapped module, which can load the result as a state dict. A
-        tied parameter appears under each of its names. Buffers are not included. All ranks must
-        call this function, between steps.
+        parameter that is tied appears under each of its names. Buffers are not included. All ranks
+        must call this function, at a time when none of them is in forward or backward.
         """
         full: dict[Tensor, Tensor] = {}
         for weight in self._weights:
@@ -271,14 +286,20 @@ class FullyShardedDataParallel(nn.Module):
         }
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state dict of the wrapped module, with the shards of this rank.
+        """Return the state dict of the wrapped module.
 
-        `gather_full_parameters` returns unsharded parameters.
+        It contains only the shards of this rank. To get unsharded parameters, call
+        `gather_full_parameters`.
         """
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a state dict that `state_dict` returned on this rank, with the same world_size."""
+        """Load the shards of this rank from a state dict.
+
+        Args:
+            args, kwargs: arguments of `torch.nn.Module.load_state_dict`. The state dict must be one
+                that `state_dict` returned on the same rank, with the same number of ranks.
+        """
         return self.module.load_state_dict(*args, **kwargs)
 
     # ---- a step ----------------------------------------------------------------------------------
@@ -296,7 +317,10 @@ class FullyShardedDataParallel(nn.Module):
         return args, kwargs
 
     def _next_layers(self, layer: Layer) -> list[Layer]:
-        """Return the layers to prefetch when forward or a recomputation reaches `layer`."""
+        """Return the layers to prefetch when the forward of `layer` starts.
+
+        The forward may be a recomputation in backward (activation checkpointing).
+        """
         if _in_backward():
             after = layer.position + 1
             return self._backward_order[after : min(after + PREFETCH_LAYERS, self._backward_at)]
@@ -351,9 +375,14 @@ class FullyShardedDataParallel(nn.Module):
             self._reduce(layer)
 
     def _release_after_backward(self, layer: Layer, args: Any, kwargs: Any) -> None:
-        """Free the frozen weights of a layer when the gradients of the layer's inputs are ready.
+        """Let backward free the frozen weights of a layer when it does not need them any more.
 
-        Other weights are freed when their gradients are ready. Frozen weights have no gradients.
+        Frozen weights are needed until the gradients of the layer's inputs are ready. A weight that
+        is trained is freed when its own gradient is ready, but a frozen weight has no gradient.
+
+        Args:
+            layer: layer with frozen weights.
+            args, kwargs: inputs of the layer. Hooks are added to those that require a gradient.
         """
         inputs = [
             tensor
@@ -384,7 +413,12 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def _take_gradients_of_copies(self) -> None:
-        """Move the gradients of copies in compute_dtype to the replicated parameters."""
+        """Add the gradients of copies to the gradients of the replicated parameters.
+
+        If a replicated parameter has another dtype than the computation, the modules use a copy of
+        the parameter in the dtype of the computation. Backward computes the gradient of the copy.
+        This method sets the gradient of the copy to None afterwards.
+        """
         # Key True: the replicated parameter has no gradient yet. Key False: it has one, so add.
         targets: dict[bool, list[Tensor]] = {True: [], False: []}
         gradients: dict[bool, list[Tensor]] = {True: [], False: []}
@@ -403,9 +437,9 @@ class FullyShardedDataParallel(nn.Module):
             torch._foreach_add_(targets[False], gradients[False])
 
     def _release_all(self) -> None:
-        """Free all unsharded weights.
+        """Free all unsharded weights and put the shards back into the modules.
 
-        Some may be left after an error or after a forward without backward.
+        After an error, or after a forward without backward, some weights are still unsharded.
         """
         for weight in self._weights:
             weight.release()
@@ -428,5 +462,8 @@ class FullyShardedDataParallel(nn.Module):
 
 
 def _in_backward() -> bool:
-    """Return True in a backward pass of this thread. A forward is then a recomputation."""
+    """Return True while this thread runs a backward pass.
+
+    A forward that runs during backward is a recomputation of activation checkpointing.
+    """
     return torch._C._current_graph_task_id() != -1

@@ -1,7 +1,7 @@
-"""Check that all ranks have the same parameters, before collectives rely on it.
+"""Check that the parameters of all ranks have the same names, shapes and dtypes, in the same order.
 
-Without this check, ranks with different parameters would wait for each other until the timeout, or
-average tensors that do not correspond.
+Collectives rely on equal parameters. Without this check, ranks with different parameters would wait
+for each other until the timeout, or average tensors that do not belong together.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 
 
 def check_agreement(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup) -> None:
-    """Check that all ranks have the same tensors, except for the values.
+    """Check that all ranks have the same tensors. The values of the tensors may differ.
 
-    Names, order, shapes, strides, dtypes and requires_grad are compared with rank 0. All ranks of
-    the group must call this function. If all ranks agree, it costs one all-gather of 32 bytes per
-    rank.
+    Names, order, shapes, strides, dtypes and requires_grad are compared with those of rank 0. All
+    ranks of the group must call this function. If all ranks agree, the only communication is an
+    all-gather of 32 bytes per rank.
 
     Args:
         named: (name, tensor) pairs of this rank.

@@ -1,6 +1,7 @@
-"""Optimizer wrapper that shards optimizer state and step over the ranks (ZeRO stage 1).
+"""Optimizer wrapper that divides optimizer state and update among the ranks (ZeRO stage 1).
 
-Each rank owns some of the parameters. It steps these parameters and broadcasts them to the others.
+Each rank owns some of the parameters. It updates these parameters, stores their optimizer state,
+and broadcasts the parameters to the other ranks.
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-4, fused=True)
 
@@ -8,10 +9,10 @@ Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Tri
 Models", section 5.1. Unlike in ZeRO, a parameter is never split. So the wrapped optimizer can be
 any optimizer that updates each parameter independently of the others.
 
-The parameters of a rank are divided into chunks. While one chunk is sent, the next chunk is
-stepped. The chunks of all ranks are sent at the same time. The parameters of a rank in a chunk are
-views of one flat tensor, so one broadcast in place sends all of them, without copies or additional
-memory.
+The parameters of each rank are divided into the same number of parts, called chunks. All ranks
+update and broadcast their first chunk, then their second chunk, and so on. While one chunk is sent,
+the next chunk is updated. Within a chunk, the parameters of a rank are views of one flat tensor.
+One in-place broadcast therefore sends all of them, without copies or additional memory.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ NOT_OPTIONS = ("params", "param_names")  # keys of a parameter group that are no
 def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
     """Assign each parameter to a rank, so that all ranks have about the same number of bytes.
 
-    Parameters are assigned in order of decreasing size, each to the rank with the fewest bytes.
+    Parameters are assigned in order of decreasing size. Each is assigned to the rank that has the
+    fewest bytes at that moment.
 
     Args:
         sizes: size of each parameter, in bytes.
-        loads: number of bytes that each rank already has; updated in place.
+        loads: number of bytes that each rank already has. The list is updated in place.
 
     Returns:
         The rank of each parameter.
@@ -60,9 +62,14 @@ def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
 
 
 class _Piece:
-    """Parameters with the same owner, dtype and device, as views of one flat tensor.
+    """Parameters of one rank, with the same dtype and device, as views of one flat tensor.
 
-    The parameters are moved to new memory: `parameter.data` becomes a view of the flat tensor.
+    The constructor allocates the flat tensor and copies the parameters into it. Then
+    `parameter.data` is a view of the flat tensor.
+
+    Args:
+        owner: rank that updates and broadcasts the parameters.
+        parameters: the parameters.
     """
 
     def __init__(self, owner: int, parameters: list[Tensor]):
@@ -83,12 +90,23 @@ class _Piece:
             self.views.append((parameter, view))
 
     def is_current(self) -> bool:
-        """Return False if a parameter was moved or cast, for example by `module.to(...)`."""
+        """Return True if all parameters are still views of the flat tensor.
+
+        The result is False if a parameter was moved or cast, for example by `module.to(...)`.
+        """
         return all(p.data_ptr() == v.data_ptr() and p.dtype == v.dtype for p, v in self.views)
 
 
 class _Chunk:
-    """Parameters of all ranks that are stepped and sent together."""
+    """Some parameters of every rank, which the ranks update and broadcast together.
+
+    Args:
+        by_rank: for each rank, the parameters in this chunk that the rank owns.
+        optimizer: wrapped optimizer of the parameters that this rank owns, or None if this rank
+            owns no parameter in the chunk.
+        first_group: index in `ShardedOptimizer.param_groups` of the first parameter group of
+            `optimizer`.
+    """
 
     def __init__(self, by_rank: list[list[Tensor]], optimizer: Optimizer | None, first_group: int):
         self.by_rank = by_rank
@@ -106,7 +124,11 @@ class _Chunk:
             self.pieces += [_Piece(rank, alike) for alike in kinds.values()]
 
     def send(self, group: dist.ProcessGroup) -> list[Any]:
-        """Start to broadcast each piece from its owner, and return the works to wait for."""
+        """Start to broadcast the parameters of each rank from that rank to the other ranks.
+
+        Returns:
+            Work objects of torch.distributed. The parameters are complete after `wait()` of all.
+        """
         pieces = [piece for piece in self.pieces if piece.flat.numel()]
         device = pieces[0].flat.device if pieces else torch.device("cpu")
         # In one NCCL group, the broadcasts of all ranks run at the same time and use both
@@ -126,17 +148,20 @@ class _Chunk:
 
 
 class ShardedOptimizer(Optimizer):
-    """Optimizer wrapper that shards the state and the step of another optimizer over the ranks.
+    """Optimizer wrapper that divides state and update of another optimizer among the ranks.
 
-    Each rank owns parameters with about the same total size; no parameter is split. `state`
-    contains only the parameters that this rank owns. `param_groups` contains all parameters, so
-    learning rate schedulers work. Each parameter is moved to new memory, so `param.data` changes.
+    Each rank owns some of the parameters: it updates them and stores their optimizer state. The
+    parameters of each rank have about the same total size. No parameter is split. `state` contains
+    only the state of the parameters that this rank owns. `param_groups` contains all parameters, so
+    learning rate schedulers work. The constructor moves each parameter to new memory, so
+    `param.data` changes.
 
     Args:
-        params: parameters or parameter groups. All ranks must have the same, with the same values.
-        optimizer_cls: class of the wrapped optimizer. Each chunk of parameters has a separate
-            instance, so the class must update each parameter independently of the others (not
-            LBFGS).
+        params: parameters or parameter groups. They must be the same on all ranks and have the same
+            values.
+        optimizer_cls: class of the wrapped optimizer. A rank may create several instances, each for
+            a part of its parameters. Therefore the class must update each parameter independently
+            of the others. LBFGS, for example, does not.
         process_group: process group; None means the default group of all ranks.
         kwargs: further arguments of `optimizer_cls`.
 
@@ -199,13 +224,13 @@ class ShardedOptimizer(Optimizer):
         self._placed = len(self.param_groups)
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Step the parameters that this rank owns, and broadcast them to the other ranks.
+        """Update the parameters that this rank owns, and broadcast them to the other ranks.
 
-        All ranks must call it. Afterwards, all ranks have bitwise equal parameters. On a GPU, the
-        current stream waits for the other ranks and the host does not block.
+        All ranks must call this method. Afterwards, all ranks have bitwise equal parameters. On a
+        GPU, the current stream waits for the other ranks and the host does not block.
 
         Args:
-            closure: function that is called once, before any parameter is stepped, or None.
+            closure: function that is called once, before any parameter is updated, or None.
             kwargs: arguments of the step of the wrapped optimizer.
 
         Returns:
@@ -248,14 +273,15 @@ class ShardedOptimizer(Optimizer):
     def state_dict(self, *, to: int | None = None) -> dict[str, Any]:
         """Return the state of all ranks, in the format of the wrapped optimizer.
 
-        The wrapped optimizer can load it without sharding, and so can a ShardedOptimizer with
-        another world_size. All ranks must call it.
+        Two kinds of optimizers can load the result: the wrapped optimizer without sharding, and a
+        ShardedOptimizer with any number of ranks. All ranks must call this method.
 
         Args:
-            to: rank that gets the state, or None for all ranks. On other ranks, "state" is empty.
+            to: rank that gets the state. With None, all ranks get the state.
 
         Returns:
-            Dict with the keys "state" and "param_groups". Its tensors are on the CPU.
+            Dict with the keys "state" and "param_groups". The tensors in it are on the CPU. On
+            ranks that do not get the state, "state" is empty.
         """
         parameters = self._in_order()
         place = {parameter: i for i, parameter in enumerate(parameters)}
@@ -274,19 +300,21 @@ class ShardedOptimizer(Optimizer):
     def _broadcast_state(
         self, rank: int, parameters: list[Tensor], place: dict[Tensor, int], wanted: bool
     ) -> dict[int, dict[str, Any]]:
-        """Broadcast and return the state of the parameters that `rank` owns.
+        """Broadcast and return the optimizer state of the parameters that `rank` owns.
 
-        Tensors are broadcast one at a time, so a device never holds more than one state tensor of
-        another rank.
+        Tensors are broadcast one at a time, so that a device never holds more than one state tensor
+        of another rank. All ranks must call this method.
 
         Args:
             rank: the rank that broadcasts.
-            parameters: all parameters, in the order of their groups.
+            parameters: all parameters of all parameter groups, in order.
             place: index of each parameter in `parameters`.
-            wanted: whether this rank keeps the state tensors.
+            wanted: whether this rank needs the state. If not, it takes part in the broadcasts, but
+                its result is not complete.
 
         Returns:
-            State of each parameter, by the index of the parameter.
+            State of each parameter that `rank` owns, by the index of the parameter. Tensors are on
+            the CPU.
         """
         outlines: list[Any] = [None]
         if rank == self._group.rank():
@@ -318,11 +346,12 @@ class ShardedOptimizer(Optimizer):
         """Load the state of the parameters that this rank owns.
 
         Args:
-            state_dict: state dict of a ShardedOptimizer with any world_size, or of the wrapped
+            state_dict: state dict of a ShardedOptimizer with any number of ranks, or of the wrapped
                 optimizer without sharding.
 
         Raises:
-            ValueError: if the number of groups, or of parameters in a group, does not match.
+            ValueError: if the state dict has another number of parameter groups than this
+                optimizer, or a group has another number of parameters.
         """
         saved = state_dict["param_groups"]
         given, valid = ([len(g["params"]) for g in groups] for groups in (saved, self.param_groups))
@@ -359,17 +388,22 @@ class ShardedOptimizer(Optimizer):
 
 
 class _Outline:
-    """Shape and dtype of a state tensor that is broadcast separately."""
+    """Shape and dtype of a tensor of the optimizer state, sent before the tensor is broadcast."""
 
     def __init__(self, tensor: Tensor):
         self.shape, self.dtype = tensor.shape, tensor.dtype
 
 
 def _outline(parameter: Tensor, value: Any) -> Any:
-    """Return the part of a state value that is sent as an object: an outline or a copy.
+    """Return what is sent as a Python object for one value of the optimizer state.
 
     If `value` is a tensor with more than one element on the device of `parameter`, the result is
-    its shape and dtype, and the tensor is broadcast separately. Otherwise it is a copy on the CPU.
+    an _Outline with its shape and dtype, because `_broadcast_state` broadcasts the tensor itself
+    separately. For any other value the result is a copy on the CPU.
+
+    Args:
+        parameter: parameter to which the value belongs.
+        value: value of the state, for example a tensor or a number.
     """
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
@@ -387,9 +421,11 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _cut(share: list[Tensor], count: int) -> list[list[Tensor]]:
-    """Split the parameters of a rank into `count` lists of about the same number of bytes.
+    """Split the parameters of a rank into lists of about the same number of bytes.
 
-    Lists may be empty.
+    Args:
+        share: parameters of the rank.
+        count: number of lists. Some of them may be empty.
     """
     runs: list[list[Tensor]] = [[] for _ in range(count)]
     total, before = _bytes(share), 0

@@ -1,9 +1,9 @@
 """Sharded weights for FSDP: all-gather the weights of a layer, reduce-scatter their gradients.
 
 A weight is flattened and split into one shard per rank. The unsharded weight is a tensor whose
-memory is allocated by `gather_weights` and freed by `release`. Autograd may have saved this tensor
-for backward when its memory is freed. Before backward uses the tensor, the memory is allocated and
-the same values are gathered again.
+memory is allocated by `gather_weights` and freed by `release`. After forward the memory is freed,
+even if autograd has saved the tensor for backward. Before backward uses the tensor,
+`gather_weights` allocates the memory again and gathers the same values.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from systems.parallel.collectives import Gather, mean_or_sum, start_gather, supp
 class FSDPParameter:
     """A parameter in two forms: `shard` for the optimizer, `unsharded` for the computation.
 
-    The modules hold `unsharded` as their parameter while they run, and hold `shard` at other times.
+    A module has `unsharded` as its parameter while it runs, and has `shard` at other times.
 
     Args:
-        shard: leaf tensor of dtype float32 or wider. If the parameter is replicated, it is the
-            whole parameter.
+        shard: leaf tensor of dtype float32 or float64. For a sharded parameter, it is the part of
+            this rank. For a replicated parameter, it is the whole parameter.
         unsharded: leaf tensor with the shape and dtype that the modules compute with. Backward
             computes the gradient of this tensor.
-        places: (module, parameter name) pairs; more than one if the parameter is tied.
+        places: (module, parameter name) pairs: where the parameter is registered. A tied parameter
+            has more than one pair.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class ShardedWeight(FSDPParameter):
     are shorter or empty.
 
     Args:
-        weight: the whole weight, with the values of rank 0.
-        places: (module, parameter name) pairs; more than one if the weight is tied.
+        weight: the whole weight, with equal values on all ranks.
+        places: (module, parameter name) pairs: where the weight is registered. A tied weight has
+            more than one pair.
         dtype: dtype of communication and of the unsharded weight.
         group: process group.
     """
@@ -86,11 +88,17 @@ class ShardedWeight(FSDPParameter):
 
     @property
     def gathered(self) -> bool:
-        """True from `gather_weights` to `release`. The values are valid only after `wait`."""
+        """True if the unsharded weight has memory: from `gather_weights` until `release`.
+
+        The values of the unsharded weight are valid only after `wait`.
+        """
         return self.flat.untyped_storage().size() > 0
 
     def wait(self) -> None:
-        """Wait for the gather. With NCCL, the current stream waits and the host does not block."""
+        """Wait for the all-gather that `gather_weights` started, if it is still in flight.
+
+        With NCCL, the current stream waits and the host does not block.
+        """
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
@@ -98,8 +106,9 @@ class ShardedWeight(FSDPParameter):
     def release(self) -> None:
         """Free the memory of the unsharded weight.
 
-        Queued kernels may still read it. This is safe, because the CUDA allocator reuses memory in
-        stream order.
+        The modules then have their shards as parameters. Kernels that are already queued may still
+        read the freed memory. This is safe, because the CUDA allocator reuses memory in stream
+        order.
         """
         if self.gathered:
             self.wait()
@@ -113,14 +122,14 @@ def master_dtype(tensor: Tensor) -> torch.dtype:
 
 
 class Layer:
-    """Parameters that are gathered, freed and reduced together.
+    """Parameters that are gathered and freed together, and whose gradients are reduced together.
 
     Args:
-        module: module that runs the layer.
+        module: module that uses the parameters in its forward.
         parameters: parameters of the module. For a module that is one layer together with its
-            submodules, this includes the parameters of the submodules.
-        owned: subset of `parameters` that this layer reduces. If a weight is tied across layers,
-            only one of these layers owns the weight.
+            submodules, the list includes the parameters of the submodules.
+        owned: subset of `parameters`. The layer reduces only the gradients of these parameters. A
+            weight that is tied across layers is owned by only one of the layers.
     """
 
     def __init__(
@@ -139,16 +148,17 @@ def find_layers(
     classes: tuple[type[nn.Module], ...],
     by_module: dict[nn.Module, list[FSDPParameter]],
 ) -> list[Layer]:
-    """Divide the modules into layers: one for each module that directly has parameters.
+    """Divide `root` into layers, each a group of parameters that are gathered together.
 
-    There are two exceptions. An instance of one of `classes` and a compiled module are one layer
-    together with all of their submodules. This is necessary for a compiled module because all of
-    its weights must be gathered before it runs.
+    An instance of one of `classes` is one layer together with all of its submodules. A compiled
+    module, too, is one layer together with all of its submodules, because all of its weights must
+    be gathered before it runs. Each other module that directly has parameters is a layer.
 
     Args:
-        root: module whose submodules are searched.
+        root: module to divide.
         classes: classes of modules that are one layer together with their submodules.
-        by_module: FSDPParameters of each module.
+        by_module: the FSDPParameters that belong directly to each module. Modules without any may
+            be missing.
     """
     layers: list[Layer] = []
     taken: set[nn.Module] = set()
@@ -171,10 +181,17 @@ def find_layers(
 def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> None:
     """Start to all-gather the weights that are not gathered yet, in one collective per dtype.
 
-    NCCL starts a collective after the work that is already in the current stream. If a layer is
-    gathered two layers ahead, the all-gather overlaps the computation of these two layers. It may
-    also reuse memory that an earlier layer freed, because it starts after the kernels of that
-    layer. So no additional stream or event is needed.
+    This function also allocates the memory of the unsharded weights. To wait for the results, call
+    `wait` of each weight.
+
+    With NCCL, no additional stream or event is needed. NCCL starts a collective after the work that
+    is already in the current stream. If a layer is gathered two layers ahead, the all-gather
+    overlaps the computation of these two layers. The all-gather may write to memory that an earlier
+    layer freed, because NCCL starts the all-gather after the kernels of the earlier layer.
+
+    Args:
+        weights: weights of one layer.
+        group: process group.
     """
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:
@@ -203,7 +220,7 @@ def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> No
 
 
 class Reduction(NamedTuple):
-    """A reduce-scatter in flight."""
+    """A reduce-scatter of gradients that was started. `finish` waits for its results."""
 
     work: dist.Work
     inputs: list[Tensor]  # unsharded gradients, kept alive until the collective has read them
@@ -211,7 +228,7 @@ class Reduction(NamedTuple):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for the results and add them to the gradients of the shards.
+        """Wait for the reduced gradients and add them to the gradients of the shards.
 
         With NCCL, the current stream waits and the host does not block.
         """
@@ -228,7 +245,15 @@ class Reduction(NamedTuple):
 def reduce_gradients(weights: list[ShardedWeight], group: dist.ProcessGroup) -> list[Reduction]:
     """Start to reduce-scatter the gradients of the unsharded weights, averaged over the ranks.
 
-    There is one collective per dtype. The attribute `unsharded.grad` of each weight is set to None.
+    There is one reduce-scatter per dtype. The attribute `unsharded.grad` of each weight is set to
+    None.
+
+    Args:
+        weights: weights with a gradient in `unsharded.grad`.
+        group: process group.
+
+    Returns:
+        The reduce-scatters. Their method `finish` adds the results to the gradients of the shards.
     """
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:

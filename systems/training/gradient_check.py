@@ -7,13 +7,16 @@ Let g be the gradient of a parameter and e its float64 gradient. Two errors are 
                 hardly changes it. So it detects, even in bfloat16, a gradient that is a few percent
                 too large or too small.
 
+If a parameter consists of several stacked matrices, each matrix is checked separately.
+
 Float64 gradients are computed block by block, so that only one block at a time is in float64.
 
 The check uses the initial weights. After several steps on the same batch, a gradient is a small
-difference of large terms. Then rounding alone can change it a lot: after 15 steps with 48 blocks in
-bfloat16, by half of its norm.
+difference of large terms. Then rounding alone can change it a lot. For example, after 15 steps of a
+model with 48 blocks, rounding in bfloat16 changed a gradient by half of its norm.
 
-Benchmarks run the check after the timing, because some of them time the first step of a process.
+Benchmarks run this check after their measurements. Some of them time the first step of a process,
+so this check must not run earlier.
 """
 
 from __future__ import annotations
@@ -56,15 +59,18 @@ def check_training(training: Training) -> dict[str, float]:
 
     Returns:
         loss: relative error of the loss.
-        gradient, slope: errors defined at the top of this module, each of the worst parameter.
+        gradient: largest relative error |g - e| / |e| of a gradient g, where e is the gradient in
+            float64.
+        slope: largest relative error of a gradient in the direction of e, |<g - e, e>| / <e, e>.
 
     Raises:
-        WrongOutput: if an error is above the TOLERANCE of the precision, if a parameter has no
-            gradient, or if the last loss before the check is not finite.
+        WrongOutput: if an error is above the limit for the precision (the constant TOLERANCE), if a
+            parameter has no gradient, or if `training.loss` is not finite when the function is
+            called.
     """
     last = training.loss.item()
     if not math.isfinite(last):
-        raise WrongOutput(f"the last loss must be finite, got {last}")
+        raise WrongOutput(f"the loss of the last forward must be finite, got {last}")
     training.zero_grad()
     training.optimizer.state.clear()
     _load_first_weights(training)
@@ -118,11 +124,14 @@ def _load_first_weights(training: Training) -> None:
 
 
 def _exact(training: Training) -> Iterator[tuple[str, Tensor | None, Tensor]]:
-    """Compute the loss and the gradients in float64, with the weights of the training.
+    """Compute the loss and the gradients in float64, with the current weights of the training.
+
+    Args:
+        training: training whose gradients are already computed.
 
     Yields:
-        First ("loss", None, float64 loss). Then, for each parameter from the last layer to the
-        first: name, gradient of the training, float64 gradient.
+        First ("loss", None, float64 loss). Then, for each parameter, a tuple: name, gradient that
+        the training computed, float64 gradient. The last layer comes first.
     """
     model = training.model
     one_block = training.params.model_copy(update={"num_layers": 1})

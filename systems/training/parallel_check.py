@@ -1,7 +1,7 @@
 """Check a data-parallel training against a single process that trains on the batches of all ranks.
 
-A few steps of both trainings are run. Losses and gradients are compared in each step, weights after
-the last step. The weights must also be equal on all ranks.
+A few steps of both trainings are run. Losses and gradients are compared in each step. Weights are
+compared after the last step. The weights must also be equal on all ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ WeightsOf = Callable[[ParallelTraining], Mapping[str, Tensor]]
 
 
 def local_gradients(training: ParallelTraining) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the gradient of each parameter of a training with unsharded gradients.
+    """Yield the name and the gradient of each parameter of a training.
+
+    Each rank must have whole gradients, not shards.
 
     Raises:
         WrongOutput: if a parameter has no gradient.
@@ -53,7 +55,7 @@ def local_gradients(training: ParallelTraining) -> Iterator[tuple[str, Tensor]]:
 
 
 def local_weights(training: ParallelTraining) -> Mapping[str, Tensor]:
-    """Return the weights of a training with unsharded weights, by name."""
+    """Return the weights of a training by name. Each rank must have whole weights, not shards."""
     return {name: p.detach() for name, p in training.model.named_parameters()}
 
 
@@ -66,24 +68,30 @@ def check_parallel(
 ) -> dict[str, float]:
     """Compare a data-parallel training with a training on one process.
 
-    Runs CHECK_STEPS steps of both trainings. Both must still have their initial weights. All ranks
-    must call this function.
+    Runs a few steps of both trainings. Both must still have their initial weights. All ranks must
+    call this function.
 
     Args:
         training: the data-parallel training of this rank.
         alone: the same training without communication. In each step it trains on the batches of all
             ranks.
-        gradients_of: function that yields names and unsharded gradients of `training`. It is called
-            after the gradients are averaged.
-        weights_of: function that returns the unsharded weights of `training` by name.
-        expected_weights_of: function that returns the weights of `alone` by name.
+        gradients_of: function that takes `training` and yields (name, gradient) pairs of whole
+            gradients, not shards. It is called after the gradients are averaged.
+        weights_of: function that takes `training` and returns its whole weights by name.
+        expected_weights_of: function that takes `alone` and returns its weights by name.
 
     Returns:
-        The errors loss, gradient and weights of this rank. TOLERANCE defines them.
+        The errors of this rank, with these keys:
+        loss: largest relative error of the loss in any step.
+        gradient: largest relative error of the gradient of any parameter in any step.
+        weights: root mean square of the differences of all weights after the last step, divided by
+            the learning rate times the number of steps. The divisor is about the largest change
+            that AdamW can make to a weight.
 
     Raises:
-        WrongOutput: on all ranks, if an error is above TOLERANCE on any rank, or if a weight of any
-            rank is not bitwise equal to the weight of rank 0.
+        WrongOutput: on all ranks, if an error of any rank is above the limit for the precision (the
+            constant TOLERANCE), or if a weight of any rank is not bitwise equal to the weight of
+            rank 0.
     """
     params = alone.params
     rank_tokens = alone.tokens, alone.targets
@@ -102,7 +110,15 @@ def check_parallel(
 def _step_errors(
     training: ParallelTraining, alone: ParallelTraining, gradients_of: GradientsOf
 ) -> dict[str, float]:
-    """Run one step of both trainings; return the errors `loss` and `gradient` of this rank."""
+    """Run one step of both trainings, and return the errors of this rank in this step.
+
+    Args:
+        training, alone, gradients_of: as for `check_parallel`.
+
+    Returns:
+        loss: relative error of the loss.
+        gradient: largest relative error of the gradient of a parameter.
+    """
     world_size, rank = dist.get_world_size(), dist.get_rank()
     expected_loss = 0.0
     for other in range(world_size):
@@ -128,7 +144,10 @@ def _step_errors(
 
 
 def _worse(worst: float, error: float) -> float:
-    """Return the larger error, or NaN if one of the errors is NaN. max() may drop a NaN."""
+    """Return the larger of two errors, or NaN if one of them is NaN.
+
+    The function max() is not suitable, because it may return the error that is not NaN.
+    """
     return worst if error <= worst or math.isnan(worst) else error
 
 

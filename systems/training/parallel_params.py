@@ -13,8 +13,11 @@ class ParallelParams(TransformerParams):
     """Parameters of the data-parallel training of a TransformerLM on several ranks.
 
     Has all fields of `TransformerParams`. Each rank trains on a separate batch of batch_size
-    sequences. Steps are timed in rounds. The data-parallel training and the same training without
-    communication take turns, one round each.
+    sequences.
+
+    Two trainings are timed: the data-parallel training, and the same training without
+    communication. They are timed in alternating rounds. A round is a number of consecutive steps of
+    one training.
     """
 
     world_size: Positive  # number of ranks; must equal the number of processes torchrun starts
@@ -35,12 +38,13 @@ class ParallelParams(TransformerParams):
         return self
 
     def step_counts(self) -> dict[str, Any]:
-        """Return the FLOPs of one rank and the number of tokens of all ranks in a step.
+        """Return the FLOPs of one rank and the number of tokens of all ranks in a training step.
 
-        FLOPs are counted for one rank so that tables can compare them with the peak of one GPU.
+        FLOPs are counted for one rank, because tables of results compare them with the peak FLOPs
+        per second of one GPU.
 
         Returns:
-            flops, tokens: dicts with the key train_step.
+            A dict with the keys flops and tokens. Each value is a dict with the key train_step.
         """
         counts = self.counts(["train_step"])
         tokens = counts["tokens"]["train_step"] * self.world_size

@@ -28,8 +28,9 @@ def alternating_rounds(
 ) -> dict[str, list[float]]:
     """Time several trainings in alternating rounds, with Python's clock.
 
-    A round is a number of consecutive steps of one training. All ranks must call this function and
-    start each round together. On each rank a round ends when the GPU of the rank is idle.
+    A round is a number of consecutive steps of one training. All ranks must call this function.
+    They start each round together, after a barrier. On each rank a round ends when the GPU of the
+    rank is idle.
 
     Args:
         trainings: trainings of this rank by name.
@@ -38,7 +39,8 @@ def alternating_rounds(
         warmup_steps: number of steps of each training before the first round.
 
     Returns:
-        By name of the training: mean time of a step in each round, in milliseconds.
+        A dict from the name of each training to a list with a value for each round: the mean time
+        of a step, in milliseconds.
     """
     samples: dict[str, list[float]] = {name: [] for name in trainings}
     for training in trainings.values():
@@ -56,9 +58,10 @@ def alternating_rounds(
 
 
 def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
-    """Run PROFILED_STEPS steps under torch.profiler; return a timeline of each step.
+    """Run a few steps under torch.profiler, and return a timeline of each step on this rank.
 
-    All ranks must call this function.
+    A timeline contains the time spans of communication and of computation. All ranks must call this
+    function.
     """
     phases = {
         "forward": training.forward,
@@ -84,12 +87,14 @@ def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
 def draw_timeline(
     panels: Mapping[str, Sequence[StepTimeline]], params: ParallelParams, device: torch.device
 ) -> None:
-    """Draw one step of every rank into the artifact timeline.png. Only rank 0 draws.
+    """Draw one training step of every rank into the file timeline.png. Only rank 0 draws.
+
+    The file is stored in the folder that `artifacts_folder` returns.
 
     Args:
-        panels: timelines of the step on all ranks, in rank order, by name of the strategy. Each
-            strategy is drawn in a separate panel.
-        params: parameters that the title shows.
+        panels: for each strategy, for example a data-parallel wrapper, the timelines of the step on
+            all ranks, in rank order. Each strategy is drawn in a separate panel.
+        params: parameters of the training, for the title.
         device: device of this rank.
     """
     if dist.get_rank() != 0:
@@ -104,12 +109,15 @@ def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:
     """Summarize the step times and the communication of one rank.
 
     Args:
-        samples: milliseconds of the phases train_step, alone (without communication), communication
-            and exposed (communication without computation at the same time).
+        samples: measured times of four phases, in milliseconds:
+            train_step: a training step.
+            alone: the same step without communication.
+            communication: the time in a profiled step during which communication is in flight.
+            exposed: the part of `communication` during which this rank computes nothing.
 
     Returns:
         train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms: median of each
-            phase.
+            phase, in the same order.
         overlap_share: share of profiled_communication_ms that overlaps with computation. Missing if
             there is no communication.
     """
@@ -126,12 +134,13 @@ def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def exposed_facts(facts: Mapping[str, float]) -> dict[str, float]:
-    """Return the time that communication adds to a step.
+    """Return the time that communication adds to a training step.
 
     The result is valid only if steps with and without communication do the same computation.
 
     Args:
-        facts: result of `step_facts`.
+        facts: result of `step_facts`, with train_step_ms, the time of a step, and alone_ms, the
+            time of the same step without communication.
 
     Returns:
         exposed_ms: train_step_ms - alone_ms.

@@ -1,4 +1,4 @@
-"""Train a Transformer data-parallel, each rank on a separate batch.
+"""Data-parallel training of a Transformer: each rank trains on a separate batch.
 
     training = ParallelTraining(params, device, rank, wrap=NaiveDDP)
     alone = ParallelTraining(params, device, rank)  # the same without communication
@@ -37,9 +37,10 @@ class ParallelTraining(Training):
         wrap: function that takes the model and returns it in a data-parallel wrapper. None trains
             the model without communication.
         make_optimizer: function that takes the parameters of the wrapped model and returns an
-            optimizer. None creates the optimizer that `params` selects. Ignored if wrap is None.
-        autocasts: whether forward runs under autocast if the precision needs it. Use False for
-            wrappers that cast weights and inputs themselves.
+            optimizer. With None, the optimizer is the one that `params.optimizer` selects. Ignored
+            if wrap is None.
+        autocasts: whether forward runs under autocast if `params.precision` needs it. Use False if
+            the wrapper itself casts weights and inputs.
 
     Raises:
         Unsupported: if the device does not support the parameters.
@@ -79,13 +80,13 @@ class ParallelTraining(Training):
     def synchronize_gradients(self) -> None:
         """Finish averaging the gradients over the ranks. Call it after backward.
 
-        Torch's wrappers average in backward, so nothing is left to do for them.
+        With a wrapper of torch, this method does nothing, because torch averages in backward.
         """
         if self._finish is not None:
             self._finish()
 
     def step_keeping_gradients(self) -> None:
-        """Run one step, but do not free the gradients."""
+        """Run forward, backward and the optimizer's update, but do not free the gradients."""
         self.forward()
         self.backward()
         self.synchronize_gradients()
@@ -97,5 +98,8 @@ class ParallelTraining(Training):
 
 
 def rank_batch(params: ParallelParams, device: torch.device, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens and targets of a rank, each of shape (batch_size, context_length)."""
+    """Return the tokens and targets of a rank, each of shape (batch_size, context_length).
+
+    They depend on the seed in `params` and on the rank, so all ranks have different batches.
+    """
     return batch(params.model_copy(update={"seed": params.seed + 1 + rank}), device)

@@ -72,31 +72,38 @@ class TransformerParams(BenchmarkParams):
             )
         if self.precision == "bf16_master" and self.optimizer != "fused":
             raise ValueError(
-                "precision: bf16_master needs optimizer: fused, which keeps the master weights, "
-                f"got optimizer: {self.optimizer}"
+                "`precision: bf16_master` needs `optimizer: fused`, which keeps the master "
+                f"weights, got `optimizer: {self.optimizer}`"
             )
         if self.precision == "fp16" and self.optimizer == "fused" and self.cuda_graph:
             raise ValueError(
-                "optimizer must be torch if precision is fp16 and cuda_graph is true, got "
-                "optimizer: fused. If gradients overflow, the update must be skipped. In a CUDA "
-                "graph the GPU must decide this, and only optimizer: torch supports that"
+                "`precision: fp16` with `cuda_graph: true` needs `optimizer: torch`, got "
+                "`optimizer: fused`. If gradients overflow, the update must be skipped. In a CUDA "
+                "graph the GPU must decide whether to skip it, and only `optimizer: torch` "
+                "supports that"
             )
         if self.checkpoint_every != 1 and self.checkpointing != "every_k":
             raise ValueError(
-                "checkpoint_every is allowed only with checkpointing: every_k, got "
-                f"checkpoint_every {self.checkpoint_every} with checkpointing: {self.checkpointing}"
+                "checkpoint_every is allowed only with `checkpointing: every_k`, got "
+                f"`checkpoint_every: {self.checkpoint_every}` with "
+                f"`checkpointing: {self.checkpointing}`"
             )
         if self.checkpointing == "selective" and self.mode == "compiled_blocks":
             raise ValueError(
-                "checkpointing: selective needs mode: eager or mode: compiled, got mode: "
-                "compiled_blocks. Selective checkpointing saves the outputs of single operations. "
+                "`checkpointing: selective` needs `mode: eager` or `mode: compiled`, got `mode: "
+                "compiled_blocks`. Selective checkpointing saves the outputs of single operations. "
                 "A compiled block writes these outputs into buffers that cannot be saved"
             )
         return self
 
     @property
     def model_size(self) -> TransformerSize:
-        """Dimensions of the model: those of `size`, unless replaced by d_model, d_ff and so on."""
+        """Dimensions of the model.
+
+        They are the dimensions of the model size with the name `size`, with two exceptions: the
+        size of the vocabulary is `vocab_size`, and each of d_model, d_ff, num_layers and num_heads
+        that is not None replaces the dimension with the same name.
+        """
         own = {"vocab_size": self.vocab_size}
         for name in ("d_model", "d_ff", "num_layers", "num_heads"):
             given = getattr(self, name)
@@ -106,10 +113,12 @@ class TransformerParams(BenchmarkParams):
 
     @property
     def attention_kind(self) -> accounting.Attention:
-        """Category of the attention in `systems.accounting`: materialised, math or fused.
+        """Category of the attention function: "materialised", "math" or "fused".
 
-        The category determines which tensors are saved for backward. With attention: sdpa, torch
-        chooses the kernel, which is assumed to be fused.
+        `systems.accounting` predicts from this category which tensors attention saves for backward.
+        "materialised" is the function `naive`, which computes all scores as one tensor. "math" is
+        torch's scaled_dot_product_attention with its math backend. All other functions are "fused".
+        If `attention` is "sdpa", torch chooses the backend, which is assumed to be fused.
         """
         kinds: dict[str, accounting.Attention] = {"naive": "materialised", "sdpa_math": "math"}
         return kinds.get(self.attention, "fused")
@@ -121,8 +130,10 @@ class TransformerParams(BenchmarkParams):
             phases: names of the phases.
 
         Returns:
-            flops: FLOPs of the matmuls by phase. The phase optimizer has none and is left out.
-            tokens: number of tokens by phase.
+            A dict with two keys:
+            flops: FLOPs of the matmuls by phase. The phase "optimizer" is left out, because it has
+                no matmuls.
+            tokens: number of tokens by phase. All phases process the same tokens.
         """
         point = (self.model_size, self.batch_size, self.context_length)
         return {

@@ -18,12 +18,12 @@ Phases = dict[str, Callable[[], None]]
 
 
 def phases_of(training: Training, passes: Phase = "train_step") -> Phases:
-    """Return the phases of a training step in order: name, and the method that runs the phase.
+    """Return the phases of a training step: a dict from name to method, in the order of the step.
 
     Args:
-        training: the training.
-        passes: phases to return: forward (forward only), forward_backward (forward and backward) or
-            train_step (all three).
+        training: training whose methods are returned.
+        passes: which phases to return. "forward" means forward only, "forward_backward" means
+            forward and backward, and "train_step" means forward, backward and optimizer.
     """
     phases = {
         "forward": training.forward,
@@ -37,8 +37,14 @@ def phases_of(training: Training, passes: Phase = "train_step") -> Phases:
 def timed_steps(training: Training, phases: Phases, count: int) -> Iterator[dict[str, float]]:
     """Run `count` steps phase by phase, and time each phase with Python's clock.
 
+    Args:
+        training: training to which the phases belong.
+        phases: result of `phases_of`.
+        count: number of steps.
+
     Yields:
-        After each step: milliseconds by phase. The gradients of the step are already freed.
+        After each step, a dict with the milliseconds of each phase. At that time the gradients of
+        the step are already freed.
     """
     for _ in range(count):
         times = {name: clock_ms(fn, training.device) for name, fn in phases.items()}
@@ -53,8 +59,8 @@ def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
         steps: milliseconds by phase, for each step.
 
     Returns:
-        Milliseconds of all steps, for each phase. If backward is one of the phases, there is also
-        forward_backward, the sum of forward and backward.
+        For each phase, a list with the milliseconds of all steps. If backward is one of the phases,
+        the result also has the key forward_backward, with the sum of forward and backward.
     """
     samples = {name: [times[name] for times in steps] for name in steps[0]}
     if "backward" in samples:
@@ -66,8 +72,8 @@ def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
 def steps_ms(training: Training, count: int) -> list[float]:
     """Run consecutive steps and return the time of each step, in milliseconds.
 
-    The time of a step is measured from the end of the previous step. On a GPU the host does not
-    wait for the GPU between steps.
+    On a GPU, the host does not wait for the GPU between steps. The time of a step is then measured
+    from the end of the previous step.
     """
     if training.device.type != "cuda":
         return [clock_ms(training.step, training.device) for _ in range(count)]

@@ -1,6 +1,7 @@
 """Profile training steps: configure torch.profiler, and annotate phases and parts of attention.
 
-torch.profiler and Nsight Systems (nsys) both show the annotated ranges.
+An annotated range is a part of the code with a name. torch.profiler and Nsight Systems (nsys) both
+show the annotated ranges.
 """
 
 from __future__ import annotations
@@ -46,16 +47,20 @@ def step_profiler(device: torch.device, trace: Path, steps: int) -> torch.profil
 
 @contextlib.contextmanager
 def annotated(name: str) -> Iterator[None]:
-    """Annotate a range with record_function for torch.profiler, and with NVTX for nsys."""
+    """Annotate the code in a `with` block with a name, for torch.profiler and for nsys.
+
+    torch.profiler reads record_function. nsys (Nsight Systems) reads NVTX.
+    """
     nvtx = torch.cuda.nvtx.range(name) if torch.cuda.is_available() else contextlib.nullcontext()
     with nvtx, torch.profiler.record_function(name):
         yield
 
 
 def annotated_naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """Compute attention with separate annotated ranges for scores, softmax and output.
+    """Compute attention like `naive`, with annotated ranges for scores, softmax and output.
 
-    Args and result are those of `systems.kernels.flash_attention.naive`.
+    A profiler shows the annotated ranges. The arguments and the result are those of
+    `systems.kernels.flash_attention.naive`.
     """
     with annotated(_SCORES):
         scores = masked_scores(q, k, is_causal)
@@ -69,16 +74,19 @@ def has_attention_ranges(params: TransformerParams) -> bool:
     """Return whether scores, softmax and output of attention can be annotated separately.
 
     They can be annotated only with naive attention, in eager mode, without CUDA graphs and without
-    activation checkpointing. Other kinds of attention have no separate parts. Compiled code and
-    replayed CUDA graphs skip annotations in Python. With activation checkpointing, a range would
-    also contain the operations that backward recomputes.
+    activation checkpointing. Other attention functions have no separate parts. Compiled code and
+    replayed CUDA graphs skip annotations in Python. With activation checkpointing, backward runs
+    the annotated code again, and its operations would be counted, too.
     """
     eager = params.mode == "eager" and not params.cuda_graph
     return params.attention == "naive" and eager and params.checkpointing == "none"
 
 
 def annotate_attention(training: Training) -> None:
-    """Annotate the parts of attention in all blocks, if `has_attention_ranges` returns True."""
+    """Let a profiler show scores, softmax and output of attention as separate ranges.
+
+    Does nothing if `has_attention_ranges` returns False.
+    """
     if has_attention_ranges(training.params):
         for block in training.model.blocks:
             assert isinstance(block, TransformerBlock)
@@ -86,10 +94,17 @@ def annotate_attention(training: Training) -> None:
 
 
 def annotated_step(training: Training, phases: Phases) -> dict[str, float]:
-    """Run one step with an annotated range for each phase; return the milliseconds of each phase.
+    """Run one training step with an annotated range for each phase, which a profiler shows.
 
     The GPU is idle at the start and at the end of each range. So all GPU work during a range
     belongs to its phase.
+
+    Args:
+        training: training to which the phases belong.
+        phases: methods of the training, by name of the phase.
+
+    Returns:
+        Milliseconds of each phase.
     """
     times = {}
     for name, fn in phases.items():

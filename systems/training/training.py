@@ -1,6 +1,6 @@
-"""Train a Transformer on one fixed batch, phase by phase.
+"""Train a Transformer on one fixed batch, with a separate method for each phase of a step.
 
-One training step:
+The phases of a step are forward, backward and the optimizer's update. One training step:
 
     training = make_training(params, device)
     training.forward()
@@ -38,11 +38,14 @@ BETAS = (0.9, 0.95)  # betas of AdamW
 
 @contextlib.contextmanager
 def tf32_matmuls(allowed: bool) -> Iterator[None]:
-    """Allow or forbid TF32 in float32 matmuls on CUDA in this context.
+    """Allow or forbid TF32 in float32 matmuls on CUDA, in a `with` block.
 
-    Use it around execution, but also around torch.compile and the capture of CUDA graphs.
-    torch.compile compiles again if the setting changes. A CUDA graph keeps the kernels that were
-    chosen during the capture.
+    Use the block around the execution of matmuls. If matmuls are compiled or captured in a CUDA
+    graph, use the block also around compilation or capture. Reasons: torch.compile compiles again
+    if the setting changes, and a CUDA graph keeps the kernels that were chosen during the capture.
+
+    Args:
+        allowed: whether TF32 is allowed.
     """
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -82,7 +85,10 @@ class Training:
         self._loss_fn = _loss_function(params, self.model)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the autocast context of forward, or a null context if no autocast is needed."""
+        """Return the context in which forward runs: autocast, or a null context without effect.
+
+        The precisions bf16 and fp16 need autocast.
+        """
         precision = self.params.precision
         if precision not in _AUTOCAST:
             return contextlib.nullcontext()
@@ -91,7 +97,10 @@ class Training:
         return torch.autocast(self.device.type, TORCH_DTYPES[precision], cache_enabled=cached)
 
     def matmul_precision(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of forward and backward. It allows TF32 only with precision: tf32."""
+        """Return a context for forward and backward, which sets whether matmuls may use TF32.
+
+        TF32 is allowed only if `params.precision` is "tf32".
+        """
         return tf32_matmuls(self.params.precision == "tf32")
 
     def forward(self) -> None:
@@ -105,12 +114,12 @@ class Training:
             self.scaler.scale(self.loss).backward()
 
     def optimizer_step(self) -> None:
-        """Update the weights."""
+        """Let the optimizer update the weights."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
     def zero_grad(self) -> None:
-        """Free the gradients, and also the autograd graph if forward ran without backward."""
+        """Free the gradients. If forward ran without backward, also free the autograd graph."""
         self.optimizer.zero_grad(set_to_none=True)
         self.loss = self.loss.detach()
 
@@ -123,9 +132,13 @@ class Training:
 
 
 class GraphedTraining(Training):
-    """A `Training` whose phases are captured as three CUDA graphs with a shared memory pool.
+    """A `Training` that captures forward, backward and update as CUDA graphs and replays them.
 
-    Gradients are never freed. Each replay of backward overwrites them at the same addresses.
+    The three CUDA graphs share a memory pool. Gradients are never freed. Each replay of backward
+    overwrites them at the same addresses.
+
+    Args:
+        params, device, kwargs: arguments of `Training`. The device must be a GPU.
     """
 
     def __init__(self, params: TransformerParams, device: torch.device, **kwargs: Any):
@@ -145,10 +158,10 @@ class GraphedTraining(Training):
         self.preparing_seconds = time.perf_counter() - started
 
     def _warm_up(self) -> None:
-        """Run forward and backward on a side stream before the capture.
+        """Run forward and backward on a side stream, before CUDA graphs are captured.
 
-        Also makes torch's optimizer allocate its state, filled with zeros. Weights and loss scale
-        have the same values after the warm-up as before.
+        If the optimizer is torch's, this method also makes it allocate its state and fills the
+        state with zeros. The warm-up does not change weights and loss scale.
         """
         scale = self.scaler.state_dict()
         stream = torch.cuda.Stream()
@@ -168,7 +181,8 @@ class GraphedTraining(Training):
     def _create_state(self) -> None:
         """Make torch's optimizer allocate its state, and fill the state with zeros.
 
-        This takes an update with learning rate 0, which does not change the weights.
+        torch's optimizer allocates its state in its first update. So this method runs an update
+        with learning rate 0, which does not change the weights.
         """
         rates = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
@@ -194,12 +208,22 @@ class GraphedTraining(Training):
 
 
 def make_training(params: TransformerParams, device: torch.device, **kwargs: Any) -> Training:
-    """Return a `GraphedTraining` if `params.cuda_graph` is true, otherwise a `Training`."""
+    """Return the training that `params` selects.
+
+    If `params.cuda_graph` is true, the result is a `GraphedTraining`, which replays CUDA graphs.
+    Otherwise it is a `Training`.
+
+    Args:
+        params, device, kwargs: arguments of `Training`.
+    """
     return (GraphedTraining if params.cuda_graph else Training)(params, device, **kwargs)
 
 
 def batch(params: TransformerParams, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return random tokens and targets, each of shape (batch_size, context_length)."""
+    """Return random tokens and targets, each of shape (batch_size, context_length).
+
+    On the same kind of device, the same `params` give the same values.
+    """
     generator = torch.Generator(device).manual_seed(params.seed)
     shape = (2, params.batch_size, params.context_length)
     ids = torch.randint(params.vocab_size, shape, device=device, generator=generator)
@@ -226,9 +250,9 @@ def new_model(
     device: torch.device,
     attention: Callable[..., Tensor],
 ) -> TransformerLM:
-    """Return the model with its initial float32 weights.
+    """Return a new TransformerLM with its initial float32 weights.
 
-    The weights depend only on the model size and the seed in `params`.
+    On the same kind of device, the weights depend only on the model size and the seed in `params`.
     """
     size = params.model_size
     torch.manual_seed(params.seed)
@@ -249,9 +273,14 @@ def _prepared_model(
 ) -> tuple[TransformerLM, dict[nn.Parameter, Tensor]]:
     """Create the model with the dtypes and the activation checkpointing that `params` selects.
 
+    Args:
+        params: parameters of the training.
+        device: device of the model.
+        attention: attention function of the model.
+
     Returns:
-        The model, and the float32 master weight of each bf16 parameter. Without precision:
-        bf16_master there are no master weights.
+        The model, and a dict from each bf16 parameter to its float32 master weight, which the
+        optimizer updates. The dict is empty unless `params.precision` is "bf16_master".
     """
     model = new_model(params, device, attention)
     master: dict[nn.Parameter, Tensor] = {}
@@ -298,9 +327,10 @@ def _optimizer(
 def _loss_function(
     params: TransformerParams, model: TransformerLM
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function that computes the loss from tokens and targets.
+    """Return a function (tokens, targets) -> loss that runs the model.
 
-    Model and loss are compiled as `params.mode` selects.
+    Depending on `params.mode`, model and loss are compiled together, each block is compiled
+    separately, or nothing is compiled.
     """
 
     def loss_fn(tokens: Tensor, targets: Tensor) -> Tensor:

@@ -170,9 +170,12 @@ def test_predictions_count_the_gradients_and_their_ring():
     [
         (
             {"strategy": "bucketed", "bucket_size_mb": None},
-            "got strategy: bucketed and bucket_size_mb: none",
+            "got `strategy: bucketed` and `bucket_size_mb: none`",
         ),
-        ({"strategy": "flat", "bucket_size_mb": 1.0}, "got strategy: flat and bucket_size_mb: 1"),
+        (
+            {"strategy": "flat", "bucket_size_mb": 1.0},
+            "got `strategy: flat` and `bucket_size_mb: 1`",
+        ),
         ({"cuda_graph": True}, "cuda_graph must be false"),
         ({"precision": "bf16_master", "optimizer": "fused"}, "'fp32', 'tf32' or 'bf16'"),
     ],

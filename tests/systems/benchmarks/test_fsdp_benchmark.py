@@ -93,7 +93,10 @@ def test_predictions_share_the_state_and_add_activations():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"strategy": "layers", "mode": "compiled_blocks"}, "strategy: layers needs mode: eager"),
+        (
+            {"strategy": "layers", "mode": "compiled_blocks"},
+            "`strategy: layers` needs `mode: eager`",
+        ),
         ({"precision": "bf16"}, "'fp32', 'tf32' or 'bf16_master'"),
     ],
 )

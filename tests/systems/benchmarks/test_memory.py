@@ -120,13 +120,13 @@ def test_gradients_that_a_block_emits():
 
 @pytest.mark.parametrize("given", [{"mode": "compiled"}, {"cuda_graph": True}])
 def test_only_what_allocates_as_it_runs_is_measured(given):
-    with pytest.raises(ValidationError, match="needs mode: eager and cuda_graph: false"):
+    with pytest.raises(ValidationError, match="needs `mode: eager` and `cuda_graph: false`"):
         params(**given)
 
 
 @no_gpu
 def test_a_cpu_has_no_snapshot():
-    with pytest.raises(Unsupported, match="snapshot: true needs the CUDA allocator"):
+    with pytest.raises(Unsupported, match="`snapshot: true` needs the CUDA allocator"):
         run(params(snapshot=True))
 
 

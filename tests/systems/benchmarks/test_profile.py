@@ -127,7 +127,7 @@ def test_without_ranges_in_attention_the_phases_are_profiled():
 
 def test_nsys_keeps_no_trace_of_the_torch_profiler():
     with pytest.raises(
-        ValidationError, match="trace: true needs profiler: torch, got profiler: nsys"
+        ValidationError, match="`trace: true` needs `profiler: torch`, got `profiler: nsys`"
     ):
         params(profiler="nsys", trace=True)
 

@@ -154,7 +154,7 @@ def test_the_check_finds_a_loss_that_is_off():
 def test_the_check_finds_a_training_that_blew_up():
     training = _trained("fp32")
     training.loss = torch.tensor(math.nan)
-    with pytest.raises(WrongOutput, match="the last loss must be finite, got nan"):
+    with pytest.raises(WrongOutput, match="the loss of the last forward must be finite, got nan"):
         check_training(training)
 
 

@@ -155,19 +155,20 @@ def test_what_a_cpu_cannot(given, reason):
         ),
         (
             {"precision": "bf16_master", "optimizer": "torch"},
-            "bf16_master needs optimizer: fused, .* got optimizer: torch",
+            "bf16_master` needs `optimizer: fused`, .* got `optimizer: torch`",
         ),
         (
             {"precision": "fp16", "optimizer": "fused", "cuda_graph": True},
-            "optimizer must be torch if precision is fp16 and cuda_graph is true, got",
+            "`precision: fp16` with `cuda_graph: true` needs `optimizer: torch`, got",
         ),
         (
             {"checkpoint_every": 4},
-            "only with checkpointing: every_k, got checkpoint_every 4 with checkpointing: none",
+            "only with `checkpointing: every_k`, got `checkpoint_every: 4` with "
+            "`checkpointing: none`",
         ),
         (
             {"checkpointing": "selective", "mode": "compiled_blocks"},
-            "selective needs mode: eager or mode: compiled, got mode: compiled_blocks",
+            "selective` needs `mode: eager` or `mode: compiled`, got `mode: compiled_blocks`",
         ),
         ({"vocab_size": 1}, "vocab_size\n.*greater than or equal to 2"),
         ({"context_length": 0}, "context_length\n.*greater than or equal to 1"),
