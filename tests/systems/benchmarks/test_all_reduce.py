@@ -57,7 +57,7 @@ def rank_of_one(monkeypatch):
 
 
 def test_a_world_of_another_size_is_refused(rank_of_one):
-    with pytest.raises(RuntimeError, match="world_size must be 1, the number of processes .* got 2"):
+    with pytest.raises(RuntimeError, match=r"world_size must be 1, .* got 2"):
         run(Params(backend="gloo", size_mb=1, world_size=2))
 
 
