@@ -161,8 +161,8 @@ def submit(manifest: Manifest) -> None:
 
     Raises:
         SubmissionError: if Slurm is not installed, if the path of the results folder contains % or
-            a backslash, or if sbatch refuses an array. The arrays that sbatch accepted before stay
-            submitted.
+            a backslash, or if sbatch refuses an array. Arrays that sbatch has already
+            accepted remain submitted.
     """
     require_slurm()
     if set("%\\") & set(str(manifest.path)):  # Slurm expands patterns such as %j in paths

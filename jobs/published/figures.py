@@ -140,7 +140,8 @@ def published_figure(file: str, column: str, **where: Any) -> str | None:
     Args:
         file: name of the CSV file.
         column: name of the column that contains the figure.
-        where: for each of some other columns, the required value or a list of allowed values.
+        where: conditions on other columns, by column name: the required value, or a list of
+            allowed values.
 
     Raises:
         TableError: if the file or a column does not exist, or if several figures match.

@@ -122,8 +122,8 @@ def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callab
     """Return the header of a column, and a function that formats the cells of the column.
 
     Args:
-        name: key of the list items that the column shows. Its suffix, such as `_ms`, gives the unit
-            of the values.
+        name: the column shows the value of this key in each item of the list. The suffix of the
+            name, such as `_ms`, gives the unit of the values.
         values: all values of the column.
         unit: unit to show. If the values cannot be converted to it, a suitable unit is chosen.
     """

@@ -119,7 +119,7 @@ def _can_run_on(device: str, task: TaskState) -> bool:
 
 
 def distinguishing_dimensions(results: list[Result], dimensions: list[str]) -> list[str]:
-    """Return the dimensions that a table needs in addition, so that no two runs share a cell.
+    """Return the dimensions that must be added to a table so that no two runs share a cell.
 
     A dimension is a parameter or the device. A parameter is needed if runs in the same cell differ
     in it. The device is needed if the results are from several kinds of device.

@@ -37,7 +37,8 @@ def _speedup(cell: Cell | None, reference: Cell | None, statistic: str) -> str:
     """Return the speedup of a cell relative to the cell of the baseline, such as `1.50x`.
 
     A speedup above 1 means that `cell` is better than the baseline: it has a lower time or a higher
-    rate. If the speedup cannot be computed, return the reason, a dash or "".
+    rate. Without a cell, the result is "". If one of the two cells has no number, or the number is
+    zero, the result is the reason or a dash.
 
     Args:
         cell: the cell, or None if there is none.

@@ -1,4 +1,4 @@
-"""Print how communication times, the best DDP bucket size and the sharded state are computed."""
+"""Print how communication times, the best DDP bucket and sharded memory are computed."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def show_states(model: str, n: int) -> None:
     title(f"State and communication of {model} in float32 with AdamW: n = {n} ranks")
     say(
         f"P = {parameters:,} is the number of parameters. The weights take 4 P bytes, the "
-        "gradients 4 P bytes, and the optimizer state 8 P bytes. r = (n-1)/n is the part of a "
-        "tensor that a rank sends in an all-gather or a reduce-scatter. Activations are not "
+        "gradients 4 P bytes, and the optimizer state 8 P bytes. With n ranks, r = (n-1)/n is the "
+        "part of a tensor that a rank sends in an all-gather or a reduce-scatter. Activations are not "
         "counted."
     )
     formulas = {

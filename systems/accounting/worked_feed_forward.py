@@ -1,7 +1,7 @@
-"""Print how the costs of a feed-forward layer on many devices, and of the model XXL, are computed.
+"""Print how the costs of a feed-forward layer and of a large model are computed.
 
-The costs are computation time, communication time and memory. XXL is a model that is too large for
-any single device (`xxl_model.py`).
+The layer runs on many devices. The model is XXL (`xxl_model.py`), which is too large for any single
+device. The costs are computation time, communication time and memory.
 """
 
 from __future__ import annotations

@@ -279,8 +279,8 @@ class _HookedDDP(DataParallel):
         if parameter in self._ready:
             raise RuntimeError(
                 f"{self._name(parameter)} got a second gradient before "
-                "finish_gradient_synchronization(), while the first may be in flight; run all "
-                "backward passes of a step except the last one under no_sync()"
+                "finish_gradient_synchronization() was called; run all backward passes of a step "
+                "except the last one under no_sync()"
             )
         self._ready.add(parameter)
         bucket.awaited -= 1

@@ -413,7 +413,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def _take_gradients_of_copies(self) -> None:
-        """Add the gradients of copies to the gradients of the replicated parameters.
+        """Add the gradients of parameter copies to the gradients of the replicated parameters.
 
         If a replicated parameter has another dtype than the computation, the modules use a copy of
         the parameter in the dtype of the computation. Backward computes the gradient of the copy.

@@ -139,8 +139,8 @@ def exposed_facts(facts: Mapping[str, float]) -> dict[str, float]:
     The result is valid only if steps with and without communication do the same computation.
 
     Args:
-        facts: result of `step_facts`, with train_step_ms, the time of a step, and alone_ms, the
-            time of the same step without communication.
+        facts: result of `step_facts`. It contains train_step_ms (time of a step) and alone_ms (time
+            of the same step without communication).
 
     Returns:
         exposed_ms: train_step_ms - alone_ms.

@@ -123,9 +123,10 @@ class Dealer:
 
     @gluon.jit
     def next(self, turn):
-        """Return the index of the next work item, as published by call number `turn` of `take`.
+        """Return the index of the next work item, after waiting until it is published.
 
-        The method waits until the index is published. The warpgroup that computes dQ and both
+        Each call of `take` publishes one index. Call number `turn` of this method, counted from 0,
+        returns the index of call number `turn` of `take`. The warpgroup that computes dQ and both
         consumers call this method.
 
         Args:

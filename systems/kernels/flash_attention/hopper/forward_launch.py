@@ -107,7 +107,9 @@ def flash_forward(
     n_splits: int | None = None,
     reuse_counters: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax(q k^T * scale) v and its log-sum-exp with the Hopper kernels.
+    """Compute softmax(q k^T * scale) v, and the log-sum-exp of the scaled scores.
+
+    Uses the Hopper kernels.
 
     q, k or v is copied first if the kernels do not support its address or strides.
 
@@ -121,7 +123,7 @@ def flash_forward(
         reuse_counters: whether to keep the work counters for later calls. These are two integers in
             GPU memory, with which the programs of the kernel share the work. A custom operator must
             pass False: torch.compile may run the operator with the memory pool of a CUDA graph, and
-            no memory of this pool may be kept.
+            memory of this pool must not be kept for later calls.
 
     Returns:
         out, lse: see `triton.launch.flash_forward`.
