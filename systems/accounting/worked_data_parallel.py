@@ -120,8 +120,8 @@ def show_states(model: str, n: int) -> None:
     say(
         f"P = {parameters:,} is the number of parameters. The weights take 4 P bytes, the "
         "gradients 4 P bytes, and the optimizer state 8 P bytes. With n ranks, r = (n-1)/n is the "
-        "part of a tensor that a rank sends in an all-gather or a reduce-scatter. Activations are not "
-        "counted."
+        "part of a tensor that a rank sends in an all-gather or a reduce-scatter. Activations are "
+        "not counted."
     )
     formulas = {
         "ddp": ("16 P", "2 r grads"),
