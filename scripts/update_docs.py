@@ -20,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "docs/*.md"]
+BEGIN, END = "<!-- output of:", "<!-- end -->"
 BLOCK = re.compile(
     r"(?P<begin><!-- output of: (?P<command>.+?) -->\n).*?(?P<end><!-- end -->)", re.S
 )
@@ -31,12 +32,22 @@ def main() -> None:
         raise SystemExit(f"arguments must be --check or none, got {' '.join(sys.argv[1:])}")
     outdated = []
     for page in sorted(path for pattern in PAGES for path in ROOT.glob(pattern)):
-        old = page.read_text(encoding="utf-8")
-        new = BLOCK.sub(filled, old)
+        name = str(page.relative_to(ROOT))
+        old = page.read_bytes().decode("utf-8")  # keeps the line ends
+        blocks = list(BLOCK.finditer(old))
+        if not len(blocks) == old.count(BEGIN) == old.count(END):
+            raise SystemExit(
+                f"{name}: each line '{BEGIN} COMMAND -->' needs a line '{END}' before the next "
+                f"block; got {old.count(BEGIN)} and {old.count(END)}, of which {len(blocks)} match"
+            )
+        try:
+            new = BLOCK.sub(filled, old)
+        except (subprocess.CalledProcessError, ValueError) as error:
+            raise SystemExit(f"{name}: {error}") from None
         if new != old:
-            outdated.append(str(page.relative_to(ROOT)))
+            outdated.append(name)
             if not check:
-                page.write_text(new, encoding="utf-8")
+                page.write_bytes(new.encode("utf-8"))
     if outdated:
         verb = "out of date, run make docs" if check else "updated"
         print(f"{verb}: {', '.join(outdated)}")
@@ -51,15 +62,17 @@ def output(command: str) -> str:
     """Run a command of the form `python SCRIPT ...`, and return the text that it prints.
 
     Raises:
-        SystemExit: if the command does not begin with `python`.
+        ValueError: if the command does not begin with `python`, or prints a marker of a block.
         CalledProcessError: if the command fails.
     """
     python, *arguments = shlex.split(command)
     if python != "python":
-        raise SystemExit(f"the command of a block must begin with python, got {command!r}")
+        raise ValueError(f"the command of a block must begin with python, got {command!r}")
     done = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True
     )
+    if BEGIN in done.stdout or END in done.stdout:
+        raise ValueError(f"the output of a command must not contain markers: {command!r}")
     return done.stdout.strip()
 
 

@@ -49,10 +49,11 @@ class Metric:
         names the metric, or if the metric is a fact or a prediction, only the unit is added. If the
         title already names the unit, the unit is not added again.
         """
-        if self.label.lower() not in title.lower() and not self.name.startswith(NAMED):
+        if not _contains(title, self.label) and not self.name.startswith(NAMED):
             return f"{title}: {self.header}"
-        words = re.findall(r"[^\s(),]+", title)
-        return title if self.unit in ("", *words) else f"{title} ({self.unit})"
+        if self.unit == "" or _contains(title, self.unit):
+            return title
+        return f"{title} ({self.unit})"
 
     @property
     def is_sampled(self) -> bool:
@@ -65,6 +66,11 @@ class Metric:
         return not self.name.startswith(NAMED) and self.name != "compiling_seconds"
 
 
+def _contains(title: str, words: str) -> bool:
+    """Return True if a title contains the words, not as a part of longer words."""
+    return re.search(rf"(?<![\w'/]){re.escape(words)}(?![\w/])", title, re.I) is not None
+
+
 METRICS = {
     metric.name: metric
     for metric in (
@@ -75,7 +81,7 @@ METRICS = {
         Metric("mfu", "MFU", "%", "higher"),  # percent of the datasheet's peak FLOP/s
         Metric("tokens_per_second", "tokens/s", "tokens/s", "higher"),
         Metric("peak_memory", "peak memory", "GiB", "lower"),
-        Metric("compiling_seconds", "compiling", "s", "lower"),
+        Metric("compiling_seconds", "compilation", "s", "lower"),
     )
 }
 

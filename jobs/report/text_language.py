@@ -33,11 +33,17 @@ BESIDE_PARAMETERS = ("device", "repeat")  # select a run in addition to its para
 class NotMeasured:
     """Placeholder for a number that was not measured.
 
-    The result of arithmetic with a NotMeasured object is a NotMeasured object. A comparison with it
-    raises `Compared`.
+    The result of arithmetic with a NotMeasured object is a NotMeasured object. Comparisons with it,
+    and iterations over it, raise `Compared`.
     """
 
     def __str__(self) -> str:
+        return "not measured"
+
+    def __repr__(self) -> str:  # as an item of a list
+        return "not measured"
+
+    def __format__(self, specification: str) -> str:
         return "not measured"
 
     def __bool__(self) -> bool:
@@ -46,7 +52,7 @@ class NotMeasured:
     def _same(self, *_: Any) -> NotMeasured:
         return self
 
-    def _compared(self, _: Any) -> NoReturn:
+    def _compared(self, *_: Any) -> NoReturn:
         raise Compared
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _same
@@ -54,10 +60,11 @@ class NotMeasured:
     __mod__ = __rmod__ = __pow__ = __rpow__ = _same
     __neg__ = __pos__ = __abs__ = __round__ = __getitem__ = _same
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared  # type: ignore[assignment]
+    __iter__ = _compared  # Python would otherwise iterate with __getitem__, without an end
 
 
 class Compared(Exception):
-    """Raised if a template compares a number that was not measured with another value."""
+    """Raised if a template compares a number that was not measured, or iterates over it."""
 
 
 def _of_measured(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]:
@@ -70,7 +77,7 @@ def _of_measured(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]
     """
 
     def chosen(*numbers: Any) -> Any:
-        if len(numbers) == 1 and isinstance(numbers[0], list):
+        if len(numbers) == 1 and isinstance(numbers[0], (list, tuple)):
             numbers = tuple(numbers[0])
         missing = [number for number in numbers if isinstance(number, NotMeasured)]
         return missing[0] if missing else choose(numbers)

@@ -42,6 +42,7 @@ from jobs.sweep.schema import Table
 # Exceptions that the expressions of a template can raise.
 _RAISED = (
     TemplateError, TableError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError,
+    NameError, MemoryError,
 )  # fmt: skip
 
 
@@ -60,7 +61,7 @@ class StudyTexts:
     def __init__(self, path: Path, tables: list[str]):
         self.path = path
         try:
-            source = path.read_text(encoding="utf-8")
+            source = path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
         except (OSError, UnicodeDecodeError) as error:
             raise TableError(f"{path} cannot be read: {error}") from None
         self._template = self._compile(source)
@@ -73,19 +74,23 @@ class StudyTexts:
     def _compile(self, source: str) -> Template:
         jinja = environment()
         try:
-            for node in jinja.parse(source).body:
-                if not isinstance(node, nodes.Block) and not _is_blank(node):
-                    raise TableError(
-                        f"{self.path}:{node.lineno}: text must be in a block that names its table: "
-                        "{% block TABLE %}...{% endblock %}"
-                    )
-            return jinja.from_string(source)
+            body = jinja.parse(source).body
+            template = jinja.from_string(source)
         except TemplateSyntaxError as error:
             raise TableError(f"{self.path}:{error.lineno}: {error.message}") from error
-        except (RecursionError, SyntaxError):  # raised by Python's compiler
+        except RecursionError:
             raise TableError(f"{self.path}: an expression is nested too deeply") from None
-        except ValueError as error:  # for example, the constant 10 ** (10 ** 5) is too large
-            raise TableError(f"{self.path}: {error}") from None
+        except SyntaxError as error:  # raised by Python's compiler, for example for f(a=1, a=2)
+            raise TableError(f"{self.path}: {error.msg}") from None
+        except (ValueError, MemoryError) as error:  # for example, 10 ** (10 ** 5) is too large
+            raise TableError(f"{self.path}: {error or 'a constant is too large'}") from None
+        for node in body:
+            if not isinstance(node, nodes.Block) and not _is_blank(node):
+                raise TableError(
+                    f"{self.path}:{node.lineno}: text must be in a block that names its table: "
+                    "{% block TABLE %}...{% endblock %}"
+                )
+        return template
 
     def render(
         self,
@@ -114,7 +119,8 @@ class StudyTexts:
         own = select_results(observation, view.model_copy(update={"where": None}), results)
         numbers = _Numbers(own, lambda what: warn(f"{self.path.name}: {what}"))
         try:
-            return self._render_block(block, numbers).strip()
+            text = self._render_block(block, numbers).strip()
+            return text.encode("utf-8", "replace").decode("utf-8")  # without lone surrogates
         except Compared:
             return "Not measured: a number that this text depends on is missing."
         except _RAISED as error:

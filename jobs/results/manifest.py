@@ -264,11 +264,16 @@ def _without_texts(sweep: dict[str, Any]) -> dict[str, Any]:
 
     Older versions of the project wrote this key to manifests.
     """
-    tables = [
+    tables = sweep.get("tables") if isinstance(sweep, dict) else None
+    if not isinstance(tables, list):
+        return sweep  # the schema reports what is wrong
+    without = [
         {key: value for key, value in table.items() if key != "text"}
-        for table in sweep.get("tables", [])
+        if isinstance(table, dict)
+        else table
+        for table in tables
     ]
-    return sweep | {"tables": tables}
+    return sweep | {"tables": without}
 
 
 def read_manifests(folder: Path) -> list[Manifest]:

@@ -52,6 +52,8 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
         dotted = ".".join(str(part) for part in path)
         if item["type"] == "extra_forbidden":
             what = f"unknown key {path[-1]!r}{nearest(str(path[-1]), _valid_keys(path))}"
+            if path[0] == "tables" and path[-1] == "text":
+                what = "tables have no key 'text'; use a template: aggregate.py --text TEMPLATE"
             problems.append(Problem(document.at_key(path), what))
         elif item["type"] == "missing":
             problems.append(Problem(document.at(path[:-1]), f"{dotted} is required"))

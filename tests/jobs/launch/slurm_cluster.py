@@ -327,12 +327,21 @@ def main() -> None:
     reason = unsupported_reason()
     if reason:
         raise SystemExit(f"no cluster can be started: {reason}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def end(*_: object) -> None:
+        for one in signals:  # a second signal must not interrupt the end of the daemons
+            signal.signal(one, signal.SIG_IGN)
+        print("stopping the cluster; in the other shell, run: unset SLURM_CONF", flush=True)
+        sys.exit()
+
+    for one in signals:
+        signal.signal(one, end)
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder, SlurmCluster(Path(folder)) as own:
         print(f"a Slurm cluster of {len(own.nodes)} nodes is running; use it in another shell:")
         print(f"  export SLURM_CONF={own.environment['SLURM_CONF']}")
         print("Ctrl-C stops it and cancels its jobs.", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
+        while True:
             signal.pause()
 
 

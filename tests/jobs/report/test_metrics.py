@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.formatting import format_number
-from jobs.report.metrics import slowest_rank
+from jobs.report.metrics import metric_named, slowest_rank
 from jobs.report.statistics import statistic
 from jobs.results.record import Measurements
 from systems import accounting
@@ -276,3 +276,21 @@ def test_each_value_has_its_own_speed_up(tmp_path: Path, folder: ResultsFolder) 
         "exact weights (GiB)": "2.000",
         "exact weights (GiB) vs fast": "0.50x",
     }
+
+
+@pytest.mark.parametrize(
+    ("title", "value", "heading"),
+    [
+        ("speed", "time", "speed: time (ms)"),
+        ("Time of forward", "time", "Time of forward (ms)"),
+        ("Time of forward, ms", "time", "Time of forward, ms"),
+        ("Sometimes", "time", "Sometimes: time (ms)"),
+        ("TFLOP/s: forward", "tflops", "TFLOP/s: forward"),
+        ("Tokens/s", "tokens_per_second", "Tokens/s"),
+        ("A model's compilation time", "compiling_seconds", "A model's compilation time (s)"),
+        ("Relative error of dq", "fact.relative_error.dq", "Relative error of dq"),
+        ("Launch overhead", "fact.host_ms.forward", "Launch overhead (ms)"),
+    ],
+)
+def test_a_heading_adds_to_a_title_what_it_lacks(title: str, value: str, heading: str) -> None:
+    assert metric_named(value).heading(title) == heading

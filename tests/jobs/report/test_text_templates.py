@@ -100,7 +100,7 @@ def test_numbers_are_those_of_the_records(folder: ResultsFolder, text: str, expe
 USES = [
     "X", "X | n", "X | n(2)", "X | pct", "X / 2", "2 / X", "1 - X * 3", "-X", "(X + X) | n",
     "X // 2", "X % 2", "X ** 2", "2 ** X", "X | round(2)", "X | abs", "[X, 1] | sum", "max(1, X)",
-    "min(X, 1)", "(1 / X) | pct",
+    "min(X, 1)", "(1 / X) | pct", "'{:.1f}'.format(X)", "max((X, 1))",
 ]  # fmt: skip
 
 
@@ -129,6 +129,8 @@ def test_a_text_that_compares_what_is_not_measured_takes_no_side(folder: Results
     for pair in ((EXACT, FAILED), (FAILED, EXACT)):
         assert "depends on" in render(folder, text % pair)
         assert "faster" not in render(folder, text % pair)
+    for text in (f"{{% for x in {FAILED} %}}.{{% endfor %}}", f"{{{{ max(*{FAILED}) }}}}"):
+        assert "depends on" in render(folder, text)  # and ends
     there = f"{{% if {FAILED} %}}measured{{% else %}}nothing{{% endif %}}"
     assert render(folder, there) == "nothing"
 
@@ -178,6 +180,7 @@ def test_a_run_that_no_sweep_has_is_told_to_who_makes_the_report(folder: Results
         ('{{ "{x}".format(1) }}', "toy.md.j2:1: 'x'"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth"),
         ("{{ 10 ** (10 ** 5) }}", "Exceeds the limit"),
+        ("{% set x = 1e999 %}{{ x }}", "toy.md.j2:1: name 'inf' is not defined"),
     ],
 )  # fmt: skip
 def test_a_wrong_text_is_an_error(folder: ResultsFolder, text: str, words: str) -> None:
@@ -193,6 +196,7 @@ def test_a_wrong_text_is_an_error(folder: ResultsFolder, text: str, words: str) 
         (b"\n{% block t %}{% if %}{% endblock %}", ":2: "),
         (b"{% block t %}{{ 1 | int }}{% endblock %}", ":1: No filter named 'int'"),
         (b"{% block t %}" + b"{{ " + 300 * b"(" + b"1" + 300 * b")" + b" }}{% endblock %}", "deep"),
+        (b"{% block t %}{{ state(size=1, size=1) }}{% endblock %}", "keyword argument repeated"),
         (b"{% block T %}{% endblock %}", "block 'T': the sweep has no such table (valid: t, u)"),
         (b"{% block t %}{% endblock %}\nlost", ":1: text must be in a block"),
         (b"{% set a = 1 %}{% block t %}{{ a }}{% endblock %}", ":1: text must be in a block"),
@@ -207,7 +211,13 @@ def test_a_template_that_is_not_valid_is_an_error(
     with pytest.raises(TableError) as caught:
         StudyTexts(tmp_path / "toy.md.j2", ["t", "u"])
     assert str(caught.value).startswith(str(tmp_path / "toy.md.j2"))
+    assert str(caught.value).count("toy.md.j2") == 1
     assert words in str(caught.value)
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "toy.md.j2").write_bytes(b"\xef\xbb\xbf{% block t %}{% endblock %}")
+    StudyTexts(tmp_path / "toy.md.j2", ["t"])
 
 
 def test_a_template_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
