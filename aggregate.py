@@ -190,13 +190,13 @@ def compare_folders(
 
     There are other verdicts for runs and phases without times in one of the folders:
 
-    broken: the run was measured in BEFORE, but failed or is missing in AFTER.
+    broken: the run was measured in BEFORE. In AFTER it failed, or was submitted without a record.
 
-    fixed: the run failed or is missing in BEFORE, but was measured in AFTER.
+    fixed: the reverse of broken.
 
-    new: the run or phase is only in AFTER.
+    new: the run was not submitted to BEFORE, or BEFORE does not have this phase.
 
-    gone: the run or phase is only in BEFORE.
+    gone: the run was not submitted to AFTER, or AFTER does not have this phase.
 
     not measured: the run is queued or running in AFTER, or has no times in either folder.
     """

@@ -125,15 +125,18 @@ def _job_tasks(
     others = {Status.running: Status.queued, Status.oom: Status.killed}
     for key, latest in latest_here.items():
         status = state.status if key == executing else others.get(state.status, state.status)
+        detail = state.detail
+        if state.status is Status.running and status is Status.queued:
+            detail = f"waiting for earlier runs of its job ({detail})"
         known = best.get(key)
         run, repeat = manifest.runs[key[0]], key[1]
         # A job that is queued or running repeats its runs that were preempted or cancelled.
         if status.is_live and (latest is None or latest.status in _RUNS_AGAIN_IN_ITS_JOB):
-            yield key, TaskState(run, repeat, status, known, state.detail)
+            yield key, TaskState(run, repeat, status, known, detail)
         elif known is not None and (latest is not None or known.status is Status.ok):
             yield key, TaskState(run, repeat, known.status, known)
         else:
-            yield key, TaskState(run, repeat, status, None, state.detail)
+            yield key, TaskState(run, repeat, status, None, detail)
 
 
 def _superseded(manifests: list[Manifest], notes: list[str]) -> set[str]:

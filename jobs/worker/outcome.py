@@ -204,7 +204,7 @@ def timed_out(timeout_s: float, stacks: str) -> Outcome:
         Status.timeout,
         "Timeout",
         f"took longer than {timeout_s:g} s; if it does not hang, raise timeout_s in the sweep and "
-        "submit with --retry-failed",
+        "repeat the submit command with --retry-failed",
         stacks,
     )
 

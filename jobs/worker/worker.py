@@ -327,7 +327,8 @@ class Worker:
             if reason == "limit" and self.executed == 0:
                 message = (
                     f"takes longer than the job's time limit of {self.job.timeout_min} min; raise "
-                    "resources.timeout_min in the sweep and submit with --retry-failed"
+                    "resources.timeout_min in the sweep and repeat the submit command with "
+                    "--retry-failed"
                 )
                 outcome = failed(Status.timeout, "Limit", message)
             elif reason == "limit":

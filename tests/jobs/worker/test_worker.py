@@ -163,8 +163,8 @@ def test_a_hang_is_cut_at_its_timeout_and_shows_where(
     record = endings.of(what)
     _, message, traceback = failure_of(record)
     assert message == (
-        "took longer than 1 s; if it does not hang, raise timeout_s in the sweep and submit with "
-        "--retry-failed"
+        "took longer than 1 s; if it does not hang, raise timeout_s in the sweep and repeat the "
+        "submit command with --retry-failed"
     )
     assert f"in {where}" in traceback
     assert 1.0 <= record.finished_at - record.started_at < 30.0  # and not the sweep's 60 s
