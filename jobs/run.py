@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.formatting import counted
+from jobs.formatting import counted, format_scalar
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Run:
                 parameters. Names that are not parameters of the benchmark are ignored.
         """
         shown = {k: self.params[k] for k in (names or self.params) if k in self.params}
-        return " ".join([self.benchmark, *(f"{k}={v}" for k, v in shown.items())])
+        return " ".join([self.benchmark, *(f"{k}={format_scalar(v)}" for k, v in shown.items())])
 
 
 def varying(runs: list[Run]) -> list[str]:

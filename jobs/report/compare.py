@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobs.formatting import format_number
+from jobs.formatting import format_number, format_scalar
 from jobs.report.metrics import slowest_rank
 from jobs.report.results import Result, list_results
 from jobs.results.record import Measurements
@@ -244,7 +244,7 @@ def comparison_columns(
     rows = []
     for c in chosen:
         row = {"benchmark": c.run.benchmark} if several_benchmarks else {}
-        row |= {name: str(c.run.params.get(name, "")) for name in names}
+        row |= {name: format_scalar(c.run.params.get(name, "")) for name in names}
         if several_devices:
             row["device"] = c.device
         row["phase"] = c.phase

@@ -89,14 +89,21 @@ def pivot_columns(pivot: Pivot, view: Table) -> Iterator[tuple[str, list[str]]]:
         yield header, [cell.text(view.statistic) if cell else "" for cell in cells]
         speedups = speedup_column(pivot, column, view.baseline)
         if speedups is not None:
-            against = " ".join(map(format_scalar, (view.baseline or {}).values()))
+            baseline = (view.baseline or {}).items()
+            against = " ".join(_column_text(pivot, name, value) for name, value in baseline)
             yield f"{header} vs {against}", speedups
 
 
 def _header(pivot: Pivot, column: Key) -> str:
     named = zip(pivot.columns, column, strict=True)
-    texts = [_coordinate_text(pivot, name, own) for name, own in named if own != ""]
+    texts = [_column_text(pivot, name, own) for name, own in named if own != ""]
     return " ".join(texts) or pivot.metrics[0].label
+
+
+def _column_text(pivot: Pivot, dimension: str, own: Any) -> str:
+    """Return a value of a column as text for its header; true, false and null with their name."""
+    text = _coordinate_text(pivot, dimension, own)
+    return f"{dimension}={text}" if own is None or isinstance(own, bool) else text
 
 
 def _coordinate_text(pivot: Pivot, dimension: str, own: Any) -> str:

@@ -297,3 +297,21 @@ def test_no_number_is_lost_whatever_the_others_do(
     for row in table(folder, rows=["size"], columns=["mode"], **baseline):
         for mode in ("fast", "exact"):
             assert row[mode] == fate(int(row["size"]), mode)[1]
+
+
+def test_columns_of_booleans_and_null_are_headed_with_their_parameter(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    grid = "fixed: {size: 2}\ngrid: {mode: [fast], causal: [true, false], window: [null, 1]}\n"
+    folder.submit(load(tmp_path, TOY + grid), lambda params, repeat: ok(1.0))
+    columns = {"columns": ["mode", "causal", "window"], "baseline": {"causal": False}}
+    (row,) = table(folder, rows=["size"], **columns)
+    assert list(row) == [
+        "size",
+        "fast causal=true window=null",
+        "fast causal=true window=null vs causal=false",
+        "fast causal=true 1",
+        "fast causal=true 1 vs causal=false",
+        "fast causal=false window=null",
+        "fast causal=false 1",
+    ]
