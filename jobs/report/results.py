@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.formatting import counted
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, varying
@@ -161,8 +162,7 @@ def result_notes(results: list[Result], sampling: str = "") -> list[str]:
         if not result.record and result.detail
     )
     reasons = [
-        f"{reason} ({count} run{'s' if count > 1 else ''})"
-        for reason, count in counts.most_common(MAX_REASONS)
+        f"{reason} ({counted(count, 'run')})" for reason, count in counts.most_common(MAX_REASONS)
     ]
     if len(counts) > MAX_REASONS:
         reasons.append(f"{len(counts) - MAX_REASONS} more reasons: see python -m jobs status")

@@ -7,9 +7,9 @@ block for each table with a text:
     cuDNN takes {{ value("time", "forward", implementation="sdpa_cudnn", seq_len=128) | n }} ms.
     {% endblock %}
 
-`jobs.report.text_language` defines the functions and filters. If a run failed or is missing, its
-numbers are rendered as `not measured`, so a report can be made from incomplete results. An unknown
-table, function, parameter or metric is an error.
+`jobs.report.text_language` defines the filters, `jobs.report.text_lookups` the functions. If a run
+failed or is missing, its numbers are rendered as `not measured`, so a report can be made from
+incomplete results. An unknown table, function, parameter or metric is an error.
 """
 
 from __future__ import annotations
@@ -21,22 +21,11 @@ from typing import Any
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 
 from jobs.errors import TableError, nearest
-from jobs.report.metrics import measured_phases, metric_named, phases_with
-from jobs.report.pivot import Cell
 from jobs.report.results import Result
-from jobs.report.text_language import (
-    BESIDE_PARAMETERS,
-    Compared,
-    NotMeasured,
-    TextFunctions,
-    ambiguity,
-    environment,
-    format_params,
-    value_problem,
-)
+from jobs.report.text_language import Compared, environment
+from jobs.report.text_lookups import Lookups
 from jobs.report.views import select_results
 from jobs.results.run_states import Observation
-from jobs.status import Status
 from jobs.sweep.schema import Table
 
 # Exceptions that the expressions of a template can raise.
@@ -117,19 +106,19 @@ class StudyTexts:
         if block is None:
             return ""
         own = select_results(observation, view.model_copy(update={"where": None}), results)
-        numbers = _Numbers(own, lambda what: warn(f"{self.path.name}: {what}"))
+        lookups = Lookups(own, lambda what: warn(f"{self.path.name}: {what}"))
         try:
-            text = self._render_block(block, numbers).strip()
+            text = self._render_block(block, lookups).strip()
             return text.encode("utf-8", "replace").decode("utf-8")  # without lone surrogates
         except Compared:
             return "Not measured: a number that this text depends on is missing."
         except _RAISED as error:
             raise TableError(f"{self.path}:{_line_of(error)} {error}") from error
 
-    def _render_block(self, block: Callable[..., Any], numbers: _Numbers) -> str:
+    def _render_block(self, block: Callable[..., Any], lookups: Lookups) -> str:
         jinja = self._template.environment
         try:
-            return jinja.concat(block(self._template.new_context(numbers.by_name)))
+            return jinja.concat(block(self._template.new_context(lookups.by_name)))
         except Exception:
             jinja.handle_exception()  # raises it again, with line numbers of the template
 
@@ -151,102 +140,3 @@ def _line_of(error: Exception) -> str:
             line = trace.tb_lineno
         trace = trace.tb_next
     return f"{line}:" if line else ""
-
-
-class _Numbers(TextFunctions):
-    """Implements the template functions `value` and `state`, which look up results of runs.
-
-    Args:
-        results: the results in which the functions look up runs.
-        warn: function that receives a warning if a run or phase in the template does not exist.
-    """
-
-    def __init__(self, results: list[Result], warn: Callable[[str], None]):
-        self.results = results
-        self.warn = warn
-
-    def value(
-        self,
-        name: str,
-        phase: str | None = None,
-        statistic: str = "median",
-        unit: str | None = None,
-        **params: Any,
-    ) -> Any:
-        problem = value_problem(name, statistic, unit)
-        if problem:
-            raise TableError(problem)
-        cell = Cell(metric_named(name, unit))
-        for result in self._find(f"value({name!r})", params):
-            cell.add(result, self._phase(name, result, phase))
-        number = cell.number(statistic)
-        if number is None:
-            texts = [text for text in cell.texts if text != "–"]
-            return texts[0] if texts else NotMeasured()
-        return number
-
-    def state(self, **params: Any) -> str:
-        states = [result.status for result in self._find("state()", params)]
-        return "ok" if "ok" in states else (states or [Status.missing])[0]
-
-    def _phase(self, name: str, result: Result, given: str | None) -> str:
-        """Return the phase, such as forward, in which to look up a metric of a run.
-
-        Args:
-            name: name of the metric.
-            result: result of the run.
-            given: phase in the template, or None. If None, the metric must exist in one phase only.
-
-        Returns:
-            The phase, or "" if the metric has no phases or the run has no measurements.
-
-        Raises:
-            TableError: if `given` is None and the metric exists in several phases.
-        """
-        measured = result.measurements
-        if measured is None or not metric_named(name).has_phases:
-            return given or ""
-        if given:
-            has = measured_phases(measured)
-            if given not in has:
-                self.warn(f"value({name!r}): the run has no phase {given!r}{nearest(given, has)}")
-            return given
-        found = phases_with(measured, name)
-        if len(found) > 1:
-            raise TableError(
-                f"value({name!r}): the run has several phases; phase must be one of "
-                f"{', '.join(found)}"
-            )
-        return found[0] if found else ""
-
-    def _find(self, call: str, params: dict[str, Any]) -> list[Result]:
-        """Return the results of the run that a template selects, one result per repeat.
-
-        Return [] if no run has the given parameters.
-
-        Args:
-            call: template function with its first argument, for messages.
-            params: parameters in the template that select the run.
-
-        Raises:
-            TableError: if a parameter is unknown, or if several runs have these parameters.
-        """
-        known = [
-            *dict.fromkeys(key for result in self.results for key in result.run.params),
-            *BESIDE_PARAMETERS,
-        ]
-        for name in params:
-            if name not in known:
-                raise TableError(f"{call}: no run has a parameter {name!r}{nearest(name, known)}")
-        found = [
-            result
-            for result in self.results
-            if all(result.coordinate(name) == given for name, given in params.items())
-        ]
-        if not found:
-            self.warn(f"{call}: no run has {format_params(params)}")
-        runs = list({result.run.id: result.run for result in found}.values())
-        problem = ambiguity(runs, params, [result.device for result in found])
-        if problem:
-            raise TableError(f"{call}: {problem}")
-        return found

@@ -246,10 +246,10 @@ def _timeline(
     """
     import torch
 
+    from systems.measure.memory_plot import draw_timeline
     from systems.measure.memory_timeline import (
         Owner,
         bytes_by_kind,
-        draw_timeline,
         kinds,
         largest_allocations,
         read_timeline,

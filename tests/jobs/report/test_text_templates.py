@@ -215,9 +215,12 @@ def test_a_template_that_is_not_valid_is_an_error(
     assert words in str(caught.value)
 
 
-def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
-    (tmp_path / "toy.md.j2").write_bytes(b"\xef\xbb\xbf{% block t %}{% endblock %}")
-    StudyTexts(tmp_path / "toy.md.j2", ["t"])
+def test_a_byte_order_mark_is_not_text(folder: ResultsFolder) -> None:
+    path = folder.path / "toy.md.j2"
+    path.write_bytes(b"\xef\xbb\xbf{% block t %}a{% endblock %}")
+    observation = observe(folder.path)
+    texts = StudyTexts(path, ["t"])
+    assert texts.render(observation, Table(name="t"), [], pytest.fail) == "a"
 
 
 def test_a_template_that_does_not_exist_is_an_error(tmp_path: Path) -> None:

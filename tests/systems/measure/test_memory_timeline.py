@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from systems.measure.memory_plot import draw_timeline
 from systems.measure.memory_timeline import (
     MARK,
     Owner,
     bytes_by_kind,
-    draw_timeline,
     kinds,
     largest_allocations,
     read_timeline,

@@ -1,0 +1,219 @@
+"""Functions that a template calls to look up results: `value`, `state` and `published`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jobs.errors import TableError, nearest
+from jobs.formatting import format_scalar
+from jobs.published.figures import published_figure
+from jobs.report.metrics import measured_phases, metric_named, phases_with
+from jobs.report.pivot import Cell
+from jobs.report.results import Result
+from jobs.report.text_language import NotMeasured
+from jobs.run import Run, varying
+from jobs.status import Status
+from jobs.sweep.schema import STATISTICS, units_of, unknown_value
+
+ONE_NUMBER = [name for name in STATISTICS if name != "mean_std"]
+BESIDE_PARAMETERS = ("device", "repeat")  # select a run in addition to its parameters
+
+
+class Lookups:
+    """Looks up results for a template.
+
+    `value` and `state` look up one run. Their keyword arguments are parameters that select the run.
+    `published` looks up one row of a CSV file with values that other authors published. Its keyword
+    arguments are column values that select the row.
+
+    Args:
+        results: the results in which the functions look up runs.
+        warn: function that receives a warning if a run or phase in the template does not exist.
+    """
+
+    def __init__(self, results: list[Result], warn: Callable[[str], None]):
+        self.results = results
+        self.warn = warn
+
+    @property
+    def by_name(self) -> dict[str, Callable[..., Any]]:
+        """The functions of the template language, by name."""
+        return {"value": self.value, "state": self.state, "published": self.published}
+
+    def value(
+        self,
+        name: str,
+        phase: str | None = None,
+        statistic: str = "median",
+        unit: str | None = None,
+        **params: Any,
+    ) -> Any:
+        """Return a metric of one run.
+
+        Args:
+            name: name of the metric, such as time or fact.weights_bytes. The prefix `fact.` marks a
+                value that the benchmark returned in addition to times and memory.
+            phase: phase of the run, such as forward. It can be None if the metric exists in one
+                phase only.
+            statistic: statistic of the samples, such as median.
+            unit: unit of the result. None means the default unit of the metric.
+            params: parameters that select the run. They can include `device` and `repeat`.
+
+        Returns:
+            The number, or a string if the value is text. NotMeasured if there is no value, for
+            example because the run failed or is missing.
+        """
+        problem = _value_problem(name, statistic, unit)
+        if problem:
+            raise TableError(problem)
+        cell = Cell(metric_named(name, unit))
+        for result in self._find(f"value({name!r})", params):
+            cell.add(result, self._phase(name, result, phase))
+        number = cell.number(statistic)
+        if number is None:
+            texts = [text for text in cell.texts if text != "–"]
+            return texts[0] if texts else NotMeasured()
+        return number
+
+    def state(self, **params: Any) -> str:
+        """Return the status of one run, such as ok or timeout.
+
+        If a run has several repeats, its status is ok if at least one repeat is ok.
+
+        Args:
+            params: parameters that select the run. They can include `device` and `repeat`.
+        """
+        states = [result.status for result in self._find("state()", params)]
+        return "ok" if "ok" in states else (states or [Status.missing])[0]
+
+    def published(self, file: str, column: str, **params: Any) -> Any:
+        """Return a value that other authors published, as a number if possible.
+
+        Args:
+            file: name of a CSV file in the folder jobs/published.
+            column: column of the CSV file that contains the value.
+            params: values of other columns. They select one row of the file.
+
+        Raises:
+            TableError: if the file or a column does not exist, if no selected row has a value in
+                this column, or if several selected rows have one.
+        """
+        found = published_figure(str(file), str(column), **params)
+        if found is None:
+            raise TableError(f"{file} has no {column} for {_format_params(params)}")
+        try:
+            return float(found)
+        except ValueError:
+            return found
+
+    def _phase(self, name: str, result: Result, given: str | None) -> str:
+        """Return the phase, such as forward, in which to look up a metric of a run.
+
+        Args:
+            name: name of the metric.
+            result: result of the run.
+            given: phase in the template, or None. If None, the metric must exist in one phase only.
+
+        Returns:
+            The phase, or "" if the metric has no phases or the run has no measurements.
+
+        Raises:
+            TableError: if `given` is None and the metric exists in several phases.
+        """
+        measured = result.measurements
+        if measured is None or not metric_named(name).has_phases:
+            return given or ""
+        if given:
+            has = measured_phases(measured)
+            if given not in has:
+                self.warn(f"value({name!r}): the run has no phase {given!r}{nearest(given, has)}")
+            return given
+        found = phases_with(measured, name)
+        if len(found) > 1:
+            raise TableError(
+                f"value({name!r}): the run has several phases; phase must be one of "
+                f"{', '.join(found)}"
+            )
+        return found[0] if found else ""
+
+    def _find(self, call: str, params: dict[str, Any]) -> list[Result]:
+        """Return the results of the run that a template selects, one result per repeat.
+
+        Return [] if no run has the given parameters.
+
+        Args:
+            call: template function with its first argument, for messages.
+            params: parameters in the template that select the run.
+
+        Raises:
+            TableError: if a parameter is unknown, or if several runs have these parameters.
+        """
+        known = [
+            *dict.fromkeys(key for result in self.results for key in result.run.params),
+            *BESIDE_PARAMETERS,
+        ]
+        for name in params:
+            if name not in known:
+                raise TableError(f"{call}: no run has a parameter {name!r}{nearest(name, known)}")
+        found = [
+            result
+            for result in self.results
+            if all(result.coordinate(name) == given for name, given in params.items())
+        ]
+        if not found:
+            self.warn(f"{call}: no run has {_format_params(params)}")
+        runs = list({result.run.id: result.run for result in found}.values())
+        problem = _ambiguity(runs, params, [result.device for result in found])
+        if problem:
+            raise TableError(f"{call}: {problem}")
+        return found
+
+
+def _value_problem(name: Any, statistic: Any, unit: Any) -> str | None:
+    """Check arguments of the template function `value`. Return an error message or None.
+
+    Args:
+        name: name of a metric.
+        statistic: name of a statistic, such as median.
+        unit: unit of the result. None means the default unit of the metric.
+    """
+    unknown = unknown_value(str(name))
+    if unknown:
+        return f"value {unknown}"
+    if statistic not in ONE_NUMBER:
+        return f"statistic {statistic!r} is not known{nearest(str(statistic), ONE_NUMBER)}"
+    if unit is not None and unit not in units_of(name):
+        valid = ", ".join(units_of(name)) or "only the default unit"
+        return f"value {name!r} cannot be shown in {unit!r} (valid: {valid})"
+    return None
+
+
+def _ambiguity(runs: list[Run], params: dict[str, Any], devices: list[str]) -> str | None:
+    """Return an error message if parameters in a template select several runs or devices.
+
+    Return None if they select one run on one device.
+    The message lists the parameters in which the selected runs differ.
+
+    Args:
+        runs: the selected runs.
+        params: the parameters in the template.
+        devices: devices of the selected results, such as GPU models.
+    """
+    differ = {name: [format_scalar(run.params[name]) for run in runs] for name in varying(runs)}
+    if len(set(devices)) > 1:
+        differ["device"] = devices
+    if not differ:
+        return None
+    names = "; ".join(f"{name}: {', '.join(dict.fromkeys(has))}" for name, has in differ.items())
+    which = (
+        f"{len(runs)} runs have {_format_params(params)}" if params else f"{len(runs)} runs match"
+    )
+    return f"{which}; add a parameter in which they differ ({names})"
+
+
+def _format_params(params: dict[str, Any]) -> str:
+    return (
+        ", ".join(f"{name}={format_scalar(given)}" for name, given in params.items())
+        or "any parameters"
+    )
