@@ -45,6 +45,14 @@ their communication times add up. Communication then takes as long as the comput
 Under this condition, N is largest at n_d = a s / 2 and n_t = b s / 2, with s = 1 + 1/a + 1/b. This
 gives N = a b s^2 / 4. For large a and b, it is a quarter of the number with separate links.
 
+Arguments that have the same meaning in all functions:
+
+    which     "forward" or "backward"
+    layer     sizes of the layer
+    tokens    number of tokens on all devices together, B
+    on        peak FLOP/s and link bandwidths of a device
+    batch     "dp" (replicated weights) or "fsdp" (sharded weights)
+
 Only matmuls are counted as computation. Sources: Stanford CS336 2026, assignment 2, sections 8.2 to
 8.5, with e = 2 and m = 3; Austin et al. 2025, How to Scale Your Model, part 5, with m = 2. The
 latter takes the factor (n-1)/n of a ring of n devices as 1.
@@ -143,9 +151,7 @@ def device_flops(which: Pass, layer: FeedForward, tokens: float, devices: float)
     """Return the number of matmul FLOPs of one device in a forward or a backward of the layer.
 
     Args:
-        which: "forward" or "backward".
-        layer: sizes of the layer.
-        tokens: number of tokens on all devices together.
+        which, layer, tokens: see the module docstring.
         devices: number of devices.
     """
     return {"forward": 2, "backward": 4}[which] * layer.weights * tokens / devices
@@ -157,10 +163,7 @@ def compute_seconds(
     """Return the time, in seconds, of the matmuls of a forward or a backward at peak FLOP/s.
 
     Args:
-        which: "forward" or "backward".
-        layer: sizes of the layer.
-        tokens: number of tokens on all devices together.
-        on: peak FLOP/s and link bandwidths of a device.
+        which, layer, tokens, on: see the module docstring.
         devices: number of devices.
     """
     return device_flops(which, layer, tokens, devices) / on.flops
@@ -182,10 +185,7 @@ def communication_seconds(
     axis. If they share links (`on.shared_links`), the result is the sum of both times.
 
     Args:
-        which: "forward" or "backward".
-        layer: sizes of the layer.
-        tokens: number of tokens on all devices together.
-        on: peak FLOP/s and link bandwidths of a device.
+        which, layer, tokens, on: see the module docstring.
         batch: "dp" (weights are replicated along the batch axis) or "fsdp" (weights are sharded).
         batch_devices: number of devices over which the batch is split, at least 1; may be
             fractional.
@@ -233,11 +233,7 @@ def batch_limit(which: Pass, layer: FeedForward, tokens: float, on: Machine, bat
     module docstring defines a. It is infinite for DP in forward, which has no communication.
 
     Args:
-        which: "forward" or "backward".
-        layer: sizes of the layer.
-        tokens: number of tokens on all devices together.
-        on: peak FLOP/s and link bandwidths of a device.
-        batch: "dp" (replicated weights) or "fsdp" (sharded weights).
+        which, layer, tokens, on, batch: see the module docstring.
     """
     a, _ = _slack(which, layer, tokens, on, batch)
     return Limit(1 + a, 1)
@@ -250,9 +246,7 @@ def tensor_limit(which: Pass, layer: FeedForward, on: Machine) -> Limit:
     module docstring defines b. It does not depend on the size of the batch.
 
     Args:
-        which: "forward" or "backward".
-        layer: sizes of the layer.
-        on: peak FLOP/s and link bandwidths of a device.
+        which, layer, on: see the module docstring.
     """
     _, b = _slack(which, layer, 1, on, "dp")
     return Limit(1, 1 + b)
@@ -268,11 +262,7 @@ def mesh_limit(
     only the batch or only the hidden width. The other number of devices is then 1.
 
     Args:
-        which: "forward" or "backward".
-        layer: sizes of the layer.
-        tokens: number of tokens on all devices together.
-        on: peak FLOP/s and link bandwidths of a device.
-        batch: "dp" (replicated weights) or "fsdp" (sharded weights).
+        which, layer, tokens, on, batch: see the module docstring.
     """
     a, b = _slack(which, layer, tokens, on, batch)
     if not on.shared_links or math.isinf(a):
@@ -303,9 +293,7 @@ def compute_bound_tokens(
     is (n_d - 1)/a + (n_t - 1)/b = 1. a is proportional to the batch B, and b does not depend on B.
 
     Args:
-        which: "forward" or "backward".
-        layer: sizes of the layer.
-        on: peak FLOP/s and link bandwidths of a device.
+        which, layer, on: see the module docstring.
         batch_devices: number of devices n_d over which the batch is split.
         tensor_devices: number of devices n_t over which the hidden width is split.
         long_rings: whether to take the factor (n-1)/n of a ring of n devices as 1, as How to Scale
@@ -334,11 +322,7 @@ def _slack(
     condition is that n_t - 1 is at most b.
 
     Args:
-        which: "forward" or "backward".
-        layer: sizes of the layer.
-        tokens: number of tokens on all devices together.
-        on: peak FLOP/s and link bandwidths of a device.
-        batch: "dp" (replicated weights) or "fsdp" (sharded weights).
+        which, layer, tokens, on, batch: see the module docstring.
     """
     a = 2 * tokens * on.batch_bandwidth / (layer.element_bytes * on.flops)
     if batch == "dp" and which == "forward":

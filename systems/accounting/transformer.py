@@ -2,6 +2,18 @@
 
 Each tensor that the model saves for backward is counted. Tests compare the result with the tensors
 that autograd saves.
+
+Arguments that have the same meaning in all functions:
+
+    size              sizes of the model
+    batch_size        number of sequences
+    context_length    number of tokens in each sequence
+    precision         training precision, which determines the dtypes, for example "bf16" (autocast)
+                      or "bf16_master" (bfloat16 weights with float32 master weights)
+    attention         "materialised" (separate torch operations), "math" (SDPBackend.MATH) or
+                      "fused"
+    checkpoint_every  0 saves all activations. A number k > 0 saves only the input of every k-th
+                      block, and backward recomputes segments of k blocks.
 """
 
 from __future__ import annotations
@@ -89,9 +101,7 @@ def transformer_flops(
     Args:
         phase: "forward", "backward", "forward_backward" or "train_step". The last two have equal
             counts, because the optimizer has no matmuls.
-        size: sizes of the model.
-        batch_size: number of sequences.
-        context_length: number of tokens in each sequence.
+        size, batch_size, context_length: see the module docstring.
     """
     tokens = batch_size * context_length
     attention = size.num_layers * 4 * tokens * context_length * size.d_model
@@ -137,9 +147,7 @@ def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, 
     """Return the bytes of weights, gradients and AdamW state of the model.
 
     Args:
-        size: sizes of the model.
-        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
-            "bf16_master" (bfloat16 weights with float32 master weights).
+        size, precision: see the module docstring.
 
     Returns:
         Dict with the keys "weights", "gradients" and "optimizer_state". Master weights are part of
@@ -153,9 +161,7 @@ def block_gradient_bytes(size: TransformerSize, precision: Precision) -> int:
     """Return the bytes of the gradients of all parameters of one Transformer block.
 
     Args:
-        size: sizes of the model.
-        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
-            "bf16_master" (bfloat16 weights with float32 master weights).
+        size, precision: see the module docstring.
     """
     gains = block_parameters(size)["norms"]
     return _state_bytes(_block_matrices(size), gains, precision)["gradients"]
@@ -167,9 +173,7 @@ def weight_copy_bytes(size: TransformerSize, precision: Precision) -> int:
     The result is 0 for a precision without autocast.
 
     Args:
-        size: sizes of the model.
-        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
-            "bf16_master" (bfloat16 weights with float32 master weights).
+        size, precision: see the module docstring.
     """
     return 2 * multiplied_weights(size) if _WIDTHS[precision].cast else 0
 
@@ -182,9 +186,7 @@ def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
     master weight instead.
 
     Args:
-        size: sizes of the model.
-        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
-            "bf16_master" (bfloat16 weights with float32 master weights).
+        size, precision: see the module docstring.
     """
     state = model_state_bytes(size, precision)
     gains = (2 * size.num_layers + 1) * size.d_model
@@ -202,11 +204,7 @@ def residual_stream_bytes(
     The tensor has the shape (batch_size, context_length, d_model).
 
     Args:
-        size: sizes of the model.
-        batch_size: number of sequences.
-        context_length: number of tokens in each sequence.
-        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
-            "bf16_master" (bfloat16 weights with float32 master weights).
+        size, batch_size, context_length, precision: see the module docstring.
     """
     return batch_size * context_length * size.d_model * _WIDTHS[precision].residual
 
@@ -221,12 +219,7 @@ def block_saved_bytes(
     """Return the bytes of the tensors that one block saves for backward, except its weights.
 
     Args:
-        size: sizes of the model.
-        batch_size: number of sequences.
-        context_length: number of tokens in each sequence.
-        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
-            "bf16_master" (bfloat16 weights with float32 master weights).
-        attention: "materialised" (separate torch operations), "math" (SDPBackend.MATH) or "fused".
+        size, batch_size, context_length, precision, attention: see the module docstring.
 
     Returns:
         Dict from a description of each tensor to the bytes of the tensor.
@@ -285,14 +278,8 @@ def activation_bytes(
     checkpointing, it may also be in backward, after a segment of blocks was recomputed.
 
     Args:
-        size: sizes of the model.
-        batch_size: number of sequences.
-        context_length: number of tokens in each sequence.
-        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
-            "bf16_master" (bfloat16 weights with float32 master weights).
-        attention: "materialised" (separate torch operations), "math" (SDPBackend.MATH) or "fused".
-        checkpoint_every: 0 saves all activations. A number k > 0 saves only the input of every k-th
-            block, and backward recomputes segments of k blocks.
+        size, batch_size, context_length, precision, attention, checkpoint_every: see the module
+            docstring.
     """
     point = (size, batch_size, context_length, precision, attention, checkpoint_every)
     return max(saved for saved, _ in _moments(*point))
@@ -312,12 +299,7 @@ def _moments(
     checkpointing: of each recomputed segment of blocks), and the end of backward.
 
     Args:
-        size: sizes of the model.
-        batch_size: number of sequences.
-        context_length: number of tokens in each sequence.
-        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
-            "bf16_master" (bfloat16 weights with float32 master weights).
-        attention: "materialised" (separate torch operations), "math" (SDPBackend.MATH) or "fused".
+        size, batch_size, context_length, precision, attention: see the module docstring.
         checkpoint_every: number of blocks per checkpoint; 0 for no checkpointing.
 
     Returns:
@@ -368,12 +350,7 @@ def best_checkpoint_interval(
     4.1, has the same formula for c = b.
 
     Args:
-        size: sizes of the model.
-        batch_size: number of sequences.
-        context_length: number of tokens in each sequence.
-        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
-            "bf16_master" (bfloat16 weights with float32 master weights).
-        attention: "materialised" (separate torch operations), "math" (SDPBackend.MATH) or "fused".
+        size, batch_size, context_length, precision, attention: see the module docstring.
     """
 
     def bytes_with(k: int) -> int:
@@ -397,14 +374,8 @@ def peak_memory_bytes(
         phase: "forward", "forward_backward" or "train_step". The first two have no optimizer state.
             "forward" keeps the tensors that it saves for backward. "train_step" is any step
             after the first, so the optimizer state exists. Gradients are freed between steps.
-        size: sizes of the model.
-        batch_size: number of sequences.
-        context_length: number of tokens in each sequence.
-        precision: training precision, which determines the dtypes, for example "bf16" (autocast) or
-            "bf16_master" (bfloat16 weights with float32 master weights).
-        attention: "materialised" (separate torch operations), "math" (SDPBackend.MATH) or "fused".
-        checkpoint_every: 0 saves all activations. A number k > 0 saves only the input of every k-th
-            block, and backward recomputes segments of k blocks.
+        size, batch_size, context_length, precision, attention, checkpoint_every: see the module
+            docstring.
 
     Raises:
         ValueError: if phase is unknown.

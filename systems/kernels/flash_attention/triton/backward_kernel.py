@@ -26,6 +26,15 @@ before 3.8 on Hopper GPUs (triton-lang/triton #9433).
 With few heads, there are too few programs to fill the GPU. The queries of dkdv_kernel or the keys
 of dq_kernel are then split into ranges, and a separate program processes each range. The programs
 write partial gradients in float32, and `combine_kernel.sum_kernel` adds them.
+
+Arguments of the functions that process one tile:
+
+    half_stride    distance from the high to the low float16 half of a tensor in memory, in
+                   elements; used only with FP16X3
+    dp_unit        factor that undoes the scaling of the inputs in dP (see `_units`)
+    scale_log2e    scale of the scores times log2(e); with FP16X3, also times the units of q and k
+                   (see `tile_ops.unit`)
+    MASKED         whether the tile needs a mask, because it is on the diagonal or is incomplete
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -155,17 +164,11 @@ def _add_queries(
         query, dout, lse, delta: addresses of the tensors of the head.
         first_key, first_query: index of the first key of the block and of the first query of the
             tile.
-        half_stride: distance from the high to the low float16 half of query and dout in memory, in
-            elements; used only with FP16X3.
-        dp_unit: factor that undoes the scaling of the inputs in dP (see `_units`).
-        scale_log2e: scale of the scores times log2(e); with FP16X3, also times the units of q and k
-            (see `tile_ops.unit`).
-        MASKED: whether the tile needs a mask, because it is on the diagonal or is incomplete.
 
     Returns:
         the new dk, dv and peak.
 
-    `dkdv_kernel` describes the other arguments.
+    The module docstring and `dkdv_kernel` describe the other arguments.
     """
     q = load_operand(
         query,
@@ -346,17 +349,11 @@ def _add_keys(
         row_delta: result of `delta_kernel` for each query.
         first_query, first_key: index of the first query of the block and of the first key of the
             tile.
-        half_stride: distance from the high to the low float16 half of key and value in memory, in
-            elements; used only with FP16X3.
-        dp_unit: factor that undoes the scaling of the inputs in dP (see `_units`).
-        scale_log2e: scale of the scores times log2(e); with FP16X3, also times the units of q and k
-            (see `tile_ops.unit`).
-        MASKED: whether the tile needs a mask, because it is on the diagonal or is incomplete.
 
     Returns:
         the new dq and peak.
 
-    `dq_kernel` describes the other arguments.
+    The module docstring and `dq_kernel` describe the other arguments.
     """
     k = load_operand(
         key, half_stride, first_key, n_keys, k_row, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED, FP16X3
