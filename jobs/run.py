@@ -42,6 +42,8 @@ class Run:
     params: dict[str, Any]  # all parameters, including those with their default value
     shape: Shape
     timeout_s: float  # time limit of this run, in seconds
+    # References to code outside this project that the run measures, such as my_ddp.py:MyDDP.
+    code: tuple[str, ...] = ()
 
     def label(self, names: list[str] | None = None) -> str:
         """Return the benchmark and parameters of the run, e.g. `attention seq_len=128 dtype=bf16`.

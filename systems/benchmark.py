@@ -27,9 +27,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
+
+from systems.external.parameter import Implementation
 
 # Names of the attention implementations: the keys of `systems.kernels.flash_attention.ATTENTIONS`.
 # They are repeated here because that module imports torch. A test compares the two lists.
@@ -37,6 +39,9 @@ AttentionName = Literal[
     "naive", "flash_pytorch", "flash_triton", "flash_hopper", "flex",
     "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math",
 ]  # fmt: skip
+# Type of a parameter that selects an attention: one of these names, or a reference to a function
+# outside this project, such as my_kernels/flash.py:MyFlash.
+AttentionChoice = Annotated[str, Implementation("attention", get_args(AttentionName))]
 
 ARTIFACTS = "RUN_ARTIFACTS"  # environment variable with the path of the artifacts folder
 

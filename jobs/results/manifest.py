@@ -146,6 +146,7 @@ def write_manifest(manifest: Manifest) -> None:
                     "params": run.params,
                     "shape": shapes.index(run.shape),
                     "timeout_s": run.timeout_s,
+                    **({"code": run.code} if run.code else {}),
                 }
                 for run in manifest.runs.values()
             ],
@@ -230,6 +231,7 @@ def _manifest(path: Path, data: dict[str, Any], handles: dict[str, Any]) -> Mani
             run["params"],
             shapes[run["shape"]],
             run["timeout_s"],
+            tuple(run.get("code", ())),
         )
         for run in data["runs"]
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +16,8 @@ from pydantic.fields import FieldInfo
 
 from jobs.errors import nearest
 from jobs.sweep.schema import PSEUDO
+from systems.external.parameter import Implementation
+from systems.external.reference import is_reference
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", re.ASCII)
 _RUN = re.compile(r"^def run\(", re.MULTILINE)
@@ -42,6 +44,18 @@ class Benchmark:
     def fields(self) -> list[str]:
         """The names of the parameters of the benchmark."""
         return list(self.params.model_fields)
+
+    def references(self, params: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the references to code outside this project in the parameters of a run.
+
+        They are values such as `my_ddp.py:MyDDP` of parameters that select an implementation.
+        """
+        return tuple(
+            params[name]
+            for name, field in self.params.model_fields.items()
+            if any(isinstance(item, Implementation) for item in field.metadata)
+            and is_reference(params[name])
+        )
 
 
 @dataclass(frozen=True)

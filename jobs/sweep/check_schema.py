@@ -147,6 +147,9 @@ def value_check(benchmark: Benchmark) -> Check:
         try:
             adapted(name).validate_python(value)
         except ValidationError as error:
+            for item in error.errors():
+                if item["type"] == "reference":
+                    return f"{name}: {item['msg']}"
             wanted = dict.fromkeys(_expected(item) for item in error.errors())
             return f"{name}: got {_shown(value)}, expected {' or '.join(wanted)}"
         return None

@@ -131,7 +131,13 @@ class _Expander:
             return
         timeout_s = case.timeout_s if case and case.timeout_s else self.sweep.timeout_s
         self.runs[identity] = Run(
-            identity, benchmark.name, benchmark.version, params, shape, timeout_s
+            identity,
+            benchmark.name,
+            benchmark.version,
+            params,
+            shape,
+            timeout_s,
+            benchmark.references(params),
         )
         self.origin[identity] = path
 

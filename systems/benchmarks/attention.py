@@ -12,12 +12,13 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from systems import accounting
 from systems.benchmark import AttentionName, BenchmarkParams, Unsupported, WrongOutput
+from systems.external.parameter import Implementation
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +48,10 @@ class Params(BenchmarkParams):
     """
 
     # Key of `systems.kernels.flash_attention.ATTENTIONS`, or naive_compiled, which is the
-    # implementation `naive` compiled with torch.compile.
-    implementation: Literal[AttentionName, "naive_compiled"]
+    # implementation `naive` compiled with torch.compile, or FILE.py:NAME.
+    implementation: Annotated[
+        str, Implementation("attention", (*get_args(AttentionName), "naive_compiled"))
+    ]
     seq_len: Positive  # number of queries, and of keys, in each sequence
     head_dim: Positive  # number of elements per head
     batch_size: Positive = 1  # number of sequences

@@ -18,11 +18,11 @@ The benchmark `attention` times the same operations with `systems.measure.timing
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from systems.benchmark import AttentionName, BenchmarkParams, Unsupported
+from systems.benchmark import AttentionChoice, BenchmarkParams, Unsupported
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,8 @@ PRELOAD = ("torch.fx.experimental.symbolic_shapes",)
 class Params(BenchmarkParams):
     """Parameters of causal attention in bf16. The defaults are those of the CS336 leaderboard."""
 
-    implementation: Literal[AttentionName]  # key of `systems.kernels.flash_attention.ATTENTIONS`
+    # Key of `systems.kernels.flash_attention.ATTENTIONS`, or FILE.py:NAME.
+    implementation: AttentionChoice
     num_heads: Annotated[int, Field(ge=1)] = 16  # number of heads of q, k and v
     seq_len: Annotated[int, Field(ge=1)] = 16_384  # number of tokens
     head_dim: Annotated[int, Field(ge=1)] = 64  # number of elements per head

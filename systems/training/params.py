@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from systems import accounting
 from systems.accounting import MODEL_SIZES, TransformerSize
-from systems.benchmark import AttentionName, BenchmarkParams
+from systems.benchmark import AttentionChoice, BenchmarkParams
 
 Positive = Annotated[int, Field(ge=1)]
 Size = Literal[*MODEL_SIZES]  # type: ignore[valid-type]
@@ -46,7 +46,8 @@ class TransformerParams(BenchmarkParams):
     # Whether to capture forward, backward and the optimizer's update as CUDA graphs and to replay
     # these in each step.
     cuda_graph: bool = False
-    attention: AttentionName = "naive"  # key of `systems.kernels.flash_attention.ATTENTIONS`
+    # Key of `systems.kernels.flash_attention.ATTENTIONS`, or FILE.py:NAME.
+    attention: AttentionChoice = "naive"
     # torch: torch.optim.AdamW with fused=True. fused: `systems.kernels.adamw.FusedAdamW`.
     optimizer: Literal["torch", "fused"] = "torch"
     lr: Annotated[float, Field(gt=0)] = 1e-4  # learning rate
