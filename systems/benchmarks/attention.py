@@ -1,6 +1,7 @@
 """Measure time and peak memory of attention, in forward and in backward.
 
-Before the measurement, the output and the gradients are checked against a float64 reference.
+Before the measurement, the output and the gradients are checked against a float64 reference. After
+the measurement, they are checked again on new values in the same buffers.
 
 Run it on this machine, without Slurm:
 
@@ -12,16 +13,18 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import Field
 
 from systems import accounting
-from systems.benchmark import AttentionName, BenchmarkParams, Unsupported, WrongOutput
+from systems.benchmark import AttentionName, BenchmarkParams, Unsupported
 from systems.external.parameter import Implementation
 
 if TYPE_CHECKING:
     import torch
+
+    from systems.measure.attention_accuracy import AttentionErrors, AttentionResult
 
 # Records of versions before 4 lack wall_ms and the samples of the CUDA graph. In records of
 # versions before 3, peak memory of backward includes a retained autograd graph with the
@@ -31,14 +34,11 @@ VERSION = 4
 # torch imports this module in the first backward of a process. The import takes time.
 PRELOAD = ("torch.fx.experimental.symbolic_shapes",)
 Positive = Annotated[int, Field(ge=1)]
+Result = TypeVar("Result")
 PHASES = ("forward", "backward", "forward_backward")
 # Largest seq_len for which wall_ms and the phase forward_backward_graph are measured. They show the
 # launch overhead, which matters only for short sequences.
 LAUNCH_BOUND = 1024
-# Maximum relative L2 error of the output and of each gradient, by dtype. The unit roundoffs of
-# these dtypes are 2^-8, 2^-11 and 2^-24. Naive attention rounds the scores to the dtype, which
-# causes a relative error of about 3 to 5 unit roundoffs in the softmax of a long row.
-TOLERANCE = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 5e-5}
 
 
 class Params(BenchmarkParams):
@@ -94,7 +94,10 @@ def run(params: Params) -> dict[str, Any]:
         Measurements, see `systems.benchmark`. `facts` has these keys:
             relative_error: relative L2 error of the output (`out`), and of the gradients `dq`, `dk`
                 and `dv`, against float64.
-            checking_seconds: duration of the check against float64.
+            rows_error: as relative_error, but the largest error of a few consecutive rows.
+            relative_error_after, rows_error_after: the same errors after timing, for new values in
+                the same buffers.
+            checking_seconds: duration of the check against float64 before timing.
             host_ms: launch overhead of each phase: the time that the call takes on the host, in
                 milliseconds. Empty without a GPU.
             before_backward_bytes: GPU memory that is allocated when backward starts. Missing
@@ -104,8 +107,9 @@ def run(params: Params) -> dict[str, Any]:
 
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
-        WrongOutput: if the relative error of the output or of a gradient is above the limit for the
-            dtype (the constant TOLERANCE).
+        WrongOutput: if the output or a gradient is not accurate enough before or after timing, see
+            `systems.measure.attention_accuracy.require_right`.
+        BadReference: if `implementation` is a reference that names no attention function.
     """
     import torch
 
@@ -115,22 +119,33 @@ def run(params: Params) -> dict[str, Any]:
         params.implementation == "flash_pytorch" and device.type == "cuda"
     )
     started = time.perf_counter()
-    if compiles:
-        call.forward_backward()
-        call.clear_gradients()
-    compiling = time.perf_counter() - started
-    started = time.perf_counter()
-    errors = relative_errors(call.forward, *call.inputs, call.dout, params.causal)
-    require_right(errors, params.implementation, params.dtype)
+    try:
+        if compiles:
+            call.forward_backward()
+            call.clear_gradients()
+        compiling = time.perf_counter() - started
+        started = time.perf_counter()
+        before = call.check()
+    except NotImplementedError as error:
+        raise Unsupported(f"{params.implementation}: {error}") from error
     checking = time.perf_counter() - started
     measured, facts = _measure(call, params, device)
+    call.refill()
+    after = call.check("after timing")
     sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
     return {
         **measured,
         "flops": {p: accounting.attention_flops(p, *sizes, params.causal) for p in PHASES},
         "bytes": {p: accounting.attention_bytes(p, *sizes, params.dtype) for p in PHASES},
         "compiling_seconds": compiling if compiles else None,
-        "facts": facts | {"relative_error": errors, "checking_seconds": checking},
+        "facts": facts
+        | {
+            "relative_error": before.total,
+            "rows_error": before.rows,
+            "relative_error_after": after.total,
+            "rows_error_after": after.rows,
+            "checking_seconds": checking,
+        },
     }
 
 
@@ -161,7 +176,8 @@ class _Call:
         )
         self.inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
         self.function = _implementation(params, *self.inputs)
-        self.causal = params.causal
+        self.params, self.causal = params, params.causal
+        self._seed = params.seed
         self.out: torch.Tensor | None = None
 
     def forward(self) -> torch.Tensor:
@@ -174,11 +190,43 @@ class _Call:
     def forward_backward(self) -> None:
         self.forward().backward(self.dout)
 
-    def gradients(self) -> object:
-        """Run forward and backward; return the gradients of q, k and v without setting `grad`."""
+    def output_and_gradients(self) -> AttentionResult:
+        """Run forward and backward without setting `grad` of the inputs."""
         import torch
 
-        return torch.autograd.grad(self.forward(), self.inputs, self.dout)
+        from systems.measure.attention_accuracy import AttentionResult
+
+        out = self.forward()
+        return AttentionResult(out, *torch.autograd.grad(out, self.inputs, self.dout))
+
+    def refill(self) -> None:
+        """Write new values into the buffers of q, k, v and of the gradient of the output."""
+        from systems.measure.attention_accuracy import refill
+
+        self.out = None
+        self.clear_gradients()
+        self._seed += 1
+        refill((*self.inputs, self.dout), self._seed)
+
+    def check(self, when: str = "", result: AttentionResult | None = None) -> AttentionErrors:
+        """Compare output and gradients with float64, for the present values in the buffers.
+
+        Args:
+            when: when the check runs, for the error message.
+            result: output and gradients for these values. None calls the function.
+
+        Returns:
+            The errors.
+
+        Raises:
+            WrongOutput: if the output or a gradient is not accurate enough.
+        """
+        from systems.measure.attention_accuracy import call_once, errors_of, require_right
+
+        result = result or call_once(self.forward, self.inputs, self.dout)
+        errors = errors_of(result, self.inputs, self.dout, self.causal)
+        require_right(errors, self.params.implementation, self.params.dtype, when)
+        return errors
 
     def clear_gradients(self) -> None:
         for tensor in self.inputs:
@@ -195,16 +243,14 @@ def _implementation(
 ) -> Callable[..., torch.Tensor]:
     import torch
 
-    from systems.kernels.flash_attention import ATTENTIONS, naive, unsupported_reason
+    from systems.kernels.flash_attention import naive
+    from systems.training.attention_choice import attention_function
 
     if params.implementation == "naive":
         return naive
     if params.implementation == "naive_compiled":
         return torch.compile(naive, fullgraph=True, dynamic=False)
-    reason = unsupported_reason(q, k, v, params.causal, params.implementation)
-    if reason:
-        raise Unsupported(reason)
-    return ATTENTIONS[params.implementation]
+    return attention_function(params.implementation, q, k, v, params.causal)
 
 
 def _measure(
@@ -245,12 +291,21 @@ def _measure(
     if on_gpu and params.seq_len <= LAUNCH_BOUND:
         fn, before = phases["forward_backward"]
         facts["wall_ms"] = {"forward_backward": wall_ms(fn, device, before=before)}
-        samples["forward_backward_graph"] = time_ms(_captured(call.gradients), device)
+        replay, result = _captured(call.output_and_gradients)
+        samples["forward_backward_graph"] = time_ms(replay, device)
+        call.refill()
+        replay()
+        call.check("in a CUDA graph, after timing", result)
     return {"samples_ms": samples, "peak_memory_bytes": peaks}, facts
 
 
-def _captured(fn: Callable[[], object]) -> Callable[[], None]:
-    """Capture `fn` as a CUDA graph; return a function that replays the graph with one launch."""
+def _captured(fn: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+    """Capture `fn` as a CUDA graph.
+
+    Returns:
+        A function that replays the graph with one launch, and the result of `fn`, whose tensors
+        each replay overwrites.
+    """
     import torch
 
     stream = torch.cuda.Stream()
@@ -261,64 +316,5 @@ def _captured(fn: Callable[[], object]) -> Callable[[], None]:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        fn()
-    return graph.replay
-
-
-def require_right(errors: dict[str, float], implementation: str, dtype: str) -> None:
-    """Raise an exception if the output or a gradient of attention is not accurate enough.
-
-    Args:
-        errors: relative errors by name of the tensor, from `relative_errors`.
-        implementation: name of the attention implementation, for the message.
-        dtype: dtype of attention, a key of TOLERANCE, the dict of maximum errors.
-
-    Raises:
-        WrongOutput: if an error is NaN, or above the limit for `dtype`.
-    """
-    # "not <=" is also true for NaN, unlike ">".
-    wrong = [name for name, error in errors.items() if not error <= TOLERANCE[dtype]]
-    if wrong:
-        shown = ", ".join(f"{name} {errors[name]:.2e}" for name in wrong)
-        raise WrongOutput(
-            f"{implementation}: relative L2 error against float64 must be at most "
-            f"{TOLERANCE[dtype]:.0e} in {dtype}, got {shown}"
-        )
-
-
-def relative_errors(
-    forward: Any, q: Any, k: Any, v: Any, dout: Any, causal: bool
-) -> dict[str, float]:
-    """Return the relative L2 errors of an attention's output and gradients against float64.
-
-    The error of a tensor x is ||x - reference|| / ||reference||. If the reference is zero, the norm
-    of `dout` is the denominator.
-
-    Args:
-        forward: function without arguments that computes attention of q, k and v.
-        q, k, v: leaf tensors that require gradients. Their `grad` must be None before the call, and
-            is None after the call.
-        dout: gradient of the output.
-        causal: whether `forward` applies the causal mask.
-
-    Returns:
-        Errors of the output and of the gradients of q, k and v, with the keys out, dq, dk and dv.
-    """
-    import torch
-
-    from systems.kernels.flash_attention import attention_reference
-
-    out = forward()
-    out.backward(dout)
-    reference = attention_reference(q, k, v, dout, is_causal=causal)
-    given = {"out": out.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
-    errors = {}
-    scale = torch.linalg.vector_norm(dout.double()).item()
-    for name, tensor in given.items():
-        exact = getattr(reference, name)
-        norm = torch.linalg.vector_norm(exact).item()
-        # If each query attends to one key only, dq and dk are zero. Then divide by ||dout||.
-        norm = norm if norm > 1e-9 * scale else scale
-        errors[name] = torch.linalg.vector_norm(tensor.double() - exact).item() / norm
-    q.grad = k.grad = v.grad = None
-    return errors
+        result = fn()
+    return graph.replay, result

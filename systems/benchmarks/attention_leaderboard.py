@@ -47,6 +47,8 @@ class Params(BenchmarkParams):
 def run(params: Params) -> dict[str, Any]:
     """Check attention against float64, then time forward and backward with `do_bench`.
 
+    After timing, attention is checked again on new values in the same buffers.
+
     Returns:
         Measurements, see `systems.benchmark`. The phase forward_backward has a single sample, the
         mean time that `do_bench` returns. `facts` has the key relative_error: relative L2 error of
@@ -61,8 +63,14 @@ def run(params: Params) -> dict[str, Any]:
     from triton.testing import do_bench
 
     from systems import accounting
-    from systems.benchmarks.attention import relative_errors, require_right
-    from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
+    from systems.measure.attention_accuracy import (
+        AttentionErrors,
+        call_once,
+        errors_of,
+        refill,
+        require_right,
+    )
+    from systems.training.attention_choice import attention_function
 
     if not torch.cuda.is_available():
         raise Unsupported("triton.testing.do_bench needs a GPU; this machine has no GPU")
@@ -73,10 +81,7 @@ def run(params: Params) -> dict[str, Any]:
         torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
         for _ in range(3)
     )
-    reason = unsupported_reason(q, k, v, True, params.implementation)
-    if reason:
-        raise Unsupported(reason)
-    attention = ATTENTIONS[params.implementation]
+    attention = attention_function(params.implementation, q, k, v, True)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, is_causal=True)
@@ -86,16 +91,25 @@ def run(params: Params) -> dict[str, Any]:
     function = attend if params.implementation == "flex" else torch.compile(attend)
 
     expanded = torch.ones((), dtype=q.dtype, device=device).expand(shape)
-    errors = relative_errors(lambda: function(q, k, v), q, k, v, expanded, True)
-    require_right(errors, params.implementation, "bf16")
+
+    def check(when: str = "") -> AttentionErrors:
+        result = call_once(lambda: function(q, k, v), (q, k, v), expanded)
+        errors = errors_of(result, (q, k, v), expanded, True)
+        require_right(errors, params.implementation, "bf16", when)
+        return errors
+
+    errors = check()
 
     def forward_backward() -> None:
         function(q, k, v).sum().backward()
 
     mean = do_bench(forward_backward, warmup=params.warmup_ms, rep=params.rep_ms)
+    q.grad = k.grad = v.grad = None
+    refill((q, k, v), seed=1)
+    check("after timing")
     sizes = (1, params.num_heads, params.seq_len, params.head_dim)
     return {
         "samples_ms": {"forward_backward": [mean]},
         "flops": {"forward_backward": accounting.attention_flops("forward_backward", *sizes, True)},
-        "facts": {"relative_error": errors},
+        "facts": {"relative_error": errors.total},
     }

@@ -16,6 +16,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from systems.external.reference import BadReference, Reference, is_reference
+from systems.external.source import check_source
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Implementation:
     """Validator of a parameter that selects an implementation. Use it in `Annotated[str, ...]`.
 
     Args:
-        kind: what is implemented: attention, ddp, fsdp or optimizer.
+        kind: what is implemented, a key of `systems.external.source.KINDS`.
         names: names of the implementations of this project.
     """
 
@@ -47,7 +48,7 @@ class Implementation:
             )
         try:
             reference = Reference.parse(value)
-            reference.find()
+            check_source(reference, self.kind)
         except BadReference as error:
             raise PydanticCustomError("reference", "{why}", {"why": str(error)}) from None
         return str(reference)

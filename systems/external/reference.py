@@ -83,7 +83,7 @@ def is_reference(value: object) -> bool:
     return isinstance(value, str) and ":" in value
 
 
-def find_module(name: str) -> Path | None:
+def find_module(name: str, folders: Iterable[Path] = ()) -> Path | None:
     """Return the source file of a module or package, or None if there is none.
 
     Neither the module nor the packages that contain it are imported. Packages without `__init__.py`
@@ -91,13 +91,14 @@ def find_module(name: str) -> Path | None:
 
     Args:
         name: dotted name of the module.
+        folders: folders to search before the other folders.
     """
     first, *rest = name.split(".")
-    file, folders = _in_folders(first, [os.getcwd(), *sys.path])
-    if file is None and not folders:  # for example an editable installation
-        file, folders = _by_finders(first)
+    file, inside = _in_folders(first, [*map(str, folders), os.getcwd(), *sys.path])
+    if file is None and not inside:  # for example an editable installation
+        file, inside = _by_finders(first)
     for part in rest:
-        file, folders = _in_folders(part, folders)
+        file, inside = _in_folders(part, inside)
     return file
 
 

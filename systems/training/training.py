@@ -25,8 +25,8 @@ from systems.accounting import MATMUL_DTYPE
 from systems.benchmark import Unsupported
 from systems.checkpointing import every_k_blocks, nested, selective
 from systems.dtypes import TORCH_DTYPES
-from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
 from systems.model import TransformerLM, cross_entropy
+from systems.training.attention_choice import attention_function
 from systems.training.params import TransformerParams
 
 _AUTOCAST = ("bf16", "fp16")  # precisions that run under autocast
@@ -75,7 +75,7 @@ class Training:
     ):
         _check_device(params, device)
         self.params, self.device = params, device
-        attention = attention or ATTENTIONS[params.attention]
+        attention = attention or _attention(params, device)
         self.model, master = _prepared_model(params, device, attention)
         self.tokens, self.targets = batch(params, device)
         self.optimizer = _optimizer(params, self.model, master)
@@ -236,13 +236,14 @@ def _check_device(params: TransformerParams, device: torch.device) -> None:
             raise Unsupported("CUDA graphs need an NVIDIA GPU; this is a CPU")
         if params.precision == "tf32":
             raise Unsupported("TF32 needs the tensor cores of an NVIDIA GPU; this is a CPU")
+
+
+def _attention(params: TransformerParams, device: torch.device) -> Callable[..., Tensor]:
     size = params.model_size
     dtype = TORCH_DTYPES[MATMUL_DTYPE[params.precision]]
     shape = (1, size.num_heads, params.context_length, size.d_model // size.num_heads)
     probe = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
-    reason = unsupported_reason(probe, probe, probe, True, params.attention)
-    if reason:
-        raise Unsupported(reason)
+    return attention_function(params.attention, probe, probe, probe, True)
 
 
 def new_model(

@@ -1,0 +1,76 @@
+"""Import external code. This executes the code, so only runs and `python -m jobs check` do it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from systems.external.reference import BadReference, Reference, find_module
+from systems.external.source import package_root
+
+
+def load(text: str) -> Any:
+    """Import the file or module of a reference, and return the object with the given name.
+
+    A file in a package (a folder with `__init__.py`) is imported as a module of this package. Any
+    other file is imported like a script: it can import files in its folder.
+
+    Args:
+        text: the reference, such as `my_kernels/flash.py:MyFlash`.
+
+    Raises:
+        BadReference: if the file or the name does not exist.
+        Exception: any exception that the code raises while it is imported.
+    """
+    reference = Reference.parse(text)
+    module = module_of(reference)
+    try:
+        return getattr(module, reference.name)
+    except AttributeError:
+        raise BadReference(f"{reference.source} has no {reference.name!r}") from None
+
+
+def module_of(reference: Reference) -> ModuleType:
+    """Import the file or module of a reference. Exceptions are those of `load`."""
+    path = reference.find()
+    _search_first(Path.cwd())
+    if not reference.is_file:
+        return importlib.import_module(reference.source)
+    root = package_root(path)
+    _search_first(root)
+    name = ".".join(path.relative_to(root).with_suffix("").parts)
+    if root == path.parent and find_module(name) != path:  # the name is taken
+        name = f"{name}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+        return sys.modules.get(name) or _import_file(name, path)
+    module = importlib.import_module(name)
+    if not module.__file__ or not path.samefile(module.__file__):
+        raise BadReference(
+            f"{reference.source} must be importable as {name!r}, but this name belongs to "
+            f"{module.__file__}; rename the folder or the file"
+        )
+    return module
+
+
+def _search_first(folder: Path) -> None:
+    """Make imports search this folder before installed packages, as for a script in the folder."""
+    if str(folder) not in sys.path and not (folder == Path(os.getcwd()) and "" in sys.path):
+        sys.path.insert(0, str(folder))
+
+
+def _import_file(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,317 @@
+"""Checks of external code that read its source and do not execute it.
+
+A submission checks references such as `my_kernels/flash.py:MyFlash` before it starts jobs. To
+import the file would import torch, which takes seconds and is not needed on a login node. Therefore
+this module parses the source. It finds syntax errors, missing names, missing modules and signatures
+that do not fit. Other errors appear when a run imports the file.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from systems.external.reference import BadReference, Reference, find_module
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+# Modules whose presence is not checked, because a login node may lack them.
+_OF_COMPUTE_NODES = ("torch", "triton")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of implementation, and the parameters with which it is called."""
+
+    what: str  # for messages
+    parameters: tuple[str, ...]  # names of the positional parameters that are passed
+    required: int  # number of these parameters that every implementation must take
+    is_function: bool = False  # True: a class must be a torch.autograd.Function
+
+    @property
+    def call(self) -> str:
+        return f"({', '.join(self.parameters)})"
+
+
+KINDS = {
+    "attention": Kind("attention", ("q", "k", "v", "is_causal"), 3, is_function=True),
+    "ddp": Kind("a DDP wrapper", ("module", "bucket_size_mb"), 1),
+    "fsdp": Kind("an FSDP wrapper", ("module", "compute_dtype"), 1),
+    "optimizer": Kind("a sharded optimizer", ("params", "optimizer_cls"), 2),
+}
+
+
+def check_source(reference: Reference, kind: str) -> None:
+    """Check the source of an external implementation without executing it.
+
+    Args:
+        reference: the implementation.
+        kind: a key of KINDS.
+
+    Raises:
+        BadReference: if the file or the name does not exist, if the file has a syntax error, if a
+            module that it imports is missing, or if the signature does not fit the kind.
+    """
+    path = reference.find()
+    _check(path, path.stat().st_mtime_ns, reference, kind)
+
+
+@lru_cache(maxsize=1024)  # a sweep checks the same reference once for each of its runs
+def _check(path: Path, mtime_ns: int, reference: Reference, kind: str) -> None:
+    tree = _parse(path)
+    _check_name(tree, reference.name, str(reference.source))
+    _check_imports(path, tree, {path})
+    definition = _definition(tree, reference.name)
+    if definition is not None:  # else it is imported or assigned, so its signature is unknown
+        _check_signature(tree, definition, reference, KINDS[kind])
+
+
+def likely_kind(reference: Reference) -> str | None:
+    """Return the kind of an implementation, as far as its source shows it.
+
+    Returns:
+        A key of KINDS, or None if the source does not show it, for example because the name is
+        imported from another module.
+
+    Raises:
+        BadReference: if the file or the name does not exist, or if the file has a syntax error.
+    """
+    path = reference.find()
+    tree = _parse(path)
+    _check_name(tree, reference.name, str(reference.source))
+    definition = _definition(tree, reference.name)
+    if definition is None:
+        return None
+    names = _parameters(definition)
+    if names is not None and names[:1] == ["module"]:
+        methods = {node.name for node in ast.walk(definition) if isinstance(node, Definition)}
+        sharded = "compute_dtype" in names or any(
+            name.startswith("gather_full") for name in methods
+        )
+        return "fsdp" if sharded or "fsdp" in definition.name.lower() else "ddp"
+    if isinstance(definition, ast.ClassDef):
+        bases = [ast.unparse(base) for base in definition.bases]
+        if any(base.endswith("Optimizer") for base in bases) or names == [
+            "params",
+            "optimizer_cls",
+        ]:
+            return "optimizer"
+        return "attention" if any(base.endswith("Function") for base in bases) else None
+    if names[:2] == ["params", "optimizer_cls"] if names else False:
+        return "optimizer"
+    return "attention" if names is not None and len(names) in (0, 3, 4, 5) else None
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        raise BadReference(f"{path}:{error.lineno}: {error.msg}") from None
+    except (OSError, ValueError) as error:
+        raise BadReference(f"{path} cannot be read: {error}") from None
+
+
+def _statements(body: list[ast.stmt], optional: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """Yield the statements at the top level of a module, also those inside `if`, `try` and `with`.
+
+    Yields:
+        Each statement, and whether it may be skipped when the module is imported.
+    """
+    for node in body:
+        yield node, optional
+        for inner in ("body", "orelse", "finalbody"):
+            if not isinstance(node, Definition):
+                skipped = optional or not isinstance(node, ast.With)
+                yield from _statements(getattr(node, inner, []), skipped)
+        for handler in getattr(node, "handlers", []):
+            yield from _statements(handler.body, True)
+
+
+def _names(tree: ast.Module) -> tuple[set[str], bool]:
+    """Return the names that a module defines, and whether it may define more than these."""
+    names: set[str] = set()
+    more = False
+    for node, _ in _statements(tree.body):
+        if isinstance(node, Definition):
+            names.add(node.name)
+            more |= node.name == "__getattr__"
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                more |= alias.name == "*"
+                names.add(alias.asname or alias.name.partition(".")[0])
+        else:
+            names |= {
+                item.id
+                for item in ast.walk(node)
+                if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
+            }
+    return names, more
+
+
+def _check_name(tree: ast.Module, name: str, source: str) -> None:
+    names, more = _names(tree)
+    if name in names or more:
+        return
+    valid = [node.name for node, _ in _statements(tree.body) if isinstance(node, Definition)]
+    close = difflib.get_close_matches(name, valid, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    listed = f" (it defines {', '.join(valid[:20])})" if valid else ""
+    raise BadReference(f"{source} has no {name!r}{hint}{listed}")
+
+
+def _definition(tree: ast.Module, name: str) -> Definition | None:
+    found = [
+        node
+        for node, _ in _statements(tree.body)
+        if isinstance(node, Definition) and node.name == name
+    ]
+    return found[-1] if found else None
+
+
+# ---- imports -------------------------------------------------------------------------------------
+
+
+def _check_imports(path: Path, tree: ast.Module, seen: set[Path]) -> None:
+    """Check that the modules which a file imports exist, also those that local files import.
+
+    Imports inside functions, `try` and `if` are not checked.
+    """
+    for node, optional in _statements(tree.body):
+        if optional or not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        modules: list[tuple[str, list[str]]]
+        if isinstance(node, ast.Import):
+            modules = [(alias.name, []) for alias in node.names]
+        else:
+            prefix = _package(path, node.level) if node.level else ""
+            source = ".".join(filter(None, (prefix, node.module or "")))
+            modules = [(source, [alias.name for alias in node.names])]
+        for module, names in modules:
+            _check_import(path, node.lineno, module, names, seen)
+
+
+def _check_import(path: Path, line: int, module: str, names: list[str], seen: set[Path]) -> None:
+    first = module.partition(".")[0]
+    if first in sys.stdlib_module_names or first in _OF_COMPUTE_NODES or not module:
+        return
+    roots = [package_root(path), path.parent]
+    found = find_module(module, roots)
+    if found is None and find_module(first, roots) is None and not _is_folder(first, roots):
+        raise BadReference(f"{path}:{line}: there is no module {first!r}")
+    is_local = found is not None and any(
+        found.is_relative_to(folder) for folder in (*roots, Path.cwd())
+    )
+    if found is None or not is_local or "site-packages" in found.parts or found in seen:
+        return
+    seen.add(found)
+    tree = _parse(found)
+    defined, more = _names(tree)
+    for name in names:
+        if name not in defined and not more and find_module(f"{module}.{name}", roots) is None:
+            raise BadReference(f"{path}:{line}: {found} has no {name!r}")
+    _check_imports(found, tree, seen)
+
+
+def _is_folder(name: str, roots: list[Path]) -> bool:
+    folders = [*roots, Path.cwd(), *map(Path, sys.path)]
+    return any((folder / name).is_dir() for folder in folders)
+
+
+def package_root(path: Path) -> Path:
+    """Return the folder from which a file is imported: the parent of its outermost package."""
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def _package(path: Path, level: int) -> str:
+    """Return the dotted name of the package to which a relative import in a file refers."""
+    parts = path.parent.relative_to(package_root(path)).parts
+    return ".".join(parts[: len(parts) - level + 1])
+
+
+# ---- signatures ----------------------------------------------------------------------------------
+
+
+def _check_signature(
+    tree: ast.Module, definition: Definition, reference: Reference, kind: Kind
+) -> None:
+    decorators = [ast.unparse(decorator) for decorator in definition.decorator_list]
+    if any(name.startswith(("triton.jit", "jit", "triton.autotune")) for name in decorators):
+        raise BadReference(
+            f"{reference} is a Triton kernel; name the function that launches it, which takes "
+            f"{kind.call}"
+        )
+    if isinstance(definition, ast.ClassDef) and kind.is_function:
+        if not _may_be_autograd_function(tree, definition):
+            raise BadReference(
+                f"{reference} is a class; {kind.what} must be a function that takes {kind.call} or "
+                "a torch.autograd.Function"
+            )
+    elif isinstance(definition, ast.ClassDef) and _is_autograd_function(definition):
+        raise BadReference(
+            f"{reference} is a torch.autograd.Function; {kind.what} must be a class or function "
+            f"that takes {kind.call}"
+        )
+    arguments = _arguments(definition)
+    if decorators and isinstance(definition, ast.FunctionDef):
+        return  # a decorator may change the signature
+    if arguments is None:
+        return
+    positional = [*arguments.posonlyargs, *arguments.args]
+    if isinstance(definition, ast.ClassDef):
+        positional = positional[1:]  # self or ctx
+    least = len(positional) - len(arguments.defaults)
+    has_no_parameters = not positional and not arguments.vararg and not arguments.kwonlyargs
+    if has_no_parameters and isinstance(definition, ast.FunctionDef) and kind.is_function:
+        return  # it returns the implementation, as the adapters of the CS336 tests do
+    required_keywords = [
+        argument.arg
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is None and argument.arg not in (*kind.parameters, "causal")
+    ]
+    too_few = len(positional) < kind.required and not arguments.vararg
+    if too_few or least > len(kind.parameters) or required_keywords:
+        raise BadReference(
+            f"{reference}: {kind.what} must take {kind.call}, got ({ast.unparse(arguments)})"
+        )
+
+
+def _arguments(definition: Definition) -> ast.arguments | None:
+    """Return the parameters of a function, or of the `forward` or `__init__` of a class."""
+    if not isinstance(definition, ast.ClassDef):
+        return definition.args
+    wanted = "forward" if _is_autograd_function(definition) else "__init__"
+    for node in definition.body:
+        if isinstance(node, ast.FunctionDef) and node.name == wanted:
+            return node.args
+    return None  # inherited
+
+
+def _parameters(definition: Definition) -> list[str] | None:
+    arguments = _arguments(definition)
+    if arguments is None:
+        return None
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    return names[1:] if isinstance(definition, ast.ClassDef) else names
+
+
+def _is_autograd_function(definition: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).endswith("Function") for base in definition.bases)
+
+
+def _may_be_autograd_function(tree: ast.Module, definition: ast.ClassDef) -> bool:
+    """Return whether a class may be a torch.autograd.Function, as far as its source shows."""
+    for base in map(ast.unparse, definition.bases):
+        parent = _definition(tree, base)
+        if isinstance(parent, ast.ClassDef) and parent is not definition:
+            if _may_be_autograd_function(tree, parent):
+                return True
+        elif base.endswith("Function") or not base.endswith(("Module", "ABC", "object")):
+            return True  # the Function, or a base class from elsewhere
+    return False

@@ -1,0 +1,155 @@
+"""Attention functions from outside this project, called like the functions of this project.
+
+Three forms are accepted:
+
+- a function `(q, k, v, is_causal)`, whose last parameter may also be named `causal`,
+- a `torch.autograd.Function` with the same parameters of `apply`, as in assignment 2 of Stanford
+  CS336,
+- a function without parameters that returns one of these, as the adapters of the assignment do.
+
+Some functions take q, k and v of shape (batch, heads, seq_len, head_dim). Others, such as those of
+the assignment, take (batch, seq_len, head_dim). Then batch and heads are passed as one dimension.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems.external.loading import load
+from systems.external.reference import BadReference
+from systems.kernels.flash_attention.autograd import autocast
+from systems.kernels.flash_attention.reference import attention_reference
+
+PROBE_LENGTH = 256  # maximum number of tokens of the inputs that show which shape a function takes
+PROBE_ERROR = 0.1  # maximum relative error of a function that got inputs of the right shape
+_CAUSAL = ("is_causal", "causal")  # names of the parameter that selects the causal mask
+
+
+class ExternalAttention:
+    """An attention function from outside this project.
+
+    Args:
+        reference: reference to the function, such as `my_kernels/flash.py:MyFlash`.
+
+    Attributes:
+        takes_heads: whether the function takes (batch, heads, seq_len, head_dim). Otherwise it
+            takes (batch * heads, seq_len, head_dim). `find_shape` corrects the first guess.
+
+    Raises:
+        BadReference: if the reference names something that is not an attention function.
+        Exception: any exception that the code raises while it is imported.
+    """
+
+    def __init__(self, reference: str):
+        self.reference = reference
+        found = load(reference)
+        if inspect.isfunction(found) and not inspect.signature(found).parameters:
+            found = found()
+        if isinstance(found, type):
+            if not issubclass(found, torch.autograd.Function):
+                raise BadReference(
+                    f"{reference} is a class; attention must be a function that takes (q, k, v, "
+                    "is_causal) or a torch.autograd.Function"
+                )
+            self._function: Callable[..., Any] = found.apply
+            parameters = list(inspect.signature(found.forward).parameters.values())[1:]
+            self._causal = "" if len(parameters) > 3 or _is_variadic(parameters) else None
+        elif callable(found):
+            self._function = found
+            self._causal = _causal_parameter(found)
+        else:
+            raise BadReference(
+                f"{reference} must be a function or a torch.autograd.Function, got {found!r}"
+            )
+        self.takes_heads = not isinstance(found, type)
+
+    def unsupported_reason(self, is_causal: bool) -> str | None:
+        """Return why the function cannot be called with this mask, or None if it can."""
+        if is_causal and self._causal is None:
+            return f"{self.reference} has no parameter is_causal, so it supports only causal=False"
+        return None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+        """Compute attention of q, k and v of shape (batch, heads, seq_len, head_dim).
+
+        Raises:
+            ValueError: if the result is not a tensor of the shape of q.
+        """
+        q, k, v = autocast(q, k, v)
+        leading = q.shape[:2]
+        if not self.takes_heads:
+            q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        if self._causal is None:
+            out = self._function(q, k, v)
+        elif self._causal:
+            out = self._function(q, k, v, **{self._causal: is_causal})
+        else:
+            out = self._function(q, k, v, is_causal)
+        if not isinstance(out, Tensor) or out.shape != q.shape:
+            got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(
+                f"{self.reference} must return a tensor of shape {tuple(q.shape)}, got {got}"
+            )
+        return out if self.takes_heads else out.unflatten(0, leading)
+
+    def find_shape(self, like: Tensor, is_causal: bool) -> None:
+        """Find out whether the function takes a separate dimension of heads; set `takes_heads`.
+
+        The function is called with small inputs: first in the shape that functions of its form
+        usually take, then in the other. The first shape with a right output is kept. If none is
+        right, the first without an exception is kept. Its errors then appear in the run.
+
+        Args:
+            like: tensor (batch, heads, seq_len, head_dim) with the dtype, device, head_dim and the
+                largest seq_len of the inputs.
+            is_causal: whether attention has a causal mask.
+        """
+        shape = (2, 2, min(like.shape[-2], PROBE_LENGTH), like.shape[-1])
+        generator = torch.Generator(like.device).manual_seed(0)
+        q, k, v = (
+            torch.randn(shape, generator=generator, device=like.device).to(like.dtype)
+            for _ in range(3)
+        )
+        exact = attention_reference(q, k, v, torch.zeros_like(q), is_causal=is_causal).out
+        usual = self.takes_heads
+        without_exception = []
+        for takes_heads in (usual, not usual):
+            self.takes_heads = takes_heads
+            try:
+                with torch.no_grad():
+                    out = self(q, k, v, is_causal)
+                error = torch.linalg.vector_norm(out.double() - exact).item()
+            except Exception:
+                continue
+            without_exception.append(takes_heads)
+            if error <= PROBE_ERROR * torch.linalg.vector_norm(exact).item():
+                return
+        self.takes_heads = (without_exception or [usual])[0]
+
+
+def _is_variadic(parameters: list[inspect.Parameter]) -> bool:
+    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+
+
+def _causal_parameter(function: Callable[..., Any]) -> str | None:
+    """Return how to pass the causal mask.
+
+    Returns:
+        The name of the parameter. "" if it is passed by position. None if there is none.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # a builtin without a signature
+        return ""
+    for name in _CAUSAL:
+        if name in parameters and parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY:
+            return name
+    positional = [
+        p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return "" if len(positional) > 3 or _is_variadic(list(parameters.values())) else None

@@ -1,0 +1,179 @@
+"""Compare the output and the gradients of attention with a float64 reference.
+
+The comparison also detects functions that cheat a benchmark:
+
+- Results of earlier calls, cached by the address of the inputs or from the previous call, are
+  detected because the inputs get new values in the same memory (`refill`).
+- Work on another CUDA stream that the current stream does not wait for is detected because the
+  current stream is kept busy before the inputs get their new values. Work that does not wait then
+  reads the old values, or its results are read too early.
+- Missing rows of a long sequence are detected because the error is also computed for every few
+  rows. In the error of the whole tensor, the last rows of a long causal sequence hardly count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from systems.benchmark import WrongOutput
+from systems.kernels.flash_attention import attention_reference
+
+# Maximum relative L2 error of the output and of each gradient, by dtype. The unit roundoffs of
+# these dtypes are 2^-8, 2^-11 and 2^-24. Naive attention rounds the scores to the dtype, which
+# causes a relative error of about 3 to 5 unit roundoffs in the softmax of a long row.
+TOLERANCE = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 5e-5}
+ROWS = 4  # number of consecutive rows whose error is computed separately
+# Maximum relative L2 error of ROWS to 2 * ROWS - 1 consecutive rows, as a multiple of TOLERANCE. If
+# one of 7 rows is missing, the error is about 1/sqrt(7) = 0.38. Rounding causes about the error of
+# the whole tensor, and more in rows where a gradient is a small difference of large terms.
+ROWS_FACTOR = 5
+BUSY_CYCLES = 50_000_000  # time for which the current stream is kept busy: about 30 ms
+
+
+class AttentionErrors(NamedTuple):
+    """Errors of the output (`out`) and of the gradients `dq`, `dk` and `dv`, by name."""
+
+    total: dict[str, float]  # relative L2 error of the whole tensor
+    rows: dict[str, float]  # largest relative L2 error of a few consecutive rows
+
+
+class AttentionResult(NamedTuple):
+    """Output of attention and gradients of q, k and v."""
+
+    out: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+def refill(tensors: tuple[Tensor, ...], seed: int) -> None:
+    """Write new random values into tensors, in place and unknown to autograd's version counters.
+
+    On a GPU, the current stream first waits for about 30 ms. The new values are therefore written
+    only after the caller has launched its next kernels. Kernels on other streams that do not wait
+    for the current stream read the old values.
+    """
+    device = tensors[0].device
+    generator = torch.Generator(device).manual_seed(seed)
+    new = [torch.randn(t.shape, generator=generator, device=device).to(t.dtype) for t in tensors]
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda._sleep(BUSY_CYCLES)
+    for tensor, values in zip(tensors, new, strict=True):
+        tensor.data.copy_(values)
+
+
+def call_once(
+    forward: Callable[[], Tensor], inputs: tuple[Tensor, Tensor, Tensor], dout: Tensor
+) -> AttentionResult:
+    """Run forward and backward once, and return copies of the output and the gradients.
+
+    The copies are made immediately on the current stream. Work that another stream or thread
+    finishes later is missing in the copies.
+
+    Args:
+        forward: function without arguments that computes attention of the inputs.
+        inputs: q, k and v, leaf tensors that require gradients. Their `grad` must be None before
+            the call, and is None after the call.
+        dout: gradient of the output.
+
+    Raises:
+        WrongOutput: if the output or a gradient is missing, or has another shape or dtype than it
+            must have.
+    """
+    q, k, v = inputs
+    out = forward()
+    if out.shape != q.shape or out.dtype != q.dtype:
+        raise WrongOutput(
+            f"the output must have shape {tuple(q.shape)} and dtype {q.dtype}, got "
+            f"{tuple(out.shape)} and {out.dtype}"
+        )
+    copy = out.detach().clone()
+    if not out.requires_grad:
+        raise WrongOutput("the output must require gradients, as q, k and v do")
+    out.backward(dout)
+    missing = [name for name, x in zip("qkv", inputs, strict=True) if x.grad is None]
+    if missing:
+        raise WrongOutput(f"backward computed no gradient of {', '.join(missing)}")
+    gradients = [x.grad.detach().clone() for x in inputs if x.grad is not None]
+    q.grad = k.grad = v.grad = None
+    return AttentionResult(copy, *gradients)
+
+
+@torch.no_grad()
+def errors_of(
+    result: AttentionResult, inputs: tuple[Tensor, Tensor, Tensor], dout: Tensor, is_causal: bool
+) -> AttentionErrors:
+    """Return the errors of attention's output and gradients against float64.
+
+    The relative L2 error of a tensor x is ||x - reference|| / ||reference||. If the reference is
+    zero, the norm of `dout` is the denominator.
+
+    Args:
+        result: output and gradients, each of shape (..., seq_len, head_dim).
+        inputs: q, k and v, with the values from which the result was computed.
+        dout: gradient of the output.
+        is_causal: whether attention has a causal mask.
+    """
+    exact = attention_reference(*inputs, dout, is_causal=is_causal)
+    scale = torch.linalg.vector_norm(dout.double()).item()
+    total, rows = {}, {}
+    for name, tensor in result._asdict().items():
+        expected = getattr(exact, name)
+        wrong = torch.linalg.vector_norm(tensor.double() - expected, dim=-1).square()
+        right = torch.linalg.vector_norm(expected, dim=-1).square()
+        norm = math.sqrt(right.sum().item())
+        # If each query attends to one key only, dq and dk are zero. Then divide by ||dout||.
+        if norm <= 1e-9 * scale:
+            total[name] = rows[name] = math.sqrt(wrong.sum().item()) / scale
+            continue
+        total[name] = math.sqrt(wrong.sum().item()) / norm
+        rows[name] = (_by_rows(wrong) / _by_rows(right)).max().sqrt().item()
+    return AttentionErrors(total, rows)
+
+
+def _by_rows(squares: Tensor) -> Tensor:
+    """Sum a tensor (..., seq_len) over every ROWS elements; the last group has up to 2 * ROWS - 1.
+
+    Returns:
+        A tensor (..., number of groups).
+    """
+    count = max(1, squares.shape[-1] // ROWS)
+    first = squares[..., : (count - 1) * ROWS].unflatten(-1, (count - 1, ROWS)).sum(-1)
+    last = squares[..., (count - 1) * ROWS :].sum(-1, keepdim=True)
+    return torch.cat([first, last], dim=-1)
+
+
+def require_right(errors: AttentionErrors, implementation: str, dtype: str, when: str = "") -> None:
+    """Raise an exception if the output or a gradient of attention is not accurate enough.
+
+    Args:
+        errors: errors from `errors_of`.
+        implementation: name of the attention implementation, for the message.
+        dtype: dtype of attention, a key of TOLERANCE, the dict of maximum errors.
+        when: when the errors were computed, for the message, such as "after timing".
+
+    Raises:
+        WrongOutput: if an error is NaN or above its limit, which is ROWS_FACTOR times as high for a
+            few rows as for the whole tensor.
+    """
+    subject = " ".join(filter(None, (implementation, when)))
+    # "not <=" is also true for NaN, unlike ">".
+    wrong = [f"{n} {e:.2e}" for n, e in errors.total.items() if not e <= TOLERANCE[dtype]]
+    if wrong:
+        raise WrongOutput(
+            f"{subject}: relative L2 error against float64 must be at most "
+            f"{TOLERANCE[dtype]:.0e} in {dtype}, got {', '.join(wrong)}"
+        )
+    limit = ROWS_FACTOR * TOLERANCE[dtype]
+    wrong = [f"{n} {e:.2e}" for n, e in errors.rows.items() if not e <= limit]
+    if wrong:
+        raise WrongOutput(
+            f"{subject}: relative L2 error of every {ROWS} rows against float64 must be at most "
+            f"{limit:.0e} in {dtype}, got {', '.join(wrong)}; a few rows are wrong"
+        )

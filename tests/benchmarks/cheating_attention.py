@@ -1,0 +1,148 @@
+"""Attention functions that look fast because they skip their work. Benchmarks must refuse them.
+
+Each function computes its first call in full, so that a check of the first call alone passes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems.kernels.flash_attention import naive
+
+_cache: dict[Any, tuple[Tensor, ...]] = {}
+_previous: list[tuple[Tensor, ...]] = []
+Gradients = tuple[Tensor, ...]
+
+
+def _gradients(ctx: Any, dout: Tensor) -> Gradients:
+    with torch.enable_grad():
+        q, k, v = leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        return torch.autograd.grad(naive(q, k, v, is_causal=ctx.is_causal), leaves, dout)
+
+
+class _Honest(torch.autograd.Function):
+    """Attention whose forward and backward can be replaced."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.is_causal = is_causal
+        return naive(q, k, v, is_causal=is_causal)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        return (*_gradients(ctx, dout), None)
+
+
+def _remembered(key: Any, compute: Callable[[], Gradients]) -> Any:
+    if key not in _cache:
+        _cache[key] = compute()
+    return tuple(x.clone() for x in _cache[key])
+
+
+class CachedByPointer(_Honest):
+    """Returns the result of the first call with inputs at the same addresses."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.is_causal = is_causal
+        key = ("out", q.data_ptr(), k.data_ptr(), v.data_ptr(), is_causal)
+        return _remembered(key, lambda: (naive(q, k, v, is_causal=is_causal),))[0]
+
+
+class CachedByPointerAndVersion(_Honest):
+    """As CachedByPointer, but computes again after a write that autograd has counted."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.is_causal = is_causal
+        key = ("version", *((x.data_ptr(), x._version) for x in (q, k, v)), is_causal)
+        return _remembered(key, lambda: (naive(q, k, v, is_causal=is_causal),))[0]
+
+
+class PreviousGradients(_Honest):
+    """Returns the gradients of the previous backward."""
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        _previous.append(_gradients(ctx, dout))
+        given = _previous.pop(0) if len(_previous) > 1 else _previous[0]
+        return (*(x.clone() for x in given), None)
+
+
+class TailRowsSkipped(_Honest):
+    """Leaves out the last 4 rows of sequences of 1,024 tokens or more."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        out = _Honest.forward(ctx, q, k, v, is_causal)
+        if q.shape[-2] >= 1024:
+            out[..., -4:, :] = 0
+        return out
+
+
+class OnAnotherThread(_Honest):
+    """Returns before a thread has computed the output. The CPU's version of the next class."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.is_causal = is_causal
+        out = torch.zeros_like(q)
+        a, b, c = (x.detach() for x in (q, k, v))
+
+        def compute() -> None:
+            time.sleep(0.01)  # as long as the work of a kernel
+            out.copy_(naive(a, b, c, is_causal=is_causal))
+
+        threading.Thread(target=compute).start()
+        return out
+
+
+class OnAnotherStream(_Honest):
+    """Computes the output on a CUDA stream for which the current stream does not wait."""
+
+    waits_for_inputs = False
+
+    @classmethod
+    def _compute(cls, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        stream = _side_stream()
+        if cls.waits_for_inputs:
+            stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            return naive(q, k, v, is_causal=is_causal)
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.is_causal = is_causal
+        return OnAnotherStream._compute(q, k, v, is_causal)
+
+
+class OnAnotherStreamAfterInputs(OnAnotherStream):
+    """As OnAnotherStream, but the other stream waits for the inputs."""
+
+    waits_for_inputs = True
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.is_causal = is_causal
+        return OnAnotherStreamAfterInputs._compute(q, k, v, is_causal)
+
+
+_streams: list[torch.cuda.Stream] = []
+
+
+def _side_stream() -> torch.cuda.Stream:
+    if not _streams:
+        _streams.append(torch.cuda.Stream())
+    return _streams[0]

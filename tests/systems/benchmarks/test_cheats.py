@@ -1,0 +1,70 @@
+"""Attention functions that skip work after a first right call end as wrong or refused."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from systems.benchmark import WrongOutput
+from systems.benchmarks.attention import Params, run
+from tests.jobs.harness import ROOT
+
+CHEATS = ROOT / "tests" / "benchmarks" / "cheating_attention.py"
+ON_CPU = [
+    "CachedByPointer",
+    "CachedByPointerAndVersion",
+    "OnAnotherThread",
+    "PreviousGradients",
+    "TailRowsSkipped",
+]
+
+
+@pytest.fixture(autouse=True)
+def _without_memory() -> None:
+    """Import the cheats again in each test, because they remember earlier calls."""
+    sys.modules.pop(CHEATS.stem, None)
+
+
+def _run(name: str, **keys: object) -> dict[str, object]:
+    given = {"seq_len": 1024, "head_dim": 16, "dtype": "fp32", "warmup_ms": 1.0, "measure_ms": 1.0}
+    return run(Params(implementation=f"{CHEATS}:{name}", **(given | keys)))
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_cheat_is_wrong(name: str) -> None:
+    with pytest.raises(WrongOutput, match=name):
+        _run(name)
+
+
+@pytest.mark.parametrize("name", ["CachedByPointer", "PreviousGradients"])
+def test_only_the_check_after_timing_finds_results_of_earlier_calls(name: str) -> None:
+    with pytest.raises(WrongOutput, match="after timing"):
+        _run(name, seq_len=64)
+
+
+def test_a_few_missing_rows_are_found_where_they_hardly_count() -> None:
+    """In bf16 the error of the whole output is within its limit."""
+    with pytest.raises(WrongOutput, match=r"every 4 rows .* a few rows are wrong"):
+        _run("TailRowsSkipped", seq_len=4096, dtype="bf16")
+
+
+def test_the_same_function_without_a_cheat_is_right() -> None:
+    facts = _run("_Honest", seq_len=1024, dtype="bf16")["facts"]
+    assert facts["relative_error_after"] != facts["relative_error"]  # other values
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name",
+    [name for name in ON_CPU if name != "OnAnotherThread"]
+    + ["OnAnotherStream", "OnAnotherStreamAfterInputs"],
+)
+@pytest.mark.parametrize("seq_len", [1024, 2048])  # with and without a CUDA graph
+def test_a_cheat_is_refused_on_a_gpu(name: str, seq_len: int) -> None:
+    assert torch.cuda.is_available()
+    with pytest.raises((WrongOutput, RuntimeError)) as caught:
+        _run(name, seq_len=seq_len, dtype="bf16", head_dim=64)
+    if not isinstance(caught.value, WrongOutput):  # CUDA refuses to capture the other stream
+        assert "captur" in str(caught.value) and "Stream" in name
