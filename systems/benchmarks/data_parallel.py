@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from systems import accounting
+from systems.external.parameter import Implementation
+from systems.external.reference import is_reference
 from systems.training.parallel_params import ParallelParams
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
-Strategy = Literal["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
+STRATEGIES = ("naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned")
+BUCKET_SIZE_MB = 100.0  # default of bucket_size_mb with strategy: bucketed, in MB
 PROBE_BYTES = 256 * 10**6  # maximum size of the all-reduce that measures bandwidth, in bytes
 PROBES = 20  # number of all-reduces that are timed together
 
@@ -45,20 +48,32 @@ class Params(ParallelParams):
     #   torch         torch's DistributedDataParallel with its defaults (buckets of 25 MiB)
     #   torch_tuned   torch's DistributedDataParallel with gradient_as_bucket_view=True,
     #                 static_graph=True and broadcast_buffers=False
-    strategy: Strategy
-    # Bucket size in MB (10^6 bytes). Required with strategy: bucketed, otherwise not allowed.
+    #   FILE.py:NAME  a wrapper of your own, see `systems.parallel.external`
+    strategy: Annotated[str, Implementation("ddp", STRATEGIES)]
+    # Bucket size in MB (10^6 bytes), for strategy: bucketed (default: 100) and for a wrapper of
+    # your own with a parameter bucket_size_mb. Not allowed with other strategies.
     bucket_size_mb: Annotated[float, Field(gt=0)] | None = None
     # A second strategy to profile for comparison. timeline.png shows it above `strategy`. None
     # profiles `strategy` only.
     beside: Literal["naive", "flat", "overlapped", "torch", "torch_tuned"] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _default_size(cls, given: Any) -> Any:
+        """Set the size of buckets, so that a run has the same id with and without the default."""
+        if isinstance(given, dict) and given.get("strategy") == "bucketed":
+            size = given.get("bucket_size_mb")
+            return given | {"bucket_size_mb": BUCKET_SIZE_MB if size is None else size}
+        return given
+
     @model_validator(mode="after")
-    def _bucketed_has_a_size(self) -> Self:
-        if (self.strategy == "bucketed") != (self.bucket_size_mb is not None):
-            given = "none" if self.bucket_size_mb is None else f"{self.bucket_size_mb:g}"
+    def _only_buckets_have_a_size(self) -> Self:
+        has_buckets = self.strategy == "bucketed" or is_reference(self.strategy)
+        if self.bucket_size_mb is not None and not has_buckets:
             raise ValueError(
-                "bucket_size_mb is required with `strategy: bucketed` and not allowed with other "
-                f"strategies, got `strategy: {self.strategy}` and `bucket_size_mb: {given}`"
+                "bucket_size_mb is allowed only with `strategy: bucketed` or a wrapper of your "
+                f"own, got `strategy: {self.strategy}` and "
+                f"`bucket_size_mb: {self.bucket_size_mb:g}`"
             )
         return self
 
@@ -122,7 +137,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.ranks import all_gather_objects
-    from systems.training.parallel_check import check_parallel
+    from systems.training.parallel_check import check_again, check_parallel
     from systems.training.parallel_timing import (
         alternating_rounds,
         draw_timeline,
@@ -138,6 +153,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     errors = check_parallel(training, alone)
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
+    check_again(training, alone)
     model = _bucket_model(params, alone)
     del alone, both
     gc.collect()
@@ -195,7 +211,10 @@ def wrapped(module: nn.Module, params: Params) -> nn.Module:
     from torch.nn.parallel import DistributedDataParallel
 
     from systems import parallel
+    from systems.parallel.external import wrap_ddp
 
+    if is_reference(params.strategy):
+        return wrap_ddp(params.strategy, module, params.bucket_size_mb or BUCKET_SIZE_MB)
     if params.strategy == "naive":
         return parallel.NaiveDDP(module)
     if params.strategy == "flat":

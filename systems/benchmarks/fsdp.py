@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
 from systems import accounting
+from systems.benchmark import Unsupported
+from systems.external.parameter import Implementation
+from systems.external.reference import is_reference
 from systems.training.parallel_params import ParallelParams
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 WARMUP_STEPS = 2  # number of steps before the step whose peak memory is measured
-Strategy = Literal["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
+STRATEGIES = ("layers", "blocks", "fsdp2", "fsdp2_prefetch")
 
 
 class Params(ParallelParams):
@@ -43,7 +47,10 @@ class Params(ParallelParams):
     #                    gathered as a whole.
     #   fsdp2            torch's fully_shard, applied to each block and to the model
     #   fsdp2_prefetch   as fsdp2, with explicit prefetch of the next two blocks
-    strategy: Strategy
+    #   FILE.py:NAME     a wrapper of your own, see `systems.parallel.external`. Its gradients are
+    #                    checked only through the updated weights, because the layout of its
+    #                    shards is unknown.
+    strategy: Annotated[str, Implementation("fsdp", STRATEGIES)]
     # fp32 and tf32 have the same meaning as in `TransformerParams`. With bf16_master, weights are
     # gathered and gradients are reduced in bf16, and torch's AdamW updates float32 shards. The
     # sharded training is compared with a training without sharding, which has bf16 weights and
@@ -86,7 +93,7 @@ def predict(params: Params) -> dict[str, Any]:
     activations = accounting.activation_bytes(size, *point)
     d_model = size.d_model
     matrices = [2 * size.d_ff * d_model, size.vocab_size * d_model]
-    if params.strategy != "layers":
+    if params.strategy in ("blocks", "fsdp2", "fsdp2_prefetch"):
         matrices.append(sum(accounting.block_parameters(size).values()))
     layer = max(matrices) * width
     predicted: dict[str, Any] = {f"{part}_bytes": count for part, count in shards.items()}
@@ -168,6 +175,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     errors = check(training, alone)
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
+    check(training, alone, again=True)
     del alone, both
     gc.collect()
     steps = profiled_steps(training)
@@ -243,6 +251,7 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
 
     from systems.model import TransformerBlock, cross_entropy
     from systems.parallel import FullyShardedDataParallel
+    from systems.parallel.external import wrap_fsdp
     from systems.training.parallel_training import ParallelTraining
 
     dtype = None
@@ -250,15 +259,19 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
     if params.precision == "bf16_master":  # the wrapper casts its float32 shards to bf16
         dtype, updates["precision"] = torch.bfloat16, "bf16"
     compiled = params.mode == "compiled_blocks"
-    if params.strategy in ("layers", "blocks"):
+
+    def wrap(module: nn.Module) -> nn.Module:
+        if is_reference(params.strategy):
+            try:
+                return wrap_fsdp(params.strategy, module, dtype)
+            except NotImplementedError as error:
+                raise Unsupported(str(error)) from error
         classes = (TransformerBlock,) if params.strategy == "blocks" else ()
-        return ParallelTraining(
-            params.model_copy(update=updates),
-            device,
-            dist.get_rank(),
-            lambda module: FullyShardedDataParallel(module, dtype, layers=classes),
-            autocasts=False,
-        )
+        return FullyShardedDataParallel(module, dtype, layers=classes)
+
+    if params.strategy in ("layers", "blocks") or is_reference(params.strategy):
+        given = params.model_copy(update=updates)
+        return ParallelTraining(given, device, dist.get_rank(), wrap, autocasts=False)
     # The hooks of fully_shard must stay outside of compiled code. So `_fully_shard` wraps each
     # block with torch.compile(block), instead of compiling the block in place with block.compile().
     training = ParallelTraining(
@@ -279,7 +292,7 @@ def _fully_shard(
     dtype: torch.dtype | None,
     device: torch.device,
     compiled: bool,
-    strategy: Strategy,
+    strategy: str,
 ) -> nn.Module:
     """Apply torch's FSDP2 to each block and to the model.
 
@@ -323,23 +336,30 @@ def _plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def check(training: ParallelTraining, alone: ParallelTraining) -> dict[str, float]:
+def check(
+    training: ParallelTraining, alone: ParallelTraining, again: bool = False
+) -> dict[str, float]:
     """Compare a fully sharded training with a training on one process.
 
     For the comparison, weights and gradients are gathered from their shards. All ranks must call
-    this function. Arguments, result and exceptions are those of
-    `systems.training.parallel_check.check_parallel`.
+    this function. Arguments, result and exceptions are those of `check_parallel` in
+    `systems.training.parallel_check`, or with `again` those of `check_again`.
     """
-    from systems.training.parallel_check import check_parallel
+    from torch.distributed.fsdp import FSDPModule
+
+    from systems.parallel import FullyShardedDataParallel
+    from systems.parallel.external import full_parameters
+    from systems.training.parallel_check import check_again, check_parallel
 
     shapes = {name: p.shape for name, p in alone.model.named_parameters()}
-    return check_parallel(
-        training,
-        alone,
-        lambda training: full_gradients(training, shapes),
-        full_weights,
-        master_weights,
-    )
+    gradients_of: Any = partial(full_gradients, shapes=shapes)
+    weights_of: Any = full_weights
+    if not isinstance(training.wrapper, (FullyShardedDataParallel, FSDPModule)):
+        gradients_of = None  # the layout of the shards is unknown
+        weights_of = lambda training: full_parameters(training.wrapper, shapes)  # noqa: E731
+    if again:
+        return check_again(training, alone, gradients_of, weights_of)
+    return check_parallel(training, alone, gradients_of, weights_of, master_weights)
 
 
 def full_gradients(

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from systems import accounting
+from systems.external.parameter import Implementation
+from systems.external.reference import is_reference
 from systems.training.parallel_params import ParallelParams
 
 if TYPE_CHECKING:
@@ -24,12 +26,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 BUCKET_SIZE_MB = 100.0  # bucket size of BucketedDDP, in MB (10^6 bytes)
-Strategy = Literal["replicated", "sharded", "torch_zero"]
-_ACCOUNTING: dict[str, Literal["ddp", "sharded_optimizer"]] = {
-    "replicated": "ddp",
-    "sharded": "sharded_optimizer",
-    "torch_zero": "sharded_optimizer",
-}
+STRATEGIES = ("replicated", "sharded", "torch_zero")
 
 
 class Params(ParallelParams):
@@ -40,7 +37,8 @@ class Params(ParallelParams):
     #   sharded      `systems.parallel.ShardedOptimizer` shards the state
     #   torch_zero   torch's ZeroRedundancyOptimizer with parameters_as_bucket_view=True shards the
     #                state
-    strategy: Strategy
+    #   FILE.py:NAME   an optimizer class of your own, see `systems.parallel.external`
+    strategy: Annotated[str, Implementation("optimizer", STRATEGIES)]
 
 
 def predict(params: Params) -> dict[str, Any]:
@@ -49,7 +47,9 @@ def predict(params: Params) -> dict[str, Any]:
     The prediction assumes that all ranks have shards of the same size.
     """
     state = accounting.model_state_bytes(params.model_size, params.precision)
-    strategy = _ACCOUNTING[params.strategy]
+    strategy: Literal["ddp", "sharded_optimizer"] = (
+        "ddp" if params.strategy == "replicated" else "sharded_optimizer"
+    )
     sent = accounting.step_sent_bytes(strategy, state, params.world_size)
     parts = accounting.rank_state_bytes(strategy, state, params.world_size)
     return {f"{part}_bytes": size for part, size in parts.items()} | {
@@ -110,7 +110,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
-    from systems.training.parallel_check import check_parallel
+    from systems.training.parallel_check import check_again, check_parallel
     from systems.training.parallel_timing import alternating_rounds
     from systems.training.parallel_training import ParallelTraining
 
@@ -122,6 +122,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
     samples["optimizer"] = _optimizer_ms(training, params.rounds)
+    check_again(training, alone)
     by_rank = all_gather_objects(memory)
     most = {moment: max((rank[moment] for rank in by_rank), key=_total) for moment in memory}
     return {
@@ -141,12 +142,15 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     from systems.parallel import BucketedDDP, ShardedOptimizer
+    from systems.parallel.external import make_sharded_optimizer
     from systems.training.parallel_training import ParallelTraining
     from systems.training.training import optimizer_class_and_options
 
     optimizer_class, options = optimizer_class_and_options(params)
 
     def make_optimizer(parameters: Iterable[torch.nn.Parameter]) -> Any:
+        if is_reference(params.strategy):
+            return make_sharded_optimizer(params.strategy, parameters, optimizer_class, options)
         if params.strategy == "sharded":
             return ShardedOptimizer(parameters, optimizer_class, **options)
         if params.strategy == "torch_zero":
@@ -189,9 +193,7 @@ def _memory(
     training = made.pop()
 
     def used_bytes() -> dict[str, int]:
-        # ZeroRedundancyOptimizer keeps its state in an inner optimizer with the name `optim`.
-        optimizer = getattr(training.optimizer, "optim", training.optimizer)
-        used = state_bytes(training.model.parameters(), optimizer)
+        used = state_bytes(training.model.parameters(), training.optimizer)
         if device.type == "cuda":
             allocated = torch.cuda.memory_allocated(device)
             used["other_bytes"] = allocated - sum(used.values())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,8 @@ def state_bytes(
 ) -> dict[str, int]:
     """Return the sizes of parameters, gradients and optimizer state on this rank, in bytes.
 
-    If a tensor is a DTensor, only the shard of this rank counts.
+    If a tensor is a DTensor, only the shard of this rank counts. The state of an optimizer includes
+    that of inner optimizers, in which a sharded optimizer may keep the state of its shard.
 
     Returns:
         A dict with the keys weights_bytes, gradients_bytes and optimizer_state_bytes.
@@ -42,12 +44,28 @@ def state_bytes(
         "gradients_bytes": [p.grad for p in weights],
         "optimizer_state_bytes": [
             value
-            for values in optimizer.state.values()
+            for values in _states(optimizer)
             for value in values.values()
             if isinstance(value, Tensor)
         ],
     }
     return {name: storage_bytes(map(_local, tensors)) for name, tensors in kinds.items()}
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
+    """Yield the states of the parameters, also those in inner optimizers."""
+    seen: set[int] = set()
+    waiting: list[Any] = [optimizer]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, (list, tuple)):
+            waiting += item
+        elif isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, torch.optim.Optimizer) and id(item) not in seen:
+            seen.add(id(item))
+            yield from item.state.values()
+            waiting += [value for name, value in vars(item).items() if name != "state"]
 
 
 def _local(tensor: Tensor | None) -> Tensor | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from systems.benchmark import WrongOutput
 from systems.measure.ranks import all_gather_objects
+from systems.training.parallel_params import ParallelParams
 from systems.training.parallel_training import ParallelTraining, rank_batch
 
 CHECK_STEPS = 3  # number of compared steps
@@ -35,6 +36,7 @@ TOLERANCE = {
     "bf16": {"loss": 5e-3, "gradient": 5e-2, "weights": 0.3},
     "bf16_master": {"loss": 1e-2, "gradient": 0.1, "weights": 0.3},
 }
+NEW_SEED = 1_000_000  # added to the seed of the batches that are compared after timing
 MAX_NAMES = 6  # maximum number of parameter names in a message
 GradientsOf = Callable[[ParallelTraining], Iterator[tuple[str, Tensor]]]
 WeightsOf = Callable[[ParallelTraining], Mapping[str, Tensor]]
@@ -62,7 +64,7 @@ def local_weights(training: ParallelTraining) -> Mapping[str, Tensor]:
 def check_parallel(
     training: ParallelTraining,
     alone: ParallelTraining,
-    gradients_of: GradientsOf = local_gradients,
+    gradients_of: GradientsOf | None = local_gradients,
     weights_of: WeightsOf = local_weights,
     expected_weights_of: WeightsOf = local_weights,
 ) -> dict[str, float]:
@@ -76,7 +78,8 @@ def check_parallel(
         alone: the same training without communication. In each step it trains on the batches of all
             ranks.
         gradients_of: function that takes `training` and yields (name, gradient) pairs of whole
-            gradients, not shards. It is called after the gradients are averaged.
+            gradients, not shards. It is called after the gradients are averaged. None does not
+            compare the gradients.
         weights_of: function that takes `training` and returns its whole weights by name.
         expected_weights_of: function that takes `alone` and returns its weights by name.
 
@@ -95,10 +98,13 @@ def check_parallel(
     """
     params = alone.params
     rank_tokens = alone.tokens, alone.targets
-    worst = dict.fromkeys(("loss", "gradient"), 0.0)
+    worst: dict[str, float] = {}
     for _ in range(CHECK_STEPS):
         for name, error in _step_errors(training, alone, gradients_of).items():
-            worst[name] = _worse(worst[name], error)
+            worst[name] = _worse(worst.get(name, 0.0), error)
+        for either in (training, alone):
+            either.optimizer_step()
+            either.zero_grad()
     alone.tokens, alone.targets = rank_tokens
     weights = weights_of(training)
     difference = _root_mean_square_difference(weights, expected_weights_of(alone))
@@ -107,22 +113,70 @@ def check_parallel(
     return worst
 
 
-def _step_errors(
-    training: ParallelTraining, alone: ParallelTraining, gradients_of: GradientsOf
+def check_again(
+    training: ParallelTraining,
+    alone: ParallelTraining,
+    gradients_of: GradientsOf | None = local_gradients,
+    weights_of: WeightsOf = local_weights,
 ) -> dict[str, float]:
-    """Run one step of both trainings, and return the errors of this rank in this step.
+    """Compare a data-parallel training with a training on one process, after it was timed.
+
+    A wrapper that communicates only in its first steps is detected here. The single process gets
+    the present weights. All ranks get new batches, which are written into the buffers of the old
+    ones. Then one step is compared. All ranks must call this function.
+
+    The optimizer of the single process has another state, so updated weights are not compared with
+    it. They must differ from the weights before the step and be equal on all ranks.
+
+    Args:
+        training, alone, gradients_of, weights_of: as for `check_parallel`. The weights of `alone`
+            are overwritten.
+
+    Returns:
+        The errors of loss and gradient of this rank, see `check_parallel`.
+
+    Raises:
+        WrongOutput: on all ranks, as `check_parallel`.
+    """
+    new = alone.params.model_copy(update={"seed": alone.params.seed + NEW_SEED})
+    before = {name: tensor.clone() for name, tensor in weights_of(training).items()}
+    with torch.no_grad():
+        for name, parameter in alone.model.named_parameters():
+            parameter.copy_(before[name])
+        mine = rank_batch(new, training.device, dist.get_rank())
+        for buffer, values in zip((training.tokens, training.targets), mine, strict=True):
+            buffer.copy_(values)
+    errors = _step_errors(training, alone, gradients_of, new)
+    alone.zero_grad()
+    training.optimizer_step()
+    training.zero_grad()
+    after = weights_of(training)
+    same = [name for name, tensor in before.items() if torch.equal(tensor, after[name])]
+    _raise_problems(errors, TOLERANCE[new.precision], _different(after), same, "after timing: ")
+    return errors
+
+
+def _step_errors(
+    training: ParallelTraining,
+    alone: ParallelTraining,
+    gradients_of: GradientsOf | None,
+    params: ParallelParams | None = None,
+) -> dict[str, float]:
+    """Run forward and backward of both trainings, and return the errors of this rank.
 
     Args:
         training, alone, gradients_of: as for `check_parallel`.
+        params: parameters from which the batches of all ranks are made. None uses those of `alone`.
 
     Returns:
         loss: relative error of the loss.
-        gradient: largest relative error of the gradient of a parameter.
+        gradient: largest relative error of the gradient of a parameter. Missing if gradients_of is
+            None.
     """
     world_size, rank = dist.get_world_size(), dist.get_rank()
     expected_loss = 0.0
     for other in range(world_size):
-        alone.tokens, alone.targets = rank_batch(alone.params, alone.device, other)
+        alone.tokens, alone.targets = rank_batch(params or alone.params, alone.device, other)
         alone.forward()
         if other == rank:
             expected_loss = alone.loss.item()
@@ -130,16 +184,13 @@ def _step_errors(
     expected = dict(local_gradients(alone))
     torch._foreach_div_(list(expected.values()), world_size)
     training.forward()
-    errors = {"loss": abs(training.loss.item() / expected_loss - 1), "gradient": 0.0}
+    errors = {"loss": abs(training.loss.item() / expected_loss - 1)}
     training.backward()
     training.synchronize_gradients()
-    for name, gradient in gradients_of(training):
+    for name, gradient in gradients_of(training) if gradients_of is not None else ():
         norm = expected[name].norm().clamp_min(1e-20)
         error = (gradient - expected[name]).norm() / norm
-        errors["gradient"] = _worse(errors["gradient"], error.item())
-    for either in (training, alone):
-        either.optimizer_step()
-        either.zero_grad()
+        errors["gradient"] = _worse(errors.get("gradient", 0.0), error.item())
     return errors
 
 
@@ -175,17 +226,23 @@ def _different(weights: Mapping[str, Tensor]) -> list[str]:
 
 
 def _raise_problems(
-    errors: Mapping[str, float], limits: Mapping[str, float], different: list[str]
+    errors: Mapping[str, float],
+    limits: Mapping[str, float],
+    different: list[str],
+    unchanged: list[str] | None = None,
+    when: str = "",
 ) -> None:
     """Raise WrongOutput on all ranks if any rank has a problem.
 
-    A problem is an error above its limit, or weights that differ from rank 0. The message lists the
-    problems of all ranks. All ranks must call this function.
+    A problem is an error above its limit, weights that differ from rank 0, or weights that a step
+    did not change. The message lists the problems of all ranks. All ranks must call this function.
 
     Args:
         errors: errors of this rank by name.
         limits: maximum errors by name.
         different: names of the weights of this rank that differ from rank 0.
+        unchanged: names of the weights that a step did not change.
+        when: when the errors were computed, for the message.
     """
     problems = []
     wrong = [
@@ -197,10 +254,15 @@ def _raise_problems(
         problems.append(
             f"error against one process that trains on all batches is too large: {', '.join(wrong)}"
         )
-    if different:
-        left = len(different) - MAX_NAMES
-        more = f", and {left} more" if left > 0 else ""
-        problems.append(f"weights differ from rank 0: {', '.join(different[:MAX_NAMES])}{more}")
+    for what, names in (
+        ("weights differ from rank 0", different),
+        ("a step did not change weights", unchanged or []),
+    ):
+        if names:
+            left = len(names) - MAX_NAMES
+            more = f", and {left} more" if left > 0 else ""
+            problems.append(f"{what}: {', '.join(names[:MAX_NAMES])}{more}")
     by_rank = all_gather_objects(problems)
     if any(by_rank):
-        raise WrongOutput("; ".join(f"rank {r}: {p}" for r, ps in enumerate(by_rank) for p in ps))
+        listed = "; ".join(f"rank {r}: {p}" for r, ps in enumerate(by_rank) for p in ps)
+        raise WrongOutput(f"{when}{listed}")

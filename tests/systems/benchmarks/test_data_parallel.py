@@ -169,8 +169,8 @@ def test_predictions_count_the_gradients_and_their_ring():
     ("given", "why"),
     [
         (
-            {"strategy": "bucketed", "bucket_size_mb": None},
-            "got `strategy: bucketed` and `bucket_size_mb: none`",
+            {"strategy": "torch", "bucket_size_mb": 25.0},
+            "got `strategy: torch` and `bucket_size_mb: 25`",
         ),
         (
             {"strategy": "flat", "bucket_size_mb": 1.0},
