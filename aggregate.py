@@ -116,7 +116,10 @@ def _print_tables(
             _fail(f"--table: sweep {sweep.name} has no table {only!r} (valid: {known})")
     for view in views:
         try:
-            table = make_report_table(observation, view, results)
+            # The short name of a reference depends on the other values in a table. Programs that
+            # read CSV need names that do not change.
+            full_names = output_format is Format.csv
+            table = make_report_table(observation, view, results, full_names)
             if table is not None and texts is not None:
                 warn = table.warnings.append
                 table.text = texts.render(observation, view, results, warn)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from jobs.formatting import counted, format_scalar
@@ -45,14 +47,18 @@ class Run:
     # References to code outside this project that the run measures, such as my_ddp.py:MyDDP.
     code: tuple[str, ...] = ()
 
-    def label(self, names: list[str] | None = None) -> str:
+    def label(
+        self, names: list[str] | None = None, short: Mapping[str, str] = MappingProxyType({})
+    ) -> str:
         """Return the benchmark and parameters of the run, e.g. `attention seq_len=128 dtype=bf16`.
 
         Args:
             names: names of the parameters to include. None or an empty list includes all
                 parameters. Names that are not parameters of the benchmark are ignored.
+            short: texts to show instead of values, from `jobs.short_names`.
         """
         shown = {k: self.params[k] for k in (names or self.params) if k in self.params}
+        shown = {k: short.get(v, v) if isinstance(v, str) else v for k, v in shown.items()}
         return " ".join([self.benchmark, *(f"{k}={format_scalar(v)}" for k, v in shown.items())])
 
 

@@ -19,6 +19,7 @@ from jobs.report.results import Result, list_results
 from jobs.results.record import Measurements
 from jobs.results.run_states import Observation
 from jobs.run import Run, varying
+from jobs.short_names import short_names
 
 RunOnDevice = tuple[str, str]  # run id, device
 RESAMPLES = 1000  # number of bootstrap resamples
@@ -239,12 +240,15 @@ def comparison_columns(
             among the runs of these comparisons.
     """
     names = varying([comparison.run for comparison in comparisons])
+    references = {reference for c in comparisons for reference in c.run.code}
+    short = short_names(references, (c.run.params.get(name) for c in comparisons for name in names))
     several_benchmarks = len({comparison.run.benchmark for comparison in comparisons}) > 1
     several_devices = len({comparison.device for comparison in chosen}) > 1
     rows = []
     for c in chosen:
         row = {"benchmark": c.run.benchmark} if several_benchmarks else {}
-        row |= {name: format_scalar(c.run.params.get(name, "")) for name in names}
+        values = {name: c.run.params.get(name, "") for name in names}
+        row |= {name: short.get(value) or format_scalar(value) for name, value in values.items()}
         if several_devices:
             row["device"] = c.device
         row["phase"] = c.phase

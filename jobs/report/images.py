@@ -14,6 +14,7 @@ from jobs.report.plots import draw_plot
 from jobs.report.results import Result
 from jobs.results.run_states import Observation
 from jobs.run import varying
+from jobs.short_names import short_names
 from jobs.sweep.schema import Plot
 
 _LONGEST = 200  # maximum length of a file name without suffix; file systems allow 255 bytes
@@ -60,8 +61,13 @@ def copy_run_images(
     ]
     names = set(taken)
     copied = []
+    with_images = [result for result, _ in found]
+    references = {reference for result in with_images for reference in result.run.code}
+    values = [value for result in with_images for value in result.run.params.values()]
+    short = short_names(references, values)
     for result, path in found:
-        labels = _distinguishing_labels(result, [other for other, _ in found])
+        labels = _distinguishing_labels(result, with_images)
+        labels = {what: short.get(value, value) for what, value in labels.items()}
         stem = "-".join([path.stem, *labels.values()])
         name = _unique(re.sub(r"[^A-Za-z0-9._-]+", "_", stem)[:_LONGEST], names)
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,14 @@ from typing import Any
 
 from jobs.formatting import format_number, format_scalar, is_number
 from jobs.report.metrics import convert, fact_at, fact_metric
-from jobs.report.results import Key, Result, distinguishing_dimensions, result_notes
+from jobs.report.results import (
+    Key,
+    Result,
+    distinguishing_dimensions,
+    names_in_keys,
+    notes_on_commits,
+    result_notes,
+)
 from jobs.report.views import declared_order, select_results, sort_keys
 from jobs.results.run_states import Observation
 from jobs.run import varying
@@ -35,6 +42,7 @@ class ListTable:
     keys: list[Key]  # for each row, the values of the dimensions
     items: list[Item | str]  # for each row, the item or the reason why the run has no items
     notes: list[str]
+    names: dict[str, str]  # short names of the references that the keys contain
 
     def columns(self) -> Iterator[tuple[str, list[str]]]:
         """Yield the header and the cells of each column.
@@ -44,7 +52,7 @@ class ListTable:
         contains the reason.
         """
         for i, name in enumerate(self.dimensions):
-            yield name, [format_scalar(key[i]) for key in self.keys]
+            yield name, [self.names.get(key[i]) or format_scalar(key[i]) for key in self.keys]
         found = [item for item in self.items if isinstance(item, dict)]
         names = list(dict.fromkeys(name for item in found for name in item))
         for i, name in enumerate(names or [_last_part(self.view)]):
@@ -74,9 +82,9 @@ def make_list_table(observation: Observation, view: Table, results: list[Result]
     Raises:
         TableError: if the table names an unknown parameter, or if its `where` condition is invalid.
     """
-    results = select_results(observation, view, results)
+    results, told_apart = select_results(observation, view, results)
     dimensions = list(view.rows) or varying([result.run for result in results])
-    dimensions = [*distinguishing_dimensions(results, dimensions), *dimensions]
+    dimensions = [*distinguishing_dimensions(results, dimensions, told_apart), *dimensions]
     if any(result.repeat for result in results) and "repeat" not in dimensions:
         dimensions.append("repeat")
     by_key: dict[Key, list[Item] | str] = {
@@ -86,14 +94,17 @@ def make_list_table(observation: Observation, view: Table, results: list[Result]
     limit = view.limit or LIMIT
     keys: list[Key] = []
     items: list[Item | str] = []
-    for key in sort_keys(set(by_key), dimensions, declared_order(observation)):
+    order = declared_order(observation, results, told_apart)
+    for key in sort_keys(set(by_key), dimensions, order):
         own = by_key[key]
         rows = [own] if isinstance(own, str) else own[:limit]
         keys += [key] * len(rows)
         items += rows
     longest = max((len(own) for own in by_key.values() if not isinstance(own, str)), default=0)
     cut = [f"first {limit} of up to {longest} rows per run"] if longest > limit else []
-    return ListTable(view, dimensions, keys, items, [*result_notes(results), *cut])
+    notes = result_notes(results, notes_on_commits(results, dimensions, told_apart))
+    names = names_in_keys(results, by_key)
+    return ListTable(view, dimensions, keys, items, [*notes, *cut], names)
 
 
 def _items(result: Result, view: Table) -> list[Item] | str:

@@ -14,7 +14,14 @@ from jobs.errors import nearest
 from jobs.formatting import format_number
 from jobs.report.metrics import Metric, measured_phases, metric_samples, metrics_of, phases_with
 from jobs.report.predictions import predicted
-from jobs.report.results import Key, Result, distinguishing_dimensions, result_notes
+from jobs.report.results import (
+    Key,
+    Result,
+    distinguishing_dimensions,
+    names_in_keys,
+    notes_on_commits,
+    result_notes,
+)
 from jobs.report.statistics import relative_spread, statistic
 from jobs.report.views import declared_order, select_results, sort_keys
 from jobs.results.record import Measurements
@@ -90,9 +97,9 @@ class Cell:
 class Pivot:
     """Cells of a table or plot, arranged in rows and columns.
 
-    A dimension is a parameter, or one of phase, device, repeat and value (the metric). A row key
-    is a tuple with one value for each dimension of the rows. A column key is a tuple with one value
-    for each dimension of the columns.
+    A dimension is a parameter, or one of phase, device, repeat, value (the metric), commit, host
+    and gpu. A row key is a tuple with one value for each dimension of the rows. A column key is a
+    tuple with one value for each dimension of the columns.
     """
 
     view: Table | Plot
@@ -104,6 +111,8 @@ class Pivot:
     cells: dict[tuple[Key, Key], Cell]  # by row key and column key
     notes: list[str]  # shown below the table
     warnings: list[str]  # printed to stderr, not part of the table
+    commits: list[str]  # those of the notes that list several commits
+    names: dict[str, str]  # short names of the references that the keys contain
 
 
 def make_pivot(observation: Observation, view: Table | Plot, results: list[Result]) -> Pivot:
@@ -118,7 +127,7 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
         TableError: if the table or plot names an unknown parameter, if its `where` condition is
             invalid, or if a prediction fails.
     """
-    results = select_results(observation, view, results)
+    results, told_apart = select_results(observation, view, results)
     metrics = metrics_of(view)
     rows, columns = _rows_and_columns(view, results)
     wanted = _phases_by_metric(results, view, "phase" in rows)
@@ -127,7 +136,7 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
         columns.insert(0, "phase")
     if len(metrics) > 1 and "value" not in (*rows, *columns):
         columns.append("value")
-    rows = [*distinguishing_dimensions(results, [*rows, *columns]), *rows]
+    rows = [*distinguishing_dimensions(results, [*rows, *columns], told_apart), *rows]
     cells: dict[tuple[Key, Key], Cell] = {}
     for result in results:
         for metric in metrics:
@@ -135,21 +144,33 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
                 row = tuple(result.coordinate(name, phase, metric.name) for name in rows)
                 column = tuple(result.coordinate(name, phase, metric.name) for name in columns)
                 cells.setdefault((row, column), Cell(metric)).add(result, phase)
-    order = declared_order(observation)
+    order = declared_order(observation, results, told_apart)
     order["phase"] = {phase: i for i, phase in enumerate(phases)}
     order["value"] = {metric.name: i for i, metric in enumerate(metrics)}
     row_keys = sort_keys({row for row, _ in cells}, rows, order)
     column_keys = sort_keys({column for _, column in cells}, columns, order)
-    notes = result_notes(results, _sampling_note(results, view, cells.values()))
-    warnings = _unknown_phases(results, view)
-    return Pivot(view, metrics, rows, columns, row_keys, column_keys, cells, notes, warnings)
+    commits = notes_on_commits(results, [*rows, *columns], told_apart)
+    notes = result_notes(results, commits, _sampling_note(results, view, cells.values()))
+    return Pivot(
+        view=view,
+        metrics=metrics,
+        rows=rows,
+        columns=columns,
+        row_keys=row_keys,
+        column_keys=column_keys,
+        cells=cells,
+        notes=notes,
+        warnings=_unknown_phases(results, view),
+        commits=commits,
+        names=names_in_keys(results, [*row_keys, *column_keys]),
+    )
 
 
 def _rows_and_columns(view: Table | Plot, results: list[Result]) -> tuple[list[str], list[str]]:
     """Return the names of the row dimensions and of the column dimensions of a table or plot.
 
-    A dimension is a parameter or one of `phase`, `device`, `repeat` and `value` (the metric). If a
-    table declares neither rows nor columns, its dimensions are the parameters that vary among the
+    A dimension is a parameter or one of the other names that `views.dimensions` lists. If a table
+    declares neither rows nor columns, its dimensions are the parameters that vary among the
     runs. In this case, `implementation` and `backend` are columns, and all others are rows.
     """
     if isinstance(view, Plot):

@@ -6,6 +6,7 @@ value of its `series` parameters.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,14 +66,15 @@ def draw_plot(
     )
     colours = {column: f"C{i % 10}" for i, column in enumerate(pivot.column_keys)}
     names = _without(tuple(pivot.rows), x_index)
+    text = partial(_text, pivot)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (facet, lines) in zip(grid.flat, panels.items(), strict=False):
         for column, (x, y) in lines.items():
-            label = " ".join(map(format_scalar, column)) or metric.label
+            label = " ".join(text(value) for value in column) or metric.label
             axes.plot(x, y, marker="o", markersize=3, color=colours[column], label=label)
         _scale(axes, list(lines.values()))
-        title = ", ".join(f"{n} {format_scalar(v)}" for n, v in zip(names, facet, strict=True))
+        title = ", ".join(f"{n} {text(v)}" for n, v in zip(names, facet, strict=True))
         axes.set_title(title, fontsize=9, parse_math=False)
         axes.grid(alpha=0.3)
         axes.set_xlabel(plot.x)
@@ -80,13 +82,19 @@ def draw_plot(
         first.set_ylabel(metric.header)
     _add_legend(figure)
     measured = (record.device for record in observation.records if record.status == "ok")
-    device = ", ".join(dict.fromkeys(measured))
-    figure.suptitle(f"{plot.title or plot.name}\n{device}", fontsize=10, parse_math=False)
+    # The list of commits is too long for a figure.
+    commits = [note.partition(":")[0] for note in pivot.commits]
+    below = ". ".join(filter(None, [", ".join(dict.fromkeys(measured)), *commits]))
+    figure.suptitle(f"{plot.title or plot.name}\n{below}", fontsize=10, parse_math=False)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{plot.name}.png"
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
+
+
+def _text(pivot: Pivot, value: Any) -> str:
+    return pivot.names.get(value) or format_scalar(value)
 
 
 def _without(key: Key, index: int) -> Key:
@@ -116,7 +124,7 @@ def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
             if _without(row, x_index) == facet and number is not None:
                 x = row[x_index]
                 # Escape `$`, because Matplotlib would read it as the start of a formula.
-                position = x if numeric else format_scalar(x).replace("$", r"\$")
+                position = x if numeric else _text(pivot, x).replace("$", r"\$")
                 points.append((position, number))
         if points:
             if numeric:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jobs.formatting import format_scalar
@@ -17,6 +17,7 @@ from jobs.report.pivot import Pivot, make_pivot
 from jobs.report.results import Key, Result
 from jobs.report.speedup import speedup_column
 from jobs.results.run_states import Observation
+from jobs.short_names import as_in_runs
 from jobs.sweep.schema import Table
 
 
@@ -40,7 +41,7 @@ class ReportTable:
 
 
 def make_report_table(
-    observation: Observation, view: Table, results: list[Result]
+    observation: Observation, view: Table, results: list[Result], full_names: bool = False
 ) -> ReportTable | None:
     """Make a table that the sweep file declares. Return None if the table has no rows.
 
@@ -48,6 +49,7 @@ def make_report_table(
         observation: the results folder.
         view: declaration of the table in the sweep file.
         results: all results of the folder.
+        full_names: show references to code outside this project in full, instead of short names.
 
     Raises:
         TableError: if the table cannot be made, for example because it names an unknown parameter.
@@ -55,10 +57,14 @@ def make_report_table(
     heading = " ".join((view.title or "").split()) or view.name  # one line in every format
     if view.list_fact is not None:
         items = make_list_table(observation, view, results)
+        if full_names:
+            items = replace(items, names={})
         table = ReportTable(heading, items.dimensions, items.keys, items.notes, [])
         columns = items.columns()
     else:
         pivot = make_pivot(observation, view, results)
+        if full_names:
+            pivot = replace(pivot, names={})
         if len(pivot.metrics) == 1:  # several metrics are named in the columns or rows
             heading = pivot.metrics[0].heading(heading)
         table = ReportTable(heading, pivot.rows, pivot.row_keys, pivot.notes, pivot.warnings)
@@ -90,7 +96,9 @@ def pivot_columns(pivot: Pivot, view: Table) -> Iterator[tuple[str, list[str]]]:
         speedups = speedup_column(pivot, column, view.baseline)
         if speedups is not None:
             baseline = (view.baseline or {}).items()
-            against = " ".join(_column_text(pivot, name, value) for name, value in baseline)
+            against = " ".join(
+                _column_text(pivot, name, as_in_runs(value)) for name, value in baseline
+            )
             yield f"{header} vs {against}", speedups
 
 
@@ -117,7 +125,7 @@ def _coordinate_text(pivot: Pivot, dimension: str, own: Any) -> str:
     """
     if dimension == "value":
         return next(metric.header for metric in pivot.metrics if metric.name == own)
-    return format_scalar(own)
+    return pivot.names.get(own) or format_scalar(own)
 
 
 def _add_published(table: ReportTable, view: Table) -> None:

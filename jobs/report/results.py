@@ -1,20 +1,24 @@
 """Lists the results in a results folder: one for each run, repeat and kind of device.
 
-A kind of device is a GPU model or a type of CPU.
+A kind of device is a GPU model or a type of CPU. A table can also tell results apart by the commit,
+host or GPU of their records.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jobs.formatting import counted
+from jobs.report.recorded import NO_RECORD, commit_notes, recorded_value
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, varying
+from jobs.short_names import short_names
 from jobs.status import Status
-from jobs.sweep.schema import PSEUDO
+from jobs.sweep.schema import PSEUDO, RECORDED
 
 Key = tuple[Any, ...]  # identifies a row or column of a table: one value per dimension
 MAX_REASONS = 5  # maximum number of reasons for missing records in the notes of a table
@@ -56,17 +60,23 @@ class Result:
         The value determines the row or column in which the result is shown.
 
         Args:
-            dimension: a parameter of the run, or one of `phase`, `value`, `device` and `repeat`.
+            dimension: a parameter of the run, or one of `phase`, `value`, `device`, `repeat`,
+                `commit`, `host` and `gpu`.
             phase: phase of the cell, returned if the dimension is `phase`.
             metric: name of the metric of the cell, returned if the dimension is `value`.
         """
         if dimension in PSEUDO:
             own = {"phase": phase, "value": metric, "device": self.device, "repeat": self.repeat}
             return own[dimension]
-        return self.run.params[dimension]
+        if dimension in self.run.params or dimension not in RECORDED:
+            return self.run.params[dimension]
+        # The record of a run that is queued or running again is from an earlier attempt.
+        if self.record is None or self.status.is_live:
+            return NO_RECORD
+        return recorded_value(self.record, dimension)
 
 
-def list_results(observation: Observation) -> list[Result]:
+def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> list[Result]:
     """Return the results of every repeat of every run in a results folder.
 
     A folder can have records from several kinds of device, such as GPU models. In this case, there
@@ -74,16 +84,23 @@ def list_results(observation: Observation) -> list[Result]:
     attempt on this kind of device. If no attempt was successful, it contains the record of the
     latest attempt. If there was no attempt, the result has no record. Its status is then `missing`,
     or the status of the job, such as `queued`.
+
+    Args:
+        observation: the results folder.
+        told_apart: names in `RECORDED`, such as `commit`. Attempts with different values of these
+            names have separate results.
     """
-    best: dict[tuple[str, int, str], Record] = {}
+    best: dict[tuple[str, int, str], dict[Key, Record]] = {}
     for record in observation.records:
-        key = (record.run, record.repeat, record.device)
-        if record.status == "ok" or key not in best or best[key].status != "ok":
-            best[key] = record
+        same = best.setdefault((record.run, record.repeat, record.device), {})
+        key = tuple(recorded_value(record, name) for name in told_apart)
+        if record.status == "ok" or key not in same or same[key].status != "ok":
+            same[key] = record
+    records = [record for same in best.values() for record in same.values()]
     # A kind of device on which every run is unsupported does not count as measured.
-    measured = {r.device: None for r in best.values() if r.status != "unsupported"}
+    measured = {r.device: None for r in records if r.status != "unsupported"}
     devices_of: dict[str, set[str]] = {}
-    for record in best.values():
+    for record in records:
         devices_of.setdefault(record.run, set()).add(record.device)
     results = []
     for task in observation.tasks:
@@ -94,7 +111,10 @@ def list_results(observation: Observation) -> list[Result]:
         for device in devices:
             here = best.get((task.run.id, task.repeat, device))
             if here is not None:
-                results.append(Result(task.run, task.repeat, device, here.status, here))
+                results += [
+                    Result(task.run, task.repeat, device, record.status, record)
+                    for record in here.values()
+                ]
             elif len(devices) == 1 or task.record is None:
                 results.append(_as_observed(task, device))
             else:
@@ -119,19 +139,27 @@ def _can_run_on(device: str, task: TaskState) -> bool:
     return device.startswith("cpu:") == on_cpu
 
 
-def distinguishing_dimensions(results: list[Result], dimensions: list[str]) -> list[str]:
+def distinguishing_dimensions(
+    results: list[Result], dimensions: list[str], told_apart: Sequence[str] = ()
+) -> list[str]:
     """Return the dimensions that must be added to a table so that no two runs share a cell.
 
-    A dimension is a parameter or the device. A parameter is needed if runs in the same cell differ
-    in it. The device is needed if the results are from several kinds of device.
+    A dimension is a parameter, the device, or a name in `told_apart`. A parameter is needed if runs
+    in the same cell differ in it. The device is needed if the results are from several kinds of
+    device, and a name in `told_apart` if their records have several values of it.
 
     Args:
         results: the results of the table.
         dimensions: the dimensions that the table already has.
+        told_apart: names in `RECORDED` by which the results are told apart, such as `commit`.
     """
     needed: list[str] = []
     if len({r.device for r in results if r.device}) > 1 and "device" not in dimensions:
         needed.append("device")
+    for name in told_apart:
+        values = {result.coordinate(name) for result in results} - {NO_RECORD}
+        if len(values) > 1 and name not in dimensions:
+            needed.append(name)
     known = [name for name in (*dimensions, *needed) if name not in ("phase", "value")]
     groups: dict[Key, dict[str, Run]] = {}
     for result in results:
@@ -145,13 +173,41 @@ def distinguishing_dimensions(results: list[Result], dimensions: list[str]) -> l
     return needed[::-1]
 
 
-def result_notes(results: list[Result], sampling: str = "") -> list[str]:
+def names_in_keys(results: list[Result], keys: Iterable[Key]) -> dict[str, str]:
+    """Return a short name for each reference to code outside this project.
+
+    Args:
+        results: the results of a table or plot.
+        keys: row keys and column keys of the table or plot, which contain the references.
+    """
+    references = {reference for result in results for reference in result.run.code}
+    return short_names(references, (value for key in keys for value in key))
+
+
+def notes_on_commits(
+    results: list[Result], dimensions: list[str], told_apart: Sequence[str]
+) -> list[str]:
+    """Return the notes of a table or plot on the commits of its results, if there are several.
+
+    Args:
+        results: the results of the table or plot.
+        dimensions: the dimensions of the table or plot. If they contain the commit, the notes do
+            not repeat it. A parameter with the name `commit` does not count.
+        told_apart: names in `RECORDED` by which the results are told apart, such as `commit`.
+    """
+    records = [result.record for result in results if result.record is not None]
+    return commit_notes(records, "commit" in told_apart and "commit" in dimensions)
+
+
+def result_notes(results: list[Result], commits: list[str], sampling: str = "") -> list[str]:
     """Return the notes below a table.
 
-    The notes name the devices and state why records are missing.
+    The notes name the devices, list the commits if there are several, and state why records are
+    missing.
 
     Args:
         results: the results of the table.
+        commits: notes on the commits, to be included.
         sampling: note on the number and the spread of the samples, to be included. "" means none.
     """
     devices = ", ".join(dict.fromkeys(result.device for result in results if result.device))
@@ -166,4 +222,4 @@ def result_notes(results: list[Result], sampling: str = "") -> list[str]:
     ]
     if len(counts) > MAX_REASONS:
         reasons.append(f"{len(counts) - MAX_REASONS} more reasons: see python -m jobs status")
-    return [*([first] if first else []), *reasons]
+    return [*([first] if first else []), *commits, *reasons]

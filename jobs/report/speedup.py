@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jobs.report.pivot import Cell, Pivot
 from jobs.report.results import Key
+from jobs.short_names import as_in_runs
 from jobs.sweep.schema import Scalar
 
 
@@ -24,7 +25,9 @@ def speedup_column(
     """
     if not baseline:
         return None
-    base = tuple(baseline.get(name, own) for name, own in zip(pivot.columns, column, strict=True))
+    base = tuple(
+        as_in_runs(baseline.get(name, own)) for name, own in zip(pivot.columns, column, strict=True)
+    )
     if base == column:
         return None
     return [

@@ -24,7 +24,7 @@ from jobs.errors import TableError, nearest
 from jobs.report.results import Result
 from jobs.report.text_language import Compared, environment
 from jobs.report.text_lookups import Lookups
-from jobs.report.views import select_results
+from jobs.report.views import select_results, without_recorded
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Table
 
@@ -105,7 +105,7 @@ class StudyTexts:
         block = self._template.blocks.get(view.name)
         if block is None:
             return ""
-        own = select_results(observation, view.model_copy(update={"where": None}), results)
+        own, _ = select_results(observation, without_recorded(view), results)
         lookups = Lookups(own, lambda what: warn(f"{self.path.name}: {what}"))
         try:
             text = self._render_block(block, lookups).strip()

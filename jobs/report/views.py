@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from jobs.errors import TableError, nearest
-from jobs.report.results import Key, Result
+from jobs.report.recorded import commit_order
+from jobs.report.results import Key, Result, list_results
 from jobs.results.run_states import Observation
+from jobs.short_names import as_in_runs
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark, short_name
 from jobs.sweep.conditions import Condition, ConditionError
-from jobs.sweep.schema import PSEUDO, Plot, Sweep, Table
+from jobs.sweep.schema import FILTERS, PSEUDO, RECORDED, Plot, Sweep, Table
 
 Order = dict[str, dict[Any, int]]  # for each dimension, the position of each value
 
@@ -50,19 +52,27 @@ def plots_of(sweep: Sweep) -> list[Plot]:
 def dimensions(view: Table | Plot) -> list[str]:
     """Return the dimensions of a table or plot, which are the names that its declaration lists.
 
-    A dimension is a parameter or one of `phase`, `device`, `repeat` and `value` (the metric). A
-    table lists its dimensions in `rows` and `columns`. A plot lists its dimensions in `facet`, `x`
-    and `series`.
+    A dimension is a parameter or one of `phase`, `device`, `repeat`, `value` (the metric),
+    `commit`, `host` and `gpu`. A table lists its dimensions in `rows` and `columns`. A plot lists
+    its dimensions in `facet`, `x` and `series`.
     """
     if isinstance(view, Plot):
         return [*view.facet, view.x, *view.series]
     return [*view.rows, *view.columns]
 
 
+def without_recorded(view: Table) -> Table:
+    """Return a table without its `where` condition, and without `commit`, `host` and `gpu`."""
+    rows, columns = (
+        [name for name in names if name not in RECORDED] for names in (view.rows, view.columns)
+    )
+    return view.model_copy(update={"where": None, "rows": rows, "columns": columns})
+
+
 def select_results(
     observation: Observation, view: Table | Plot, results: list[Result]
-) -> list[Result]:
-    """Return the results that a table or plot shows.
+) -> tuple[list[Result], list[str]]:
+    """Return the results that a table or plot shows, and the names that tell them apart.
 
     These are the results of its benchmark that satisfy its `where` condition. If there is no such
     condition, these are all results of its benchmark.
@@ -70,29 +80,47 @@ def select_results(
     Args:
         observation: the results folder.
         view: declaration of the table or plot in the sweep file.
-        results: all results of the folder.
+        results: all results of the folder, one for each run, repeat and kind of device.
+
+    Returns:
+        The results, and those of the names `commit`, `host` and `gpu` that the table or plot uses.
+        Records of the same run that differ in such a name are separate results. A name that is a
+        parameter of the benchmark is not returned.
 
     Raises:
         TableError: if the table or plot names an unknown parameter, or if its `where` condition is
             invalid or cannot be evaluated for a run.
     """
     benchmark = view.benchmark or observation.manifests[-1].sweep.benchmark
-    own = [result for result in results if result.run.benchmark == short_name(benchmark)]
+    named = [name for name in dimensions(view) if name not in (*PSEUDO, *RECORDED)]
+    own = _of_benchmark(results, benchmark, named)
     if not own:
-        return []
-    named = [name for name in dimensions(view) if name not in PSEUDO]
-    own = _with_defaults(own, benchmark, named)
+        return [], []
     known = sorted(own[0].run.params)
     for name in named:
         if name not in known:
             raise TableError(f"no run has a parameter {name!r}{nearest(name, known)}")
-    if view.where:
-        try:
-            holds = Condition(view.where, known)
-            own = [result for result in own if holds(result.run.params)]
-        except ConditionError as error:
-            raise TableError(f"where: {error}") from error
-    return own
+    try:
+        condition = Condition(view.where, known, recorded=FILTERS) if view.where else None
+        used = {*dimensions(view), *(condition.named if condition else ())}
+        told_apart = [name for name in RECORDED if name in used and name not in known]
+        if told_apart:
+            own = _of_benchmark(list_results(observation, told_apart), benchmark, named)
+        if condition is not None:
+            own = [result for result in own if condition(_condition_values(result, condition))]
+    except ConditionError as error:
+        raise TableError(f"where: {error}") from error
+    return own, told_apart
+
+
+def _condition_values(result: Result, condition: Condition) -> dict[str, Any]:
+    return {name: result.coordinate(name) for name in condition.named}
+
+
+def _of_benchmark(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
+    """Return the results of one benchmark. All their runs have the same parameters."""
+    own = [result for result in results if result.run.benchmark == short_name(benchmark)]
+    return _with_defaults(own, benchmark, named) if own else []
 
 
 def _with_defaults(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
@@ -121,14 +149,20 @@ def _with_defaults(results: list[Result], benchmark: str, named: list[str]) -> l
     return completed
 
 
-def declared_order(observation: Observation) -> Order:
+def declared_order(observation: Observation, results: list[Result], told_apart: list[str]) -> Order:
     """Return the position of each parameter value in the sweep files of a results folder.
 
     A folder can have several sweep files, one per submission. Values in the newest sweep file come
-    first.
+    first. Commits are in the order in which they were first measured.
+
+    Args:
+        observation: the results folder.
+        results: the results of the table.
+        told_apart: names in `RECORDED` by which the results are told apart, such as `commit`.
 
     Returns:
-        For each parameter, a dict from value to position.
+        For each parameter, a dict from value to position. With `commit` in `told_apart`, also for
+        the commit.
     """
     order: Order = {}
     for manifest in reversed(observation.manifests):
@@ -137,7 +171,9 @@ def declared_order(observation: Observation) -> Order:
             for name, values in (*fixed.items(), *block.grid.items(), *block.zip.items()):
                 places = order.setdefault(name, {})
                 for value in values:
-                    places.setdefault(value, len(places))
+                    places.setdefault(as_in_runs(value), len(places))
+    if "commit" in told_apart:
+        order["commit"] = commit_order(result.record for result in results if result.record)
     return order
 
 

@@ -6,7 +6,9 @@ sweep is expanded into runs, `view_problems` checks them against these runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from jobs.errors import Problem, TableError, nearest
 from jobs.published.columns import published_columns
@@ -21,15 +23,36 @@ from jobs.sweep.check_schema import (
     value_check,
 )
 from jobs.sweep.conditions import Condition, ConditionError
-from jobs.sweep.schema import NAMED, PREDICTED, PSEUDO, Plot, Table, units_of, unknown_value
+from jobs.sweep.schema import (
+    FILTERS,
+    NAMED,
+    PREDICTED,
+    PSEUDO,
+    RECORDED,
+    Plot,
+    Table,
+    units_of,
+    unknown_value,
+)
 from jobs.sweep.strict_yaml import DataPath, Document
+
+# Forms of the values that tables show, as regular expressions, each with an example. Without this
+# check, a full hash would match no result.
+_FORMS = {
+    "commit": (r".{1,7}(-dirty\??)?|no record", "'4bb999b' or '4bb999b-dirty'"),
+    "gpu": (
+        r"([0-9a-f]{8}|unknown)(\+([0-9a-f]{8}|unknown))*|no record|–",
+        "'6fb37310', the first 8 digits of the UUID",
+    ),
+}
 
 
 def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
     """Check a table or plot against the runs of its benchmark.
 
-    It must be possible to evaluate the condition `where` for every run. A cell for published
-    figures (values that other authors measured) must not match more than one figure.
+    It must be possible to evaluate the condition `where` for every run, unless it contains a value
+    of records, such as the commit. A cell for published figures (values that other authors
+    measured) must not match more than one figure.
 
     Args:
         view: the table or plot.
@@ -42,7 +65,10 @@ def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[Dat
         return
     chosen = list(runs)
     if view.where is not None:
-        condition = Condition(view.where, sorted({name for run in runs for name in run.params}))
+        params = sorted({name for run in runs for name in run.params})
+        condition = Condition(view.where, params, recorded=FILTERS)
+        if condition.named - set(params):  # needs records, which the runs may not have yet
+            return
         try:
             chosen = [run for run in runs if condition(run.params)]
         except ConditionError as error:
@@ -54,11 +80,28 @@ def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[Dat
 def _ambiguous_figures(table: Table, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
     for i, source in enumerate(table.published if runs else ()):
         dims = [name for name in table.rows if name in runs[0].params]
+        if not source.on.keys() <= set(dims):  # needs records, such as for the device
+            continue
         keys = dict.fromkeys(tuple(run.params[name] for name in dims) for run in runs)
         try:
             published_columns(source, dims, list(keys))
         except TableError as error:
             yield ("published", i), str(error)
+
+
+def _recorded_problem(name: str, value: Any) -> str | None:
+    """Return an error message if a value of records can never equal the given value, else None.
+
+    Args:
+        name: one of the names in `FILTERS`, such as `commit`.
+        value: value in a condition or a baseline.
+    """
+    if not isinstance(value, str):
+        return f"{name}: got {value!r}, expected text; write it in quotes"
+    form, example = _FORMS.get(name, ("", ""))
+    if form and not re.fullmatch(form, value):
+        return f"{name}: got {value!r}, expected a value as in tables, such as {example}"
+    return None
 
 
 def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
@@ -106,10 +149,16 @@ class _ViewCheck:
             self.table(path, view)
         if view.where is not None:
             try:
-                Condition(view.where, self.fields, literal_check(self.benchmark))
+                Condition(view.where, self.fields, self.literal, FILTERS)
             except ConditionError as error:
                 self.at((*path, "where"), str(error))
         return self.problems
+
+    def literal(self, name: str, value: Any) -> str | None:
+        """Return an error message if a name in `where` can never have this value, else None."""
+        if name in self.fields:
+            return literal_check(self.benchmark)(name, value)
+        return _recorded_problem(name, value)
 
     def at(self, path: DataPath, what: str) -> None:
         self.problems.append(Problem(self.document.at(path), what))
@@ -170,7 +219,8 @@ class _ViewCheck:
         """Check the keys of a table or plot that list parameters, such as `rows` and `columns`.
 
         Each name must be a parameter of the benchmark, or one of the names `phase`, `device`,
-        `repeat` and `value`. A name may occur only once. Errors are collected in `problems`.
+        `repeat`, `value`, `commit`, `host` and `gpu`. A name may occur only once. Errors are
+        collected in `problems`.
 
         Args:
             path: path of the table or plot in the sweep file.
@@ -178,7 +228,7 @@ class _ViewCheck:
             without: names that are not allowed in this table or plot, such as `phase`.
         """
         seen: dict[str, str] = {}
-        known = [name for name in (*self.fields, *PSEUDO) if name not in without]
+        known = [name for name in (*self.fields, *PSEUDO, *RECORDED) if name not in without]
         for section, names in dims.items():
             for i, name in enumerate(names):
                 place = (*path, section, i)
@@ -206,3 +256,7 @@ class _ViewCheck:
                 wrong = self.check(name, value)
                 if wrong:
                     self.at((*path, name), wrong)
+            elif name in FILTERS:
+                wrong = _recorded_problem(name, value)
+                if wrong:
+                    self.at((*path, name), f"baseline: {wrong}")

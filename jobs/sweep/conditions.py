@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jobs.errors import nearest
@@ -55,16 +56,26 @@ class Condition:
         check: function that checks the plain values in the comparison, such as 4096. It takes the
             name of a parameter and a value. It returns an error message if the parameter can never
             equal the value, else None. If `check` is None, plain values are not checked.
+        recorded: other names that the comparison may contain, such as `commit`. They count as a
+            name only at the start of a comparison. Elsewhere they are words, as in `store == gpu`.
 
     Raises:
         ConditionError: if the text is not a valid comparison of these parameters.
     """
 
-    def __init__(self, text: str, names: list[str], check: Check | None = None):
+    def __init__(
+        self,
+        text: str,
+        names: list[str],
+        check: Check | None = None,
+        recorded: Sequence[str] = (),
+    ):
         self.text = text
         self.named: set[str] = set()  # parameters in the comparison
         self.words: set[str] = set()  # unquoted words that are values
         self._names = set(names)
+        self._recorded = set(recorded)
+        self._start: ast.expr | None = None  # left side of the comparison that is being parsed
         self._check = check
         if len(text) > MAX_LENGTH:
             raise ConditionError(
@@ -84,7 +95,7 @@ class Condition:
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             raise ConditionError(
                 f"{text!r} is not a comparison; expected for example "
-                '"seq_len > 4096 and dtype == bf16"'
+                f'"seq_len > 4096 and dtype == bf16"{_quotes_hint(text)}'
             ) from None
 
     @classmethod
@@ -128,13 +139,15 @@ class Condition:
 
     def _compare(self, node: ast.Compare) -> Evaluate:
         terms = [node.left, *node.comparators]
+        self._start = node.left
         if not any(self._is_parameter(term) for term in terms) or (
             isinstance(node.left, ast.Name) and not self._is_parameter(node.left)
         ):
             words = [term.id for term in terms if isinstance(term, ast.Name)]
             given = words[0] if words else ast.unparse(node.left)
+            known = [*self._names, *self._recorded]
             raise UnknownParameter(
-                f"{self.text!r}: {given!r} is not a parameter{nearest(given, list(self._names))}"
+                f"{self.text!r}: {given!r} is not a parameter{nearest(given, known)}"
             )
         steps = []
         for left, op, right in zip(terms, node.ops, terms[1:], strict=False):
@@ -170,7 +183,9 @@ class Condition:
         return holds
 
     def _is_parameter(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Name) and node.id in self._names
+        if not isinstance(node, ast.Name):
+            return False
+        return node.id in self._names or (node is self._start and node.id in self._recorded)
 
     def _check_literals(self, term: ast.expr, other: ast.expr, op: ast.cmpop) -> None:
         """Raise ConditionError if a parameter can never equal the plain value in a comparison.
@@ -182,9 +197,9 @@ class Condition:
             other: the side that may be a parameter.
             op: the operator.
         """
-        if self._check is None or not isinstance(other, ast.Name) or other.id not in self._names:
+        if self._check is None or not isinstance(other, ast.Name):
             return
-        if self._is_parameter(term):
+        if not self._is_parameter(other) or self._is_parameter(term):
             return
         value = self._literal(term)
         for one in value if isinstance(value, list) else [value]:
@@ -195,7 +210,7 @@ class Condition:
                 raise ConditionError(f"{self.text!r}: {wrong}")
 
     def _term(self, node: ast.expr) -> Evaluate:
-        if isinstance(node, ast.Name) and node.id in self._names:
+        if isinstance(node, ast.Name) and self._is_parameter(node):
             name = node.id
             self.named.add(name)
             return lambda params: params[name]
@@ -218,8 +233,15 @@ class Condition:
                 return -value
         raise ConditionError(
             f"{self.text!r}: {ast.unparse(node)!r} is neither a parameter nor a plain value "
-            "(number, text, true, false, null, or a list of these)"
+            "(number, text, true, false, null, or a list of these); "
+            "write text with other characters than letters, digits and _ in quotes"
         )
+
+
+def _quotes_hint(text: str) -> str:
+    """Return a hint on a word that starts with a digit, such as 4bb999b, or "" without one."""
+    word = re.search(r"(?<![\w'\".+-])\d\w*[A-Za-z]\w*(?!['\"])", text)
+    return f"; write {word[0]} in quotes" if word else ""
 
 
 def _is_deeper(tree: ast.AST, depth: int) -> bool:

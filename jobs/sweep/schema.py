@@ -36,6 +36,10 @@ PSEUDO = (
     "repeat",
     "value",
 )  # can be used like parameters in rows and columns of a table
+# Names of values of a record. They can be used like parameters in rows, columns and `where`. If a
+# benchmark has a parameter with such a name, the name stands for the parameter.
+RECORDED = ("commit", "host", "gpu")
+FILTERS = ("device", *RECORDED)  # allowed in `where`, in addition to the parameters
 
 
 class _Strict(BaseModel):

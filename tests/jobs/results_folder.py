@@ -138,6 +138,8 @@ def record(
         measurements=Measurements.model_validate(measurements) if measurements else None,
         failure=Failure.model_validate(failure) if failure else None,
         artifacts=outcome.get("artifacts"),
+        environment=outcome.get("environment", {}),
+        gpus=outcome.get("gpus", []),
     )
 
 

@@ -61,6 +61,8 @@ def test_meaning(text: str, holds: bool) -> None:
         ("seq_len == ", "is not a comparison"),
         ("", "is not a comparison"),
         ("seq_len == 08", "is not a comparison"),
+        ("dtype == 4bb999b", "write 4bb999b in quotes"),
+        ("dtype == abc-dirty", "write text with other characters"),
         ("seq_len in 128", "is required after 'in'"),
         ("seq_len == [128]", "is required after 'in'"),
         ("seq_len in dtype", "is required after 'in'"),

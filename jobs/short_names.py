@@ -1,0 +1,54 @@
+"""Spellings of references to code outside this project, such as `my_kernels/flash.py:MyFlash`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from systems.external.reference import BadReference, Reference, is_reference
+
+
+def short_names(references: Iterable[str], shown: Iterable[Any]) -> dict[str, str]:
+    """Return an unambiguous short name for each reference.
+
+    The short name of `my_kernels/flash.py:MyFlash` is `MyFlash`. If another shown value has the
+    same name, the short name is the shortest ending that no other value has, such as
+    `flash.py:MyFlash`.
+
+    Args:
+        references: references to code outside this project. Those that are not shown are ignored.
+        shown: all values that the reader sees next to each other, including the references.
+    """
+    endings = {reference: _endings(reference) for reference in references}
+    if not endings:
+        return {}
+    values = {value for value in shown if isinstance(value, str)}
+    # A value that is not a reference has no endings besides itself.
+    taken = [ending for value in values for ending in endings.get(value, [value])]
+    return {
+        reference: next((ending for ending in own if taken.count(ending) == 1), reference)
+        for reference, own in endings.items()
+        if reference in values
+    }
+
+
+def _endings(reference: str) -> list[str]:
+    """Return the name of a reference, then longer endings, then the whole reference."""
+    source, _, name = reference.rpartition(":")
+    is_file = source.endswith(".py")
+    starts = [match.end() for match in re.finditer(r"/" if is_file else r"\.", source)]
+    sources = [source[start:] for start in reversed([0, *starts])]
+    return [name, *(f"{ending}:{name}" for ending in sources)]
+
+
+def as_in_runs(value: Any) -> Any:
+    """Return a value of a sweep file as the parameters of runs contain it.
+
+    A reference to code outside this project can have several spellings, such as `./flash.py:Mine`.
+    The parameters contain `flash.py:Mine`.
+    """
+    try:
+        return str(Reference.parse(value)) if is_reference(value) else value
+    except BadReference:
+        return value

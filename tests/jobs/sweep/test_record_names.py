@@ -1,0 +1,60 @@
+"""Names of values of records, such as `commit`, in the tables of a sweep before its submission."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.sweep.expand import expand
+from tests.jobs.results_folder import TOY, errors, load, write
+
+TABLE = TOY + "fixed: {size: 1}\ntables:\n  - {name: t, rows: [device, commit], columns: [gpu]"
+
+
+def test_a_condition_on_records_is_not_evaluated_before_the_submission(tmp_path: Path) -> None:
+    """No run has a record yet. `window > 5` cannot be evaluated here, because window is null."""
+    where = "commit in ['4bb999b', 'fffffff-dirty'] and device == x and window > 5"
+    expand(load(tmp_path, TABLE + f', where: "{where}"}}\n'))
+    text = TABLE + ", baseline: {gpu: 6fb37310}}\nplots: [{name: p, x: commit, series: [host]}]\n"
+    expand(load(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("where: commit == 1234567", "commit: got 1234567, expected text; write it in quotes"),
+        ("where: commit == 4bb999b", "write 4bb999b in quotes"),
+        (f"where: commit == '{'a' * 40}'", "such as '4bb999b' or '4bb999b-dirty'"),
+        ("where: gpu == 'GPU-6fb37310-dec1'", "the first 8 digits of the UUID"),
+        ("where: hots == a", "'hots' is not a parameter; did you mean 'host'?"),
+        ("baseline: {gpu: 7}", "baseline: gpu: got 7, expected text"),
+    ],
+)
+def test_a_value_that_no_record_can_have_is_an_error(tmp_path: Path, more: str, words: str) -> None:
+    (problem,) = errors(write(tmp_path, f"{TABLE}, {more}}}\n"))
+    assert problem.startswith("sweep.yaml:5:") and words in problem
+
+
+def test_runs_are_not_excluded_by_records(tmp_path: Path) -> None:
+    text = TOY + "fixed: {size: 1}\n"
+    for path, filter in (
+        (write(tmp_path, text + "exclude: [commit == 'a']\n"), None),
+        (write(tmp_path, text, "plain.yaml"), "commit == 'a'"),
+    ):
+        (problem,) = errors(path, filter=filter)
+        assert "'commit' is not a parameter" in problem
+
+
+def test_a_word_may_have_the_name_of_a_value_of_records(tmp_path: Path) -> None:
+    """A sweep file may compare a parameter with the word gpu."""
+    text = TOY + "grid: {size: [1], label: [gpu, cpu]}\n"
+    loaded = load(tmp_path, text + "tables: [{name: t, where: label == gpu and label != host}]\n")
+    assert len(expand(loaded).runs) == 2
+
+
+def test_published_figures_by_device_are_not_looked_up_before_the_submission(
+    tmp_path: Path,
+) -> None:
+    source = "{file: flash.csv, value: forward_ms, on: {device: gpu}}"
+    expand(load(tmp_path, f"{TABLE}, published: [{source}]}}\n"))
