@@ -1,4 +1,4 @@
-"""Commands for submitted sweeps: `python -m jobs status|logs|cancel|retry|replay`."""
+"""Commands for submitted sweeps: `python -m jobs status|logs|cancel|retry|replay|check`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table as Grid
 
+from jobs.check import check
 from jobs.errors import InputError
 from jobs.formatting import counted
 from jobs.launch.submission import Options, prepare, reload
@@ -322,6 +323,9 @@ def _find(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
         return bad, record.finished_at if record else 0.0  # prefer a repeat that failed
 
     return max(found, key=freshness)
+
+
+app.command(epilog="Example: python -m jobs check my_kernels/flash.py:MyFlash")(check)
 
 
 if __name__ == "__main__":

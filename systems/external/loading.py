@@ -45,7 +45,9 @@ def module_of(reference: Reference) -> ModuleType:
     root = package_root(path)
     _search_first(root)
     name = ".".join(path.relative_to(root).with_suffix("").parts)
-    if root == path.parent and find_module(name) != path:  # the name is taken
+    imported = getattr(sys.modules.get(name), "__file__", path)
+    is_taken = find_module(name) != path or imported is None or Path(imported) != path
+    if root == path.parent and is_taken:
         name = f"{name}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         return sys.modules.get(name) or _import_file(name, path)
     module = importlib.import_module(name)

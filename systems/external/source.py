@@ -86,15 +86,18 @@ def likely_kind(reference: Reference) -> str | None:
     definition = _definition(tree, reference.name)
     if definition is None:
         return None
-    names = _parameters(definition)
+    names = _parameters(tree, definition)
+    family = _family(tree, definition)
     if names is not None and names[:1] == ["module"]:
-        methods = {node.name for node in ast.walk(definition) if isinstance(node, Definition)}
+        methods = {
+            node.name for one in family for node in ast.walk(one) if isinstance(node, Definition)
+        }
         sharded = "compute_dtype" in names or any(
             name.startswith("gather_full") for name in methods
         )
         return "fsdp" if sharded or "fsdp" in definition.name.lower() else "ddp"
     if isinstance(definition, ast.ClassDef):
-        bases = [ast.unparse(base) for base in definition.bases]
+        bases = _bases(tree, definition)
         if any(base.endswith("Optimizer") for base in bases) or names == [
             "params",
             "optimizer_cls",
@@ -253,12 +256,12 @@ def _check_signature(
                 f"{reference} is a class; {kind.what} must be a function that takes {kind.call} or "
                 "a torch.autograd.Function"
             )
-    elif isinstance(definition, ast.ClassDef) and _is_autograd_function(definition):
+    elif isinstance(definition, ast.ClassDef) and _is_autograd_function(tree, definition):
         raise BadReference(
             f"{reference} is a torch.autograd.Function; {kind.what} must be a class or function "
             f"that takes {kind.call}"
         )
-    arguments = _arguments(definition)
+    arguments = _arguments(tree, definition)
     if decorators and isinstance(definition, ast.FunctionDef):
         return  # a decorator may change the signature
     if arguments is None:
@@ -282,36 +285,56 @@ def _check_signature(
         )
 
 
-def _arguments(definition: Definition) -> ast.arguments | None:
-    """Return the parameters of a function, or of the `forward` or `__init__` of a class."""
+def _arguments(tree: ast.Module, definition: Definition) -> ast.arguments | None:
+    """Return the parameters of a function, or of the `forward` or `__init__` of a class.
+
+    The method may be inherited from a class in the same file. None if it is not in the file.
+    """
     if not isinstance(definition, ast.ClassDef):
         return definition.args
-    wanted = "forward" if _is_autograd_function(definition) else "__init__"
-    for node in definition.body:
-        if isinstance(node, ast.FunctionDef) and node.name == wanted:
-            return node.args
-    return None  # inherited
+    wanted = "forward" if _is_autograd_function(tree, definition) else "__init__"
+    for one in _family(tree, definition):
+        for node in one.body:
+            if isinstance(node, ast.FunctionDef) and node.name == wanted:
+                return node.args
+    return None
 
 
-def _parameters(definition: Definition) -> list[str] | None:
-    arguments = _arguments(definition)
+def _parameters(tree: ast.Module, definition: Definition) -> list[str] | None:
+    arguments = _arguments(tree, definition)
     if arguments is None:
         return None
     names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     return names[1:] if isinstance(definition, ast.ClassDef) else names
 
 
-def _is_autograd_function(definition: ast.ClassDef) -> bool:
-    return any(ast.unparse(base).endswith("Function") for base in definition.bases)
+def _family(tree: ast.Module, definition: Definition) -> list[Definition]:
+    """Return a definition and, for a class, its base classes in the same file."""
+    family = [definition]
+    for one in family:
+        for base in one.bases if isinstance(one, ast.ClassDef) else ():
+            parent = _definition(tree, ast.unparse(base))
+            if parent is not None and parent not in family:
+                family.append(parent)
+    return family
+
+
+def _bases(tree: ast.Module, definition: ast.ClassDef) -> list[str]:
+    """Return the base classes of a class, and of its bases, that are not in the same file."""
+    return [
+        ast.unparse(base)
+        for one in _family(tree, definition)
+        if isinstance(one, ast.ClassDef)
+        for base in one.bases
+        if _definition(tree, ast.unparse(base)) is None
+    ]
+
+
+def _is_autograd_function(tree: ast.Module, definition: ast.ClassDef) -> bool:
+    return any(base.endswith("Function") for base in _bases(tree, definition))
 
 
 def _may_be_autograd_function(tree: ast.Module, definition: ast.ClassDef) -> bool:
     """Return whether a class may be a torch.autograd.Function, as far as its source shows."""
-    for base in map(ast.unparse, definition.bases):
-        parent = _definition(tree, base)
-        if isinstance(parent, ast.ClassDef) and parent is not definition:
-            if _may_be_autograd_function(tree, parent):
-                return True
-        elif base.endswith("Function") or not base.endswith(("Module", "ABC", "object")):
-            return True  # the Function, or a base class from elsewhere
-    return False
+    known = ("Module", "ABC", "object", "Optimizer")
+    return any(not base.endswith(known) for base in _bases(tree, definition))

@@ -36,7 +36,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path / "flash.py", tmp_path / "v2" / "flash.py"):
         path.parent.mkdir(exist_ok=True)
-        path.write_text("class Mine: ...\n")
+        path.write_text("def Mine(q, k, v, is_causal): ...\n")
     return tmp_path
 
 

@@ -1,0 +1,212 @@
+"""The command `python -m jobs check`: compares an implementation of one's own with a reference."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from jobs.formatting import counted
+from jobs.provenance import visible_gpus
+from jobs.submit import fail
+from systems.external.reference import BadReference, Reference
+from systems.external.source import check_source, likely_kind
+
+console = Console(markup=False)
+SHOWN_REASONS = 5  # maximum number of different reasons for refused cases
+
+
+def show(line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True)
+
+
+class CheckKind(StrEnum):
+    """What an implementation implements."""
+
+    attention = "attention"
+    ddp = "ddp"
+    fsdp = "fsdp"
+    optimizer = "optimizer"
+
+
+def check(
+    implementation: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMPLEMENTATION",
+            help="FILE.py:NAME or PACKAGE.MODULE:NAME, for example my_kernels/flash.py:MyFlash.",
+        ),
+    ],
+    kind: Annotated[
+        CheckKind | None,
+        typer.Option("--as", help="What it implements. [default: what its source shows]"),
+    ] = None,
+    cpu: Annotated[
+        bool, typer.Option("--cpu", help="Use the CPU, even if there is a GPU.")
+    ] = False,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Attention: check only this dtype (bf16, fp16 or fp32). Repeatable."),
+    ] = None,
+    seq_len: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Attention: check only this number of tokens. Repeatable."),
+    ] = None,
+    head_dim: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Attention: check only this head_dim. Repeatable."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Attention: start no further case after this time.")
+    ] = 120.0,
+) -> None:
+    """Check an attention, a DDP or FSDP wrapper or a sharded optimizer of your own.
+
+    Attention is compared with float64, output and gradients, for a grid of shapes, dtypes and
+    memory layouts. Wrappers and optimizers are compared with a single process, on 2 and 3 ranks.
+    Nothing is timed or recorded. Without a GPU, Triton kernels run in Triton's interpreter.
+
+    Exit code: 0 if every case is right or refused with an exception; 1 if a case is wrong or no
+    case is right; 2 if the input is invalid.
+    """
+    valid = ["bf16", "fp16", "fp32"]
+    for given in dtype or ():
+        if given not in valid:
+            fail(f"--dtype must be one of {', '.join(valid)}, got {given!r}")
+    try:
+        reference = Reference.parse(implementation)
+        found = kind or likely_kind(reference)
+        if found is None:
+            fail(
+                f"{reference}: what it implements is unknown; use --as with one of "
+                f"{', '.join(CheckKind)}"
+            )
+        check_source(reference, str(found))
+    except BadReference as error:
+        fail(str(error))
+    on_gpu = bool(visible_gpus()) and not cpu
+    if not on_gpu:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    from systems.external.loading import load
+
+    try:
+        load(str(reference))  # an exception of the import is no result of a case
+    except Exception as error:
+        first = [*str(error).splitlines(), ""][0]
+        fail(f"{reference} cannot be imported: {type(error).__name__}: {first}")
+    if found == CheckKind.attention:
+        right, wrong = _check_attention(str(reference), on_gpu, dtype, seq_len, head_dim, seconds)
+    else:
+        right, wrong = _check_parallel(str(found), str(reference), on_gpu)
+    raise SystemExit(1 if wrong or not right else 0)
+
+
+def _check_attention(
+    reference: str,
+    on_gpu: bool,
+    dtypes: list[str] | None,
+    seq_lens: list[int] | None,
+    head_dims: list[int] | None,
+    budget_s: float,
+) -> tuple[int, int]:
+    """Check an attention function and print the results; return the numbers of right and wrong."""
+    import torch
+
+    from systems.check.attention import cases, check_attention
+    from systems.measure.attention_accuracy import TOLERANCE
+
+    device = torch.device("cuda" if on_gpu else "cpu")
+    grid = cases(on_gpu, dtypes, seq_lens, head_dims)
+    name = torch.cuda.get_device_name() if on_gpu else "the CPU"
+    show(f"{reference}: attention on {name}, {counted(len(grid), 'case')}")
+    checked = list(check_attention(reference, grid, device, budget_s))
+    for kind in dict.fromkeys(case.dtype for case in grid):
+        own = [item for item in checked if item.case.dtype == kind]
+        errors = [error for item in own if item.status == "right" for error in item.errors.values()]
+        largest = f", largest error {max(errors):.1e}" if errors else ""
+        counts = _counts(item.status for item in own)
+        show(f"  {kind}  {counts}{largest} (at most {TOLERANCE[kind]:.0e})")
+    if len(checked) < len(grid):
+        left = counted(len(grid) - len(checked), "case")
+        why = "a CUDA error ended the check" if "CUDA" in checked[-1].refused else "out of time"
+        show(f"  {left} not checked: {why}")
+    wrong = [item for item in checked if item.status == "wrong"]
+    if wrong:
+        first = wrong[0]
+        show(f"wrong: {len(wrong)} of {counted(len(checked), 'case')}; the smallest: {first.case}")
+        for tensor in first.wrong:
+            show(
+                f"  {tensor.name}: relative error {tensor.error:.1e} (at most {tensor.limit:.0e}), "
+                f"wrong in {tensor.rows}"
+            )
+        for name, why in _explanations(item.wrong for item in wrong).items():
+            show(f"  {name}: it looks as if {why}")
+        if first.message:
+            show(f"  {first.message}")
+    _show_refused((str(item.case), item.refused) for item in checked if item.refused)
+    return sum(item.status == "right" for item in checked), len(wrong)
+
+
+def _check_parallel(kind: str, reference: str, on_gpu: bool) -> tuple[int, int]:
+    """Check a wrapper or an optimizer and print the results; see `_check_attention`."""
+    from systems.check.parallel import WORLD_SIZES, check_parallel_code
+
+    enough = len(visible_gpus()) >= max(WORLD_SIZES)
+    backend = "nccl" if on_gpu and enough else "gloo"
+    ranks = " and ".join(map(str, WORLD_SIZES))
+    show(f"{reference}: {kind} on {ranks} ranks, {backend}")
+    checked = list(check_parallel_code(kind, reference, backend))
+    errors: dict[str, float] = {}
+    for item in checked:
+        for name, error in item.errors.items():
+            errors[name] = max(error, errors.get(name, 0.0))
+    largest = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
+    counts = _counts(item.status for item in checked)
+    show(f"  {counts}" + (f"; largest errors: {largest}" if errors else ""))
+    wrong = [item for item in checked if item.status == "wrong"]
+    if wrong:
+        first = wrong[0]
+        show(f"wrong: {len(wrong)} of {counted(len(checked), 'case')}; the smallest: {first.case}")
+        show(f"  {first.message}")
+        if first.looks_like:
+            show(f"  it looks as if {first.looks_like}")
+    _show_refused((str(item.case), item.message) for item in checked if item.status == "refused")
+    return sum(item.status == "right" for item in checked), len(wrong)
+
+
+def _explanations(by_case: Iterable[list[Any]]) -> dict[str, str]:
+    """Return the first explanation found for each wrong tensor; equal explanations are joined.
+
+    Returns:
+        Explanations by the names of the tensors that they explain, such as "dq, dk".
+    """
+    by_tensor: dict[str, str] = {}
+    for tensors in by_case:
+        for tensor in tensors:
+            if tensor.looks_like:
+                by_tensor.setdefault(tensor.name, tensor.looks_like)
+    names: dict[str, list[str]] = {}
+    for name in sorted(by_tensor, key=["out", "dq", "dk", "dv"].index):
+        names.setdefault(by_tensor[name], []).append(name)
+    return {", ".join(joined): why for why, joined in names.items()}
+
+
+def _counts(statuses: Iterable[str]) -> str:
+    counts = Counter(statuses)
+    return ", ".join(f"{counts[s]} {s}" for s in ("right", "wrong", "refused") if counts[s])
+
+
+def _show_refused(refused: Iterable[tuple[str, str]]) -> None:
+    """Print each reason for refused cases once, with the number of cases and the smallest case."""
+    by_reason: dict[str, list[Any]] = {}
+    for case, reason in refused:
+        by_reason.setdefault(reason, []).append(case)
+    for reason, listed in list(by_reason.items())[:SHOWN_REASONS]:
+        show(f"refused: {counted(len(listed), 'case')}: {reason}; the smallest: {listed[0]}")
+    if len(by_reason) > SHOWN_REASONS:
+        show(f"refused: {len(by_reason) - SHOWN_REASONS} more reasons")

@@ -1,0 +1,264 @@
+"""Check an attention function against float64 for a grid of shapes, dtypes and memory layouts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from systems.benchmark import Unsupported, WrongOutput
+from systems.check.attention_mistakes import explain
+from systems.dtypes import TORCH_DTYPES
+from systems.kernels.flash_attention import attention_reference
+from systems.measure.attention_accuracy import (
+    ROWS_FACTOR,
+    TOLERANCE,
+    AttentionErrors,
+    AttentionResult,
+    call_once,
+    errors_of,
+    refill,
+)
+from systems.training.attention_choice import attention_function
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+# (batch, heads, seq_len, head_dim). Sequence lengths are one token, multiples of common tile sizes,
+# and lengths that are no multiple of them.
+SHAPES = [
+    (1, 1, 16, 16),
+    (1, 1, 1, 64),
+    (1, 1, 16, 64),
+    (1, 1, 32, 32),
+    (1, 1, 64, 64),
+    (1, 1, 100, 64),
+    (2, 2, 64, 32),
+    (1, 1, 128, 128),
+    (2, 3, 100, 32),
+    (2, 3, 128, 64),
+    (1, 2, 256, 64),
+    (1, 1, 1000, 64),
+]
+LARGE_SHAPES = [(1, 4, 4096, 64), (1, 4, 4096, 128)]  # on a GPU only
+CONTIGUOUS = "contiguous"
+LAYOUTS = (
+    "heads after seq_len in memory",
+    "rows with gaps, as in a tensor of q, k and v",
+    "storage that is not aligned to 16 bytes",
+    "dout expanded from one number, as of out.sum()",
+)
+EXPLAINED_CASES = 4  # number of wrong cases that are compared with mistakes
+EXPLAINED_LENGTH = 512  # longer sequences are not compared with mistakes, which takes long
+LAYOUT_SHAPE = (2, 3, 128, 64)  # shape for which the layouts are checked
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of one check."""
+
+    batch: int
+    heads: int
+    seq_len: int
+    head_dim: int
+    dtype: str
+    causal: bool
+    layout: str = CONTIGUOUS
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.batch, self.heads, self.seq_len, self.head_dim
+
+    def __str__(self) -> str:
+        text = (
+            f"batch {self.batch}, heads {self.heads}, seq_len {self.seq_len}, "
+            f"head_dim {self.head_dim}, {self.dtype}, {'causal' if self.causal else 'not causal'}"
+        )
+        return text if self.layout == CONTIGUOUS else f"{text}, {self.layout}"
+
+
+@dataclass(frozen=True)
+class WrongTensor:
+    """An output or gradient that differs from its reference."""
+
+    name: str  # out, dq, dk or dv
+    error: float  # relative L2 error
+    limit: float  # maximum error
+    rows: str  # which rows are wrong
+    looks_like: str | None  # the mistake that explains it
+
+
+@dataclass
+class Checked:
+    """Result of one case: right, wrong or refused."""
+
+    case: Case
+    errors: dict[str, float] = field(default_factory=dict)  # relative L2 errors by tensor
+    wrong: list[WrongTensor] = field(default_factory=list)
+    message: str = ""  # if the output has a wrong form, or if a second call is wrong
+    refused: str = ""  # the exception that the function raised
+
+    @property
+    def status(self) -> str:
+        if self.refused:
+            return "refused"
+        return "wrong" if self.wrong or self.message else "right"
+
+
+def cases(
+    on_gpu: bool,
+    dtypes: list[str] | None = None,
+    seq_lens: list[int] | None = None,
+    head_dims: list[int] | None = None,
+) -> list[Case]:
+    """Return the cases of the grid, smallest first.
+
+    Args:
+        on_gpu: whether to include large shapes.
+        dtypes: dtypes to check; None for bf16, fp16 and fp32.
+        seq_lens, head_dims: with these, the shapes are all their combinations, with one head.
+    """
+    shapes = SHAPES + (LARGE_SHAPES if on_gpu else [])
+    if seq_lens or head_dims:
+        shapes = [(1, 1, n, d) for n in seq_lens or [128] for d in head_dims or [64]]
+    layouts = {shape: LAYOUTS if shape == LAYOUT_SHAPE else () for shape in shapes}
+    return [
+        Case(*shape, dtype, causal, layout)
+        for shape in sorted(shapes, key=lambda s: s[0] * s[1] * s[2] * s[3])
+        for dtype in dtypes or ["fp32", "bf16", "fp16"]
+        for causal in (False, True)
+        for layout in (CONTIGUOUS, *(layouts[shape] if causal else ()))
+    ]
+
+
+def check_attention(
+    reference: str, grid: list[Case], device: torch.device, budget_s: float
+) -> Iterator[Checked]:
+    """Check an attention function, and yield the result of each case as soon as it is known.
+
+    The first case runs in any case. After `budget_s` seconds, no other case starts.
+    After a CUDA error no case can run, so the iteration ends.
+
+    Args:
+        reference: reference to the function, such as `my_kernels/flash.py:MyFlash`.
+        grid: cases to check.
+        device: device on which to check.
+        budget_s: time budget in seconds.
+
+    Raises:
+        Exception: any exception that the code raises while it is imported.
+    """
+    end = time.monotonic() + budget_s
+    to_explain = EXPLAINED_CASES
+    for i, case in enumerate(grid):
+        if i and time.monotonic() > end:
+            return
+        checked = _check(reference, case, device, to_explain > 0)
+        to_explain -= bool(checked.wrong)
+        yield checked
+        if "CUDA error" in checked.refused:
+            return
+
+
+def _check(reference: str, case: Case, device: torch.device, explains: bool) -> Checked:
+    inputs, dout = _inputs(case, device)
+    try:
+        function = attention_function(reference, *inputs, case.causal)
+    except Unsupported as error:
+        return Checked(case, refused=str(error))
+
+    def forward() -> Tensor:
+        return function(*inputs, is_causal=case.causal)
+
+    try:
+        result = call_once(forward, inputs, dout)
+        errors = errors_of(result, inputs, dout, case.causal)
+        wrong = _wrong_tensors(result, errors, inputs, dout, case, explains)
+        message = "" if wrong else _second_call(forward, inputs, dout, case)
+    except WrongOutput as error:
+        return Checked(case, message=str(error))
+    except Exception as error:
+        first = [*str(error).splitlines(), ""][0]
+        return Checked(case, refused=f"{type(error).__name__}: {first}")
+    return Checked(case, errors.total, wrong, message)
+
+
+def _second_call(forward: Callable[[], Tensor], inputs: Inputs, dout: Tensor, case: Case) -> str:
+    """Call the function on new values in the same buffers; return an error message or ""."""
+    buffers = (*inputs, dout) if dout.is_contiguous() else inputs
+    refill(buffers, seed=1)
+    result = call_once(forward, inputs, dout)
+    errors = errors_of(result, inputs, dout, case.causal).total
+    wrong = [name for name, error in errors.items() if not error <= TOLERANCE[case.dtype]]
+    if not wrong:
+        return ""
+    return (
+        f"{', '.join(wrong)} of a second call, on new values in the same buffers: the result of an "
+        "earlier call, or not synchronized with the current stream"
+    )
+
+
+def _inputs(case: Case, device: torch.device) -> tuple[Inputs, Tensor]:
+    """Return q, k and v as leaves that require gradients, and the gradient of the output."""
+    generator = torch.Generator(device).manual_seed(0)
+    dtype, shape = TORCH_DTYPES[case.dtype], case.shape
+
+    def draw() -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    def laid_out(x: Tensor) -> Tensor:
+        if case.layout == LAYOUTS[0]:
+            return x.transpose(1, 2).contiguous().transpose(1, 2)
+        if case.layout == LAYOUTS[1]:
+            return torch.cat([x, x, x], dim=-1)[..., : case.head_dim]
+        if case.layout == LAYOUTS[2]:
+            storage = torch.empty(x.numel() + 1, dtype=dtype, device=device)
+            return storage[1:].view(shape).copy_(x)
+        return x
+
+    q, k, v = (laid_out(draw()).requires_grad_() for _ in range(3))
+    if case.layout == LAYOUTS[3]:
+        return (q, k, v), torch.ones((), dtype=dtype, device=device).expand(shape)
+    return (q, k, v), laid_out(draw())
+
+
+def _wrong_tensors(
+    result: AttentionResult,
+    errors: AttentionErrors,
+    inputs: Inputs,
+    dout: Tensor,
+    case: Case,
+    explains: bool,
+) -> list[WrongTensor]:
+    limit = TOLERANCE[case.dtype]
+    names = [
+        name
+        for name, error in errors.total.items()
+        if not (error <= limit and errors.rows[name] <= ROWS_FACTOR * limit)
+    ]
+    if not names:
+        return []
+    exact = attention_reference(*inputs, dout, is_causal=case.causal)
+    wrong = []
+    for name in names:
+        given, expected = getattr(result, name), getattr(exact, name)
+        about = None
+        if explains and case.seq_len <= EXPLAINED_LENGTH:
+            about = explain(given, expected, name, inputs, dout, case.causal, 2 * limit)
+        rows = _wrong_rows(given, expected, ROWS_FACTOR * limit)
+        wrong.append(WrongTensor(name, errors.total[name], limit, rows, about))
+    return wrong
+
+
+def _wrong_rows(given: Tensor, exact: Tensor, limit: float) -> str:
+    """Describe which rows (positions in the sequence) are wrong."""
+    norm = torch.linalg.vector_norm
+    scale = norm(exact, dim=-1).mean()
+    wrong = norm(given.double() - exact, dim=-1) > limit * (norm(exact, dim=-1) + 0.1 * scale)
+    wrong |= ~given.isfinite().all(-1)
+    rows = wrong.flatten(0, -2).any(0).nonzero().flatten().tolist()
+    count = exact.shape[-2]
+    if len(rows) in (0, count):
+        return "all rows" if rows else "no single row stands out"
+    return f"{len(rows)} of {count} rows, from row {rows[0]} to row {rows[-1]}"

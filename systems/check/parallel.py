@@ -1,0 +1,195 @@
+"""Check a data-parallel wrapper or a sharded optimizer on several ranks, with a small model.
+
+Each case compares a training with a single process that trains on the batches of all ranks, see
+`systems.training.parallel_check`. The ranks are started by `python -m jobs check`, or by
+
+    torchrun --nproc-per-node 2 -m systems.check.parallel ddp my_ddp.py:MyDDP RESULTS
+
+Rank 0 writes one line of JSON per case to the file RESULTS.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+WORLD_SIZES = (2, 3)
+# Parameters of the models, smallest first. The second has an odd number of blocks and a vocabulary
+# whose size no number of ranks divides.
+MODELS: list[dict[str, Any]] = [
+    {"d_model": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 11},
+    {"d_model": 16, "d_ff": 40, "num_layers": 3, "num_heads": 2, "vocab_size": 101},
+]
+TIMEOUT_S = 120  # for all cases with one number of ranks, in seconds
+BENCHMARKS = {"ddp": "data_parallel", "fsdp": "fsdp", "optimizer": "sharded_optimizer"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Parameters of one check."""
+
+    world_size: int
+    model: int  # index in MODELS
+    precision: str
+
+    def __str__(self) -> str:
+        model = MODELS[self.model]
+        blocks = "1 block" if model["num_layers"] == 1 else f"{model['num_layers']} blocks"
+        return (
+            f"{self.world_size} ranks, {self.precision}, model with {blocks} and d_model "
+            f"{model['d_model']}"
+        )
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Result of one case."""
+
+    case: Case
+    status: str  # right, wrong or refused
+    errors: dict[str, float]  # errors of loss, gradient and weights
+    message: str = ""  # why the case is wrong or refused
+    looks_like: str | None = None  # the mistake that explains a wrong gradient
+
+
+def cases(kind: str, world_size: int) -> list[Case]:
+    """Return the cases for a number of ranks, smallest first."""
+    precisions = ("fp32",) if kind == "fsdp" else ("fp32", "bf16")
+    return [
+        Case(world_size, model, precision)
+        for model in range(len(MODELS))
+        for precision in precisions
+    ]
+
+
+def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Checked]:
+    """Start ranks for each number of ranks, and yield the results of all cases.
+
+    If the ranks hang or crash, the case that they ran is refused, with the error that they printed.
+
+    Args:
+        kind: ddp, fsdp or optimizer.
+        reference: reference to the implementation, such as `my_ddp.py:MyDDP`.
+        backend: gloo for CPUs, nccl for GPUs.
+    """
+    for world_size in WORLD_SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            results = Path(folder) / "results"
+            results.touch()
+            why = _start_ranks([kind, reference, backend, str(results)], world_size)
+            done = [_read(line) for line in results.read_text().splitlines()]
+        yield from done
+        left = cases(kind, world_size)[len(done) :]
+        if left:
+            yield Checked(left[0], "refused", {}, why)
+
+
+def _start_ranks(arguments: list[str], world_size: int) -> str:
+    """Run this module under torchrun. Return the first error, or "" if there is none."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    ranks = [f"--nproc-per-node={world_size}", "-m", "systems.check.parallel", *arguments]
+    try:
+        done = subprocess.run(
+            [*torchrun, *ranks], capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"not finished after {TIMEOUT_S} s; does every rank call the same collectives?"
+    if done.returncode == 0:
+        return ""
+    lines = [line.partition("]:")[2] or line for line in done.stderr.splitlines()]
+    errors = [line.strip() for line in lines if re.match(r"\s*[\w.]*Error\b", line)]
+    return errors[0] if errors else f"a rank ended with an error: {lines[-1] if lines else ''}"
+
+
+def _read(line: str) -> Checked:
+    data = json.loads(line)
+    return Checked(**(data | {"case": Case(**data["case"])}))
+
+
+def _run_rank(kind: str, reference: str, backend: str, results: Path) -> None:
+    import os
+
+    import torch.distributed as dist
+
+    from systems.parallel import process_group
+
+    with process_group(backend) as device:
+        for case in cases(kind, int(os.environ["WORLD_SIZE"])):
+            checked = _check(kind, reference, backend, case, device)
+            if dist.get_rank() == 0:
+                with results.open("a") as file:
+                    file.write(json.dumps(asdict(checked)) + "\n")
+
+
+def _check(kind: str, reference: str, backend: str, case: Case, device: Any) -> Checked:
+    """Run one case on this rank. All ranks get the same status, except if a rank alone fails."""
+    from systems.benchmark import Unsupported, WrongOutput
+
+    try:
+        errors = _errors(kind, reference, backend, case, device)
+    except (Unsupported, NotImplementedError) as error:
+        return Checked(case, "refused", {}, str(error))
+    except WrongOutput as error:
+        return Checked(case, "wrong", {}, str(error), _explain(str(error), case.world_size))
+    return Checked(case, "right", errors)
+
+
+def _errors(kind: str, reference: str, backend: str, case: Case, device: Any) -> dict[str, float]:
+    """Train a few steps and compare them with a single process, then compare another step."""
+    import importlib
+
+    import torch.distributed as dist
+
+    from systems.training.parallel_check import check_again, check_parallel
+    from systems.training.parallel_training import ParallelTraining
+
+    module = importlib.import_module(f"systems.benchmarks.{BENCHMARKS[kind]}")
+    params = module.Params(
+        size="small",
+        context_length=6,
+        batch_size=2,
+        world_size=case.world_size,
+        backend=backend,
+        precision=case.precision,
+        strategy=reference,
+        **MODELS[case.model],
+    )
+    alone = ParallelTraining(params, device, dist.get_rank())
+    if kind == "ddp":
+        wrap = lambda inner: module.wrapped(inner, params)  # noqa: E731
+        training = ParallelTraining(params, device, dist.get_rank(), wrap)
+    else:
+        training = module.sharded_training(params, device)
+    if kind == "fsdp":
+        errors: dict[str, float] = module.check(training, alone)
+        module.check(training, alone, again=True)
+        return errors
+    errors = check_parallel(training, alone)
+    check_again(training, alone)
+    return errors
+
+
+def _explain(message: str, world_size: int) -> str | None:
+    """Return which mistake explains the error of the gradients in a message, or None."""
+    found = re.search(r"gradient ([\d.e+-]+)", message)
+    if found is None:
+        return "ranks do not get the updates of other ranks" if "differ" in message else None
+    error = float(found[1])
+    if abs(error - (world_size - 1)) < 0.02:
+        return "gradients are summed over the ranks, but not divided by the number of ranks"
+    if abs(error - (1 - 1 / world_size)) < 0.02:
+        return "gradients are divided by the number of ranks twice, or divided without a sum"
+    if "differ from rank 0" in message:
+        return "gradients are not exchanged between the ranks"
+    return None
+
+
+if __name__ == "__main__":
+    _run_rank(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))

@@ -1,0 +1,151 @@
+"""The check of an attention function names what is wrong and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from systems.check.attention import CONTIGUOUS, LAYOUT_SHAPE, cases, check_attention
+from tests.jobs.harness import ROOT, call
+
+CODE = """
+import math
+import torch
+
+
+def attention(q, k, v, is_causal, scale=1.0, mask=0, base=math.e):
+    scores = (q.double() @ k.double().mT) * (scale / math.sqrt(q.shape[-1])) * math.log(base)
+    if is_causal and mask is not None:
+        n = q.shape[-2]
+        hidden = ~torch.ones(n, n, dtype=torch.bool).tril(mask)
+        scores = scores.masked_fill(hidden, -math.inf)
+    p = scores.softmax(-1).nan_to_num(0.0)
+    return (p @ v.double()).to(q.dtype)
+
+
+def right(q, k, v, is_causal): return attention(q, k, v, is_causal)
+def no_scale(q, k, v, is_causal): return attention(q, k, v, is_causal, math.sqrt(q.shape[-1]))
+def no_mask(q, k, v, is_causal): return attention(q, k, v, is_causal, mask=None)
+def strict(q, k, v, is_causal): return attention(q, k, v, is_causal, mask=-1)
+def base_2(q, k, v, is_causal): return attention(q, k, v, is_causal, base=2)
+def swapped(q, k, v, is_causal): return attention(k, q, v, is_causal)
+def negative(q, k, v, is_causal): return -attention(q, k, v, is_causal)
+def nan(q, k, v, is_causal):
+    out = attention(q, k, v, is_causal)
+    return torch.cat([out[..., :5, :], out[..., 5:, :] * math.nan], -2)
+def only_16(q, k, v, is_causal):
+    if q.shape[-2] % 16: raise ValueError("seq_len must be a multiple of 16")
+    return attention(q, k, v, is_causal)
+def contiguous_only(q, k, v, is_causal):
+    b, h, n, d = q.shape
+    flat = [x.as_strided((b, h, n, d), (h * n * d, n * d, d, 1)) for x in (q, k, v)]
+    return attention(*flat, is_causal)
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal):
+        ctx.save_for_backward(q, k, v)
+        ctx.is_causal = is_causal
+        return attention(q, k, v, is_causal)
+
+    @staticmethod
+    def gradients(ctx, dout):
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+            return torch.autograd.grad(attention(*leaves, ctx.is_causal), leaves, dout)
+
+
+class dk_without_scale(Backward):
+    @staticmethod
+    def backward(ctx, dout):
+        dq, dk, dv = Backward.gradients(ctx, dout)
+        return dq, dk * math.sqrt(dk.shape[-1]), dv, None
+
+
+class dq_and_dk_swapped(Backward):
+    @staticmethod
+    def backward(ctx, dout):
+        dq, dk, dv = Backward.gradients(ctx, dout)
+        return dk, dq, dv, None
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(CODE)
+    return tmp_path
+
+
+def check(name: str, *options: str, code: int = 1) -> str:
+    done = call("jobs", "check", f"own.py:{name}", *options, environment={"TRITON_INTERPRET": "0"})
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "words"),
+    [
+        ("no_scale", "out, dq, dk, dv", "the scale 1/sqrt(head_dim) is missing"),
+        ("no_mask", "out, dq, dk, dv", "the causal mask is missing"),
+        ("strict", "out, dq, dk, dv", "the causal mask also hides the diagonal"),
+        ("base_2", "out, dq, dk, dv", "the exponential has base 2"),
+        ("negative", "out, dq, dk, dv", "the sign is wrong"),
+        ("dk_without_scale", "dk", "the scale 1/sqrt(head_dim) is missing: values are 4 times"),
+        ("dq_and_dk_swapped", "dq, dk", "dq and dk are swapped"),
+    ],
+)
+def test_a_mistake_is_named(name: str, tensors: str, words: str) -> None:
+    told = check(name, "--seq-len", "17", "--head-dim", "16", "--dtype", "fp32", "--cpu")
+    smallest = "the smallest: batch 1, heads 1, seq_len 17, head_dim 16, fp32"
+    assert f"{tensors}: it looks as if {words}" in told and smallest in told
+
+
+def test_rows_that_are_wrong_are_named() -> None:
+    told = check("nan", "--seq-len", "17", "--head-dim", "16", "--dtype", "fp32", "--cpu")
+    assert "out: relative error nan (at most 5e-05), wrong in 12 of 17 rows, from row 5 to" in told
+    assert "as if the tensor contains NaN or infinity, first in row 5" in told
+
+
+def test_the_grid_finds_the_smallest_shape_dtype_and_layout() -> None:
+    device = torch.device("cpu")
+    grid = [case for case in cases(False, ["fp32"]) if case.seq_len <= 128]
+    done = {str(c.case): c.status for c in check_attention("own.py:right", grid, device, 60)}
+    assert set(done.values()) == {"right"} and len(done) == len(grid)
+    refused = [c for c in check_attention("own.py:only_16", grid, device, 60) if c.refused]
+    assert {c.case.seq_len for c in refused} == {1, 100}
+    assert refused[0].refused == "ValueError: seq_len must be a multiple of 16"
+    wrong = [c.case for c in check_attention("own.py:contiguous_only", grid, device, 60) if c.wrong]
+    assert {case.shape for case in wrong} == {LAYOUT_SHAPE}
+    assert CONTIGUOUS not in {case.layout for case in wrong} and len(wrong) >= 2
+
+
+def test_refusals_are_no_failure_but_nothing_right_is() -> None:
+    told = check("only_16", "--seq-len", "16", "--seq-len", "20", "--cpu", code=0)
+    assert "refused: 6 cases: ValueError: seq_len must be a multiple of 16" in told
+    check("only_16", "--seq-len", "20", "--cpu", code=1)
+
+
+def test_bad_input_is_one_line(folder: Path) -> None:
+    (folder / "fails.py").write_text("def f(q, k, v): ...\nraise OSError('no driver')")
+    (folder / "odd.py").write_text("f = print")
+    for given, words in {
+        "own.py:rihgt": "did you mean 'right'?",
+        "no.py:f": "there is no file 'no.py'",
+        "fails.py:f": "cannot be imported: OSError: no driver",
+        "odd.py:f": "what it implements is unknown; use --as",
+        "own.py:right --dtype fp8": "--dtype must be one of bf16, fp16, fp32, got 'fp8'",
+    }.items():
+        done = call("jobs", "check", *given.split(), "--cpu")
+        assert done.returncode == 2 and words in done.stdout and done.stdout.count("\n") == 1
+
+
+CHEATS = ROOT / "tests" / "benchmarks" / "cheating_attention.py"
+
+
+def test_a_cheat_is_wrong_in_a_second_call() -> None:
+    done = call("jobs", "check", f"{CHEATS}:CachedByPointer", "--seq-len", "16", "--cpu")
+    assert done.returncode == 1 and "of a second call, on new values" in done.stdout

@@ -1,0 +1,91 @@
+"""The check of wrappers and sharded optimizers runs real ranks and names what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.harness import ROOT, call
+
+CODE = """
+import torch
+import torch.distributed as dist
+from systems.parallel import FullyShardedDataParallel, NaiveDDP, ShardedOptimizer
+
+
+class Right(NaiveDDP):
+    def __init__(self, module): super().__init__(module)
+
+class Sums(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+    def forward(self, *inputs): return self.module(*inputs)
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters(): dist.all_reduce(p.grad)
+
+class Nothing(Sums):
+    def finish_gradient_synchronization(self): pass
+
+class Raises(Sums):
+    def finish_gradient_synchronization(self): raise ValueError("no bucket is ready")
+
+class MyFSDP(FullyShardedDataParallel):
+    def __init__(self, module, compute_dtype=None): super().__init__(module, compute_dtype)
+
+class MyOptimizer(ShardedOptimizer):
+    def __init__(self, params, optimizer_cls, **kwargs):
+        super().__init__(params, optimizer_cls, **kwargs)
+
+class NoBroadcast(torch.optim.Optimizer):
+    def __init__(self, params, optimizer_cls, **kwargs):
+        params = list(params)
+        super().__init__(params, {})
+        self.inner = optimizer_cls(params[dist.get_rank()::dist.get_world_size()], **kwargs)
+    def step(self, closure=None): self.inner.step()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(CODE)
+    return tmp_path
+
+
+def check(name: str, code: int) -> str:
+    environment = {"PYTHONPATH": str(ROOT)}
+    done = call("jobs", "check", f"own.py:{name}", "--cpu", environment=environment)
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+def test_a_right_wrapper() -> None:
+    told = check("Right", 0)
+    assert "own.py:Right: ddp on 2 and 3 ranks, gloo" in told and "8 right; largest" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), [("MyFSDP", "fsdp"), ("MyOptimizer", "optimizer")])
+def test_other_kinds(name: str, kind: str) -> None:
+    assert f"own.py:{name}: {kind} on 2 and 3 ranks" in check(name, 0)
+
+
+def test_a_sum_instead_of_a_mean_is_named() -> None:
+    told = check("Sums", 1)
+    assert "gradients are summed over the ranks, but not divided by the number of ranks" in told
+    assert "the smallest: 2 ranks, fp32, model with 1 block and d_model 8" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Nothing", "gradients are not exchanged between the ranks"),
+        ("NoBroadcast", "weights differ from rank 0"),
+        ("Raises", "refused: 2 cases: ValueError: no bucket is ready"),
+    ],
+)
+def test_other_mistakes_are_named(name: str, words: str) -> None:
+    assert words in check(name, 1)

@@ -1,0 +1,135 @@
+"""External code is imported from its file, in packages and outside of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from systems.external.loading import load
+from systems.external.reference import BadReference
+from systems.kernels.flash_attention import attention_reference, naive
+from systems.kernels.flash_attention.external import ExternalAttention
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_file_imports_files_beside_it(folder: Path) -> None:
+    write(folder / "kernels" / "flash.py", "from tiles import SIZE\ndef f(): return SIZE")
+    write(folder / "kernels" / "tiles.py", "SIZE = 3")
+    assert load("kernels/flash.py:f")() == 3
+
+
+def test_a_file_in_a_package_imports_relatively(folder: Path) -> None:
+    write(folder / "pkg" / "inner" / "flash.py", "from ..tiles import SIZE\ndef f(): return SIZE")
+    write(folder / "pkg" / "tiles.py", "SIZE = 4")
+    write(folder / "pkg" / "__init__.py", "")
+    write(folder / "pkg" / "inner" / "__init__.py", "")
+    assert load("pkg/inner/flash.py:f")() == 4
+    assert load("pkg.inner.flash:f") is load("pkg/inner/flash.py:f")
+
+
+def test_a_file_may_have_the_name_of_another_module(folder: Path) -> None:
+    write(folder / "a" / "json.py", "def f(): return 'a'")
+    write(folder / "b" / "json.py", "def f(): return 'b'")
+    assert (load("a/json.py:f")(), load("b/json.py:f")()) == ("a", "b")
+    import json
+
+    assert json.loads("1") == 1
+
+
+def test_a_package_of_another_place_is_not_mistaken(folder: Path) -> None:
+    write(folder / "sub" / "yaml" / "__init__.py", "")
+    write(folder / "sub" / "yaml" / "mine.py", "def f(): ...")
+    import yaml  # noqa: F401
+
+    with pytest.raises((BadReference, ModuleNotFoundError)):
+        load("sub/yaml/mine.py:f")
+
+
+FORMS = {
+    "function": """
+def f(q, k, v, is_causal=False):
+    b, h, n, d = q.shape
+    return naive(q, k, v, is_causal)
+""",
+    "causal": """
+def f(q, k, v, causal):
+    b, h, n, d = q.shape
+    return naive(q, k, v, causal)
+""",
+    "three dimensions": """
+def f(q, k, v, is_causal):
+    b, n, d = q.shape
+    return naive(q, k, v, is_causal)
+""",
+    "autograd": """
+class f(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        b, n, d = q.shape
+        return naive(q, k, v, is_causal)
+""",
+    "autograd, four dimensions": """
+class f(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal):
+        b, h, n, d = q.shape
+        return naive(q, k, v, is_causal)
+""",
+    "adapter": """
+class F(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        b, n, d = q.shape
+        return naive(q, k, v, is_causal)
+def f():
+    return F
+""",
+}
+FOUR_DIMENSIONS = {"function", "causal", "autograd, four dimensions"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_form_of_attention_is_called_rightly(folder: Path, form: str, causal: bool) -> None:
+    head = "import torch\nfrom systems.kernels.flash_attention import naive\n"
+    write(folder / "own.py", head + FORMS[form])
+    q, k, v = (torch.randn(2, 3, 20, 8) for _ in range(3))
+    attention = ExternalAttention("own.py:f")
+    assert attention.unsupported_reason(causal) is None
+    attention.find_shape(q, causal)
+    out = attention(q, k, v, is_causal=causal)
+    exact = attention_reference(q, k, v, q, is_causal=causal).out
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
+    assert attention.takes_heads == (form in FOUR_DIMENSIONS)
+
+
+def test_what_is_no_attention(folder: Path) -> None:
+    write(folder / "own.py", "import torch\nx = 3\nf = torch.nn.Linear\ng = lambda q, k, v: (q, k)")
+    with pytest.raises(BadReference, match="must be a function or a torch"):
+        ExternalAttention("own.py:x")
+    with pytest.raises(BadReference, match="is a class"):
+        ExternalAttention("own.py:f")
+    pair = ExternalAttention("own.py:g")
+    assert "supports only causal=False" in str(pair.unsupported_reason(True))
+    q = torch.zeros(1, 1, 4, 4)
+    with pytest.raises(ValueError, match=r"must return a tensor of shape .*, got tuple"):
+        pair(q, q, q)
+    assert naive(q, q, q).shape == q.shape
