@@ -16,8 +16,10 @@ import yaml
 from rich.console import Console
 from rich.table import Table as Grid
 
+from jobs.completion import results_folders, run_ids
 from jobs.errors import InputError
 from jobs.formatting import counted
+from jobs.invocation import words
 from jobs.launch.submission import Options, prepare, reload
 from jobs.results.manifest import (
     ARTIFACTS,
@@ -44,13 +46,16 @@ app = typer.Typer(
 Folder = Annotated[
     Path | None,
     typer.Argument(
-        help="Results folder. [default: the folder in ./logs with the newest submission]"
+        help="Results folder. [default: the folder in ./logs with the newest submission]",
+        autocompletion=results_folders,
     ),
 ]
 In = Annotated[
     Path | None,
     typer.Option(
-        "--in", help="Results folder that contains the run. [default: search all folders in ./logs]"
+        "--in",
+        help="Results folder that contains the run. [default: search all folders in ./logs]",
+        autocompletion=results_folders,
     ),
 ]
 RunId = Annotated[
@@ -59,6 +64,7 @@ RunId = Annotated[
         metavar="RUN",
         help="Id of a run, or its first characters, for example 3fa2. "
         "'python -m jobs status --json' lists the ids of all runs.",
+        autocompletion=run_ids,
     ),
 ]
 
@@ -271,9 +277,9 @@ def replay(run: RunId, folder: In = None) -> None:
     path = Path("logs/replay") / f"{task.run.id}.yaml"  # the results folder may be read-only
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(sweep), encoding="utf-8")
-    command = ["-m", "jobs.submit", str(path), "--debug", "--force", "--out", "logs/replay"]
-    print(shlex.join(["python", *command]), flush=True)
-    raise SystemExit(subprocess.run([sys.executable, *command]).returncode)
+    command = [*words("submit"), str(path), "--debug", "--force", "--out", "logs/replay"]
+    print(shlex.join(command), flush=True)
+    raise SystemExit(subprocess.run(command).returncode)
 
 
 def _observe(folder: Path | None) -> Observation:
