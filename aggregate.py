@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from jobs.completion import results_folders, sweep_files
 from jobs.errors import InputError, TableError
 from jobs.report.compare import REGRESSIONS, compare, comparison_columns
 from jobs.report.images import Image, copy_run_images, draw_plots
@@ -56,7 +57,10 @@ app = typer.Typer(
 
 @app.command(epilog="Example: python aggregate.py logs/flash --format latex --plot plots")
 def tables(
-    folder: Annotated[Path, typer.Argument(help="Results folder, such as logs/flash.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="Results folder, such as logs/flash.", autocompletion=results_folders),
+    ],
     output_format: Annotated[
         Format, typer.Option("--format", help="Output format of the tables.")
     ] = Format.md,
@@ -75,6 +79,7 @@ def tables(
             metavar="SWEEP",
             help="Sweep file that declares the tables and plots. [default: the sweep of the "
             "folder's latest submission]",
+            autocompletion=sweep_files,
         ),
     ] = None,
     text: Annotated[
@@ -167,8 +172,16 @@ def _collect_images(
     epilog="Example: python aggregate.py compare logs/before logs/after --tolerance 0.01",
 )
 def compare_folders(
-    before: Annotated[Path, typer.Argument(help="Results folder of the baseline.")],
-    after: Annotated[Path, typer.Argument(help="Results folder to compare with the baseline.")],
+    before: Annotated[
+        Path,
+        typer.Argument(help="Results folder of the baseline.", autocompletion=results_folders),
+    ],
+    after: Annotated[
+        Path,
+        typer.Argument(
+            help="Results folder to compare with the baseline.", autocompletion=results_folders
+        ),
+    ],
     tolerance: Annotated[
         float,
         typer.Option(min=0.0, help="Relative difference up to which two times count as the same."),

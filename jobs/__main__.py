@@ -17,8 +17,10 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from jobs.check import check
+from jobs.completion import results_folders, run_ids
 from jobs.errors import InputError
 from jobs.formatting import counted
+from jobs.invocation import words
 from jobs.launch.submission import Options, prepare, reload
 from jobs.results.manifest import (
     ARTIFACTS,
@@ -30,6 +32,7 @@ from jobs.results.manifest import (
 )
 from jobs.results.run_states import Observation, TaskState, observe, summary
 from jobs.run import varying
+from jobs.short_names import short_names
 from jobs.status import Status
 from jobs.submit import fail, start_and_report
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
@@ -45,13 +48,16 @@ app = typer.Typer(
 Folder = Annotated[
     Path | None,
     typer.Argument(
-        help="Results folder. [default: the folder in ./logs with the newest submission]"
+        help="Results folder. [default: the folder in ./logs with the newest submission]",
+        autocompletion=results_folders,
     ),
 ]
 In = Annotated[
     Path | None,
     typer.Option(
-        "--in", help="Results folder that contains the run. [default: search all folders in ./logs]"
+        "--in",
+        help="Results folder that contains the run. [default: search all folders in ./logs]",
+        autocompletion=results_folders,
     ),
 ]
 RunId = Annotated[
@@ -60,6 +66,7 @@ RunId = Annotated[
         metavar="RUN",
         help="Id of a run, or its first characters, for example 3fa2. "
         "'python -m jobs status --json' lists the ids of all runs.",
+        autocompletion=run_ids,
     ),
 ]
 
@@ -100,7 +107,10 @@ def _show(seen: Observation) -> None:
     for state, count in sorted(seen.counts().items(), key=lambda item: -item[1]):
         grid.add_row("", state, str(count), _waits_for(seen) if state is Status.queued else "")
     console.print(grid)
-    names = varying([task.run for task in seen.tasks])
+    runs = [task.run for task in seen.tasks]
+    names = varying(runs)
+    references = {reference for run in runs for reference in run.code}
+    short = short_names(references, (value for run in runs for value in run.params.values()))
     others = [task for task in seen.tasks if task.status not in (Status.ok, Status.queued)]
     for task in others[:30]:
         failure = task.record.failure if task.record and not task.status.is_live else None
@@ -112,7 +122,7 @@ def _show(seen: Observation) -> None:
             else task.detail
         )
         repeat = f" repeat={task.repeat}" if newest.sweep.repeats > 1 else ""
-        text = f"  {task.status:11} {task.run.id}  {task.run.label(names)}{repeat}  {why}"
+        text = f"  {task.status:11} {task.run.id}  {task.run.label(names, short)}{repeat}  {why}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
     if len(others) > 30:
         console.print(f"  … and {len(others) - 30} more; --json lists all")
@@ -272,9 +282,9 @@ def replay(run: RunId, folder: In = None) -> None:
     path = Path("logs/replay") / f"{task.run.id}.yaml"  # the results folder may be read-only
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(sweep), encoding="utf-8")
-    command = ["-m", "jobs.submit", str(path), "--debug", "--force", "--out", "logs/replay"]
-    print(shlex.join(["python", *command]), flush=True)
-    raise SystemExit(subprocess.run([sys.executable, *command]).returncode)
+    command = [*words("submit"), str(path), "--debug", "--force", "--out", "logs/replay"]
+    print(shlex.join(command), flush=True)
+    raise SystemExit(subprocess.run(command).returncode)
 
 
 def _observe(folder: Path | None) -> Observation:

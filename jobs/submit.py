@@ -13,8 +13,10 @@ import typer
 from rich.console import Console
 from rich.table import Table as Grid
 
+from jobs.completion import key_values, results_folders, sweep_files
 from jobs.errors import InputError
 from jobs.formatting import counted
+from jobs.invocation import command
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
 from jobs.results.manifest import BrokenManifest, Executor
@@ -49,7 +51,12 @@ Examples:
 
 @app.command(epilog=EPILOG)
 def submit(
-    sweep: Annotated[Path, typer.Argument(help="Sweep file, for example sweeps/flash.yaml.")],
+    sweep: Annotated[
+        Path,
+        typer.Argument(
+            help="Sweep file, for example sweeps/flash.yaml.", autocompletion=sweep_files
+        ),
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -57,6 +64,7 @@ def submit(
             help="Overrides of the sweep file. KEY is a benchmark parameter (dtype=bf16; a list "
             "such as 'seq_len=[128,256]' runs every value), a key of the sweep file (repeats=3), "
             "or a nested key (slurm.partition=h100).",
+            autocompletion=key_values,
         ),
     ] = None,
     cluster: Annotated[
@@ -109,7 +117,8 @@ def submit(
         Path | None,
         typer.Option(
             help="Results folder. Runs that already have a result in it are skipped. [default: "
-            "logs/<sweep name>]"
+            "logs/<sweep name>]",
+            autocompletion=results_folders,
         ),
     ] = None,
     retry_failed: Annotated[
@@ -218,38 +227,35 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
         tasks = sum(len(job.tasks) for job in manifest.jobs)
         what = f"{counted(tasks, 'run')} as {counted(len(manifest.jobs), 'job')}"
         console.print(f"submitted {what}; results go to {where}", soft_wrap=True)
-        for command in ("python -m jobs status", "python -m jobs cancel", _tables_command()):
-            follow_up(command, where)
+        for name in ("status", "cancel", "tables"):
+            follow_up(command(name), where)
         return 0
     counts = Counter(record.status for record in records)
     if counts:
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
         console.print(f"{summary}; results are in {where}", soft_wrap=True)
-    follow_up(_tables_command(), where)
+    follow_up(command("tables"), where)
     failed = failed_records(records)
     if failed:
-        follow_up("python -m jobs status", where)
-        follow_up(f"python -m jobs logs {failed[0].run[:8]} --in", where)
+        follow_up(command("status"), where)
+        follow_up(f"{command('logs')} {failed[0].run[:8]} --in", where)
     lost = sum(len(job.tasks) for job in manifest.jobs) - len({(r.run, r.repeat) for r in records})
     if lost > 0 and options.executor is Executor.local:
         errors.print(f"{counted(lost, 'run')} without a record; to see why, run:")
-        follow_up("python -m jobs status", where)
+        follow_up(command("status"), where)
         return 1
     return 1 if failed or before else 0
 
 
-def follow_up(command: str, folder: Path) -> None:
-    """Print a command with the results folder as its argument, on one line for copying."""
-    text = f"  {command} {shlex.quote(str(folder))}"
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+def follow_up(words: str, folder: Path) -> None:
+    """Print a command with the results folder as its last argument, on one line for copying.
 
-
-def _tables_command() -> str:
-    """Return the command that prints tables of results.
-
-    In a source checkout, the command is a script in the current folder. Elsewhere it is a module.
+    Args:
+        words: the command without its last argument, quoted for a shell.
+        folder: the results folder.
     """
-    return "python aggregate.py" if Path("aggregate.py").exists() else "python -m aggregate"
+    text = f"  {words} {shlex.quote(str(folder))}"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:

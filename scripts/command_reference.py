@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import aggregate
 from jobs import __main__ as jobs_commands
 from jobs import submit
+from jobs.console import sweeps
+from jobs.invocation import CONSOLE
 
 WORDS = {Path: "PATH", str: "TEXT", int: "NUMBER", float: "NUMBER", list: "TEXT"}
 
@@ -63,6 +65,7 @@ class Parameter:
 
 def main() -> None:
     lines: list[str] = []
+    console = ["| command | the same as |", "| --- | --- |"]
     for name, app in (
         ("python -m jobs.submit", submit.app),
         ("python -m jobs", jobs_commands.app),
@@ -72,7 +75,10 @@ def main() -> None:
             assert command.callback is not None
             subcommand = command.name or command.callback.__name__
             only = len(app.registered_commands) == 1
-            lines += section(name if only else f"{name} {subcommand}", command.callback)
+            called = name if only else f"{name} {subcommand}"
+            lines += section(called, command.callback)
+            console.append(f"| `{CONSOLE} {subcommand}` | `{called}` |")
+    lines += [f"## {CONSOLE}", "", inspect.getdoc(sweeps) or "", "", *console]
     print("\n".join(lines).rstrip())
 
 

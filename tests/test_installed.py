@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
 from tests.jobs.harness import ROOT, artifacts_of, facts, records
+from tests.jobs.launch.conftest import slurm_cluster  # noqa: F401
+from tests.jobs.launch.slurm_cluster import SlurmCluster
+from tests.jobs.launch.slurm_scenario import SOON_S
 
 SOURCES = ("pyproject.toml", "README.md", "aggregate.py", "jobs", "systems", "sweeps")
 # A user's own benchmark. It reports from which files its process has imported the project.
 BENCHMARK = """
 import jobs, systems
 from pathlib import Path
+from .sibling import latency
 from systems.benchmark import BenchmarkParams, artifacts_folder
 
 PRELOAD = ()
@@ -27,8 +34,10 @@ class Params(BenchmarkParams):
 
 def run(params):
     (artifacts_folder() / "left.txt").write_text("by the run")
-    return {"samples_ms": {"forward": [1.0]}, "facts": {"files": [jobs.__file__, systems.__file__]}}
+    files = [jobs.__file__, systems.__file__]
+    return {"samples_ms": {"forward": latency(params.size)}, "facts": {"files": files}}
 """
+SIBLING = "def latency(size: int) -> list[float]:\n    return [1.0 * size] * 5\n"
 SWEEP = "{name: my, benchmark: own.nothing, grid: {size: [1, 2]}, resources: {gpus_per_node: 0}}"
 
 
@@ -88,10 +97,51 @@ def test_the_wheel_holds_every_file_that_git_tracks(installed: Path) -> None:
     assert tracked and not tracked - set(ZipFile(wheel).namelist())
 
 
-def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path) -> None:
+@pytest.fixture
+def own(elsewhere: Path) -> Path:
+    """Write a package with a benchmark, and a sweep, and return the current folder."""
     (elsewhere / "own").mkdir()
     (elsewhere / "own" / "nothing.py").write_text(BENCHMARK)
+    (elsewhere / "own" / "sibling.py").write_text(SIBLING)
     (elsewhere / "my.yaml").write_text(SWEEP)
+    return elsewhere
+
+
+@pytest.fixture
+def environment(own: Path, installed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Create a virtual environment `env` in the current folder, and return its folder of programs.
+
+    Its interpreter finds the installed packages through PYTHONPATH.
+    """
+    venv.create(own / "env", symlinks=True)
+    script = (installed / "bin" / "sweeps").read_text().splitlines()
+    python = own / "env" / "bin" / "python"
+    (own / "env" / "bin" / "sweeps").write_text("\n".join([f"#!{python}", *script[1:], ""]))
+    (own / "env" / "bin" / "sweeps").chmod(0o755)
+    paths = [os.environ["PYTHONPATH"], sysconfig.get_path("purelib")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    return own / "env" / "bin"
+
+
+def shell(line: str) -> str:
+    """Run a line in bash, check that its exit code is 0, and return its output."""
+    done = subprocess.run(
+        ["bash", "-c", line],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def printed_commands(told: str) -> list[str]:
+    """Return the commands that a command prints for the user to run next."""
+    return re.findall(r"^  (\S.* logs/\S+)$", told, re.MULTILINE)
+
+
+def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path, own: Path) -> None:
     told = python("jobs.submit", "my.yaml", "--local")
     assert "2 ok" in told and "python -m aggregate logs/my" in told
     for record in records(elsewhere / "logs" / "my"):
@@ -102,6 +152,113 @@ def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path) -
         assert record.environment["packages"]["cluster-sweeps"]
     assert "2 runs, 1 submission " in " ".join(python("jobs", "status").split())
     assert "| size |" in " ".join(python("aggregate", "logs/my").split())
+
+
+@pytest.mark.parametrize(
+    ("commands", "submit", "tables"),
+    [
+        ("sweeps", "sweeps submit", "sweeps tables"),
+        ("env/bin/sweeps", "env/bin/sweeps submit", "env/bin/sweeps tables"),
+        ("env/bin/python -m jobs", "env/bin/python -m jobs.submit", "env/bin/python -m aggregate"),
+        ("python3 -m jobs", "python3 -m jobs.submit", "python3 -m aggregate"),
+        ("python -m jobs", "python -m jobs.submit", "python -m aggregate"),
+    ],
+)
+def test_printed_commands_work_as_they_are(
+    environment: Path, monkeypatch: pytest.MonkeyPatch, commands: str, submit: str, tables: str
+) -> None:
+    """Printed commands begin as the command of the user, and work in the user's folder."""
+    if not commands.startswith("env/"):
+        if commands.startswith("python3"):
+            (environment / "python").unlink()
+        monkeypatch.setenv("PATH", str(environment), prepend=os.pathsep)
+    told = shell(f"{submit} my.yaml --local")
+    assert "2 ok" in told and printed_commands(told) == [f"{tables} logs/my"]
+    assert "| size |" in " ".join(shell(f"{tables} logs/my").split())
+    run = records(Path("logs/my"))[0].run
+
+    told = shell(f"{commands} replay {run[:8]} --in logs/my")
+    replay = f"{submit} logs/replay/{run}.yaml --debug --force --out logs/replay"
+    assert told.startswith(f"{replay}\n")
+    assert printed_commands(told) == [f"{tables} logs/replay"]
+    assert "1 ok" in shell(replay)
+    shell(f"{tables} logs/replay")
+
+
+@pytest.mark.parametrize("start", ["env/bin/sweeps submit", "env/bin/python -m jobs.submit"])
+def test_another_module_named_aggregate(environment: Path, start: str) -> None:
+    """A file aggregate.py of the user is never run instead of this project's."""
+    Path("aggregate.py").write_text("raise SystemExit('not this one')")
+    told = shell(f"{start} my.yaml --local")
+    (tables,) = printed_commands(told)
+    assert "| size |" in " ".join(shell(tables).split())
+
+
+def test_commands_that_are_printed_for_a_failed_run(environment: Path) -> None:
+    """The commands for a failed run work as printed; the exit code of `status` is 1."""
+    Path("own/sibling.py").write_text("def latency(size):\n    1 / (size - 2)\n    return [1.0]")
+    done = subprocess.run(
+        ["env/bin/sweeps", "submit", "my.yaml", "--local"], capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stderr
+    tables, status, logs = printed_commands(done.stdout)
+    assert tables == "env/bin/sweeps tables logs/my"
+    assert "| error |" in " ".join(shell(tables).split())
+    assert re.fullmatch(r"env/bin/sweeps logs [0-9a-f]{8} --in logs/my", logs)
+    assert "ZeroDivisionError" in shell(logs)
+    assert "1 ok" not in shell(f"{status} || [ $? -eq 1 ]")
+
+
+@pytest.mark.slurm
+def test_a_benchmark_of_ones_own_on_slurm(
+    environment: Path,
+    slurm_cluster: SlurmCluster,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in slurm_cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    told = shell("env/bin/sweeps submit my.yaml")
+    assert "submitted 2 runs as 2 jobs" in told
+    printed = printed_commands(told)
+    assert printed == [f"env/bin/sweeps {name} logs/my" for name in ("status", "cancel", "tables")]
+    folder = Path("logs/my")
+    slurm_cluster.wait_for(lambda: len(records(folder)) == 2, SOON_S, "both runs")
+    slurm_cluster.wait_for(
+        lambda: "ok 2" in " ".join(shell(printed[0]).split()), SOON_S, "the status of both runs"
+    )
+    assert "cancelled 0 jobs" in shell(printed[1])
+    assert "| size |" in " ".join(shell(printed[2]).split())
+    assert [record.status for record in records(folder)] == ["ok", "ok"]
+
+
+def test_bad_benchmarks(environment: Path) -> None:
+    """Each error is one line and exit code 2, and nothing is written or submitted."""
+    Path("own/torchy.py").write_text("import torch\n")
+    Path("own/broken.py").write_text("import nothing_like_that\n")
+    for name, message in (
+        ("own.nothing2", "did you mean 'own.nothing'?"),
+        ("other.nothing", "there is no package 'other'"),
+        ("own.sibling", "it must define run(params) and Params"),
+        ("own.broken", "ModuleNotFoundError: No module named 'nothing_like_that'"),
+        ("own.torchy", "import torch inside run()"),
+    ):
+        done = subprocess.run(
+            ["env/bin/sweeps", "submit", "my.yaml", f"benchmark={name}"],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2 and not done.stdout
+        assert done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
+    assert not Path("logs").exists()
+
+
+def test_a_package_that_hides_the_project(environment: Path) -> None:
+    Path("jobs").mkdir()
+    shell("env/bin/sweeps submit my.yaml --dry-run")  # a folder without modules hides nothing
+    Path("jobs/__init__.py").touch()
+    done = subprocess.run(["env/bin/sweeps", "status"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "jobs/__init__.py hides a package of" in done.stderr
 
 
 def test_a_stock_sweep(elsewhere: Path) -> None:

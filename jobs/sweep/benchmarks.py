@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import os
+import pkgutil
 import re
+import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any
+from types import ModuleType, NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from jobs.errors import nearest
+from jobs.formatting import format_scalar
 from jobs.sweep.schema import PSEUDO
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
@@ -45,6 +51,19 @@ class Benchmark:
         """The names of the parameters of the benchmark."""
         return list(self.params.model_fields)
 
+    def choices(self, name: str) -> list[str]:
+        """Return the names that a parameter accepts, as they are written in YAML.
+
+        Args:
+            name: name of a parameter.
+
+        Returns:
+            The values of a `Literal`, the implementations of this project, or true and false. Empty
+            if the parameter has other values, such as numbers.
+        """
+        field = self.params.model_fields.get(name)
+        return _choices(field.annotation, field.metadata) if field else []
+
     def references(self, params: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the references to code outside this project in the parameters of a run.
 
@@ -56,6 +75,30 @@ class Benchmark:
             if any(isinstance(item, Implementation) for item in field.metadata)
             and is_reference(params[name])
         )
+
+
+def _choices(annotation: Any, metadata: Sequence[Any]) -> list[str]:
+    """Return the names that a type accepts. See `Benchmark.choices`.
+
+    Args:
+        annotation: the type.
+        metadata: further arguments of `Annotated`, if the type was annotated.
+    """
+    for item in metadata:
+        if isinstance(item, Implementation):
+            return list(item.names)
+    inner = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return [format_scalar(value) for value in inner]
+    if get_origin(annotation) is Annotated:
+        return _choices(inner[0], inner[1:])
+    if annotation is bool:
+        return ["true", "false"]
+    if annotation is NoneType:
+        return ["null"]
+    # The names of a union, such as Literal["a", "b"] | None. A list of `null` only is no help.
+    names = [name for one in inner for name in _choices(one, ())]
+    return names if names != ["null"] else []
 
 
 @dataclass(frozen=True)
@@ -108,15 +151,35 @@ def benchmark_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (path == error.name or path.startswith(error.name + ".")):
             raise  # the benchmark exists, but a module that it imports does not
-        raise NoBenchmark(
-            f"there is no benchmark {name!r}{nearest(name, known_benchmarks())}"
-        ) from None
+        raise NoBenchmark(f"there is no benchmark {name!r}{_nearest(name, error.name)}") from None
     params = getattr(module, "Params", None)
     is_model = isinstance(params, type) and issubclass(params, BaseModel)
     if not is_model or not hasattr(module, "run"):
         what = "it must define run(params) and Params, a pydantic model"
-        raise NoBenchmark(f"{path} is not a benchmark: {what}{nearest(name, known_benchmarks())}")
+        hint = nearest(name, known_benchmarks()) if path.startswith("systems.benchmarks.") else ""
+        raise NoBenchmark(f"{path} is not a benchmark: {what}{hint}")
     return module
+
+
+def _nearest(name: str, missing: str) -> str:
+    """Return a hint that is appended to the error message about a module that does not exist.
+
+    The hint for a module outside this project lists the modules of its package. They are not
+    imported, so some of them may not be benchmarks.
+
+    Args:
+        name: name of the benchmark.
+        missing: dotted name of the first module on the path to the benchmark that does not exist.
+    """
+    package, _, _ = missing.rpartition(".")
+    if package == "systems.benchmarks":
+        return nearest(name, known_benchmarks())
+    if not package:
+        return f": there is no package {missing!r}, neither in {os.getcwd()!r} nor installed"
+    folders = getattr(sys.modules.get(package), "__path__", None)
+    if folders is None:
+        return f": {package!r} is not a package"
+    return nearest(missing, [f"{package}.{m.name}" for m in pkgutil.iter_modules(folders)])
 
 
 def known_benchmarks() -> list[str]:
@@ -140,14 +203,19 @@ def load_benchmark(name: str) -> Benchmark:
     The module of the benchmark is imported. It must not import torch.
 
     Raises:
-        NoBenchmark: if the benchmark does not exist, if its import fails, or if one of its
-            parameters has a name that tables use for something else, such as `phase`.
+        NoBenchmark: if the benchmark does not exist, if its import fails or imports torch, or if
+            one of its parameters has a name that tables use for something else, such as `phase`.
     """
     try:
-        module = benchmark_module(name)
+        with _TorchGuard():
+            module = benchmark_module(name)
     except NoBenchmark:
         raise
+    except _TorchImport as error:
+        raise _imports_torch(name, error) from None
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            raise _imports_torch(name, error) from None
         raise NoBenchmark(f"benchmark {name!r} cannot be imported: {_one_line(error)}") from error
     params: type[BaseModel] = module.Params
     taken = [field for field in params.model_fields if field in PSEUDO]
@@ -164,6 +232,50 @@ def load_benchmark(name: str) -> Benchmark:
     shown = params.model_construct(**defaults).model_dump(mode="json", include=set(defaults))
     version = int(getattr(module, "VERSION", 1))
     return Benchmark(short_name(name), version, params, shown, hasattr(module, "predict"))
+
+
+class _TorchImport(BaseException):
+    """Raised if a benchmark imports torch while it is imported itself.
+
+    It is no Exception, so that a module does not catch it and continue without torch.
+    """
+
+
+class _TorchGuard(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Context in which the import of torch fails with `_TorchImport`.
+
+    Modules can still look for torch with `importlib.util.find_spec`. The guard has no effect if
+    torch has been imported before, for example in the process that executes a run.
+    """
+
+    def __enter__(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        found = PathFinder.find_spec("torch") if fullname == "torch" else None
+        return ModuleSpec("torch", self, origin=found.origin) if found else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise _TorchImport
+
+
+def _imports_torch(name: str, error: BaseException) -> NoBenchmark:
+    """Return the error for a benchmark that imports torch while it is imported itself.
+
+    Args:
+        name: name of the benchmark.
+        error: exception that the import of torch raised.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = (f for f in frames if f.filename not in (__file__, importlib.__file__))
+    first = next(f for f in own if not f.filename.startswith("<frozen"))
+    return NoBenchmark(
+        f"benchmark {name!r} imports torch at the top of {first.filename}:{first.lineno}: "
+        "import torch inside run(), so that machines without torch can read its parameters"
+    )
 
 
 def _one_line(error: BaseException) -> str:

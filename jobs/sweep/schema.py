@@ -243,3 +243,14 @@ class Sweep(Axes):
     tables: list[Table] = []
     plots: list[Plot] = []
     filter: str | None = None  # the value of --filter
+
+
+def scalar_keys() -> list[str]:
+    """Return the keys of a sweep file that have one value, such as repeats and slurm.partition."""
+    keys: list[str] = []
+    for name, field in Sweep.model_fields.items():
+        if isinstance(field.default, (Resources, Slurm, Launch)):
+            keys += [f"{name}.{key}" for key in type(field.default).model_fields]
+        elif not isinstance(field.default, (dict, list)) and name != "filter":
+            keys.append(name)
+    return keys

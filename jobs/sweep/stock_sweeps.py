@@ -8,6 +8,11 @@ from jobs import ROOT
 from jobs.errors import InputError, Position, Problem, nearest
 
 
+def stock_sweeps() -> list[Path]:
+    """Return the paths of the stock sweeps, such as sweeps/flash.yaml, relative to `ROOT`."""
+    return [file.relative_to(ROOT) for file in ROOT.glob("sweeps/**/*.yaml")]
+
+
 def sweep_file(path: Path) -> Path:
     """Return `path` if it exists, or else the path of the stock sweep with this name.
 
@@ -20,7 +25,7 @@ def sweep_file(path: Path) -> Path:
     try:
         path.stat()
     except FileNotFoundError as error:
-        stock = [file.relative_to(ROOT) for file in ROOT.glob("sweeps/**/*.yaml")]
+        stock = stock_sweeps()
         if path in stock:
             return ROOT / path
         folder = path.parent if path.parent in {file.parent for file in stock} else Path("sweeps")

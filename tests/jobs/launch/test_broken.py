@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +88,102 @@ def test_a_benchmark_that_cannot_be_imported_is_an_error_of_the_sweep(
     assert done.returncode == 2
     why = f"benchmark 'odd.needy' cannot be imported: {cause} ({module}:{line})"
     assert done.stdout == f"{sweep}:2:12: {why}\n"
+
+
+@pytest.fixture(scope="module")
+def no_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all installed packages but torch."""
+    folder = tmp_path_factory.mktemp("packages")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if entry.name != "torch":
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+@pytest.mark.parametrize("text", ["import torch", "from torch import nn"])
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_benchmark_that_imports_torch_is_an_error_of_the_sweep(
+    tmp_path: Path, no_torch: Path, text: str, installed: bool
+) -> None:
+    """The error is the same with and without torch, which is not imported."""
+    (tmp_path / "odd").mkdir()
+    if installed:
+        text = f"try:\n    {text}\nexcept ImportError:\n    pass"
+    (tmp_path / "odd" / "heavy.py").write_text(text)
+    (tmp_path / "odd" / "light.py").write_text("from odd.heavy import x")
+    code = "import sys; from jobs.submit import app\n"
+    code += "try:\n    app()\nfinally:\n    print('torch' in sys.modules)"
+    paths = [str(tmp_path), str(ROOT), *([] if installed else [str(no_torch)])]
+    sweep = tmp_path / "sweep.yaml"
+    for name, file, line in (("odd.heavy", "heavy", 1 + installed), ("odd.light", "light", 1)):
+        sweep.write_text(f"name: a\nbenchmark: {name}\n")
+        done = subprocess.run(
+            # -S leaves out the installed packages
+            [sys.executable, *([] if installed else ["-S"]), "-c", code, str(sweep)],
+            env=os.environ | {"COLUMNS": "80", "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2 and done.stdout == "False\n", done.stderr
+        where = f"{tmp_path}/odd/{file}.py:{line}"
+        assert done.stderr == (
+            f"{sweep}:2:12: benchmark {name!r} imports torch at the top of {where}: import torch "
+            "inside run(), so that machines without torch can read its parameters\n"
+        )
+
+
+def test_a_benchmark_may_look_for_torch(tmp_path: Path) -> None:
+    (tmp_path / "odd").mkdir()
+    toy = (ROOT / "tests" / "benchmarks" / "toy.py").read_text()
+    look = "import importlib.util\nassert importlib.util.find_spec('torch')\n"
+    (tmp_path / "odd" / "looking.py").write_text(
+        toy.replace("from typing", look + "from typing", 1)
+    )
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text("name: a\nbenchmark: odd.looking\nfixed: {size: 1}\n")
+    done = run("jobs.submit", sweep, "--dry-run", environment=beside(tmp_path))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "strange.needs",
+            "there is no benchmark 'strange.needs'; did you mean 'strange.needy'? "
+            "(valid: strange.needy, strange.other)",
+        ),
+        (
+            "strange.needy.x",
+            "there is no benchmark 'strange.needy.x': 'strange.needy' is not a package",
+        ),
+        (
+            "stranger.needy",
+            "there is no benchmark 'stranger.needy': there is no package 'stranger', neither in "
+            f"'{os.getcwd()}' nor installed",
+        ),
+        (
+            "strange.needy",
+            "strange.needy is not a benchmark: it must define run(params) and Params, a pydantic "
+            "model",
+        ),
+    ],
+)
+def test_a_module_that_is_no_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    """The hint names modules of the user's package, not the benchmarks of this project."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [module for module in sys.modules if module.startswith("strange")]:
+        monkeypatch.delitem(sys.modules, module)
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "needy.py").write_text("x = 1\n")
+    (tmp_path / "strange" / "other.py").write_text("1 / 0\n")  # is not imported
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(f"name: a\nbenchmark: {name}\n")
+    done = call("jobs.submit", sweep, "--local", "--out", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (2, f"{sweep}:2:12: {message}\n")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_retry_whose_benchmark_no_longer_imports_says_so(tmp_path: Path) -> None:

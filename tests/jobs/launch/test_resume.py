@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,7 +47,9 @@ def test_retry_finds_failures_behind_a_filtered_submission(half_failed: tuple[Pa
 def test_replay_repeats_a_run_with_its_parameters(half_failed: tuple[Path, Path]) -> None:
     _, out = half_failed
     failed = next(r for r in records(out) if r.params["what"] == "raises")
-    replayed = run("jobs", "replay", failed.run, "--in", out)
+    # With `python` on PATH, as in an activated environment.
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    replayed = run("jobs", "replay", failed.run, "--in", out, environment={"PATH": path})
     assert replayed.returncode == 1 and "Traceback" in replayed.stdout
     command = replayed.stdout.splitlines()[0]
     assert command.startswith("python -m jobs.submit") and failed.run in command
