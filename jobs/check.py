@@ -51,15 +51,22 @@ def check(
     ] = False,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Attention: check only this dtype (bf16, fp16 or fp32). Repeatable."),
+        typer.Option(
+            metavar="DTYPE",
+            help="Attention: check only this dtype: bf16, fp16 or fp32. Can be repeated.",
+        ),
     ] = None,
     seq_len: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Attention: check only this number of tokens. Repeatable."),
+        typer.Option(
+            metavar="N", min=1, help="Attention: check only this number of tokens. Can be repeated."
+        ),
     ] = None,
     head_dim: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Attention: check only this head_dim. Repeatable."),
+        typer.Option(
+            metavar="N", min=1, help="Attention: check only this head_dim. Can be repeated."
+        ),
     ] = None,
     seconds: Annotated[
         float, typer.Option(min=0, help="Attention: start no further case after this time.")
