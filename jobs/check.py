@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
@@ -98,7 +99,7 @@ def check(
         fail(str(error))
     on_gpu = bool(visible_gpus()) and not cpu
     if not on_gpu:
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
     from systems.external.loading import load
 
     try:
@@ -127,6 +128,10 @@ def _check_attention(
     from systems.check.attention import cases, check_attention
     from systems.measure.attention_accuracy import TOLERANCE
 
+    if not on_gpu and "triton" in sys.modules and os.environ["TRITON_INTERPRET"] == "1":
+        from systems.check.triton_interpreter import mend_interpreter
+
+        mend_interpreter()
     device = torch.device("cuda" if on_gpu else "cpu")
     grid = cases(on_gpu, dtypes, seq_lens, head_dims)
     name = torch.cuda.get_device_name() if on_gpu else "the CPU"

@@ -14,7 +14,7 @@ import os
 
 import pytest
 
-from tests.interpreted.interpreter import mend_interpreter
+from systems.check.triton_interpreter import mend_interpreter
 
 
 @pytest.fixture(autouse=True)
@@ -22,4 +22,5 @@ def interpreter_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="needs Triton, which is packaged for Linux only")
     # Without the interpreter the tests would use references in torch instead of the kernels.
     assert os.environ.get("TRITON_INTERPRET") == "1"
-    mend_interpreter(monkeypatch, checks_overflow=os.environ.get("CHECK_OVERFLOW") == "1")
+    checks_overflow = os.environ.get("CHECK_OVERFLOW") == "1"
+    mend_interpreter(checks_overflow, replace=monkeypatch.setattr)

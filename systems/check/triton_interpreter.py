@@ -1,19 +1,20 @@
 """Patches for Triton 3.6's interpreter, which make it round as a GPU does and run faster.
 
-The interpreter has these faults, which `mend_interpreter` corrects for the duration of a test:
+The interpreter has these faults, which `mend_interpreter` corrects:
 - It stores bfloat16 as uint16, and tl.dot multiplies these numbers as integers.
 - It truncates float32 to bfloat16, where a GPU rounds to nearest.
-- It converts arrays of one element to integers, which NumPy 2.5 rejects.
+- It converts arrays of one element to integers, which NumPy 2.4 rejects, for example in
+  `range(0, tensor)`.
 - It patches `triton.language` again for every function that a kernel calls, which takes a third of
   the run time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 
@@ -26,12 +27,16 @@ def _rounded(values: np.ndarray) -> np.ndarray:
     return narrow.view(torch.int16).numpy().view(np.uint16).reshape(values.shape)
 
 
-def mend_interpreter(monkeypatch: pytest.MonkeyPatch, checks_overflow: bool = False) -> None:
-    """Patch the interpreter until the test ends. Needs TRITON_INTERPRET=1.
+def mend_interpreter(
+    checks_overflow: bool = False, replace: Callable[[Any, str, Any], None] = setattr
+) -> None:
+    """Patch the interpreter of this process. Needs TRITON_INTERPRET=1.
 
     Args:
         checks_overflow: assert after each integer operation that it did not overflow, which is
             Triton's default. Doubles the run time.
+        replace: function that replaces an attribute of an object. Tests use one that restores the
+            attribute later.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -69,8 +74,8 @@ def mend_interpreter(monkeypatch: pytest.MonkeyPatch, checks_overflow: bool = Fa
         return self.rewrite()(*args, **kwargs)
 
     options = interpreter.interpreter_builder.options  # frozen
-    monkeypatch.setitem(vars(options), "sanitize_overflow", checks_overflow)
-    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_lang_tensor)
-    monkeypatch.setattr(builder, "cast_impl", cast_impl)
-    monkeypatch.setattr(builder, "create_dot", create_dot)
+    vars(options)["sanitize_overflow"] = checks_overflow
+    replace(interpreter.InterpretedFunction, "__call__", call)
+    replace(interpreter, "_patch_lang_tensor", patch_lang_tensor)
+    replace(builder, "cast_impl", cast_impl)
+    replace(builder, "create_dot", create_dot)

@@ -1,0 +1,176 @@
+"""Every example runs with the commands in its docstring, in a folder outside the repository.
+
+The commands are extracted from the texts, so that the texts stay correct.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.harness import ROOT
+
+EXAMPLES = ROOT / "examples"
+ATTENTION = "Time of causal attention"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of examples/ outside the repository."""
+    copy = tmp_path / "examples"
+    shutil.copytree(EXAMPLES, copy, ignore=shutil.ignore_patterns("logs", "__pycache__"))
+    return copy
+
+
+def commands(file: str) -> list[str]:
+    """Return the commands in the docstring of an example, in their order.
+
+    `python -m jobs check` is left out, because it has tests of its own.
+    """
+    text = ast.get_docstring(ast.parse((EXAMPLES / file).read_text())) or ""
+    blocks = re.findall(r"^(?: {4}.*\n?)+", text, re.M)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if " jobs check " not in line]
+
+
+def shell(command: str, folder: Path, exit_code: int = 0) -> str:
+    """Run a command in a folder, check its exit code, and return its output in one line.
+
+    The commands find the project through PYTHONPATH, as if it were installed.
+    """
+    paths = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=os.environ | {k: f"{v}{os.pathsep}{os.environ.get(k, '')}" for k, v in paths.items()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == exit_code, f"{command}\n{done.stdout}"
+    return " ".join(done.stdout.split())
+
+
+def outputs(file: str, folder: Path, submit_exits_with: int = 0) -> list[str]:
+    """Run the commands of an example and return their outputs.
+
+    A command that submits to Slurm is only planned (--dry-run).
+    """
+    found = []
+    for command in commands(file):
+        if "jobs.submit" not in command:
+            found.append(shell(command, folder))
+        elif "--local" in command:
+            found.append(shell(command, folder, submit_exits_with))
+        else:
+            assert " GPU-hours" in shell(f"{command} --dry-run", folder)
+    return found
+
+
+def test_an_attention_in_pytorch(folder: Path) -> None:
+    submitted, tables = outputs("my_attention.py", folder)
+    assert "6 ok" in submitted
+    assert ATTENTION in tables and "| forward MyAttention vs naive |" in tables
+
+
+def test_a_wrong_attention_is_reported_with_its_error(folder: Path) -> None:
+    submitted, tables = outputs("wrong_attention.py", folder, submit_exits_with=1)
+    assert "1 ok, 1 wrong" in submitted
+    # Only dK is wrong, and by the factor that the docstring explains.
+    assert re.search(r"must be at most 5e-05 in fp32, got dk 7\.00e\+00 ", submitted)
+    assert "| naive | WrongAttention |" in tables and "| wrong |" in tables
+
+
+def test_a_triton_kernel_in_the_interpreter(folder: Path) -> None:
+    submitted, tables = outputs("triton_attention.py", folder)
+    assert "2 ok" in submitted
+    assert "| naive | TritonAttention |" in tables
+
+
+def test_a_ddp_wrapper(folder: Path) -> None:
+    submitted, tables = outputs("my_ddp.py", folder)
+    assert "2 ok" in submitted
+    assert "| tiny | fp32 | MyDDP |" in tables and "overlap share" in tables
+    assert (folder / "logs" / "my_ddp" / "plots" / "timeline-MyDDP.png").exists()
+
+
+def test_a_benchmark_in_a_package(folder: Path) -> None:
+    submitted, tables = outputs("my_package/rms_norm.py", folder)
+    assert "4 ok" in submitted
+    assert "bandwidth (GB/s)" in tables and "| fused vs step_by_step |" in tables
+
+
+def test_results_in_a_data_frame(folder: Path) -> None:
+    submitted, printed = outputs("load_results.py", folder)
+    assert "6 ok" in submitted
+    assert "Median time" in printed
+    # Of the three values of seq_len, the two larger ones have an exponent for each implementation.
+    number = r"-?\d+\.\d+"
+    exponents = printed.partition("Exponent")[2]
+    assert re.search(rf" 512 {number} {number} 1024 {number} {number}$", exponents)
+
+
+def test_the_readme_lists_every_example_with_a_valid_command(folder: Path) -> None:
+    rows = [line for line in (EXAMPLES / "README.md").read_text().splitlines() if "](" in line]
+    named = {name for row in rows for name in re.findall(r"^\| \[(.+?)\]", row)}
+    there = {file.name for file in EXAMPLES.glob("*.py")}
+    there |= {file.parent.name for file in EXAMPLES.glob("*/__init__.py")}
+    assert named == there
+    for row in rows:
+        (command,) = re.findall(r"`([^`]*)` \|$", row)
+        if "jobs.submit" in command:
+            assert " GPU-hours" in shell(f"{command} --dry-run", folder)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_the_triton_kernel_compiles_for_a_gpu(dtype: str) -> None:
+    pytest.importorskip("triton", reason="needs Triton, which is packaged for Linux only")
+    from examples.triton_attention import BLOCK_K, BLOCK_Q, forward_kernel
+    from tests.systems.kernels.hopper import compile_for_hopper, resources
+
+    pointers = ("q_pointer", "k_pointer", "v_pointer", "out_pointer")
+    signature = dict.fromkeys(pointers, f"*{dtype}")
+    signature |= {"lse_pointer": "*fp32", "seq_len": "i32", "scale": "fp32"}
+    for (head_dim, block_d), is_causal in product([(16, 16), (64, 64), (80, 128)], [True, False]):
+        constants = {
+            "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_Q": BLOCK_Q, "BLOCK_K": BLOCK_K,
+            "IS_CAUSAL": is_causal,
+        }  # fmt: skip
+        compiled = compile_for_hopper(forward_kernel, signature, constants)
+        with tempfile.TemporaryDirectory() as scratch:
+            used = resources(compiled, Path(scratch))
+        spills = used["STACK"] + used["LOCAL"]
+        assert spills == 0 or (dtype == "fp32" and block_d == 128 and spills < 1024)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_the_triton_kernel_is_right_on_a_gpu(dtype: str) -> None:
+    import torch
+
+    from examples.triton_attention import TritonAttention
+    from systems.dtypes import TORCH_DTYPES
+    from systems.measure.attention_accuracy import call_once, errors_of, require_right
+
+    for seq_len, head_dim, is_causal in product([1, 100, 1024], [16, 80, 128], [True, False]):
+        torch.manual_seed(0)
+        q, k, v, dout = (
+            torch.randn(2, seq_len, head_dim, device="cuda").to(TORCH_DTYPES[dtype])
+            for _ in range(4)
+        )
+        inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+
+        def forward(inputs=inputs, is_causal=is_causal):
+            return TritonAttention.apply(*inputs, is_causal)
+
+        errors = errors_of(call_once(forward, inputs, dout), inputs, dout, is_causal)
+        require_right(errors, f"{seq_len=} {head_dim=} {is_causal=}", dtype)
