@@ -9,7 +9,7 @@ Run these commands in the folder `examples/`. They train a tiny Transformer on t
 
     python -m jobs check my_ddp.py:MyDDP
     python -m jobs.submit sweeps/cpu/ddp.yaml --local --out logs/my_ddp \
-        'strategy=[naive, my_ddp.py:MyDDP]' beside=null
+        'strategy=[naive, my_ddp.py:MyDDP]'
     python -m aggregate logs/my_ddp --plot logs/my_ddp/plots
 
 Each run first compares the training with training on one process. It ends as `wrong` if the
@@ -18,7 +18,7 @@ parameters differ, for example because a hook forgets to divide by the number of
 same time. A timeline of a step is in the folder `plots`. On a machine with Slurm and two GPUs:
 
     python -m jobs.submit sweeps/ddp.yaml --out logs/my_ddp_gpu \
-        'strategy=[naive, torch, my_ddp.py:MyDDP]' beside=null --filter 'size == xl'
+        'strategy=[naive, torch, my_ddp.py:MyDDP]' --filter 'size == xl'
 """
 
 from __future__ import annotations

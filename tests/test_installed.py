@@ -266,3 +266,31 @@ def test_a_stock_sweep(elsewhere: Path) -> None:
     assert "1 ok" in python("jobs.submit", "sweeps/quickstart.yaml", "--local", *one)
     tables = python("aggregate", "logs/quickstart", "--views", "sweeps/quickstart.yaml")
     assert "Time of causal attention" in tables
+
+
+@pytest.mark.slurm
+def test_implementations_of_ones_own_on_slurm(
+    environment: Path,
+    slurm_cluster: SlurmCluster,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file of the user is one argument, found from the user's folder, on Slurm and locally."""
+    Path("my_kernels").mkdir()
+    shutil.copy(ROOT / "examples" / "my_attention.py", "my_kernels/flash.py")
+    shutil.copy(ROOT / "examples" / "my_ddp.py", ".")
+    for name, value in slurm_cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    attention = "'implementation=[my_kernels/flash.py:MyAttention,naive]' seq_len=64"
+    told = shell(f"env/bin/sweeps submit sweeps/quickstart.yaml {attention} --out logs/attention")
+    assert "submitted 2 runs as 1 job" in told
+    ddp = "'strategy=[my_ddp.py:MyDDP,bucketed,torch]'"
+    told = shell(f"env/bin/sweeps submit sweeps/cpu/ddp.yaml {ddp} --local --out logs/ddp")
+    assert "3 ok" in told
+    table = shell("env/bin/sweeps tables logs/ddp")
+    assert "| MyDDP |" in " ".join(table.split())
+    folder = Path("logs/attention")
+    slurm_cluster.wait_for(lambda: len(records(folder)) == 2, SOON_S, "both runs")
+    assert {record.status for record in records(folder)} == {"ok"}
+    table = shell("env/bin/sweeps tables logs/attention")
+    assert "MyAttention" in table and "my_kernels" not in table
+    assert "84 cases" in shell("env/bin/sweeps check my_kernels/flash.py:MyAttention --cpu")

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z_]\w*$", re.ASCII)
@@ -100,6 +101,19 @@ def find_module(name: str, folders: Iterable[Path] = ()) -> Path | None:
     for part in rest:
         file, inside = _in_folders(part, inside)
     return file
+
+
+def is_importable(name: str, folders: Iterable[Path] = ()) -> bool:
+    """Return whether there is a top-level module with this name, of any kind, without importing it.
+
+    Args:
+        name: name of the module.
+        folders: folders to search, too.
+    """
+    paths = [*map(str, folders), os.getcwd()]
+    return PathFinder.find_spec(name, paths) is not None or any(
+        finder.find_spec(name, None) is not None for finder in sys.meta_path
+    )
 
 
 def _in_folders(name: str, folders: Iterable[str]) -> tuple[Path | None, list[str]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from systems.external.reference import BadReference, Reference, find_module
+from systems.external.reference import BadReference, Reference, find_module, is_importable
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # Modules whose presence is not checked, because a login node may lack them.
@@ -203,7 +203,7 @@ def _check_import(path: Path, line: int, module: str, names: list[str], seen: se
         return
     roots = [package_root(path), path.parent]
     found = find_module(module, roots)
-    if found is None and find_module(first, roots) is None and not _is_folder(first, roots):
+    if found is None and not is_importable(first, roots):
         raise BadReference(f"{path}:{line}: there is no module {first!r}")
     is_local = found is not None and any(
         found.is_relative_to(folder) for folder in (*roots, Path.cwd())
@@ -217,11 +217,6 @@ def _check_import(path: Path, line: int, module: str, names: list[str], seen: se
         if name not in defined and not more and find_module(f"{module}.{name}", roots) is None:
             raise BadReference(f"{path}:{line}: {found} has no {name!r}")
     _check_imports(found, tree, seen)
-
-
-def _is_folder(name: str, roots: list[Path]) -> bool:
-    folders = [*roots, Path.cwd(), *map(Path, sys.path)]
-    return any((folder / name).is_dir() for folder in folders)
 
 
 def package_root(path: Path) -> Path:

@@ -170,3 +170,15 @@ def test_a_submission_refuses_it_with_one_line_and_without_torch(folder: Path) -
         env={"PATH": "", "PYTHONPATH": str(ROOT)},
     )
     assert done.stdout.endswith("False\n") and done.returncode == 0, done.stderr
+
+
+def test_an_extension_module_is_importable(folder: Path) -> None:
+    """Compiled modules, and those that are built into Python, have no source file."""
+    from importlib.machinery import EXTENSION_SUFFIXES
+
+    (folder / f"compiled{EXTENSION_SUFFIXES[0]}").touch()
+    (folder / "x.py").write_text("import compiled, yaml._yaml, _cffi_backend_or_none as x\n")
+    with pytest.raises(BadReference, match="no module '_cffi_backend_or_none'"):
+        check_source(Reference.parse("x.py:x"), "attention")
+    (folder / "x.py").write_text("import compiled, torch._C\ndef f(q, k, v): ...\n")
+    check_source(Reference.parse("x.py:f"), "attention")
