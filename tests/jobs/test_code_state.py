@@ -11,6 +11,8 @@ import pytest
 
 from jobs import git
 from jobs.code_state import read_state, repository_root
+from jobs.measured_code import measured_files
+from jobs.run import Run, Shape
 from tests.jobs.checkout import BENCHMARK, Checkout, own_repository, project_checkout
 from tests.jobs.harness import facts, only_record, records
 
@@ -118,9 +120,9 @@ def test_a_benchmark_of_another_repository(tmp_path: Path, project: Checkout) ->
     assert "hunter2" in (out / "diffs" / f"{code['diff']}.diff").read_text()
 
 
-def test_a_change_while_a_job_runs(tmp_path: Path, project: Checkout) -> None:
+def test_a_change_while_a_job_runs(tmp_path: Path) -> None:
     """The next run of the job has imported the old code, and its record says so."""
-    own = own_repository(tmp_path / "own")
+    own = project_checkout(tmp_path / "sweeps")
     edit = "    from pathlib import Path\n    Path(__file__).open('a').write('# edited')\n"
     edited = BENCHMARK.replace("    import helper\n", f"    import helper\n{edit}")
     own.write("own/bench.py", edited)
@@ -128,13 +130,37 @@ def test_a_change_while_a_job_runs(tmp_path: Path, project: Checkout) -> None:
         "own.yaml", "{name: own, benchmark: own.bench, grid: {index: [0, 1]}, runs_per_job: 2}"
     )
     own.commit()
-    submit(own, tmp_path / "out", project.folder)
-    (first,), (second,) = (
-        only_record(tmp_path / "out", index=i).environment["code"] for i in (0, 1)
-    )
-    assert (first["dirty"], second["dirty"]) == (False, True)
-    assert second["changed_since_job_start"] and "changed_since_job_start" not in first
+    submit(own, tmp_path / "out", own.folder)
+    environments = [only_record(tmp_path / "out", index=i).environment for i in (0, 1)]
+    (first,), (second,) = (environment["code"] for environment in environments)
+    for before, after in ((first, second), [e["git"] for e in environments]):
+        assert (before["dirty"], after["dirty"]) == (False, True)
+        assert after["changed_since_job_start"] and "changed_since_job_start" not in before
     assert first["sha256"] != second["sha256"]
+
+
+def test_references_are_measured_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Checkout(tmp_path / "own")
+    flash = own.write("my_kernels/flash.py", "class MyFlash: ...")
+    monkeypatch.chdir(own.folder)
+    reference = "my_kernels/flash.py:MyFlash"
+    names = (reference, "my_kernels.flash:MyFlash", "gone.py:X", "systems.dtypes:DTYPES")
+    run = Run("id", "attention", 1, {}, Shape(), 1.0, names)
+    gone = {"gone.py:X": None}
+    assert measured_files(run) == {reference: flash, "my_kernels.flash:MyFlash": flash} | gone
+    sweep = {
+        "name": "own",
+        "benchmark": "attention",
+        "fixed": {"implementation": reference, "head_dim": 64},
+    }
+    own.write("own.yaml", json.dumps(sweep | {"grid": {"seq_len": [128], "dtype": ["fp32"]}}))
+    done = own.python("jobs.submit", "own.yaml", "--snapshot", "--dry-run")
+    assert done.returncode == 2, done.stdout
+    assert (
+        f"got '{reference}' in an untracked file; run: git add my_kernels/flash.py" in done.stdout
+    )
+    own.git("add", "my_kernels")
+    assert own.python("jobs.submit", "own.yaml", "--snapshot", "--dry-run").returncode == 0
 
 
 @pytest.fixture
