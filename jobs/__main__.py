@@ -1,4 +1,4 @@
-"""Commands for submitted sweeps: `python -m jobs status|logs|cancel|retry|replay|check`."""
+"""Commands for submitted sweeps: `python -m jobs status|logs|cancel|retry|replay|check|carry`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from jobs.check import check
+from jobs.code_state import repository_root, write_carried
 from jobs.completion import results_folders, run_ids
 from jobs.errors import InputError
 from jobs.formatting import counted
+from jobs.git import GitError
 from jobs.invocation import words
+from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, prepare, reload
 from jobs.results.manifest import (
     ARTIFACTS,
@@ -245,10 +248,16 @@ def retry(folder: Folder = None) -> None:
     seen = _observe(folder)
     bad = {task.run.id for task in seen.tasks if task.status.is_failure}
     last = next((m for m in reversed(seen.manifests) if bad & m.runs.keys()), seen.manifests[-1])
-    options = Options(last.executor, seen.folder, retry_failed=True)
+    options = Options(
+        last.executor,
+        seen.folder,
+        retry_failed=True,
+        snapshot=last.snapshot is not None,
+        save_untracked=last.save_untracked,
+    )
     try:
         prepared = prepare(reload(last), options, last.sweep_path)
-    except (InputError, NoBenchmark) as error:  # the benchmark has changed since the submission
+    except (InputError, NoBenchmark, SnapshotError) as error:  # the code has changed since then
         fail(str(error))
     if not prepared.manifest.jobs:
         console.print("nothing to retry: no run failed or is missing")
@@ -285,6 +294,25 @@ def replay(run: RunId, folder: In = None) -> None:
     command = [*words("submit"), str(path), "--debug", "--force", "--out", "logs/replay"]
     print(shlex.join(command), flush=True)
     raise SystemExit(subprocess.run(command).returncode)
+
+
+@app.command(epilog="Example: python -m jobs carry && rsync -a --exclude .git ./ gpubox:sweeps/")
+def carry() -> None:
+    """Write the state of this git repository to the file .code_state.json in its root.
+
+    Run it before you copy the repository without .git to another machine. The file contains the
+    commit, the uncommitted changes of tracked files, and a hash of each tracked file. Runs on the
+    other machine record this commit, and whether files differ from the repository.
+    """
+    root = repository_root(Path.cwd())
+    if root is None or not (root / ".git").exists():
+        fail(f"the current folder must be in a git repository, got {str(Path.cwd())!r}")
+    try:
+        print(f"wrote {write_carried(root)}")
+    except GitError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.filename or root}: {error.strerror}")
 
 
 def _observe(folder: Path | None) -> Observation:

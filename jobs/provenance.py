@@ -1,4 +1,4 @@
-"""Provenance of a measurement: git commit, package versions, CPU, and the state of the GPUs.
+"""Provenance of a measurement: package versions, CPU, and the state of the GPUs.
 
 This module neither imports torch nor initializes CUDA. It queries GPUs through NVML. Without NVML,
 it asks nvidia-smi for the number and the name of the GPUs.
@@ -6,7 +6,6 @@ it asks nvidia-smi for the number and the name of the GPUs.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -15,64 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-MAX_UNTRACKED_BYTES = 200_000  # larger untracked files, probably data, are not in the diff
 # Includes this project, because in a wheel installation only its version identifies the code.
 PACKAGES = ("cluster-sweeps", "torch", "triton", "numpy", "submitit")
-
-
-def git_state(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """Return the git commit and the uncommitted changes of a working tree.
-
-    If the environment variable GIT_COMMIT is set, its value is returned as the commit, and git is
-    not called. This is for a copy of the project without its .git folder.
-
-    Args:
-        folder: root of the working tree. Changes in its logs/ folder are ignored.
-
-    Returns:
-        A pair (state, diff). `state` has the keys "commit" (the hash), "dirty" (whether there are
-        uncommitted changes) and "untracked" (names of at most 100 untracked files). All values are
-        None if `folder` is not in a git repository, or if the repository does not track this
-        project, for example because the project is installed in a virtual environment. `diff` is
-        the binary diff against the commit, including small untracked files. It is None if there
-        are no changes.
-    """
-    if os.environ.get("GIT_COMMIT"):
-        return {"commit": os.environ["GIT_COMMIT"], "dirty": None, "untracked": None}, None
-
-    def git(*arguments: str, fine: int = 0) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", *arguments], cwd=folder, capture_output=True, text=True, errors="replace"
-            )
-        except OSError:
-            return None
-        return done.stdout if done.returncode in (0, fine) else None
-
-    head = git("rev-parse", "HEAD")
-    if head is None or git("ls-files", "--error-unmatch", "jobs/__init__.py") is None:
-        return {"commit": None, "dirty": None, "untracked": None}, None
-    # Ignore results: the records of one sweep must not make the tree dirty for the next sweep.
-    paths = ["--", ".", ":!logs"]
-    diff = git("diff", "HEAD", "--binary", *paths) or ""
-    untracked = (git("ls-files", "--others", "--exclude-standard", *paths) or "").splitlines()
-    state = {"commit": head.strip(), "dirty": bool(diff or untracked), "untracked": untracked[:100]}
-    for name in untracked:  # the measured benchmark may be a file that is not committed yet
-        if (folder / name).is_file() and (folder / name).stat().st_size <= MAX_UNTRACKED_BYTES:
-            diff += git("diff", "--no-index", "--binary", "--", os.devnull, name, fine=1) or ""
-    return state, diff or None
-
-
-def save_diff(folder: Path, diff: str) -> str:
-    """Save a diff as `folder`/diffs/<hash>.diff and return the hash. An existing file is kept."""
-    digest = hashlib.sha256(diff.encode()).hexdigest()[:16]
-    path = folder / "diffs" / f"{digest}.diff"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.uname().nodename}.{os.getpid()}")
-        temporary.write_text(diff, encoding="utf-8")
-        temporary.replace(path)
-    return digest
 
 
 def packages() -> dict[str, str | None]:

@@ -18,6 +18,7 @@ from jobs.errors import InputError
 from jobs.formatting import counted
 from jobs.invocation import command
 from jobs.launch.packing import worst_case_gpu_hours
+from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
 from jobs.results.manifest import BrokenManifest, Executor
 from jobs.results.record import Record
@@ -145,6 +146,24 @@ def submit(
             "many as the GPUs allow; a job without GPUs runs alone]",
         ),
     ] = None,
+    snapshot: Annotated[
+        bool,
+        typer.Option(
+            "--snapshot",
+            help="Copy the files that git tracks, with their uncommitted changes, into the results "
+            "folder, and run the jobs from the copy. You can then edit and commit while jobs wait. "
+            "Copied are the repository of the current folder and this project's.",
+        ),
+    ] = False,
+    save_untracked: Annotated[
+        bool,
+        typer.Option(
+            "--save-untracked",
+            help="Save also the contents of untracked files of at most 200 kB in the diffs of the "
+            "results folder. Check first that none contains a secret. Without this option, only "
+            "their names are saved.",
+        ),
+    ] = False,
     cluster_file: Annotated[
         Path | None,
         typer.Option(
@@ -169,16 +188,26 @@ def submit(
     executor = Executor.local if local else Executor.debug if debug else cluster
     if sbatch and not dry_run:
         fail("--sbatch requires --dry-run")
+    if snapshot and executor is Executor.debug:
+        fail("--snapshot is not allowed together with --debug")
     try:
         loaded = load_sweep(sweep, overrides or [], filter, _cluster_file(cluster_file))
         options = Options(
-            executor, out or Path("logs") / loaded.sweep.name, retry_failed, force, parallel
+            executor,
+            out or Path("logs") / loaded.sweep.name,
+            retry_failed,
+            force,
+            parallel,
+            snapshot,
+            save_untracked,
         )
         prepared = prepare(loaded, options, str(sweep))
-    except (InputError, BrokenManifest) as error:
+    except (InputError, BrokenManifest, SnapshotError) as error:
         fail(str(error))
     for warning in prepared.expansion.warnings:
         errors.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+    for note in prepared.notes:
+        errors.print(f"note: {note}", highlight=False, soft_wrap=True)
     if dry_run:
         show_plan(prepared, executor, sbatch)
         return

@@ -30,12 +30,12 @@ from rich.progress import (
 )
 
 from jobs import provenance
+from jobs.launch.snapshot import place
 from jobs.processes import ProcessHandle
 from jobs.results.manifest import Job, Manifest, write_handles
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
 from jobs.sweep.schema import Sweep
-from jobs.worker.environment import job_environment
 
 POLL_S = 0.1
 STOP_S = 20.0  # grace period in which stopped workers record their runs, in seconds
@@ -155,12 +155,13 @@ class LocalQueue:
         return gpus <= len(self.free)
 
     def _start(self, jobs: list[Job], gpus: list[str]) -> None:
-        environment = job_environment()
+        cwd, environment = place(self.manifest)
         if self._can_run(jobs[0]):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         with self._log(jobs).open("ab") as log:
             process = subprocess.Popen(
                 self._command(jobs),
+                cwd=cwd,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

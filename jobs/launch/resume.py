@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 
+from jobs.measured_code import content_hash, find, source
 from jobs.results.record import Record
 from jobs.run import Run
 from jobs.status import Status
@@ -67,3 +70,29 @@ def split_done(
         finished = not again or any(r.status is Status.ok for r in attempts)
         (done if finished else todo).append((run, repeat))
     return todo, done
+
+
+def changed_code(records: Iterable[Record]) -> list[str]:
+    """Return a note for each file outside this project that changed since it was measured.
+
+    Args:
+        records: records of the runs that are skipped because they have results.
+    """
+
+    @cache
+    def hash_now(name: str) -> str | None:
+        path = find(name)
+        return content_hash(path) if path is not None else None
+
+    changed: Counter[str] = Counter()
+    for record in records:
+        for entry in record.environment.get("code") or ():
+            name, before = entry["name"], entry.get("sha256")
+            if before and hash_now(name) not in (before, None):
+                changed[source(name)] += 1
+    return [
+        f"{name} has changed since {count} of the skipped runs {verb} measured; "
+        f"--force measures {them} again"
+        for name, count in changed.items()
+        for verb, them in [("was", "it") if count == 1 else ("were", "them")]
+    ]

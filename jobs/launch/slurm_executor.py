@@ -23,9 +23,9 @@ import submitit
 from submitit.slurm.slurm import SlurmExecutor, SlurmJobEnvironment
 
 from jobs.formatting import counted
+from jobs.launch.snapshot import place
 from jobs.results.manifest import Job, Manifest, SlurmHandle, read_manifest, write_handles
 from jobs.run import Shape
-from jobs.worker.environment import job_environment
 from jobs.worker.isolation import blocked_signals
 from jobs.worker.worker import Stopped, Worker
 
@@ -175,7 +175,7 @@ def submit(manifest: Manifest) -> None:
         executor = _executor(manifest, array, after)
         tasks = [WorkerTask(manifest.path, job.index) for job in array.jobs]
         # Jobs whose ids are not saved cannot be found, so a signal must not interrupt this block.
-        with clean_environment(), blocked_signals():
+        with clean_environment(place(manifest)[1]), blocked_signals():
             try:
                 with executor.batch():
                     submitted = [executor.submit(task) for task in tasks]
@@ -264,7 +264,9 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
     executor = _Executor(manifest.path / "slurm", max_num_timeout=timeouts)
     # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
-    additional = {"requeue": True, **slurm.additional_parameters}
+    # The copy of the current folder, if the jobs run from a snapshot. None is left out below.
+    cwd = manifest.snapshot and manifest.snapshot.cwd
+    additional = {"requeue": True, "chdir": cwd, **slurm.additional_parameters}
     wanted: dict[str, Any] = {
         "job_name": manifest.sweep.name,
         "time": job.timeout_min,
@@ -318,14 +320,14 @@ def max_array_size() -> int:
 
 
 @contextmanager
-def clean_environment() -> Iterator[None]:
+def clean_environment(after: dict[str, str]) -> Iterator[None]:
     """Replace os.environ by the environment of a job while the `with` block runs.
 
-    The variables of a surrounding Slurm allocation or torchrun are removed, and PYTHONPATH makes
-    this project importable.
+    Args:
+        after: environment of the job, without the variables of a surrounding Slurm allocation or
+            torchrun. Its PYTHONPATH makes this project importable.
     """
     before = dict(os.environ)
-    after = job_environment()
     os.environ.clear()
     os.environ.update(after)
     try:

@@ -9,15 +9,17 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
-from jobs import ROOT, provenance
+from jobs import provenance
+from jobs.code_state import project_state
+from jobs.launch import snapshot
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import pack
-from jobs.launch.resume import Task, split_done, tasks_of
+from jobs.launch.resume import Task, changed_code, split_done, tasks_of
 from jobs.results.manifest import (
     Executor,
     Manifest,
@@ -45,6 +47,8 @@ class Options:
     retry_failed: bool = False  # whether to execute failed runs again
     force: bool = False  # whether to execute all runs, even those that are done or in flight
     parallel: int | None = None  # maximum number of jobs at the same time; local executor only
+    snapshot: bool = False  # whether the jobs run from a copy of the code
+    save_untracked: bool = False  # whether diffs contain small untracked files
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Prepared:
     done: list[Task]  # skipped because of earlier records
     failed_before: list[Record]  # records of the tasks in `done` that failed
     in_flight: list[Task]  # skipped because they are queued or running in earlier submissions
+    notes: list[str] = field(default_factory=list)  # remarks for the user, one line each
 
 
 def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
@@ -75,6 +80,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     Raises:
         InputError: if the sweep cannot be expanded.
         BrokenManifest: if a manifest in the results folder cannot be read.
+        SnapshotError: if `options.snapshot` is True and no snapshot can be taken.
     """
     expansion = expand(loaded)
     folder = options.out.resolve()
@@ -111,8 +117,13 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         done=[(run.id, repeat) for run, repeat in (*done, *in_flight)],
         provenance={},
         force=options.force,
+        save_untracked=options.save_untracked,
     )
-    return Prepared(manifest, expansion, done, failed_records(before), in_flight)
+    notes = changed_code(before)
+    if options.snapshot:
+        wanted = {run.id: run for run, _ in todo}
+        notes += snapshot.check(wanted.values(), folder)
+    return Prepared(manifest, expansion, done, failed_records(before), in_flight, notes)
 
 
 def _same_device(
@@ -172,7 +183,7 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
     """Start a planned submission: run its jobs on this machine, or submit them to Slurm.
 
     First, the function writes the submission's manifest, i.e. the file that lists its runs and
-    jobs.
+    jobs, and before it the snapshot of the code if `options.snapshot` is True.
 
     Args:
         prepared: the planned submission.
@@ -184,6 +195,7 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
 
     Raises:
         SubmissionError: if the jobs cannot be submitted to Slurm.
+        SnapshotError: if no snapshot can be taken.
         FolderInUse: if another local or debug submission uses the results folder, and
             `options.force` is False.
         KeyboardInterrupt: if a local or debug submission was interrupted.
@@ -193,11 +205,10 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
         from jobs.launch import slurm_executor
 
         slurm_executor.require_slurm()
-        _write(manifest)
-        slurm_executor.submit(manifest)
+        slurm_executor.submit(_write(manifest, options))
         return []
     with sole_queue(manifest.folder, options.force):
-        _write(manifest)
+        manifest = _write(manifest, options)
         if options.executor is Executor.debug:
             return _debug(manifest, console)
         from jobs.launch.local_queue import LocalQueue
@@ -205,13 +216,18 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
         return LocalQueue(manifest, options.parallel, console).run()
 
 
-def _write(manifest: Manifest) -> None:
-    """Add the provenance (git state, user, packages) to a manifest and write it."""
-    git, diff = provenance.git_state(ROOT)
-    if diff is not None:
-        git["diff"] = provenance.save_diff(manifest.folder, diff)
+def _write(manifest: Manifest, options: Options) -> Manifest:
+    """Take the snapshot if there are jobs for it, then write and return the manifest.
+
+    The provenance in the manifest is that of the submission. Records contain the state of the code
+    when their run started.
+    """
+    if options.snapshot and manifest.jobs:
+        manifest = snapshot.take(manifest)
+    git = project_state(manifest.folder, options.save_untracked).entry(manifest.folder)
     manifest.provenance.update({"git": git, "user": submitter(), "packages": provenance.packages()})
     write_manifest(manifest)
+    return manifest
 
 
 def _debug(manifest: Manifest, console: Console) -> list[Record]:

@@ -7,6 +7,8 @@ of a run. A submission has these files in the results folder DIR:
     DIR/submissions/<id>/handles.json      for each job, its Slurm id or its local process
     DIR/submissions/<id>/jobs/<index>/     logs of the job, and state.json: the run it executes now
     DIR/artifacts/<run>-<repeat>-<attempt>/   files that the benchmark wrote during an attempt
+    DIR/snapshots/<id>/<repository>/       copy of the code, for submissions with --snapshot
+    DIR/snapshots/<id>/<submission>.json   states of the copied repositories at the submission
 
 The manifest is written before the jobs are submitted. Each submission has a separate folder, so
 concurrent submissions do not conflict.
@@ -32,6 +34,7 @@ from jobs.sweep.schema import Sweep
 
 SUBMISSIONS = "submissions"
 ARTIFACTS = "artifacts"
+SNAPSHOTS = "snapshots"  # folder of copies of the code
 
 
 class Executor(StrEnum):
@@ -64,6 +67,15 @@ class SlurmHandle:
 
 
 @dataclass(frozen=True)
+class Snapshot:
+    """Copy of the code from which the jobs of a submission run."""
+
+    folder: str  # relative to the results folder: snapshots/<id>
+    cwd: str  # current folder of the jobs; in the copy if its repository was copied
+    python_path: list[str]  # value of PYTHONPATH for the jobs, one folder per element
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The runs and jobs of one submission, as stored in its manifest.json and handles.json."""
 
@@ -79,6 +91,8 @@ class Manifest:
     done: list[tuple[str, int]]  # (run id, repeat) with earlier results, not submitted again
     provenance: dict[str, Any]
     force: bool = False
+    save_untracked: bool = False  # whether diffs contain small untracked files
+    snapshot: Snapshot | None = None  # None: the jobs run the code where it is
     handles: dict[int, SlurmHandle | ProcessHandle] = field(default_factory=dict, compare=False)
 
     @property
@@ -162,6 +176,8 @@ def write_manifest(manifest: Manifest) -> None:
             "done": manifest.done,
             "provenance": manifest.provenance,
             "force": manifest.force,
+            "save_untracked": manifest.save_untracked,
+            "snapshot": asdict(manifest.snapshot) if manifest.snapshot else None,
         },
     )
 
@@ -257,6 +273,8 @@ def _manifest(path: Path, data: dict[str, Any], handles: dict[str, Any]) -> Mani
         done=[(r, n) for r, n in data["done"]],
         provenance=data["provenance"],
         force=data["force"],
+        save_untracked=data.get("save_untracked", False),
+        snapshot=Snapshot(**data["snapshot"]) if data.get("snapshot") else None,
         handles={int(index): _handle(handle) for index, handle in handles.items()},
     )
 

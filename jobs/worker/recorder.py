@@ -20,6 +20,7 @@ from jobs.results.record_writer import RecordWriter
 from jobs.results.worker_state import RunningAttempt
 from jobs.run import Run
 from jobs.status import Status
+from jobs.worker.code_reader import CodeReader
 from jobs.worker.outcome import Outcome
 
 _SLURM = (
@@ -43,6 +44,7 @@ class Attempt:
     log: Path  # file for the output of the run
     artifacts: Path  # folder for files of the run, created by the benchmark if needed
     before: list[dict[str, Any]]  # states of the GPUs when the attempt began
+    code: dict[str, Any]  # states of the code when the attempt began, as in the record
     started_at: float  # start of the attempt, in seconds since the epoch
     clock: float  # start on the monotonic clock, in seconds; used for durations
 
@@ -75,18 +77,18 @@ class Recorder:
         self._manifest, self._job, self._gpus, self._slurm = manifest, job, gpus, slurm
         self._waiting = time.time() - manifest.created_at
         self._writer: RecordWriter | None = None
+        self.code = CodeReader(manifest)
         self.device = provenance.device_kind(gpus)
         self._environment = {
             "host": socket.gethostname(),
             "processor": provenance.processor(),
             "driver": provenance.driver_version(),
             "packages": provenance.packages(),
-            "git": manifest.provenance.get("git"),
             "executor": manifest.executor,
         }
 
     def begin(self, run: Run, repeat: int, number: int) -> Attempt:
-        """Return a new attempt to execute a run, with the current time and states of the GPUs.
+        """Return a new attempt with the current time, and the states of the code and the GPUs.
 
         Args:
             run: the run.
@@ -95,8 +97,10 @@ class Recorder:
         """
         log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
+        code = self.code.environment(run)
         before = provenance.gpu_states(self._gpus)
-        return Attempt(run, repeat, number, log, artifacts, before, time.time(), time.monotonic())
+        now, clock = time.time(), time.monotonic()
+        return Attempt(run, repeat, number, log, artifacts, before, code, now, clock)
 
     def write(self, attempt: Attempt, outcome: Outcome) -> Record:
         """Write the record of one attempt to execute a run, and print a summary line.
@@ -157,7 +161,7 @@ class Recorder:
             ),
             measurements=measurements,
             failure=failure,
-            environment=self._environment | {"loaded": outcome.versions},
+            environment=self._environment | attempt.code | {"loaded": outcome.versions},
             gpus=[_around(*states) for states in zip(attempt.before, after, strict=False)],
             slurm=self._slurm,
             log=str(attempt.log.relative_to(folder)) if attempt.log.exists() else None,

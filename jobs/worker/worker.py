@@ -130,6 +130,7 @@ class Worker:
                 unsupported. None if the machine can execute the job.
         """
         self._deaths = self._count_deaths()
+        self.recorder.code.note_start(self.manifest.runs[run] for run, _ in self.job.tasks)
         for run_id, repeat in self.job.tasks:
             if self._is_done(run_id, repeat):
                 continue

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.provenance import git_state
 from jobs.worker.outcome import outcome_of
 from tests.jobs.harness import call, records, run, write_sweep
 
@@ -68,32 +67,3 @@ def test_every_wording_of_gpu_memory_running_out(text: str) -> None:
     outcome = outcome_of(RuntimeError(text))
     assert outcome.status == "oom" and outcome.failure is not None
     assert outcome.failure.memory == "gpu"
-
-
-def test_the_diff_holds_sources_that_are_not_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import subprocess
-
-    monkeypatch.delenv("GIT_COMMIT", raising=False)
-
-    def git(*arguments: str) -> None:
-        author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-        subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True, capture_output=True)
-
-    git("init")
-    (tmp_path / "old.py").write_text("x = 1\n")
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "__init__.py").touch()
-    git("add", "old.py")
-    git("commit", "-m", "first")
-    elsewhere = git_state(tmp_path)  # another repository around the installed project
-    assert elsewhere == ({"commit": None, "dirty": None, "untracked": None}, None)
-    git("add", ".")
-    git("commit", "-m", "second")
-    assert git_state(tmp_path)[1] is None
-    (tmp_path / "old.py").write_text("x = 2\n")
-    (tmp_path / "new.py").write_text("y = 3\n")
-    state, diff = git_state(tmp_path)
-    assert state["dirty"] and state["untracked"] == ["new.py"]
-    assert diff is not None and "+x = 2" in diff and "+y = 3" in diff

@@ -1,0 +1,210 @@
+"""State of a source tree: its commit and its uncommitted changes, from git or as it was carried.
+
+Sources of the state, in this order: git; the file .code_state.json in a copy without git
+(`jobs.carried_state`); for this project, the environment variables GIT_COMMIT and GIT_DIRTY.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from jobs import ROOT, carried_state, git
+
+MAX_UNTRACKED_BYTES = 200_000  # larger untracked files, probably data, are not saved
+MAX_NAMES = 100  # maximum number of file names in a state
+DIFFS = "diffs"  # folder of diffs inside a results folder
+# Installed packages are not part of a repository around the virtual environment.
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class CodeState:
+    """Commit of a source tree, and what differs from it."""
+
+    commit: str | None = None
+    dirty: bool | Literal["unknown"] = "unknown"  # True also if there are untracked files
+    untracked: tuple[str, ...] | None = None  # names of untracked files
+    diff: bytes = b""  # changes of tracked files and, if asked for, untracked files
+    source: Literal["git", "carried", "environment", "unknown"] = "unknown"
+    why: str | None = None  # reason why something is unknown
+    changed: tuple[str, ...] = ()  # files that differ from the carried state
+    fingerprint: str = ""  # equal if the commit and the tracked files are equal; "": unknown
+
+    def entry(self, results: Path) -> dict[str, Any]:
+        """Return the state as a dict for a record, and save its diff in the results folder."""
+        names = None if self.untracked is None else list(self.untracked[:MAX_NAMES])
+        entry: dict[str, Any] = {"commit": self.commit, "dirty": self.dirty, "untracked": names}
+        why = self.why
+        if self.diff:
+            try:
+                entry["diff"] = save_diff(results, self.diff)
+            except OSError as error:  # a full disk must not end the job
+                why = f"the diff cannot be saved: {error.strerror}"
+        if self.changed:
+            entry["changed"] = list(self.changed[:MAX_NAMES])
+        entry["source"] = self.source
+        return entry if why is None else entry | {"why": why}
+
+
+def repository_root(path: Path) -> Path | None:
+    """Return the nearest folder around a file that is a git repository or a carried copy of one.
+
+    Returns:
+        The folder, or None if there is none or the file belongs to an installed package.
+    """
+    path = path.resolve()
+    for folder in (path, *path.parents):
+        if (folder / ".git").exists() or (folder / carried_state.FILE).is_file():
+            return folder
+        if folder.name in _INSTALLED:
+            return None
+    return None
+
+
+def ignored_in(root: Path, results: Path) -> list[str]:
+    """Return the files and folders that do not count as changes, relative to the root.
+
+    These are results: the records of one sweep must not make the tree dirty for the next sweep.
+
+    Args:
+        root: root of a repository.
+        results: the results folder.
+    """
+    folders = [root / "logs", Path.cwd() / "logs", results.resolve()]
+    inside = [folder for folder in folders if folder.is_relative_to(root) and folder != root]
+    names = [str(folder.relative_to(root)) for folder in inside]
+    return list(dict.fromkeys([*names, carried_state.FILE]))
+
+
+def project_state(results: Path, save_untracked: bool = False) -> CodeState:
+    """Return the state of this project.
+
+    Args:
+        results: the results folder, whose files are ignored.
+        save_untracked: whether the diff contains small untracked files.
+    """
+    root = repository_root(ROOT)
+    state = CodeState(why=f"{ROOT} is in no git repository")
+    if root is not None:
+        own = str((ROOT / "jobs" / "__init__.py").relative_to(root))
+        state = read_state(root, results, save_untracked, own)
+    commit = os.environ.get("GIT_COMMIT")
+    if state.source != "unknown" or not commit:
+        return state
+    dirty = {"true": True, "false": False}.get(os.environ.get("GIT_DIRTY", "").lower())
+    if dirty is None:
+        why = f"{state.why}; GIT_DIRTY must be true or false to tell whether files differ"
+        return CodeState(commit=commit, source="environment", why=why)
+    return CodeState(commit=commit, dirty=dirty, source="environment")
+
+
+def read_state(
+    root: Path, results: Path, save_untracked: bool = False, own: str | None = None
+) -> CodeState:
+    """Return the state of a repository, or of a carried copy of a repository.
+
+    Args:
+        root: root of the repository, from `repository_root`.
+        results: the results folder, whose files are ignored.
+        save_untracked: whether the diff contains small untracked files.
+        own: file that git must track, relative to the root. Otherwise the state is unknown,
+            because the repository is not that of the file.
+    """
+    why = f"{root} is no git repository"
+    if (root / ".git").exists():
+        try:
+            if own is None or git.tracked(root, [own]):
+                return _from_git(root, ignored_in(root, results), save_untracked)
+            why = f"the git repository {root} does not track {own}"
+        except git.GitError as error:
+            why = str(error)
+    if (root / carried_state.FILE).is_file():
+        try:
+            return _from_carried(root)
+        except carried_state.BrokenState as error:
+            why = str(error)
+    return CodeState(why=why)
+
+
+def _from_git(root: Path, ignored: list[str], save_untracked: bool) -> CodeState:
+    tree = git.status(root, ignored)
+    diff = git.diff(root, ignored) if tree.changed and tree.commit else b""
+    digest = hashlib.sha256(f"{tree.commit}\n".encode() + diff).hexdigest()
+    state = CodeState(
+        commit=tree.commit,
+        dirty=tree.changed or bool(tree.untracked),
+        untracked=tuple(tree.untracked),
+        source="git",
+        why=None if tree.commit else f"the git repository {root} has no commit",
+        fingerprint=digest,
+    )
+    for name in tree.untracked if save_untracked else ():
+        path = root / name
+        if path.is_file() and path.stat().st_size <= MAX_UNTRACKED_BYTES:
+            diff += git.diff_of_new_file(root, name)
+    return replace(state, diff=diff)
+
+
+def _from_carried(root: Path) -> CodeState:
+    carried = carried_state.read(root)
+    now = carried_state.hashes(root, carried.files)
+    changed = tuple(name for name, digest in carried.files.items() if now[name] != digest)
+    return CodeState(
+        commit=carried.commit,
+        dirty=carried.dirty or bool(changed),
+        untracked=tuple(carried.untracked),
+        diff=carried.diff.encode(errors="surrogateescape"),
+        source="carried",
+        changed=changed,
+        fingerprint=hashlib.sha256(f"{carried.commit}{sorted(now.items())}".encode()).hexdigest(),
+    )
+
+
+def is_tracked(root: Path, name: str) -> bool:
+    """Return whether a repository, or a carried copy, tracks a file. False also if unknown.
+
+    Args:
+        root: root of the repository, from `repository_root`.
+        name: name of the file, relative to the root.
+    """
+    try:
+        if (root / ".git").exists():
+            return name in git.tracked(root, [name])
+        return name in carried_state.read(root).files
+    except (git.GitError, carried_state.BrokenState):
+        return False
+
+
+def write_carried(root: Path) -> Path:
+    """Write the state of a git repository to the file .code_state.json in its root.
+
+    Raises:
+        GitError: if git gives no answer.
+        OSError: if the file cannot be written.
+
+    Returns:
+        The path of the file.
+    """
+    ignored = ignored_in(root, root / "logs")
+    state = _from_git(root, ignored, save_untracked=False)
+    files = carried_state.hashes(root, git.tracked_files(root, ignored))
+    assert isinstance(state.dirty, bool) and state.untracked is not None
+    text = state.diff.decode(errors="surrogateescape")
+    names = list(state.untracked[:MAX_NAMES])
+    return carried_state.CarriedState(state.commit, state.dirty, names, text, files).write(root)
+
+
+def save_diff(folder: Path, diff: bytes) -> str:
+    """Save a diff as `folder`/diffs/<hash>.diff and return the hash. An existing file is kept."""
+    digest = hashlib.sha256(diff).hexdigest()[:16]
+    path = folder / DIFFS / f"{digest}.diff"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.uname().nodename}.{os.getpid()}")
+        temporary.write_bytes(diff)
+        temporary.replace(path)
+    return digest

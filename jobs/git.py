@@ -1,0 +1,132 @@
+"""Calls of git that only read. They take no locks, have a timeout, and report why they fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+TIMEOUT_S = 30.0  # of one git command; git may hang on a file system that does not answer
+# Variables that a surrounding git command, such as a hook, sets. They select another repository.
+_LEAKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
+_DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames")
+_hung: set[Path] = set()  # repositories whose git command did not end; not asked again
+
+
+class GitError(RuntimeError):
+    """Raised if git gives no answer. The message is the reason in one line."""
+
+
+@dataclass(frozen=True)
+class WorkingTree:
+    """Result of `git status`."""
+
+    commit: str | None  # None: the repository has no commit
+    changed: bool  # whether tracked files differ from the commit
+    untracked: list[str]  # names of files that are neither tracked nor ignored
+
+
+def git(root: Path, *arguments: str, accepted: tuple[int, ...] = (0,)) -> bytes:
+    """Run a git command and return its output.
+
+    Args:
+        root: folder in which the command runs.
+        arguments: arguments of git.
+        accepted: exit codes that are no errors.
+
+    Raises:
+        GitError: if git is not installed, does not end in time, or fails.
+    """
+    if root in _hung:
+        raise GitError(f"git did not answer within {TIMEOUT_S:g} s in {root}")
+    environment = {name: value for name, value in os.environ.items() if name not in _LEAKS}
+    options = ["--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false"]
+    try:
+        done = subprocess.run(
+            ["git", *options, *arguments],
+            cwd=root,
+            env=environment | {"LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        _hung.add(root)
+        raise GitError(f"git did not answer within {TIMEOUT_S:g} s in {root}") from None
+    except OSError as error:
+        raise GitError(f"git cannot be run: {error.strerror}") from None
+    if done.returncode not in accepted:
+        words = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        first = words[0].removeprefix("fatal: ")
+        raise GitError(f"git {arguments[0]} failed with exit code {done.returncode}: {first}")
+    return done.stdout
+
+
+def status(root: Path, ignored: list[str]) -> WorkingTree:
+    """Return the commit of a repository, and whether files differ from it.
+
+    Args:
+        root: root of the working tree.
+        ignored: files and folders that do not count, relative to the root.
+
+    Raises:
+        GitError: if git gives no answer.
+    """
+    options = ("--porcelain=v2", "--branch", "--untracked-files=all", "--no-renames", "-z")
+    output = git(root, "status", *options, *_except(ignored))
+    lines = output.decode(errors="replace").split("\0")
+    commit = next((line[13:] for line in lines if line.startswith("# branch.oid ")), None)
+    return WorkingTree(
+        commit=None if commit == "(initial)" else commit,
+        changed=any(line.startswith(("1 ", "2 ", "u ")) for line in lines),
+        untracked=sorted(line[2:] for line in lines if line.startswith("? ")),
+    )
+
+
+def diff(root: Path, ignored: list[str]) -> bytes:
+    """Return the binary diff of the tracked files against the commit.
+
+    Args:
+        root: root of the working tree.
+        ignored: files and folders that do not count, relative to the root.
+
+    Raises:
+        GitError: if git gives no answer.
+    """
+    return git(root, *_DIFF, "HEAD", *_except(ignored))
+
+
+def diff_of_new_file(root: Path, name: str) -> bytes:
+    """Return a binary diff that creates a file. An untracked file is given by its name."""
+    return git(root, *_DIFF, "--no-index", "--", os.devnull, name, accepted=(0, 1))
+
+
+def tracked(root: Path, names: list[str]) -> set[str]:
+    """Return those of the given files that git tracks. Names are relative to the root.
+
+    Raises:
+        GitError: if git gives no answer.
+    """
+    return set(_names(git(root, "--literal-pathspecs", "ls-files", "-z", "--", *names)))
+
+
+def tracked_files(root: Path, ignored: list[str]) -> list[str]:
+    """Return the names of all tracked files, including those of submodules.
+
+    Args:
+        root: root of the working tree.
+        ignored: files and folders to leave out, relative to the root.
+
+    Raises:
+        GitError: if git gives no answer.
+    """
+    return _names(git(root, "ls-files", "-z", "--recurse-submodules", *_except(ignored)))
+
+
+def _names(output: bytes) -> list[str]:
+    return [os.fsdecode(name) for name in output.split(b"\0") if name]
+
+
+def _except(ignored: list[str]) -> list[str]:
+    return ["--", ".", *(f":(exclude,literal){name}" for name in ignored)]

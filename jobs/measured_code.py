@@ -1,0 +1,54 @@
+"""Files outside this project whose code a run measures. Their modules are not imported."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from jobs import ROOT
+from jobs.run import Run
+from systems.external.reference import BadReference, Reference, find_module, is_reference
+
+PACKAGES = ("jobs", "systems", "sweeps", "tests")  # folders that contain this project
+
+
+def measured_files(run: Run) -> dict[str, Path | None]:
+    """Return the files outside this project whose code a run measures.
+
+    These are the module of the benchmark and the references in the parameters, such as
+    `my_kernels/flash.py:MyFlash`.
+
+    Returns:
+        The path of each file by its name in the sweep. None if the file does not exist.
+    """
+    names = [run.benchmark] if "." in run.benchmark else []
+    files = {name: find(name) for name in (*names, *run.code)}
+    return {name: path for name, path in files.items() if path is None or not is_project(path)}
+
+
+def find(name: str) -> Path | None:
+    """Return the file of a benchmark module or a reference, or None if there is none."""
+    if not is_reference(name):
+        return find_module(name)
+    try:
+        return Reference.parse(name).find()
+    except BadReference:
+        return None
+
+
+def source(name: str) -> str:
+    """Return the name of a benchmark module, or the file or module of a reference."""
+    return name.rpartition(":")[0] if is_reference(name) else name
+
+
+def is_project(path: Path) -> bool:
+    """Return whether a file belongs to this project."""
+    return any(path.resolve().is_relative_to(ROOT / package) for package in PACKAGES)
+
+
+def content_hash(path: Path) -> str | None:
+    """Return the SHA-256 of the content of a file. None if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None

@@ -1,0 +1,137 @@
+"""Reads the state of the code that a run measures, at the start of the job and of each attempt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jobs import ROOT
+from jobs.code_state import CodeState, is_tracked, project_state, read_state, repository_root
+from jobs.measured_code import content_hash, measured_files
+from jobs.results.manifest import Manifest
+from jobs.run import Run
+
+_PROJECT = ""  # key of this project; the other keys are names of measured code
+CHANGED = "changed_since_job_start"
+_NOWHERE = {"tracked": False, "repository": None}  # a file in no repository
+
+
+class CodeReader:
+    """Reads the commits and the uncommitted changes of this project and of measured files.
+
+    If a submission runs from a snapshot, the states are those of the moment of the snapshot.
+
+    Args:
+        manifest: manifest of the submission.
+    """
+
+    def __init__(self, manifest: Manifest):
+        self._results = manifest.folder
+        self._save_untracked = manifest.save_untracked
+        self._saved: dict[Path, dict[str, Any]] = {}  # states of the repositories in the snapshot
+        if manifest.snapshot is not None:
+            self._saved = _saved_states(manifest.folder / manifest.snapshot.folder, manifest.id)
+        self._at_start: dict[str, str] = {}
+
+    def note_start(self, runs: Iterable[Run]) -> None:
+        """Remember the state of the code of some runs, because a job imports modules only once."""
+        states: dict[Path, CodeState] = {}
+        self._at_start[_PROJECT] = self._of_project(states)[1]
+        for run in runs:
+            for name, path in measured_files(run).items():
+                if name not in self._at_start:
+                    self._at_start[name] = self._of_file(name, path, states)[1]
+
+    def environment(self, run: Run) -> dict[str, Any]:
+        """Return the keys "git" and "code" of the field `environment` of a record.
+
+        "git" is the state of this project. "code" lists the measured files outside this project,
+        with the states of their repositories. It is left out if there are none.
+        """
+        states: dict[Path, CodeState] = {}
+        found: dict[str, Any] = {"git": self._marked(_PROJECT, *self._of_project(states))}
+        code = [
+            self._marked(name, *self._of_file(name, path, states))
+            for name, path in measured_files(run).items()
+        ]
+        return found | ({"code": code} if code else {})
+
+    def _marked(self, name: str, entry: dict[str, Any], fingerprint: str) -> dict[str, Any]:
+        before = self._at_start.get(name)
+        changed = before and fingerprint and before != fingerprint
+        return entry | {CHANGED: True} if changed else entry
+
+    def _of_project(self, states: dict[Path, CodeState]) -> tuple[dict[str, Any], str]:
+        """Return the entry of this project for a record, and its fingerprint.
+
+        Args:
+            states: states that have been read, by root. The state is added.
+        """
+        saved = self._snapshot_of(ROOT)
+        if saved is not None:
+            return self._saved[saved], ""
+        state = project_state(self._results, self._save_untracked)
+        root = repository_root(ROOT)
+        if root is not None and state.source in ("git", "carried"):
+            states[root] = state
+        return state.entry(self._results), state.fingerprint
+
+    def _of_file(
+        self, name: str, path: Path | None, states: dict[Path, CodeState]
+    ) -> tuple[dict[str, Any], str]:
+        """Return the entry of a measured file for a record, and its fingerprint.
+
+        Args:
+            name: name of the code in the sweep.
+            path: path of the file. None if it does not exist.
+            states: states that have been read, by root. The state of the file's repository is
+                added.
+        """
+        if path is None:
+            missing = CodeState(why="the file does not exist").entry(self._results)
+            return {"name": name, "file": None, "sha256": None, **_NOWHERE, **missing}, ""
+        path = path.resolve()
+        digest = content_hash(path)
+        known: dict[str, Any] = {"name": name, "file": str(path), "sha256": digest}
+        saved = self._snapshot_of(path)
+        if saved is not None:
+            inside = {"file": str(path.relative_to(saved)), "tracked": True}
+            return known | inside | {"repository": saved.name} | self._saved[saved], digest or ""
+        root = repository_root(path)
+        if root is None:
+            state = CodeState(why=f"{path} is in no git repository")
+            return known | _NOWHERE | state.entry(self._results), digest or ""
+        if root not in states:
+            states[root] = read_state(root, self._results, self._save_untracked)
+        state, inside_root = states[root], str(path.relative_to(root))
+        place = {
+            "file": inside_root,
+            "tracked": is_tracked(root, inside_root),
+            "repository": root.name,
+        }
+        entry = known | place | state.entry(self._results)
+        return entry, f"{digest}{state.fingerprint}" if digest else ""
+
+    def _snapshot_of(self, path: Path) -> Path | None:
+        """Return the copy of a repository in the snapshot that contains a path, if any."""
+        return next((copy for copy in self._saved if path.is_relative_to(copy)), None)
+
+
+def _saved_states(snapshot: Path, submission: str) -> dict[Path, dict[str, Any]]:
+    """Return the states of the repositories in a snapshot for records, by path of the copy.
+
+    Args:
+        snapshot: folder of the snapshot.
+        submission: id of the submission, for which the states were saved.
+    """
+    where = {"snapshot": str(snapshot.relative_to(snapshot.parents[1]))}
+    try:
+        saved = json.loads((snapshot / f"{submission}.json").read_text(encoding="utf-8"))
+        return {snapshot.resolve() / name: state | where for name, state in saved.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        unknown = CodeState(why=f"the states of the snapshot cannot be read: {error}")
+        entry = unknown.entry(snapshot)  # has no diff, so nothing is saved
+        copies = [path for path in snapshot.resolve().glob("*") if path.is_dir()]
+        return dict.fromkeys(copies, entry | where)

@@ -1,0 +1,97 @@
+"""Git repositories for tests: small ones, and a checkout of this project that a test may change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.jobs.harness import ROOT, TESTS_OWN
+
+AUTHOR = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgSign=false")
+# A benchmark that returns a constant, to tell which version of its file was executed.
+BENCHMARK = """\
+from systems.benchmark import BenchmarkParams
+
+PRELOAD = ()
+
+class Params(BenchmarkParams):
+    index: int = 0
+
+def run(params):
+    import helper
+    return {"samples_ms": {"forward": [1.0]}, "facts": {"code": helper.VALUE}}
+"""
+SWEEP = "{name: own, benchmark: own.bench, grid: {index: [%s]}, runs_per_job: 1}"
+
+
+class Checkout:
+    """A git repository in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.git("init", "-q")
+
+    def git(self, *arguments: str) -> str:
+        command = ["git", *AUTHOR, *arguments]
+        return subprocess.run(
+            command, cwd=self.folder, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def commit(self, **files: str) -> str:
+        """Write files, given as `name="text"` for name.py, commit everything, return the commit."""
+        for name, text in files.items():
+            self.write(f"{name}.py", text)
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", "change")
+        return self.git("rev-parse", "HEAD")
+
+    def python(
+        self, *arguments: str | Path, project: Path = ROOT, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python -m ARGUMENTS` in this folder. `stdout` of the result contains stderr, too."""
+        dropped = (TESTS_OWN, "GIT_COMMIT", "GIT_DIRTY")
+        given = {name: value for name, value in os.environ.items() if name not in dropped}
+        return subprocess.run(
+            [sys.executable, "-m", *map(str, arguments)],
+            cwd=self.folder,
+            env=given | {"PYTHONPATH": str(project)} | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+        )
+
+
+def own_repository(folder: Path, indices: str = "0") -> Checkout:
+    """Return a committed repository with a benchmark, its helper module and a sweep."""
+    own = Checkout(folder)
+    own.write("own/bench.py", BENCHMARK)
+    own.write("own.yaml", SWEEP % indices)
+    own.write(".gitignore", "__pycache__/\nlogs/\n")
+    own.commit(helper="VALUE = 'old'\n")
+    return own
+
+
+def project_checkout(folder: Path) -> Checkout:
+    """Return a repository that contains this project, with one commit."""
+    checkout = Checkout(folder)
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("jobs", "systems"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    checkout.write(".gitignore", "__pycache__/\nlogs/\n.code_state.json\n")
+    checkout.write("helper.py", "VALUE = 'old'\n")
+    checkout.write("own/bench.py", BENCHMARK)
+    checkout.write("own.yaml", SWEEP % "0")
+    checkout.commit()
+    return checkout

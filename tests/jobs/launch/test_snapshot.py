@@ -1,0 +1,181 @@
+"""Edits and commits while jobs wait: with --snapshot, jobs run the code of the submission."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.results.record import Record
+from tests.jobs.checkout import BENCHMARK, SWEEP, Checkout, own_repository, project_checkout
+from tests.jobs.harness import facts, only_record, records
+from tests.jobs.launch.slurm_cluster import SlurmCluster
+
+# The run of index 0 edits and commits its own repository, from which it was submitted.
+EDITS = BENCHMARK.replace(
+    "    import helper\n",
+    """\
+    import subprocess
+    from pathlib import Path
+    import helper, jobs, systems
+    if params.index == 0:
+        folder = Path(ORIGIN)
+        (folder / "helper.py").write_text("VALUE = 'new'")
+        git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run([*git, "commit", "-qam", "edit"], cwd=folder, check=True)
+""",
+).replace("helper.VALUE}", "helper.VALUE, 'files': [jobs.__file__, systems.__file__]}")
+
+
+def editing(own: Checkout) -> str:
+    """Write a benchmark that edits its repository, and return the commit before the edit."""
+    own.write("own/bench.py", f"ORIGIN = {str(own.folder)!r}\n{EDITS}")
+    own.write("own.yaml", SWEEP % "0, 1")
+    return own.commit()
+
+
+def submitted(where: Checkout, out: Path, *options: str, project: Path) -> str:
+    arguments = ["jobs.submit", "own.yaml", "--out", out, *options]
+    done = where.python(*arguments, project=project)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout of this project. Tests commit to it, but leave no changes."""
+    return project_checkout(tmp_path_factory.mktemp("project") / "sweeps")
+
+
+def test_local_jobs_record_the_code_that_they_run(tmp_path: Path, project: Checkout) -> None:
+    own = own_repository(tmp_path / "own")
+    before = editing(own)
+    out = tmp_path / "out"
+    submitted(own, out, "--local", project=project.folder)
+    after = own.git("rev-parse", "HEAD")
+    commits = {r.params["index"]: r.environment["code"][0]["commit"] for r in records(out)}
+    assert commits == {0: before, 1: after} and before != after
+    assert facts(only_record(out, index=1))["code"] == "new"
+
+
+def test_local_jobs_run_from_a_snapshot(tmp_path: Path, project: Checkout) -> None:
+    own = own_repository(tmp_path / "own")
+    commit = editing(own)
+    own.write("helper.py", "VALUE = 'uncommitted'\n")
+    out = own.folder / "logs" / "own"
+    submitted(own, out, "--local", "--snapshot", project=project.folder)
+    assert len(own.git("rev-list", "HEAD").splitlines()) == 3
+    (snapshot,) = (out / "snapshots").iterdir()
+    for record in records(out):
+        assert facts(record)["code"] == "uncommitted"
+        copies = [str(snapshot / "sweeps" / name / "__init__.py") for name in ("jobs", "systems")]
+        assert facts(record)["files"] == copies
+        (code,) = record.environment["code"]
+        assert code["snapshot"] == f"snapshots/{snapshot.name}"
+        assert (code["commit"], code["dirty"], code["file"]) == (commit, True, "own/bench.py")
+        assert (code["repository"], code["tracked"]) == ("own", True)
+        assert "+VALUE = 'uncommitted'" in (out / "diffs" / f"{code['diff']}.diff").read_text()
+        git = record.environment["git"]
+        assert git["snapshot"] == code["snapshot"] and git["dirty"] is False
+        assert git["commit"] == project.git("rev-parse", "HEAD")
+    assert own.python("jobs", "status", out, project=project.folder).returncode == 0
+
+
+def test_equal_content_is_copied_once(tmp_path: Path, project: Checkout) -> None:
+    own = own_repository(tmp_path / "own")
+    out = tmp_path / "out"
+    again = ["--local", "--snapshot", "--force"]
+    submitted(own, out, *again, project=project.folder)
+    own.git("commit", "-q", "--allow-empty", "-m", "same content")
+    submitted(own, out, *again, project=project.folder)
+    (snapshot,) = (out / "snapshots").iterdir()
+    first, second = (record.environment["code"][0]["commit"] for record in records(out))
+    assert [second, first] == own.git("rev-list", "HEAD").splitlines()
+    own.write("helper.py", "VALUE = 'new'\n")
+    submitted(own, out, *again, project=project.folder)
+    assert len(list((out / "snapshots").iterdir())) == 2
+    own.write("helper.py", "VALUE = 'old'\n")
+    (snapshot / "own" / "helper.py").write_text("VALUE = 'tampered'\n")
+    arguments = ["jobs.submit", "own.yaml", "--out", out, *again]
+    refused = own.python(*arguments, project=project.folder)
+    assert refused.returncode == 2 and "were modified after they were copied" in refused.stdout
+
+
+def test_retry_takes_a_snapshot_again(tmp_path: Path, project: Checkout) -> None:
+    own = own_repository(tmp_path / "own")
+    own.commit(helper="raise OSError('broken')\n")
+    out = tmp_path / "out"
+    arguments = ["jobs.submit", "own.yaml", "--out", out, "--local", "--snapshot"]
+    assert own.python(*arguments, project=project.folder).returncode == 1
+    own.write("helper.py", "VALUE = 'mended'\n")
+    retried = own.python("jobs", "retry", out, project=project.folder)
+    assert retried.returncode == 0, retried.stdout
+    last = records(out)[-1]
+    assert facts(last)["code"] == "mended" and last.environment["code"][0]["snapshot"]
+
+
+def test_what_cannot_be_in_a_snapshot(tmp_path: Path, project: Checkout) -> None:
+    own = own_repository(tmp_path / "own")
+
+    def refused(*options: str, folder: Checkout = own, by: Path = project.folder) -> str:
+        out = tmp_path / "refused"
+        done = folder.python("jobs.submit", "own.yaml", "--out", out, *options, project=by)
+        assert done.returncode == 2 and len(done.stdout.splitlines()) == 1, done.stdout
+        assert not out.exists()
+        return done.stdout
+
+    assert "--snapshot is not allowed together with --debug" in refused("--debug", "--snapshot")
+    own.git("rm", "-q", "--cached", "own/bench.py")
+    told = refused("--local", "--snapshot")
+    assert "'own.bench'" in told and "run: git add own/bench.py" in told
+    own.git("add", "own/bench.py")
+    assert "1 (0 done" in submitted(
+        own, tmp_path / "refused", "--dry-run", "--snapshot", project=project.folder
+    )
+    nowhere = Checkout.__new__(Checkout)
+    nowhere.folder = tmp_path / "nowhere"
+    (nowhere.folder / "own").mkdir(parents=True)
+    (nowhere.folder / "own" / "bench.py").write_text(BENCHMARK)
+    (nowhere.folder / "own.yaml").write_text(SWEEP % "0")
+    told = submitted(nowhere, tmp_path / "out", "--dry-run", "--snapshot", project=project.folder)
+    assert "own/bench.py is not in the snapshot: its repository is not copied" in told
+    bare = tmp_path / "bare"
+    for name in ("jobs", "systems"):
+        (bare / name).parent.mkdir(exist_ok=True)
+        project.git("archive", "-o", str(tmp_path / f"{name}.tar"), "HEAD", name)
+        nowhere.python("tarfile", "-e", tmp_path / f"{name}.tar", bare)
+    told = refused("--local", "--snapshot", folder=nowhere, by=bare)
+    assert "--snapshot requires a git repository around the current folder" in told
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("options", [(), ("--snapshot",)])
+def test_slurm_jobs_wait_while_one_commits(
+    tmp_path: Path, slurm_cluster: SlurmCluster, options: tuple[str, ...]
+) -> None:
+    """Jobs are held, the project is changed, and the jobs are released."""
+    project = project_checkout(tmp_path / "sweeps")
+    before = project.git("rev-parse", "HEAD")
+    out = project.folder / "logs" / "own"
+    hold = "slurm.additional_parameters={hold: true}"
+    arguments = ["jobs.submit", "own.yaml", hold, "--out", out, *options]
+    done = project.python(*arguments, project=project.folder, **slurm_cluster.environment)
+    assert done.returncode == 0, done.stdout
+    with (project.folder / "systems" / "benchmark.py").open("a") as file:
+        file.write("# edited\n")
+    after = project.commit(helper="VALUE = 'new'\n")
+    (path,) = out.glob("submissions/*/handles.json")
+    (handle,) = json.loads(path.read_text()).values()
+
+    def ended() -> list[Record]:
+        return records(out)
+
+    assert not ended()
+    assert slurm_cluster.client("scontrol", "release", handle["slurm"]).returncode == 0
+    (record,) = slurm_cluster.wait_for(ended, 120, "the released job")
+    states = [record.environment["git"], *record.environment["code"]]
+    assert {state["commit"] for state in states} == {before if options else after}
+    assert {state["dirty"] for state in states} == {False}
+    assert facts(record)["code"] == ("old" if options else "new")
+    assert [("snapshot" in state) for state in states] == [bool(options)] * 2
