@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from jobs.check import check
-from jobs.code_state import repository_root, write_carried
+from jobs.code.git import GitError
+from jobs.code.short_names import short_names
+from jobs.code.state import repository_root, write_carried
 from jobs.completion import results_folders, run_ids
 from jobs.errors import InputError
 from jobs.formatting import counted
-from jobs.git import GitError
 from jobs.invocation import words
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, prepare, reload
@@ -35,7 +36,6 @@ from jobs.results.manifest import (
 )
 from jobs.results.run_states import Observation, TaskState, observe, summary
 from jobs.run import varying
-from jobs.short_names import short_names
 from jobs.status import Status
 from jobs.submit import fail, start_and_report
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark

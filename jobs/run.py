@@ -55,7 +55,7 @@ class Run:
         Args:
             names: names of the parameters to include. None or an empty list includes all
                 parameters. Names that are not parameters of the benchmark are ignored.
-            short: texts to show instead of values, from `jobs.short_names`.
+            short: texts to show instead of values, from `jobs.code.short_names`.
         """
         shown = {k: self.params[k] for k in (names or self.params) if k in self.params}
         shown = {k: short.get(v, v) if isinstance(v, str) else v for k, v in shown.items()}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from jobs.measured_code import content_hash, find, source
+from jobs.code.measured_files import content_hash, find, source
 from jobs.results.record import Record
 from jobs.run import Run
 from jobs.status import Status

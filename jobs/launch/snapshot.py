@@ -14,11 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jobs import ROOT, git
-from jobs.carried_state import file_hash
-from jobs.code_state import CodeState, ignored_in, read_state, repository_root
+from jobs import ROOT
+from jobs.code import git
+from jobs.code.carried_state import file_hash
+from jobs.code.measured_files import find, is_project
+from jobs.code.state import CodeState, ignored_in, read_state, repository_root
 from jobs.json_files import write_json
-from jobs.measured_code import find, is_project
 from jobs.results.manifest import SNAPSHOTS, Manifest, Snapshot
 from jobs.run import Run
 from jobs.worker.environment import job_environment

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jobs import provenance
-from jobs.code_state import project_state
+from jobs.code.state import project_state
 from jobs.launch import snapshot
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import pack

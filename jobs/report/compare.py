@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jobs.code.short_names import short_names
 from jobs.formatting import format_number, format_scalar
 from jobs.report.metrics import slowest_rank
 from jobs.report.results import Result, list_results
 from jobs.results.record import Measurements
 from jobs.results.run_states import Observation
 from jobs.run import Run, varying
-from jobs.short_names import short_names
 
 RunOnDevice = tuple[str, str]  # run id, device
 RESAMPLES = 1000  # number of bootstrap resamples

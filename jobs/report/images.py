@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.code.short_names import short_names
 from jobs.formatting import format_scalar
 from jobs.report.metrics import metrics_of
 from jobs.report.plots import draw_plot
 from jobs.report.results import Result
 from jobs.results.run_states import Observation
 from jobs.run import varying
-from jobs.short_names import short_names
 from jobs.sweep.schema import Plot
 
 _LONGEST = 200  # maximum length of a file name without suffix; file systems allow 255 bytes

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jobs.code.short_names import as_in_runs
 from jobs.formatting import format_scalar
 from jobs.published.columns import published_columns
 from jobs.published.figures import SEE
@@ -17,7 +18,6 @@ from jobs.report.pivot import Pivot, make_pivot
 from jobs.report.results import Key, Result
 from jobs.report.speedup import speedup_column
 from jobs.results.run_states import Observation
-from jobs.short_names import as_in_runs
 from jobs.sweep.schema import Table
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.code.short_names import short_names
 from jobs.formatting import counted
 from jobs.report.recorded import NO_RECORD, commit_notes, recorded_value
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, varying
-from jobs.short_names import short_names
 from jobs.status import Status
 from jobs.sweep.schema import PSEUDO, RECORDED
 

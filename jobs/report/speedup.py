@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from jobs.code.short_names import as_in_runs
 from jobs.report.pivot import Cell, Pivot
 from jobs.report.results import Key
-from jobs.short_names import as_in_runs
 from jobs.sweep.schema import Scalar
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from jobs.code.short_names import as_in_runs
 from jobs.errors import TableError, nearest
 from jobs.report.recorded import commit_order
 from jobs.report.results import Key, Result, list_results
 from jobs.results.run_states import Observation
-from jobs.short_names import as_in_runs
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark, short_name
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.schema import FILTERS, PSEUDO, RECORDED, Plot, Sweep, Table

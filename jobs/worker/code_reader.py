@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs import ROOT
-from jobs.code_state import CodeState, is_tracked, project_state, read_state, repository_root
-from jobs.measured_code import content_hash, measured_files
+from jobs.code.measured_files import content_hash, measured_files
+from jobs.code.state import CodeState, is_tracked, project_state, read_state, repository_root
 from jobs.results.manifest import Manifest
 from jobs.run import Run
 

@@ -9,11 +9,11 @@ from typing import Annotated
 import matplotlib.pyplot as plt
 import pytest
 
+from jobs.code.short_names import short_names
 from jobs.report.images import copy_run_images
 from jobs.report.plots import draw_plot
 from jobs.report.results import list_results
 from jobs.results.run_states import observe
-from jobs.short_names import short_names
 from jobs.sweep.expand import expand
 from jobs.sweep.schema import Plot
 from systems.external.parameter import Implementation

@@ -1,7 +1,7 @@
 """State of a source tree: its commit and its uncommitted changes, from git or as it was carried.
 
 Sources of the state, in this order: git; the file .code_state.json in a copy without git
-(`jobs.carried_state`); for this project, the environment variables GIT_COMMIT and GIT_DIRTY.
+(`jobs.code.carried_state`); for this project, the environment variables GIT_COMMIT and GIT_DIRTY.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from jobs import ROOT, carried_state, git
+from jobs import ROOT
+from jobs.code import carried_state, git
 
 MAX_UNTRACKED_BYTES = 200_000  # larger untracked files, probably data, are not saved
 MAX_NAMES = 100  # maximum number of file names in a state

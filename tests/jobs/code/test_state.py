@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from jobs import git
-from jobs.code_state import read_state, repository_root
-from jobs.measured_code import measured_files
+from jobs.code import git
+from jobs.code.measured_files import measured_files
+from jobs.code.state import read_state, repository_root
 from jobs.run import Run, Shape
 from tests.jobs.checkout import BENCHMARK, Checkout, own_repository, project_checkout
 from tests.jobs.harness import facts, only_record, records
@@ -141,7 +141,7 @@ def test_a_change_while_a_job_runs(tmp_path: Path) -> None:
 
 def test_references_are_measured_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Checkout(tmp_path / "own")
-    flash = own.write("my_kernels/flash.py", "class MyFlash: ...")
+    flash = own.write("my_kernels/flash.py", "def MyFlash(q, k, v, is_causal): ...")
     monkeypatch.chdir(own.folder)
     reference = "my_kernels/flash.py:MyFlash"
     names = (reference, "my_kernels.flash:MyFlash", "gone.py:X", "systems.dtypes:DTYPES")
@@ -176,7 +176,7 @@ def carried(tmp_path: Path, project: Checkout) -> Path:
 
 def state_in(folder: Path, **environment: str) -> dict[str, Any]:
     """Return the state that a process in a copy of the project finds."""
-    code = "import json, pathlib as p; from jobs.code_state import project_state as s; "
+    code = "import json, pathlib as p; from jobs.code.state import project_state as s; "
     code += "o = p.Path('out'); print(json.dumps(s(o).entry(o)))"
     (folder / "tell.py").write_text(code)
     here = Checkout.__new__(Checkout)  # not a repository
