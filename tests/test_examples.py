@@ -90,12 +90,14 @@ def test_a_wrong_attention_is_reported_with_its_error(folder: Path) -> None:
     assert "| naive | WrongAttention |" in tables and "| wrong |" in tables
 
 
+@pytest.mark.slow
 def test_a_triton_kernel_in_the_interpreter(folder: Path) -> None:
     submitted, tables = outputs("triton_attention.py", folder)
     assert "2 ok" in submitted
     assert "| naive | TritonAttention |" in tables
 
 
+@pytest.mark.slow
 def test_a_ddp_wrapper(folder: Path) -> None:
     submitted, tables = outputs("my_ddp.py", folder)
     assert "2 ok" in submitted

@@ -81,7 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(name: str, *options: str, code: int = 1) -> str:
-    done = call("jobs", "check", f"own.py:{name}", *options, environment={"TRITON_INTERPRET": "0"})
+    done = call("jobs", "check", f"own.py:{name}", *options)
     assert done.returncode == code, done.stdout
     return done.stdout
 

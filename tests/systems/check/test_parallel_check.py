@@ -61,6 +61,7 @@ def check(name: str, code: int) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_right_wrapper() -> None:
     told = check("Right", 0)
     assert "own.py:Right: ddp on 2 and 3 ranks, gloo" in told and "8 right; largest" in told
