@@ -40,7 +40,7 @@ from jobs.status import Status
 from jobs.submit import fail, start_and_report
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
 
-console = Console(markup=False)
+console = Console(markup=False, emoji=False)
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,

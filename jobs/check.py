@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
@@ -18,7 +16,7 @@ from jobs.submit import fail
 from systems.external.reference import BadReference, Reference
 from systems.external.source import check_source, likely_kind
 
-console = Console(markup=False)
+console = Console(markup=False, emoji=False)
 SHOWN_REASONS = 5  # maximum number of different reasons for refused cases
 
 
@@ -78,6 +76,7 @@ def check(
     Attention is compared with float64, output and gradients, for a grid of shapes, dtypes and
     memory layouts. Wrappers and optimizers are compared with a single process, on 2 and 3 ranks.
     Nothing is timed or recorded. Without a GPU, Triton kernels run in Triton's interpreter.
+    Attention runs in a child process, so that it may crash or hang.
 
     Exit code: 0 if every case is right or refused with an exception; 1 if a case is wrong or no
     case is right; 2 if the input is invalid.
@@ -98,15 +97,6 @@ def check(
     except BadReference as error:
         fail(str(error))
     on_gpu = bool(visible_gpus()) and not cpu
-    if not on_gpu:
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
-    from systems.external.loading import load
-
-    try:
-        load(str(reference))  # an exception of the import is no result of a case
-    except Exception as error:
-        first = [*str(error).splitlines(), ""][0]
-        fail(f"{reference} cannot be imported: {type(error).__name__}: {first}")
     if found == CheckKind.attention:
         right, wrong = _check_attention(str(reference), on_gpu, dtype, seq_len, head_dim, seconds)
     else:
@@ -125,18 +115,17 @@ def _check_attention(
     """Check an attention function and print the results; return the numbers of right and wrong."""
     import torch
 
-    from systems.check.attention import cases, check_attention
+    from systems.check.attention import cases
+    from systems.check.attention_process import NotImportable, check_in_child
     from systems.measure.attention_accuracy import TOLERANCE
 
-    if not on_gpu and "triton" in sys.modules and os.environ["TRITON_INTERPRET"] == "1":
-        from systems.check.triton_interpreter import mend_interpreter
-
-        mend_interpreter()
-    device = torch.device("cuda" if on_gpu else "cpu")
     grid = cases(on_gpu, dtypes, seq_lens, head_dims)
     name = torch.cuda.get_device_name() if on_gpu else "the CPU"
     show(f"{reference}: attention on {name}, {counted(len(grid), 'case')}")
-    checked = list(check_attention(reference, grid, device, budget_s))
+    try:
+        checked = list(check_in_child(reference, grid, on_gpu, budget_s))
+    except NotImportable as error:
+        fail(f"{reference} cannot be imported: {error}")
     for kind in dict.fromkeys(case.dtype for case in grid):
         own = [item for item in checked if item.case.dtype == kind]
         errors = [error for item in own if item.status == "right" for error in item.errors.values()]

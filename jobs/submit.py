@@ -28,8 +28,8 @@ from jobs.sweep.load import load_sweep
 
 CLUSTER_FILE = "cluster.yaml"
 SHOWN_RUNS = 10
-console = Console(markup=False)
-errors = Console(stderr=True, markup=False)
+console = Console(markup=False, emoji=False)
+errors = Console(stderr=True, markup=False, emoji=False)
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 

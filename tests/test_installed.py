@@ -293,4 +293,4 @@ def test_implementations_of_ones_own_on_slurm(
     assert {record.status for record in records(folder)} == {"ok"}
     table = shell("env/bin/sweeps tables logs/attention")
     assert "MyAttention" in table and "my_kernels" not in table
-    assert "84 cases" in shell("env/bin/sweeps check my_kernels/flash.py:MyAttention --cpu")
+    assert "85 cases" in shell("env/bin/sweeps check my_kernels/flash.py:MyAttention --cpu")

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jobs.code.short_names import as_in_runs
 from jobs.errors import nearest
 
 MAX_LENGTH = 2000
@@ -109,7 +110,10 @@ class Condition:
         condition = cls.__new__(cls)
         condition.named, condition.words = set(values), set()
         condition.text = ", ".join(f"{name}: {value}" for name, value in values.items())
-        wanted = {k: v if isinstance(v, list) else [v] for k, v in values.items()}
+        wanted = {
+            name: [as_in_runs(one) for one in (given if isinstance(given, list) else [given])]
+            for name, given in values.items()
+        }
         condition._evaluate = lambda params: all(params[k] in v for k, v in wanted.items())
         return condition
 
@@ -221,7 +225,7 @@ class Condition:
         if isinstance(node, ast.Constant) and isinstance(
             node.value, (int, float, str, bool, type(None))
         ):
-            return node.value
+            return as_in_runs(node.value)
         if isinstance(node, ast.Name):
             self.words.add(node.id)
             return _WORDS.get(node.id.lower(), node.id)

@@ -107,6 +107,9 @@ def run(params: Params) -> dict[str, Any]:
     q.grad = k.grad = v.grad = None
     refill((q, k, v), seed=1)
     check("after timing")
+    q.grad = k.grad = v.grad = None
+    refill((q, k, v), seed=2, some_rows=True)
+    check("after timing")
     sizes = (1, params.num_heads, params.seq_len, params.head_dim)
     return {
         "samples_ms": {"forward_backward": [mean]},

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from systems import accounting
+from systems.benchmark import Unsupported
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
 from systems.training.parallel_params import ParallelParams
@@ -214,7 +215,10 @@ def wrapped(module: nn.Module, params: Params) -> nn.Module:
     from systems.parallel.external import wrap_ddp
 
     if is_reference(params.strategy):
-        return wrap_ddp(params.strategy, module, params.bucket_size_mb or BUCKET_SIZE_MB)
+        try:
+            return wrap_ddp(params.strategy, module, params.bucket_size_mb, BUCKET_SIZE_MB)
+        except NotImplementedError as error:
+            raise Unsupported(str(error)) from error
     if params.strategy == "naive":
         return parallel.NaiveDDP(module)
     if params.strategy == "flat":

@@ -47,9 +47,7 @@ class Params(ParallelParams):
     #                    gathered as a whole.
     #   fsdp2            torch's fully_shard, applied to each block and to the model
     #   fsdp2_prefetch   as fsdp2, with explicit prefetch of the next two blocks
-    #   FILE.py:NAME     a wrapper of your own, see `systems.parallel.external`. Its gradients are
-    #                    checked only through the updated weights, because the layout of its
-    #                    shards is unknown.
+    #   FILE.py:NAME     a wrapper of your own, see `systems.parallel.external`
     strategy: Annotated[str, Implementation("fsdp", STRATEGIES)]
     # fp32 and tf32 have the same meaning as in `TransformerParams`. With bf16_master, weights are
     # gathered and gradients are reduced in bf16, and torch's AdamW updates float32 shards. The
@@ -348,14 +346,14 @@ def check(
     from torch.distributed.fsdp import FSDPModule
 
     from systems.parallel import FullyShardedDataParallel
-    from systems.parallel.external import full_parameters
+    from systems.parallel.external import full_gradients_by_update, full_parameters
     from systems.training.parallel_check import check_again, check_parallel
 
     shapes = {name: p.shape for name, p in alone.model.named_parameters()}
     gradients_of: Any = partial(full_gradients, shapes=shapes)
     weights_of: Any = full_weights
     if not isinstance(training.wrapper, (FullyShardedDataParallel, FSDPModule)):
-        gradients_of = None  # the layout of the shards is unknown
+        gradients_of = lambda training: full_gradients_by_update(training.wrapper, shapes)  # noqa: E731
         weights_of = lambda training: full_parameters(training.wrapper, shapes)  # noqa: E731
     if again:
         return check_again(training, alone, gradients_of, weights_of)

@@ -110,7 +110,11 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
-    from systems.training.parallel_check import check_again, check_parallel
+    from systems.training.parallel_check import (
+        check_again,
+        check_optimizer_again,
+        check_parallel,
+    )
     from systems.training.parallel_timing import alternating_rounds
     from systems.training.parallel_training import ParallelTraining
 
@@ -123,6 +127,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
     samples["optimizer"] = _optimizer_ms(training, params.rounds)
     check_again(training, alone)
+    check_optimizer_again(training)
     by_rank = all_gather_objects(memory)
     most = {moment: max((rank[moment] for rank in by_rank), key=_total) for moment in memory}
     return {

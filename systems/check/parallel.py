@@ -88,7 +88,7 @@ def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Che
         yield from done
         left = cases(kind, world_size)[len(done) :]
         if left:
-            yield Checked(left[0], "refused", {}, why)
+            yield Checked(left[0], "refused", {}, why or "the ranks ended without a result")
 
 
 def _start_ranks(arguments: list[str], world_size: int) -> str:
@@ -147,7 +147,11 @@ def _errors(kind: str, reference: str, backend: str, case: Case, device: Any) ->
 
     import torch.distributed as dist
 
-    from systems.training.parallel_check import check_again, check_parallel
+    from systems.training.parallel_check import (
+        check_again,
+        check_optimizer_again,
+        check_parallel,
+    )
     from systems.training.parallel_training import ParallelTraining
 
     module = importlib.import_module(f"systems.benchmarks.{BENCHMARKS[kind]}")
@@ -173,6 +177,8 @@ def _errors(kind: str, reference: str, backend: str, case: Case, device: Any) ->
         return errors
     errors = check_parallel(training, alone)
     check_again(training, alone)
+    if kind == "optimizer":
+        check_optimizer_again(training)
     return errors
 
 

@@ -14,6 +14,8 @@ from typing import Any
 from systems.external.reference import BadReference, Reference, find_module
 from systems.external.source import package_root
 
+_folders: set[Path] = set()  # the folder that was added to sys.path for external code
+
 
 def load(text: str) -> Any:
     """Import the file or module of a reference, and return the object with the given name.
@@ -43,6 +45,7 @@ def module_of(reference: Reference) -> ModuleType:
     if not reference.is_file:
         return importlib.import_module(reference.source)
     root = package_root(path)
+    _forget_other_folders(root)
     _search_first(root)
     name = ".".join(path.relative_to(root).with_suffix("").parts)
     imported = getattr(sys.modules.get(name), "__file__", path)
@@ -57,6 +60,25 @@ def module_of(reference: Reference) -> ModuleType:
             f"{module.__file__}; rename the folder or the file"
         )
     return module
+
+
+def _forget_other_folders(root: Path) -> None:
+    """Forget modules that were imported for external code in another folder.
+
+    With --debug, several runs share a process. Without this, a file would get a helper module with
+    the same name from the folder of an earlier run.
+    """
+    for folder in _folders - {root}:
+        if str(folder) in sys.path and folder != Path.cwd():
+            sys.path.remove(str(folder))
+            for name, module in list(sys.modules.items()):
+                file = getattr(module, "__file__", None)
+                is_installed = "site-packages" in str(file)
+                if file and not is_installed and Path(file).is_relative_to(folder):
+                    del sys.modules[name]
+    _folders.clear()
+    if root != Path.cwd() and str(root) not in sys.path:
+        _folders.add(root)
 
 
 def _search_first(folder: Path) -> None:

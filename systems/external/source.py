@@ -21,6 +21,8 @@ from systems.external.reference import BadReference, Reference, find_module, is_
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # Modules whose presence is not checked, because a login node may lack them.
 _OF_COMPUTE_NODES = ("torch", "triton")
+_OWN_PACKAGES = ("jobs", "systems")  # packages of this project
+_OWN_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ KINDS = {
     "attention": Kind("attention", ("q", "k", "v", "is_causal"), 3, is_function=True),
     "ddp": Kind("a DDP wrapper", ("module", "bucket_size_mb"), 1),
     "fsdp": Kind("an FSDP wrapper", ("module", "compute_dtype"), 1),
-    "optimizer": Kind("a sharded optimizer", ("params", "optimizer_cls"), 2),
+    "optimizer": Kind("a sharded optimizer", ("params", "optimizer_cls", "**options"), 2),
 }
 
 
@@ -57,6 +59,13 @@ def check_source(reference: Reference, kind: str) -> None:
             module that it imports is missing, or if the signature does not fit the kind.
     """
     path = reference.find()
+    root = package_root(path)
+    package = path.relative_to(root).parts[0]
+    if package in _OWN_PACKAGES and root != path.parent and root != _OWN_ROOT:
+        raise BadReference(
+            f"{reference}: the package {package!r} has the name of a package of this project; "
+            "rename it"
+        )
     _check(path, path.stat().st_mtime_ns, reference, kind)
 
 
@@ -262,8 +271,8 @@ def _check_signature(
     if arguments is None:
         return
     positional = [*arguments.posonlyargs, *arguments.args]
-    if isinstance(definition, ast.ClassDef):
-        positional = positional[1:]  # self or ctx
+    if _has_self(tree, definition):
+        positional = positional[1:]
     least = len(positional) - len(arguments.defaults)
     has_no_parameters = not positional and not arguments.vararg and not arguments.kwonlyargs
     if has_no_parameters and isinstance(definition, ast.FunctionDef) and kind.is_function:
@@ -274,7 +283,12 @@ def _check_signature(
         if default is None and argument.arg not in (*kind.parameters, "causal")
     ]
     too_few = len(positional) < kind.required and not arguments.vararg
-    if too_few or least > len(kind.parameters) or required_keywords:
+    # Parameters after the required ones are passed by name, except for attention.
+    unknown = not kind.is_function and any(
+        argument.arg not in kind.parameters for argument in positional[kind.required : least]
+    )
+    no_options = kind is KINDS["optimizer"] and not arguments.kwarg
+    if too_few or least > len(kind.parameters) or required_keywords or unknown or no_options:
         raise BadReference(
             f"{reference}: {kind.what} must take {kind.call}, got ({ast.unparse(arguments)})"
         )
@@ -300,7 +314,21 @@ def _parameters(tree: ast.Module, definition: Definition) -> list[str] | None:
     if arguments is None:
         return None
     names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-    return names[1:] if isinstance(definition, ast.ClassDef) else names
+    return names[1:] if _has_self(tree, definition) else names
+
+
+def _has_self(tree: ast.Module, definition: Definition) -> bool:
+    """Return whether the first parameter is `self` or `ctx`, which the caller does not pass.
+
+    `forward` of a torch.autograd.Function that defines `setup_context` has no `ctx`.
+    """
+    methods = {
+        node.name
+        for one in _family(tree, definition)
+        for node in one.body
+        if isinstance(node, ast.FunctionDef)
+    }
+    return isinstance(definition, ast.ClassDef) and "setup_context" not in methods
 
 
 def _family(tree: ast.Module, definition: Definition) -> list[Definition]:

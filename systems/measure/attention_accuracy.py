@@ -3,7 +3,8 @@
 The comparison also detects functions that cheat a benchmark:
 
 - Results of earlier calls, cached by the address of the inputs or from the previous call, are
-  detected because the inputs get new values in the same memory (`refill`).
+  detected because the inputs get new values in the same memory (`refill`). Results that are cached
+  by a few elements of the inputs are detected because only some rows get new values.
 - Work on another CUDA stream that the current stream does not wait for is detected because the
   current stream is kept busy before the inputs get their new values. Work that does not wait then
   reads the old values, or its results are read too early.
@@ -14,6 +15,7 @@ The comparison also detects functions that cheat a benchmark:
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -51,12 +53,18 @@ class AttentionResult(NamedTuple):
     dv: Tensor
 
 
-def refill(tensors: tuple[Tensor, ...], seed: int) -> None:
+def refill(tensors: tuple[Tensor, ...], seed: int, some_rows: bool = False) -> None:
     """Write new random values into tensors, in place and unknown to autograd's version counters.
 
     On a GPU, the current stream first waits for about 30 ms. The new values are therefore written
     only after the caller has launched its next kernels. Kernels on other streams that do not wait
     for the current stream read the old values.
+
+    Args:
+        tensors: tensors (..., seq_len, head_dim) with the same seq_len.
+        seed: seed of the new values.
+        some_rows: if True, only an eighth of the rows gets new values. The rows are consecutive and
+            at a random position.
     """
     device = tensors[0].device
     generator = torch.Generator(device).manual_seed(seed)
@@ -64,8 +72,14 @@ def refill(tensors: tuple[Tensor, ...], seed: int) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda._sleep(BUSY_CYCLES)
+    count = tensors[0].shape[-2]
+    rows = slice(None)
+    if some_rows and count > 1:
+        length = max(1, count // 8)
+        start = random.Random(seed).randrange(1, count - length + 1)
+        rows = slice(start, start + length)
     for tensor, values in zip(tensors, new, strict=True):
-        tensor.data.copy_(values)
+        tensor.data[..., rows, :].copy_(values[..., rows, :])
 
 
 def call_once(
@@ -83,8 +97,8 @@ def call_once(
         dout: gradient of the output.
 
     Raises:
-        WrongOutput: if the output or a gradient is missing, or has another shape or dtype than it
-            must have.
+        WrongOutput: if the output or a gradient is missing, or has another type, shape or dtype
+            than it must have. A subclass of torch.Tensor could delay its work until it is read.
     """
     q, k, v = inputs
     out = forward()
@@ -93,6 +107,8 @@ def call_once(
             f"the output must have shape {tuple(q.shape)} and dtype {q.dtype}, got "
             f"{tuple(out.shape)} and {out.dtype}"
         )
+    if type(out) is not Tensor:
+        raise WrongOutput(f"the output must be a torch.Tensor, got a {type(out).__name__}")
     copy = out.detach().clone()
     if not out.requires_grad:
         raise WrongOutput("the output must require gradients, as q, k and v do")
@@ -100,6 +116,9 @@ def call_once(
     missing = [name for name, x in zip("qkv", inputs, strict=True) if x.grad is None]
     if missing:
         raise WrongOutput(f"backward computed no gradient of {', '.join(missing)}")
+    lazy = [name for name, x in zip("qkv", inputs, strict=True) if type(x.grad) is not Tensor]
+    if lazy:
+        raise WrongOutput(f"the gradient of {', '.join(lazy)} must be a torch.Tensor")
     gradients = [x.grad.detach().clone() for x in inputs if x.grad is not None]
     q.grad = k.grad = v.grad = None
     return AttentionResult(copy, *gradients)

@@ -8,15 +8,16 @@ The forms are those of assignment 2 of Stanford CS336:
   `finish_gradient_synchronization` and `gather_full_params` (or `gather_full_parameters`).
 - Sharded optimizer: a class or function `(params, optimizer_cls, **options)`.
 
-Instead of these methods, the file may have the functions that the tests of the assignment use:
-`ddp_on_after_backward`, `fsdp_on_after_backward` and `fsdp_gather_full_params`.
+The adapters of the assignment's tests work, too. Such a function `get_NAME` returns the wrapper.
+The functions `NAME_on_after_backward(model, optimizer)` and `NAME_gather_full_params(model)` in the
+same file do what the methods do, for example `fsdp_gather_full_params` for `get_fsdp`.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,24 +29,35 @@ from systems.external.loading import load
 from systems.external.reference import BadReference
 
 _FINISH = "finish_gradient_synchronization"
+_ADAPTED_FINISH = "_finish_by_adapter"  # attribute with the function of an adapter
+# Learning rate with which gradients change weights clearly, so that the difference is exact enough.
+UPDATE_RATE = 2.0**12
 _GATHER = ("gather_full_params", "gather_full_parameters")
 
 
-def wrap_ddp(reference: str, module: nn.Module, bucket_size_mb: float) -> nn.Module:
+def wrap_ddp(
+    reference: str, module: nn.Module, bucket_size_mb: float | None, default_mb: float
+) -> nn.Module:
     """Wrap a module in a DDP wrapper from outside this project.
 
     Args:
         reference: reference to the wrapper, such as `my_ddp.py:MyDDP`.
         module: the module.
-        bucket_size_mb: bucket size in MB (10^6 bytes). It is passed only to a wrapper with a
-            parameter of this name.
+        bucket_size_mb: bucket size in MB (10^6 bytes). None keeps the default of the wrapper.
+        default_mb: bucket size for a wrapper that requires one, if `bucket_size_mb` is None.
 
     Raises:
         BadReference: if the reference names something that is not a DDP wrapper.
+        NotImplementedError: if bucket_size_mb is given, but the wrapper does not take it.
     """
     make = load(reference)
-    sizes = (bucket_size_mb,) if "bucket_size_mb" in _parameters(make) else ()
-    return _with_finish(make, make(module, *sizes), reference, "ddp_on_after_backward")
+    parameter = _parameters(make).get("bucket_size_mb")
+    if bucket_size_mb is not None and parameter is None:
+        raise NotImplementedError(f"{reference} has no parameter bucket_size_mb")
+    if parameter is not None and parameter.default is parameter.empty:
+        bucket_size_mb = bucket_size_mb or default_mb
+    sizes = {} if bucket_size_mb is None else {"bucket_size_mb": bucket_size_mb}
+    return _adapted(make, make(module, **sizes), reference)
 
 
 def wrap_fsdp(reference: str, module: nn.Module, compute_dtype: torch.dtype | None) -> nn.Module:
@@ -65,9 +77,9 @@ def wrap_fsdp(reference: str, module: nn.Module, compute_dtype: torch.dtype | No
     if compute_dtype is not None and not takes_dtype:
         raise NotImplementedError(f"{reference} has no parameter compute_dtype")
     dtypes = {"compute_dtype": compute_dtype} if takes_dtype else {}
-    wrapper = _with_finish(make, make(module, **dtypes), reference, "fsdp_on_after_backward")
+    wrapper = _adapted(make, make(module, **dtypes), reference)
     if not any(hasattr(wrapper, name) for name in _GATHER):
-        companion = _companion(make, "fsdp_gather_full_params")
+        companion = _companion(make, "gather_full_params")
         if companion is None:
             raise BadReference(
                 f"{reference}: an FSDP wrapper must have the method {_GATHER[0]}, which returns "
@@ -92,6 +104,10 @@ def full_parameters(wrapper: nn.Module, names: Iterable[str]) -> Mapping[str, Te
     """
     gather: Any = next(getattr(wrapper, name) for name in _GATHER if hasattr(wrapper, name))
     given: Mapping[str, Tensor] = gather()
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"{_GATHER[0]} must return a dict of parameters by name, got {type(given).__name__}"
+        )
     plain = {name.removeprefix("module."): value.detach() for name, value in given.items()}
     missing = [name for name in names if name not in plain]
     if missing:
@@ -100,6 +116,32 @@ def full_parameters(wrapper: nn.Module, names: Iterable[str]) -> Mapping[str, Te
             f"{', '.join(missing[:5])}; it returned {', '.join(list(given)[:5])}"
         )
     return {name: plain[name] for name in names}
+
+
+def full_gradients_by_update(
+    wrapper: nn.Module, names: Iterable[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the unsharded gradients of an external FSDP wrapper, whose shards have any layout.
+
+    Plain gradient descent with a learning rate R changes each weight by -R times its gradient. The
+    difference of the gathered weights is therefore the gradient. The weights are restored. All
+    ranks must call this function.
+
+    Args:
+        wrapper: module that `wrap_fsdp` returned, after its gradients were synchronized.
+        names: names of the parameters of the module without the wrapper.
+    """
+    names = list(names)
+    own = [p for p in wrapper.parameters() if p.requires_grad]
+    saved = [p.detach().clone() for p in own]
+    before = {name: value.clone() for name, value in full_parameters(wrapper, names).items()}
+    torch.optim.SGD(own, lr=UPDATE_RATE, foreach=False).step()
+    after = full_parameters(wrapper, names)
+    gradients = {name: (before[name] - after[name]) / UPDATE_RATE for name in names}
+    with torch.no_grad():
+        for parameter, value in zip(own, saved, strict=True):
+            parameter.copy_(value)
+    yield from gradients.items()
 
 
 def make_sharded_optimizer(
@@ -124,17 +166,26 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return {}
 
 
-def _companion(make: Any, name: str) -> Callable[..., Any] | None:
-    """Return the function with this name in the module that defines a wrapper, or None."""
-    return getattr(sys.modules.get(getattr(make, "__module__", "")), name, None)
+def finish_of(wrapper: nn.Module) -> Callable[[], Any] | None:
+    """Return the function to call after backward, or None if the wrapper needs none."""
+    function: Any = getattr(wrapper, _FINISH, None) or getattr(wrapper, _ADAPTED_FINISH, None)
+    return None if function is None else function
 
 
-def _with_finish(make: Any, wrapper: Any, reference: str, companion: str) -> nn.Module:
+def _companion(make: Any, suffix: str) -> Callable[..., Any] | None:
+    """Return the function NAME_suffix beside an adapter get_NAME, or None if there is none."""
+    if not inspect.isfunction(make) or not make.__name__.startswith("get_"):
+        return None
+    name = f"{make.__name__.removeprefix('get_')}_{suffix}"
+    return getattr(sys.modules.get(make.__module__), name, None)
+
+
+def _adapted(make: Any, wrapper: Any, reference: str) -> nn.Module:
     if not isinstance(wrapper, nn.Module):
         raise BadReference(
             f"{reference} must return a torch.nn.Module, got {type(wrapper).__name__}"
         )
-    function = _companion(make, companion)
-    if not hasattr(wrapper, _FINISH) and function is not None:
-        object.__setattr__(wrapper, _FINISH, partial(function, wrapper, None))
+    function = _companion(make, "on_after_backward")
+    if function is not None:
+        object.__setattr__(wrapper, _ADAPTED_FINISH, partial(function, wrapper, None))
     return wrapper

@@ -17,6 +17,7 @@ from systems.benchmark import WrongOutput
 from systems.measure.ranks import all_gather_objects
 from systems.training.parallel_params import ParallelParams
 from systems.training.parallel_training import ParallelTraining, rank_batch
+from systems.training.training import WEIGHT_DECAY
 
 CHECK_STEPS = 3  # number of compared steps
 # Maximum errors by precision. They are about ten times the errors that were measured on a CPU.
@@ -36,6 +37,7 @@ TOLERANCE = {
     "bf16": {"loss": 5e-3, "gradient": 5e-2, "weights": 0.3},
     "bf16_master": {"loss": 1e-2, "gradient": 0.1, "weights": 0.3},
 }
+STEPS_TO_FORGET = 100  # weight of older gradients in AdamW's averages: 0.95^100 = 0.6 %
 NEW_SEED = 1_000_000  # added to the seed of the batches that are compared after timing
 MAX_NAMES = 6  # maximum number of parameter names in a message
 GradientsOf = Callable[[ParallelTraining], Iterator[tuple[str, Tensor]]]
@@ -64,7 +66,7 @@ def local_weights(training: ParallelTraining) -> Mapping[str, Tensor]:
 def check_parallel(
     training: ParallelTraining,
     alone: ParallelTraining,
-    gradients_of: GradientsOf | None = local_gradients,
+    gradients_of: GradientsOf = local_gradients,
     weights_of: WeightsOf = local_weights,
     expected_weights_of: WeightsOf = local_weights,
 ) -> dict[str, float]:
@@ -78,8 +80,7 @@ def check_parallel(
         alone: the same training without communication. In each step it trains on the batches of all
             ranks.
         gradients_of: function that takes `training` and yields (name, gradient) pairs of whole
-            gradients, not shards. It is called after the gradients are averaged. None does not
-            compare the gradients.
+            gradients, not shards. It is called after the gradients are averaged.
         weights_of: function that takes `training` and returns its whole weights by name.
         expected_weights_of: function that takes `alone` and returns its weights by name.
 
@@ -116,7 +117,7 @@ def check_parallel(
 def check_again(
     training: ParallelTraining,
     alone: ParallelTraining,
-    gradients_of: GradientsOf | None = local_gradients,
+    gradients_of: GradientsOf = local_gradients,
     weights_of: WeightsOf = local_weights,
 ) -> dict[str, float]:
     """Compare a data-parallel training with a training on one process, after it was timed.
@@ -156,10 +157,53 @@ def check_again(
     return errors
 
 
+def check_optimizer_again(
+    training: ParallelTraining, weights_of: WeightsOf = local_weights
+) -> None:
+    """Check the updates of a sharded optimizer after it was timed, without knowing its state.
+
+    All gradients are set to 1 or -1, for a number of steps after which AdamW has forgotten all
+    other gradients. Then a step must change each weight w by -lr * (gradient + weight_decay * w).
+    The weights must be equal on all ranks. All ranks must call this function. The weights of the
+    training are useless afterwards.
+
+    Args:
+        training: the data-parallel training of this rank.
+        weights_of: function that takes `training` and returns its whole weights by name.
+
+    Raises:
+        WrongOutput: on all ranks, if an update differs too much or weights differ between ranks.
+    """
+    lr = training.params.lr
+    generator = torch.Generator(training.device).manual_seed(NEW_SEED)
+    parameters = list(training.wrapper.parameters())
+    signs = [
+        torch.randint(0, 2, p.shape, generator=generator, device=p.device, dtype=torch.int8) * 2 - 1
+        for p in parameters
+    ]
+    before: Mapping[str, Tensor] = {}
+    for step in range(STEPS_TO_FORGET):
+        if step == STEPS_TO_FORGET - 1:
+            before = {name: tensor.clone() for name, tensor in weights_of(training).items()}
+        for parameter, sign in zip(parameters, signs, strict=True):
+            parameter.grad = sign.to(parameter.dtype)
+        training.optimizer_step()
+    after = weights_of(training)
+    names = {id(p): name for name, p in training.model.named_parameters()}
+    worst = 0.0
+    for parameter, sign in zip(parameters, signs, strict=True):
+        name = names[id(parameter)]
+        update = (after[name] - before[name]).double() / lr
+        expected = -(sign + WEIGHT_DECAY * before[name].double())
+        worst = _worse(worst, ((update - expected).norm() / expected.norm()).item())
+    training.zero_grad()
+    _raise_problems({"update": worst}, {"update": 0.1}, _different(after), when="after timing: ")
+
+
 def _step_errors(
     training: ParallelTraining,
     alone: ParallelTraining,
-    gradients_of: GradientsOf | None,
+    gradients_of: GradientsOf,
     params: ParallelParams | None = None,
 ) -> dict[str, float]:
     """Run forward and backward of both trainings, and return the errors of this rank.
@@ -170,8 +214,7 @@ def _step_errors(
 
     Returns:
         loss: relative error of the loss.
-        gradient: largest relative error of the gradient of a parameter. Missing if gradients_of is
-            None.
+        gradient: largest relative error of the gradient of a parameter.
     """
     world_size, rank = dist.get_world_size(), dist.get_rank()
     expected_loss = 0.0
@@ -187,7 +230,7 @@ def _step_errors(
     errors = {"loss": abs(training.loss.item() / expected_loss - 1)}
     training.backward()
     training.synchronize_gradients()
-    for name, gradient in gradients_of(training) if gradients_of is not None else ():
+    for name, gradient in gradients_of(training):
         norm = expected[name].norm().clamp_min(1e-20)
         error = (gradient - expected[name]).norm() / norm
         errors["gradient"] = _worse(errors.get("gradient", 0.0), error.item())

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from systems.model import cross_entropy
+from systems.parallel.external import finish_of
 from systems.training.parallel_params import ParallelParams
 from systems.training.training import Training, batch, optimizer_class_and_options
 
@@ -68,7 +69,7 @@ class ParallelTraining(Training):
         self.cross_entropy = cross_entropy
         if params.mode == "compiled_blocks":
             self.cross_entropy = torch.compile(cross_entropy, fullgraph=True)
-        self._finish = getattr(self.wrapper, "finish_gradient_synchronization", None)
+        self._finish = finish_of(self.wrapper)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return super().autocast() if self._autocasts else contextlib.nullcontext()

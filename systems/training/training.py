@@ -34,6 +34,7 @@ _AUTOCAST = ("bf16", "fp16")  # precisions that run under autocast
 # autotuning and lazy loading allocate memory, which is not allowed during the capture.
 _GRAPH_WARMUP = 2
 BETAS = (0.9, 0.95)  # betas of AdamW
+WEIGHT_DECAY = 0.01  # weight decay of AdamW
 
 
 @contextlib.contextmanager
@@ -306,7 +307,7 @@ def _prepared_model(
 
 def optimizer_class_and_options(params: TransformerParams) -> tuple[Any, dict[str, Any]]:
     """Return the optimizer class that `params.optimizer` selects, and its keyword arguments."""
-    options: dict[str, Any] = {"lr": params.lr, "betas": BETAS, "weight_decay": 0.01}
+    options: dict[str, Any] = {"lr": params.lr, "betas": BETAS, "weight_decay": WEIGHT_DECAY}
     if params.optimizer == "torch":
         return torch.optim.AdamW, {"fused": True, "capturable": params.cuda_graph, **options}
     from systems.kernels.adamw import FusedAdamW

@@ -57,8 +57,10 @@ class ExternalAttention:
                     "is_causal) or a torch.autograd.Function"
                 )
             self._function: Callable[..., Any] = found.apply
-            parameters = list(inspect.signature(found.forward).parameters.values())[1:]
-            self._causal = "" if len(parameters) > 3 or _is_variadic(parameters) else None
+            parameters = list(inspect.signature(found.forward).parameters.values())
+            if found.setup_context is torch.autograd.Function.setup_context:
+                parameters = parameters[1:]  # ctx
+            self._causal = "" if _is_positional(parameters, 3) else None
         elif callable(found):
             self._function = found
             self._causal = _causal_parameter(found)
@@ -132,10 +134,6 @@ class ExternalAttention:
         self.takes_heads = (without_exception or [usual])[0]
 
 
-def _is_variadic(parameters: list[inspect.Parameter]) -> bool:
-    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-
-
 def _causal_parameter(function: Callable[..., Any]) -> str | None:
     """Return how to pass the causal mask.
 
@@ -143,13 +141,27 @@ def _causal_parameter(function: Callable[..., Any]) -> str | None:
         The name of the parameter. "" if it is passed by position. None if there is none.
     """
     try:
-        parameters = inspect.signature(function).parameters
-    except ValueError:  # a builtin without a signature
-        return ""
-    for name in _CAUSAL:
-        if name in parameters and parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY:
-            return name
-    positional = [
-        p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    return "" if len(positional) > 3 or _is_variadic(list(parameters.values())) else None
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # a builtin without a signature, such as scaled_dot_product_attention
+        return _CAUSAL[0]
+    for parameter in parameters:
+        if parameter.name in _CAUSAL and parameter.kind is not parameter.POSITIONAL_ONLY:
+            return parameter.name
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return _CAUSAL[0]
+    return "" if _is_positional(parameters, 3) else None
+
+
+def _is_positional(parameters: list[inspect.Parameter], index: int) -> bool:
+    """Return whether the parameter at an index can be the causal mask, passed by position.
+
+    A parameter whose default is not a boolean is another option, for example a scale.
+    """
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return True
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [parameter for parameter in parameters if parameter.kind in kinds]
+    if len(positional) <= index:
+        return False
+    parameter = positional[index]
+    return parameter.default is parameter.empty or isinstance(parameter.default, bool)

@@ -13,6 +13,7 @@ from tests.jobs.harness import ROOT
 
 CHEATS = ROOT / "tests" / "benchmarks" / "cheating_attention.py"
 ON_CPU = [
+    "CachedByElement",
     "CachedByPointer",
     "CachedByPointerAndVersion",
     "OnAnotherThread",
@@ -42,6 +43,11 @@ def test_a_cheat_is_wrong(name: str) -> None:
 def test_only_the_check_after_timing_finds_results_of_earlier_calls(name: str) -> None:
     with pytest.raises(WrongOutput, match="after timing"):
         _run(name, seq_len=64)
+
+
+def test_a_tensor_that_may_delay_its_work_is_wrong() -> None:
+    with pytest.raises(WrongOutput, match=r"the output must be a torch\.Tensor, got a _Lazy"):
+        _run("lazy")
 
 
 def test_a_few_missing_rows_are_found_where_they_hardly_count() -> None:

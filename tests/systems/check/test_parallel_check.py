@@ -38,6 +38,39 @@ class MyOptimizer(ShardedOptimizer):
     def __init__(self, params, optimizer_cls, **kwargs):
         super().__init__(params, optimizer_cls, **kwargs)
 
+class Adapted(Sums):
+    finish_gradient_synchronization = None
+
+def get_ddp(module): return Adapted(module)
+def ddp_on_after_backward(model, optimizer):
+    for p in model.module.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+class Buckets(Right):
+    def __init__(self, module, process_group=None, bucket_size_mb=25.0):
+        assert process_group is None and bucket_size_mb == 25.0
+        super().__init__(module)
+
+class Stops(MyFSDP):
+    steps = 0
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        self.steps += 1
+        if self.steps > 3:
+            for p in self.parameters():
+                p.grad = torch.ones_like(p)
+
+class Ignores(MyOptimizer):
+    steps = 0
+    def step(self, closure=None):
+        self.steps += 1
+        if self.steps <= 3:
+            return super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data += 1e-4
+
 class NoBroadcast(torch.optim.Optimizer):
     def __init__(self, params, optimizer_cls, **kwargs):
         params = list(params)
@@ -68,7 +101,15 @@ def test_a_right_wrapper() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "kind"), [("MyFSDP", "fsdp"), ("MyOptimizer", "optimizer")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("MyFSDP", "fsdp"),
+        ("MyOptimizer", "optimizer"),
+        ("get_ddp", "ddp"),
+        ("Buckets", "ddp"),
+    ],
+)
 def test_other_kinds(name: str, kind: str) -> None:
     assert f"own.py:{name}: {kind} on 2 and 3 ranks" in check(name, 0)
 
@@ -85,6 +126,8 @@ def test_a_sum_instead_of_a_mean_is_named() -> None:
     [
         ("Nothing", "gradients are not exchanged between the ranks"),
         ("NoBroadcast", "weights differ from rank 0"),
+        ("Stops", "after timing: rank 0: error against one process"),
+        ("Ignores", "after timing: rank 0: error against one process that trains on all batches"),
         ("Raises", "refused: 2 cases: ValueError: no bucket is ready"),
     ],
 )

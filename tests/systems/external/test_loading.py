@@ -45,6 +45,16 @@ def test_a_file_in_a_package_imports_relatively(folder: Path) -> None:
     assert load("pkg.inner.flash:f") is load("pkg/inner/flash.py:f")
 
 
+def test_a_helper_of_another_folder_is_not_used(folder: Path) -> None:
+    """With --debug, several runs share a process."""
+    for name in ("one", "two"):
+        write(folder / name / "flash.py", "from helper import NAME\ndef f(): return NAME")
+        write(folder / name / "helper.py", f"NAME = {name!r}")
+    assert load("one/flash.py:f")() == "one"
+    assert load("two/flash.py:f")() == "two"
+    assert load("one/flash.py:f")() == "one"
+
+
 def test_a_file_may_have_the_name_of_another_module(folder: Path) -> None:
     write(folder / "a" / "json.py", "def f(): return 'a'")
     write(folder / "b" / "json.py", "def f(): return 'b'")
@@ -93,6 +103,26 @@ class f(torch.autograd.Function):
         b, h, n, d = q.shape
         return naive(q, k, v, is_causal)
 """,
+    "setup_context": """
+class f(torch.autograd.Function):
+    @staticmethod
+    def forward(q, k, v, is_causal):
+        b, n, d = q.shape
+        return naive(q, k, v, is_causal)
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.set_materialize_grads(False)
+""",
+    "keywords": """
+def f(q, k, v, **options):
+    b, h, n, d = q.shape
+    return naive(q, k, v, **options)
+""",
+    "scale before is_causal": """
+def f(q, k, v, scale=None, is_causal=False):
+    b, h, n, d = q.shape
+    return naive(q, k, v, is_causal, scale)
+""",
     "adapter": """
 class F(torch.autograd.Function):
     @staticmethod
@@ -103,7 +133,13 @@ def f():
     return F
 """,
 }
-FOUR_DIMENSIONS = {"function", "causal", "autograd, four dimensions"}
+FOUR_DIMENSIONS = {
+    "function",
+    "causal",
+    "keywords",
+    "scale before is_causal",
+    "autograd, four dimensions",
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -122,11 +158,15 @@ def test_every_form_of_attention_is_called_rightly(folder: Path, form: str, caus
 
 
 def test_what_is_no_attention(folder: Path) -> None:
-    write(folder / "own.py", "import torch\nx = 3\nf = torch.nn.Linear\ng = lambda q, k, v: (q, k)")
+    text = "import torch\nx = 3\nf = torch.nn.Linear\ng = lambda q, k, v: (q, k)\n"
+    text += "def h(q, k, v, scale=1.0): ..."
+    write(folder / "own.py", text)
     with pytest.raises(BadReference, match="must be a function or a torch"):
         ExternalAttention("own.py:x")
     with pytest.raises(BadReference, match="is a class"):
         ExternalAttention("own.py:f")
+    scaled = ExternalAttention("own.py:h")
+    assert "has no parameter is_causal" in str(scaled.unsupported_reason(True))
     pair = ExternalAttention("own.py:g")
     assert "supports only causal=False" in str(pair.unsupported_reason(True))
     q = torch.zeros(1, 1, 4, 4)

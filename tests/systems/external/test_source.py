@@ -64,7 +64,12 @@ WRONG = [  # (source, name, kind, words of the error)
         "a DDP wrapper must be a class or function that takes (module",
     ),
     ("class W:\n  def __init__(self, module, a, b): ...", "W", "ddp", "must take (module, bucket"),
-    ("class O:\n  def __init__(self, params): ...", "O", "optimizer", "(params, optimizer_cls)"),
+    (
+        "class O:\n  def __init__(self, params): ...",
+        "O",
+        "optimizer",
+        "(params, optimizer_cls, **options)",
+    ),
     ("def f(q, k, v): ...", "g", "attention", "x.py has no 'g' (it defines f)"),
     ("def flash(q, k, v): ...", "flahs", "attention", "did you mean 'flash'?"),
     ("def f(q k): ...", "f", "attention", "x.py:1: "),

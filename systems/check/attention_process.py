@@ -1,0 +1,119 @@
+"""Run the checks of an attention function in a child process, which may crash, exit or hang.
+
+The parent process sends the cases through a pipe and receives the results:
+
+    python -m systems.check.attention_process FD        FD: file descriptor of the pipe
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+import torch
+
+from systems.check.attention import Case, Checked, check_attention
+from systems.external.loading import load
+
+START_S = 300.0  # maximum time until the code is imported, in seconds
+LAST_CASE_S = 60.0  # time that the last case may take after the time budget, in seconds
+MAX_DEATHS = 3  # number of child processes that may die before the check ends
+
+
+class NotImportable(Exception):
+    """Raised if the code cannot be imported. The message is the reason in one line."""
+
+
+def check_in_child(
+    reference: str, grid: list[Case], on_gpu: bool, budget_s: float
+) -> Iterator[Checked]:
+    """Check an attention function in a child process, and yield the result of each case.
+
+    If the child process dies, the case is refused, and a new child process checks the other cases.
+    After `budget_s` seconds, no other case starts. A case that is not finished a minute later is
+    refused.
+
+    Args:
+        reference: reference to the function, such as `my_kernels/flash.py:MyFlash`.
+        grid: cases to check.
+        on_gpu: whether to check on the GPU, else on the CPU.
+        budget_s: time budget in seconds.
+
+    Raises:
+        NotImportable: if the code cannot be imported.
+    """
+    left, end, deaths = list(grid), time.monotonic() + budget_s, 0
+    while left and deaths < MAX_DEATHS:
+        ours, theirs = Pipe()
+        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        # Triton reads the variable when it is imported.
+        environment = os.environ | ({} if on_gpu else {"TRITON_INTERPRET": "1"})
+        with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment) as child:
+            theirs.close()
+            try:
+                ours.send((reference, left, on_gpu, max(0.0, end - time.monotonic())))
+                for checked in _received(ours, end):
+                    left.pop(0)
+                    yield checked
+                return
+            except TimeoutError:
+                took = f"{budget_s + LAST_CASE_S:.0f} s"
+                yield Checked(left[0], refused=f"not finished when the check ended after {took}")
+                return
+            except (EOFError, ConnectionError):
+                code = child.wait()
+                yield Checked(left.pop(0), refused=f"the process ended with exit code {code}")
+                deaths += 1
+            finally:
+                ours.close()
+                child.kill()
+
+
+def _received(connection: Connection, end: float) -> Iterator[Checked]:
+    """Yield the results that a child process sends, until it has sent all of them.
+
+    Raises:
+        NotImportable: if the code cannot be imported.
+        TimeoutError: if the child process does not answer in time.
+        EOFError: if the child process has ended.
+    """
+    if not connection.poll(START_S):
+        raise NotImportable(f"the import did not end within {START_S:.0f} s")
+    why = connection.recv()
+    if why is not None:
+        raise NotImportable(why)
+    while True:
+        if not connection.poll(max(0.0, end - time.monotonic()) + LAST_CASE_S):
+            raise TimeoutError
+        checked = connection.recv()
+        if checked is None:
+            return
+        yield checked
+
+
+def _run(connection: Connection) -> None:
+    """Check the cases that the parent process sends, and send the results."""
+    reference, grid, on_gpu, budget_s = connection.recv()
+    try:
+        load(reference)
+    except BaseException as error:  # also SystemExit
+        connection.send(" ".join(f"{type(error).__name__}: {error}".splitlines()[:1]))
+        return
+    if not on_gpu and "triton" in sys.modules:
+        from systems.check.triton_interpreter import mend_interpreter
+
+        mend_interpreter()
+    connection.send(None)
+    device = torch.device("cuda" if on_gpu else "cpu")
+    for checked in check_attention(reference, grid, device, budget_s):
+        connection.send(checked)
+    connection.send(None)
+
+
+if __name__ == "__main__":
+    _run(Connection(int(sys.argv[1])))
