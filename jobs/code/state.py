@@ -2,6 +2,7 @@
 
 Sources of the state, in this order: git; the file .code_state.json in a copy without git
 (`jobs.code.carried_state`); for this project, the environment variables GIT_COMMIT and GIT_DIRTY.
+If git shows changes, but all files are those of the carried commit, the carried state is used.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ def read_state(
     if (root / ".git").exists():
         try:
             if own is None or git.tracked(root, [own]):
-                return _from_git(root, ignored_in(root, results), save_untracked)
+                state = _from_git(root, ignored_in(root, results), save_untracked)
+                return _clean_copy(root) or state if state.dirty else state
             why = f"the git repository {root} does not track {own}"
         except git.GitError as error:
             why = str(error)
@@ -129,6 +131,21 @@ def read_state(
         except carried_state.BrokenState as error:
             why = str(error)
     return CodeState(why=why)
+
+
+def _clean_copy(root: Path) -> CodeState | None:
+    """Return the carried state if the tree is an unchanged copy of a commit, else None.
+
+    A copy may have been made into a repository with an older commit. All its files then equal those
+    of the carried commit, although git shows differences.
+    """
+    if not (root / carried_state.FILE).is_file():
+        return None
+    try:
+        state = _from_carried(root)
+    except carried_state.BrokenState:
+        return None
+    return state if not state.dirty else None
 
 
 def _from_git(root: Path, ignored: list[str], save_untracked: bool) -> CodeState:

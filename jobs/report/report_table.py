@@ -67,7 +67,8 @@ def make_report_table(
             pivot = replace(pivot, names={})
         if len(pivot.metrics) == 1:  # several metrics are named in the columns or rows
             heading = pivot.metrics[0].heading(heading)
-        table = ReportTable(heading, pivot.rows, pivot.row_keys, pivot.notes, pivot.warnings)
+        notes = [*pivot.notes, *_absent_baseline(pivot, view)]
+        table = ReportTable(heading, pivot.rows, pivot.row_keys, notes, pivot.warnings)
         columns = pivot_columns(pivot, view)
     if not table.keys:
         return None
@@ -100,6 +101,16 @@ def pivot_columns(pivot: Pivot, view: Table) -> Iterator[tuple[str, list[str]]]:
                 _column_text(pivot, name, as_in_runs(value)) for name, value in baseline
             )
             yield f"{header} vs {against}", speedups
+
+
+def _absent_baseline(pivot: Pivot, view: Table) -> list[str]:
+    """Return a note if no column is that of the baseline, so that there are no speedups."""
+    baseline = {name: as_in_runs(value) for name, value in (view.baseline or {}).items()}
+    for column in pivot.column_keys:
+        if baseline.items() <= dict(zip(pivot.columns, column, strict=True)).items():
+            return []
+    named = ", ".join(f"{name} {format_scalar(value)}" for name, value in baseline.items())
+    return [f"no speedups, because there are no results of the baseline ({named})"]
 
 
 def _header(pivot: Pivot, column: Key) -> str:

@@ -21,14 +21,15 @@ def speedup_column(
             values as `column`.
 
     Returns:
-        One text per row. None if the table has no baseline, or if `column` is the baseline column.
+        One text per row. None if the table has no baseline column, or if `column` is the baseline
+        column.
     """
     if not baseline:
         return None
     base = tuple(
         as_in_runs(baseline.get(name, own)) for name, own in zip(pivot.columns, column, strict=True)
     )
-    if base == column:
+    if base == column or base not in pivot.column_keys:
         return None
     return [
         _speedup(pivot.cells.get((row, column)), pivot.cells.get((row, base)), pivot.view.statistic)

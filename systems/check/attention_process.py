@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -108,6 +109,8 @@ def _run(connection: Connection) -> None:
         from systems.check.triton_interpreter import mend_interpreter
 
         mend_interpreter()
+    # torch prints it when the first matmul of a process is in backward.
+    warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA")
     connection.send(None)
     device = torch.device("cuda" if on_gpu else "cpu")
     for checked in check_attention(reference, grid, device, budget_s):

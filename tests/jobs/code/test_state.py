@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from jobs.code import git
 from jobs.code.measured_files import measured_files
-from jobs.code.state import read_state, repository_root
+from jobs.code.state import read_state, repository_root, write_carried
 from jobs.run import Run, Shape
 from tests.jobs.checkout import BENCHMARK, Checkout, own_repository, project_checkout
 from tests.jobs.harness import facts, only_record, records
@@ -246,3 +247,34 @@ def test_facts_of_the_checkout(tmp_path: Path, project: Checkout) -> None:
     assert facts(record)["code"] == "old"
     (code,) = record.environment["code"]
     assert code["repository"] == "sweeps" and code["commit"] == record.environment["git"]["commit"]
+
+
+def test_a_carried_state_explains_a_copy_in_an_older_repository(tmp_path: Path) -> None:
+    """All files equal those of the carried commit, although git shows changes."""
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    source.mkdir()
+
+    def git(folder: Path, *arguments: str) -> str:
+        author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        command = ["git", *author, *arguments]
+        return subprocess.run(
+            command, cwd=folder, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    git(source, "init")
+    (source / "old.py").write_text("x = 1\n")
+    git(source, "add", ".")
+    git(source, "commit", "-m", "first")
+    git(tmp_path, "clone", str(source), str(copy))
+    (source / "old.py").write_text("x = 2\n")
+    (source / "new.py").write_text("y = 3\n")
+    git(source, "add", ".")
+    git(source, "commit", "-m", "second")
+    write_carried(source)
+    for name in ("old.py", "new.py", ".code_state.json"):
+        shutil.copy(source / name, copy)
+    state = read_state(copy, tmp_path / "results")
+    assert (state.commit, state.dirty) == (git(source, "rev-parse", "HEAD"), False)
+    (copy / "old.py").write_text("x = 3\n")
+    state = read_state(copy, tmp_path / "results")
+    assert (state.commit, state.dirty) == (git(copy, "rev-parse", "HEAD"), True)

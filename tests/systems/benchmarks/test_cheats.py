@@ -72,5 +72,5 @@ def test_a_cheat_is_refused_on_a_gpu(name: str, seq_len: int) -> None:
     assert torch.cuda.is_available()
     with pytest.raises((WrongOutput, RuntimeError)) as caught:
         _run(name, seq_len=seq_len, dtype="bf16", head_dim=64)
-    if not isinstance(caught.value, WrongOutput):  # CUDA refuses to capture the other stream
-        assert "captur" in str(caught.value) and "Stream" in name
+    if not isinstance(caught.value, WrongOutput):  # CUDA refuses to capture it as a graph
+        assert "captur" in str(caught.value)
