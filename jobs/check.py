@@ -78,8 +78,8 @@ def check(
     Nothing is timed or recorded. Without a GPU, Triton kernels run in Triton's interpreter.
     Attention runs in a child process, so that it may crash or hang.
 
-    Exit code: 0 if every case is right or refused with an exception; 1 if a case is wrong or no
-    case is right; 2 if the input is invalid.
+    Exit code: 0 if every case is right or refused with an exception; 1 if a case is wrong, crashes
+    or hangs, or if no case is right; 2 if the input is invalid.
     """
     valid = ["bf16", "fp16", "fp32"]
     for given in dtype or ():
@@ -112,7 +112,11 @@ def _check_attention(
     head_dims: list[int] | None,
     budget_s: float,
 ) -> tuple[int, int]:
-    """Check an attention function and print the results; return the numbers of right and wrong."""
+    """Check an attention function and print the results.
+
+    Returns:
+        The numbers of right cases and of failed cases, which are wrong or ended the process.
+    """
     import torch
 
     from systems.check.attention import cases
@@ -134,8 +138,8 @@ def _check_attention(
         show(f"  {kind}  {counts}{largest} (at most {TOLERANCE[kind]:.0e})")
     if len(checked) < len(grid):
         left = counted(len(grid) - len(checked), "case")
-        why = "a CUDA error ended the check" if "CUDA" in checked[-1].refused else "out of time"
-        show(f"  {left} not checked: {why}")
+        ended = checked[-1].crashed or "CUDA error" in checked[-1].refused
+        show(f"  {left} not checked: {checked[-1].refused if ended else 'out of time'}")
     wrong = [item for item in checked if item.status == "wrong"]
     if wrong:
         first = wrong[0]
@@ -150,7 +154,8 @@ def _check_attention(
         if first.message:
             show(f"  {first.message}")
     _show_refused((str(item.case), item.refused) for item in checked if item.refused)
-    return sum(item.status == "right" for item in checked), len(wrong)
+    failed = [item for item in checked if item.status == "wrong" or item.crashed]
+    return sum(item.status == "right" for item in checked), len(failed)
 
 
 def _check_parallel(kind: str, reference: str, on_gpu: bool) -> tuple[int, int]:

@@ -121,7 +121,7 @@ def read_state(
         try:
             if own is None or git.tracked(root, [own]):
                 state = _from_git(root, ignored_in(root, results), save_untracked)
-                return _clean_copy(root) or state if state.dirty else state
+                return (_clean_copy(root, state) or state) if state.dirty else state
             why = f"the git repository {root} does not track {own}"
         except git.GitError as error:
             why = str(error)
@@ -133,19 +133,26 @@ def read_state(
     return CodeState(why=why)
 
 
-def _clean_copy(root: Path) -> CodeState | None:
+def _clean_copy(root: Path, found: CodeState) -> CodeState | None:
     """Return the carried state if the tree is an unchanged copy of a commit, else None.
 
     A copy may have been made into a repository with an older commit. All its files then equal those
-    of the carried commit, although git shows differences.
+    of the carried commit, although git shows differences. A file that was not carried is a change.
+
+    Args:
+        root: root of the repository.
+        found: state according to git.
     """
     if not (root / carried_state.FILE).is_file():
         return None
     try:
+        carried = carried_state.read(root).files.keys()
+        tracked = git.tracked_files(root, [*ignored_in(root, root / "logs")])
         state = _from_carried(root)
-    except carried_state.BrokenState:
+    except (carried_state.BrokenState, git.GitError):
         return None
-    return state if not state.dirty else None
+    is_copy = not state.dirty and carried >= {*tracked, *(found.untracked or ())}
+    return state if is_copy else None
 
 
 def _from_git(root: Path, ignored: list[str], save_untracked: bool) -> CodeState:

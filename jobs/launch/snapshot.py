@@ -47,16 +47,21 @@ def check(runs: Iterable[Run], results: Path) -> list[str]:
         results: the results folder.
 
     Returns:
-        A note for each measured file that lies in no copied repository.
+        A note for each measured file that is in no copied repository.
 
     Raises:
         SnapshotError: if there is no repository to copy, git fails, or a measured file in a copied
-            repository is untracked.
+            repository is untracked or given by an absolute path.
     """
     sources = _sources(results)
     notes = {}
     for name, path in _code(runs).items():
         found = next((s for s in sources if path.is_relative_to(s.root)), None)
+        if found is not None and os.path.isabs(name):
+            raise SnapshotError(
+                f"--snapshot requires a path relative to the current folder, got {name!r}, which "
+                "jobs would not find in the copy"
+            )
         if found is None and not is_project(path):
             notes[path] = f"{path} is not in the snapshot: its repository is not copied"
         elif found is not None and str(path.relative_to(found.root)) not in found.files:

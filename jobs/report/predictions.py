@@ -15,6 +15,7 @@ from jobs.errors import TableError
 from jobs.report.metrics import Metric, fact_number
 from jobs.run import Run
 from jobs.sweep.benchmarks import benchmark_module
+from systems.external.parameter import STORED
 
 
 def predicted(run: Run, metric: Metric) -> np.ndarray | str | None:
@@ -40,7 +41,7 @@ def _prediction(benchmark: str, params_json: str) -> Any:
         module = benchmark_module(benchmark)
         if not hasattr(module, "predict"):
             return {}
-        params = module.Params.model_validate_json(params_json)
+        params = module.Params.model_validate_json(params_json, context={STORED: True})
     except LookupError as error:
         raise TableError(str(error)) from error
     except ValidationError:

@@ -20,6 +20,7 @@ from pydantic import Field
 from systems import accounting
 from systems.benchmark import AttentionName, BenchmarkParams, Unsupported
 from systems.external.parameter import Implementation
+from systems.external.reference import is_reference
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +103,8 @@ def run(params: Params) -> dict[str, Any]:
                 milliseconds. Empty without a GPU.
             before_backward_bytes: GPU memory that is allocated when backward starts. Missing
                 without a GPU.
+            graph_error: why the code of a user cannot be captured in a CUDA graph. Then there is no
+                phase forward_backward_graph.
             wall_ms: time of forward_backward from the call until the GPU is idle again, in
                 milliseconds. Only on a GPU and only if seq_len is at most LAUNCH_BOUND.
 
@@ -137,6 +140,13 @@ def run(params: Params) -> dict[str, Any]:
     after = call.check("after timing")
     call.refill(some_rows=True)
     call.check("after timing")
+    if device.type == "cuda" and params.seq_len <= LAUNCH_BOUND:
+        try:
+            measured["samples_ms"]["forward_backward_graph"] = _measure_graph(call, device)
+        except RuntimeError as error:  # for example, the code waits for the GPU
+            if not is_reference(params.implementation):
+                raise
+            facts["graph_error"] = str(error).splitlines()[0]
     sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
     return {
         **measured,
@@ -300,12 +310,19 @@ def _measure(
     if on_gpu and params.seq_len <= LAUNCH_BOUND:
         fn, before = phases["forward_backward"]
         facts["wall_ms"] = {"forward_backward": wall_ms(fn, device, before=before)}
-        replay, result = _captured(call.output_and_gradients)
-        samples["forward_backward_graph"] = time_ms(replay, device)
-        call.refill()
-        replay()
-        call.check("in a CUDA graph, after timing", result)
     return {"samples_ms": samples, "peak_memory_bytes": peaks}, facts
+
+
+def _measure_graph(call: _Call, device: torch.device) -> list[float]:
+    """Return the times of a CUDA graph of forward and backward, in milliseconds, and check it."""
+    from systems.measure.timing import time_ms
+
+    replay, result = _captured(call.output_and_gradients)
+    samples = time_ms(replay, device)
+    call.refill()
+    replay()
+    call.check("in a CUDA graph, after timing", result)
+    return samples
 
 
 def _captured(fn: Callable[[], Result]) -> tuple[Callable[[], None], Result]:

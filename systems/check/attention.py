@@ -110,6 +110,7 @@ class Checked:
     wrong: list[WrongTensor] = field(default_factory=list)
     message: str = ""  # if the output has a wrong form, or if a second call is wrong
     refused: str = ""  # the exception that the function raised
+    crashed: bool = False  # whether the process of the function ended or hung
 
     @property
     def status(self) -> str:

@@ -64,11 +64,13 @@ def check_in_child(
                 return
             except TimeoutError:
                 took = f"{budget_s + LAST_CASE_S:.0f} s"
-                yield Checked(left[0], refused=f"not finished when the check ended after {took}")
+                why = f"not finished when the check ended after {took}"
+                yield Checked(left[0], refused=why, crashed=True)
                 return
             except (EOFError, ConnectionError):
                 code = child.wait()
-                yield Checked(left.pop(0), refused=f"the process ended with exit code {code}")
+                why = f"the process ended with exit code {code}"
+                yield Checked(left.pop(0), refused=why, crashed=True)
                 deaths += 1
             finally:
                 ours.close()

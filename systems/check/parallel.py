@@ -27,7 +27,8 @@ MODELS: list[dict[str, Any]] = [
     {"d_model": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 11},
     {"d_model": 16, "d_ff": 40, "num_layers": 3, "num_heads": 2, "vocab_size": 101},
 ]
-TIMEOUT_S = 120  # for all cases with one number of ranks, in seconds
+TIMEOUT_S = 300  # for the start of the ranks and all their cases, in seconds
+COLLECTIVE_S = 60.0  # for a collective, in seconds; it fails if a rank does not call it
 BENCHMARKS = {"ddp": "data_parallel", "fsdp": "fsdp", "optimizer": "sharded_optimizer"}
 
 
@@ -95,15 +96,18 @@ def _start_ranks(arguments: list[str], world_size: int) -> str:
     """Run this module under torchrun. Return the first error, or "" if there is none."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     ranks = [f"--nproc-per-node={world_size}", "-m", "systems.check.parallel", *arguments]
+    process = subprocess.Popen(
+        [*torchrun, *ranks], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
-        done = subprocess.run(
-            [*torchrun, *ranks], capture_output=True, text=True, timeout=TIMEOUT_S
-        )
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
+        process.terminate()  # torchrun then stops its ranks
+        process.communicate()
         return f"not finished after {TIMEOUT_S} s; does every rank call the same collectives?"
-    if done.returncode == 0:
+    if process.returncode == 0:
         return ""
-    lines = [line.partition("]:")[2] or line for line in done.stderr.splitlines()]
+    lines = [line.partition("]:")[2] or line for line in stderr.splitlines()]
     errors = [line.strip() for line in lines if re.match(r"\s*[\w.]*Error\b", line)]
     return errors[0] if errors else f"a rank ended with an error: {lines[-1] if lines else ''}"
 
@@ -120,7 +124,7 @@ def _run_rank(kind: str, reference: str, backend: str, results: Path) -> None:
 
     from systems.parallel import process_group
 
-    with process_group(backend) as device:
+    with process_group(backend, COLLECTIVE_S) as device:
         for case in cases(kind, int(os.environ["WORLD_SIZE"])):
             checked = _check(kind, reference, backend, case, device)
             if dist.get_rank() == 0:

@@ -12,11 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from systems.external.reference import BadReference, Reference, is_reference
 from systems.external.source import check_source
+
+# Key of a validation context. If it is true, the parameters come from a record, and the source of
+# the implementation is not checked. It may have been changed or removed since.
+STORED = "stored"
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,10 @@ class Implementation:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
+        return core_schema.with_info_after_validator_function(self._check, handler(source))
 
-    def _check(self, value: str) -> str:
-        if value in self.names:
+    def _check(self, value: str, info: ValidationInfo) -> str:
+        if value in self.names or (info.context or {}).get(STORED):
             return value
         if not is_reference(value):
             valid = ", ".join(map(repr, self.names))

@@ -169,11 +169,11 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 def finish_of(wrapper: nn.Module) -> Callable[[], Any] | None:
     """Return the function to call after backward, or None if the wrapper needs none."""
     function: Any = getattr(wrapper, _FINISH, None) or getattr(wrapper, _ADAPTED_FINISH, None)
-    return None if function is None else function
+    return function
 
 
 def _companion(make: Any, suffix: str) -> Callable[..., Any] | None:
-    """Return the function NAME_suffix beside an adapter get_NAME, or None if there is none."""
+    """Return the function NAME_suffix in the file of an adapter get_NAME, or None."""
     if not inspect.isfunction(make) or not make.__name__.startswith("get_"):
         return None
     name = f"{make.__name__.removeprefix('get_')}_{suffix}"
@@ -186,6 +186,6 @@ def _adapted(make: Any, wrapper: Any, reference: str) -> nn.Module:
             f"{reference} must return a torch.nn.Module, got {type(wrapper).__name__}"
         )
     function = _companion(make, "on_after_backward")
-    if function is not None:
+    if function is not None:  # a wrapper may forward setattr to the module, object does not
         object.__setattr__(wrapper, _ADAPTED_FINISH, partial(function, wrapper, None))
     return wrapper

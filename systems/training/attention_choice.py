@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from systems.benchmark import Unsupported
+from systems.dtypes import TORCH_DTYPES
 from systems.external.reference import is_reference
 from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
-from systems.kernels.flash_attention.external import ExternalAttention
+from systems.kernels.flash_attention.external import PROBE_LENGTH, ExternalAttention
+from systems.measure.attention_accuracy import call_once, errors_of, require_right
 
 
 def attention_function(
@@ -41,3 +44,29 @@ def attention_function(
         raise Unsupported(reason)
     attention.find_shape(q, is_causal)
     return attention
+
+
+def require_right_attention(attention: Callable[..., Tensor], like: Tensor, name: str) -> None:
+    """Compare causal attention with float64 on small random inputs, output and gradients.
+
+    A benchmark that compares two trainings with the same attention would not find its errors.
+
+    Args:
+        attention: function `(q, k, v, is_causal=...)`.
+        like: tensor (batch, heads, seq_len, head_dim) with the dtype, device, heads, head_dim and
+            the largest seq_len of the inputs.
+        name: name of the attention, for the message.
+
+    Raises:
+        WrongOutput: if the output or a gradient is not accurate enough.
+    """
+    _, heads, seq_len, head_dim = like.shape
+    shape = (2, heads, min(seq_len, PROBE_LENGTH), head_dim)
+    generator = torch.Generator(like.device).manual_seed(0)
+    q, k, v, dout = (
+        torch.randn(shape, generator=generator, device=like.device).to(like.dtype) for _ in range(4)
+    )
+    inputs = (q.requires_grad_(), k.requires_grad_(), v.requires_grad_())
+    result = call_once(lambda: attention(*inputs, is_causal=True), inputs, dout)
+    dtype = next(key for key, value in TORCH_DTYPES.items() if value == like.dtype)
+    require_right(errors_of(result, inputs, dout, True), name, dtype)

@@ -25,8 +25,9 @@ from systems.accounting import MATMUL_DTYPE
 from systems.benchmark import Unsupported
 from systems.checkpointing import every_k_blocks, nested, selective
 from systems.dtypes import TORCH_DTYPES
+from systems.external.reference import is_reference
 from systems.model import TransformerLM, cross_entropy
-from systems.training.attention_choice import attention_function
+from systems.training.attention_choice import attention_function, require_right_attention
 from systems.training.params import TransformerParams
 
 _AUTOCAST = ("bf16", "fp16")  # precisions that run under autocast
@@ -244,7 +245,10 @@ def _attention(params: TransformerParams, device: torch.device) -> Callable[...,
     dtype = TORCH_DTYPES[MATMUL_DTYPE[params.precision]]
     shape = (1, size.num_heads, params.context_length, size.d_model // size.num_heads)
     probe = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
-    return attention_function(params.attention, probe, probe, probe, True)
+    attention = attention_function(params.attention, probe, probe, probe, True)
+    if is_reference(params.attention):
+        require_right_attention(attention, probe, params.attention)
+    return attention
 
 
 def new_model(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -251,30 +250,32 @@ def test_facts_of_the_checkout(tmp_path: Path, project: Checkout) -> None:
 
 def test_a_carried_state_explains_a_copy_in_an_older_repository(tmp_path: Path) -> None:
     """All files equal those of the carried commit, although git shows changes."""
-    source, copy = tmp_path / "source", tmp_path / "copy"
-    source.mkdir()
-
-    def git(folder: Path, *arguments: str) -> str:
-        author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-        command = ["git", *author, *arguments]
-        return subprocess.run(
-            command, cwd=folder, check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    git(source, "init")
-    (source / "old.py").write_text("x = 1\n")
-    git(source, "add", ".")
-    git(source, "commit", "-m", "first")
-    git(tmp_path, "clone", str(source), str(copy))
-    (source / "old.py").write_text("x = 2\n")
-    (source / "new.py").write_text("y = 3\n")
-    git(source, "add", ".")
-    git(source, "commit", "-m", "second")
-    write_carried(source)
+    source, copy = Checkout(tmp_path / "source"), Checkout(tmp_path / "copy")
+    source.write("old.py", "x = 1\n")
+    first = source.commit()
+    copy.git("pull", "-q", str(source.folder), "HEAD")
+    source.write("old.py", "x = 2\n")
+    source.write("new.py", "y = 3\n")
+    second = source.commit()
+    (source.folder / ".git" / "info" / "exclude").write_text(".code_state.json\n")
+    write_carried(source.folder)
     for name in ("old.py", "new.py", ".code_state.json"):
-        shutil.copy(source / name, copy)
-    state = read_state(copy, tmp_path / "results")
-    assert (state.commit, state.dirty) == (git(source, "rev-parse", "HEAD"), False)
-    (copy / "old.py").write_text("x = 3\n")
-    state = read_state(copy, tmp_path / "results")
-    assert (state.commit, state.dirty) == (git(copy, "rev-parse", "HEAD"), True)
+        shutil.copy(source.folder / name, copy.folder)
+
+    def state(where: Checkout) -> tuple[str | None, object]:
+        found = read_state(where.folder, tmp_path / "results")
+        return found.commit, found.dirty
+
+    assert state(copy) == (second, False)
+    copy.write("other.py", "was not carried")
+    assert state(copy) == (first, True)
+    (copy.folder / "other.py").unlink()
+    copy.write("old.py", "x = 3\n")
+    assert state(copy) == (first, True)
+
+    source.write("kernel.py", "z = 4\n")
+    assert state(source) == (second, True)  # an untracked file that was not carried
+    third = source.commit()
+    assert state(source) == (third, False)
+    source.write("kernel.py", "z = 5\n")
+    assert state(source) == (third, True)

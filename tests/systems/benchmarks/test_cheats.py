@@ -33,29 +33,37 @@ def _run(name: str, **keys: object) -> dict[str, object]:
     return run(Params(implementation=f"{CHEATS}:{name}", **(given | keys)))
 
 
+on_a_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+
+
+@on_a_cpu
 @pytest.mark.parametrize("name", ON_CPU)
 def test_a_cheat_is_wrong(name: str) -> None:
     with pytest.raises(WrongOutput, match=name):
         _run(name)
 
 
+@on_a_cpu
 @pytest.mark.parametrize("name", ["CachedByPointer", "PreviousGradients"])
 def test_only_the_check_after_timing_finds_results_of_earlier_calls(name: str) -> None:
     with pytest.raises(WrongOutput, match="after timing"):
         _run(name, seq_len=64)
 
 
+@on_a_cpu
 def test_a_tensor_that_may_delay_its_work_is_wrong() -> None:
     with pytest.raises(WrongOutput, match=r"the output must be a torch\.Tensor, got a _Lazy"):
         _run("lazy")
 
 
+@on_a_cpu
 def test_a_few_missing_rows_are_found_where_they_hardly_count() -> None:
     """In bf16 the error of the whole output is within its limit."""
     with pytest.raises(WrongOutput, match=r"every 4 rows .* a few rows are wrong"):
         _run("TailRowsSkipped", seq_len=4096, dtype="bf16")
 
 
+@on_a_cpu
 def test_the_same_function_without_a_cheat_is_right() -> None:
     facts = _run("_Honest", seq_len=1024, dtype="bf16")["facts"]
     assert facts["relative_error_after"] != facts["relative_error"]  # other values
@@ -70,7 +78,5 @@ def test_the_same_function_without_a_cheat_is_right() -> None:
 @pytest.mark.parametrize("seq_len", [1024, 2048])  # with and without a CUDA graph
 def test_a_cheat_is_refused_on_a_gpu(name: str, seq_len: int) -> None:
     assert torch.cuda.is_available()
-    with pytest.raises((WrongOutput, RuntimeError)) as caught:
+    with pytest.raises(WrongOutput, match=name):
         _run(name, seq_len=seq_len, dtype="bf16", head_dim=64)
-    if not isinstance(caught.value, WrongOutput):  # CUDA refuses to capture it as a graph
-        assert "captur" in str(caught.value)

@@ -154,13 +154,13 @@ def test_bad_input_is_one_line(folder: Path) -> None:
 
 
 def test_exponentials_that_overflow_are_found() -> None:
-    told = check("no_maximum", "--dtype", "fp32", "--cpu")
+    told = check("no_maximum", "--dtype", "fp32", "--cpu", "--seconds", "1000")
     assert "wrong: 1 of 29 cases" in told
     assert "causal, scores up to 100, whose exponentials overflow" in told
 
 
 def test_code_that_ends_the_process(folder: Path) -> None:
-    told = check("crash", "--seq-len", "16", "--seq-len", "17", "--dtype", "fp32", "--cpu", code=0)
+    told = check("crash", "--seq-len", "16", "--seq-len", "17", "--dtype", "fp32", "--cpu")
     assert "2 right, 2 refused" in told and "the process ended with exit code 3" in told
     (folder / "leaves.py").write_text("import sys\nsys.exit(0)\ndef f(q, k, v): ...")
     done = call("jobs", "check", "leaves.py:f", "--cpu")

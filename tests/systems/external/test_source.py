@@ -187,3 +187,17 @@ def test_an_extension_module_is_importable(folder: Path) -> None:
         check_source(Reference.parse("x.py:x"), "attention")
     (folder / "x.py").write_text("import compiled, torch._C\ndef f(q, k, v): ...\n")
     check_source(Reference.parse("x.py:f"), "attention")
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from helper import *",
+        "import sys\nsys.path.insert(0, 'lib')\nimport in_lib",
+        "import contextlib\nwith contextlib.suppress(ImportError):\n    import missing",
+        "try:\n    import missing\nexcept ImportError:\n    missing = None",
+    ],
+)
+def test_imports_that_may_succeed_are_accepted(folder: Path, imports: str) -> None:
+    (folder / "x.py").write_text(f"{imports}\ndef f(q, k, v, is_causal): ...\n")
+    check_source(Reference.parse("x.py:f"), "attention")
