@@ -14,8 +14,8 @@ Run these commands in the folder `examples/`. Triton's interpreter runs the kern
     python -m aggregate logs/triton
 
 The status `ok` means that the results are right, also if seq_len is not a multiple of the tile
-size. The times mean nothing, because the interpreter is slow. Measure float32 or float16 in it:
-only `jobs check` corrects how Triton 3.6 interprets bf16. With Slurm and a GPU it is compiled:
+size. The times mean nothing, because the interpreter is slow. With Slurm and a GPU, the kernel is
+compiled:
 
     python -m jobs.submit sweeps/flash.yaml --out logs/triton_gpu \
         'implementation=[sdpa_flash, triton_attention.py:TritonAttention]' \

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from systems.external.reference import BadReference, Reference
 from systems.external.source import check_source, likely_kind
 
 console = Console(markup=False, emoji=False)
+DTYPES = ("bf16", "fp16", "fp32")
 SHOWN_REASONS = 5  # maximum number of different reasons for refused cases
 
 
@@ -81,10 +83,9 @@ def check(
     Exit code: 0 if every case is right or refused with an exception; 1 if a case is wrong, crashes
     or hangs, or if no case is right; 2 if the input is invalid.
     """
-    valid = ["bf16", "fp16", "fp32"]
     for given in dtype or ():
-        if given not in valid:
-            fail(f"--dtype must be one of {', '.join(valid)}, got {given!r}")
+        if given not in DTYPES:
+            fail(f"--dtype must be one of {', '.join(DTYPES)}, got {given!r}")
     try:
         reference = Reference.parse(implementation)
         found = kind or likely_kind(reference)
@@ -133,9 +134,9 @@ def _check_attention(
     for kind in dict.fromkeys(case.dtype for case in grid):
         own = [item for item in checked if item.case.dtype == kind]
         errors = [error for item in own if item.status == "right" for error in item.errors.values()]
-        largest = f", largest error {max(errors):.1e}" if errors else ""
+        largest = f"; largest error of the right {max(errors):.1e}" if errors else ""
         counts = _counts(item.status for item in own)
-        show(f"  {kind}  {counts}{largest} (at most {TOLERANCE[kind]:.0e})")
+        show(f"  {kind}  {counts}; errors may be {TOLERANCE[kind]:.0e}{largest}")
     if len(checked) < len(grid):
         left = counted(len(grid) - len(checked), "case")
         ended = checked[-1].crashed or "CUDA error" in checked[-1].refused
@@ -153,6 +154,9 @@ def _check_attention(
             show(f"  {name}: it looks as if {why}")
         if first.message:
             show(f"  {first.message}")
+        only = _only([i.case for i in wrong], [i.case for i in checked if i.status == "right"])
+        if only:
+            show(f"  only cases {only} are wrong")
     _show_refused((str(item.case), item.refused) for item in checked if item.refused)
     failed = [item for item in checked if item.status == "wrong" or item.crashed]
     return sum(item.status == "right" for item in checked), len(failed)
@@ -200,6 +204,36 @@ def _explanations(by_case: Iterable[list[Any]]) -> dict[str, str]:
     for name in sorted(by_tensor, key=["out", "dq", "dk", "dv"].index):
         names.setdefault(by_tensor[name], []).append(name)
     return {", ".join(joined): why for why, joined in names.items()}
+
+
+def _only(wrong: list[Any], right: list[Any]) -> str | None:
+    """Return what all wrong cases have and no right case has, or None."""
+    conditions: list[tuple[str, Callable[[Any], bool]]] = [
+        ("that are causal", lambda case: case.causal),
+        ("that are not causal", lambda case: not case.causal),
+        *((f"in {name}", partial(_has, name="dtype", value=name)) for name in DTYPES),
+        *((f"with: {name}", partial(_has, name="layout", value=name)) for name in _layouts(wrong)),
+        *(
+            (f"whose seq_len is not a multiple of {tile}", partial(_is_cut, tile=tile))
+            for tile in (128, 64, 32, 16)
+        ),
+    ]
+    for text, holds in conditions:
+        if all(map(holds, wrong)) and right and not any(map(holds, right)):
+            return text
+    return None
+
+
+def _has(case: Any, name: str, value: object) -> bool:
+    return bool(getattr(case, name) == value)
+
+
+def _layouts(cases: list[Any]) -> set[str]:
+    return {case.layout for case in cases}
+
+
+def _is_cut(case: Any, tile: int) -> bool:
+    return bool(case.seq_len % tile)
 
 
 def _counts(statuses: Iterable[str]) -> str:

@@ -127,6 +127,7 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
         TableError: if the table or plot names an unknown parameter, if its `where` condition is
             invalid, or if a prediction fails.
     """
+    everything = results
     results, told_apart = select_results(observation, view, results)
     metrics = metrics_of(view)
     rows, columns = _rows_and_columns(view, results)
@@ -151,6 +152,7 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
     column_keys = sort_keys({column for _, column in cells}, columns, order)
     commits = notes_on_commits(results, [*rows, *columns], told_apart)
     notes = result_notes(results, commits, _sampling_note(results, view, cells.values()))
+    notes += _references_left_out(view, results, everything)
     return Pivot(
         view=view,
         metrics=metrics,
@@ -164,6 +166,31 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
         commits=commits,
         names=names_in_keys(results, [*row_keys, *column_keys]),
     )
+
+
+def _references_left_out(
+    view: Table | Plot, results: list[Result], everything: list[Result]
+) -> list[str]:
+    """Return a note if the condition of a table leaves out all results of an implementation.
+
+    Only implementations outside this project are named. The author of the sweep file did not know
+    them.
+
+    Args:
+        view: declaration of the table or plot in the sweep file.
+        results: the results that it shows.
+        everything: all results of the folder.
+    """
+    benchmarks = {result.run.benchmark for result in results}
+    shown = {reference for result in results for reference in result.run.code}
+    absent = dict.fromkeys(
+        reference
+        for result in everything
+        if result.run.benchmark in benchmarks
+        for reference in result.run.code
+        if reference not in shown
+    )
+    return [f"not shown, because of where: {view.where}: {', '.join(absent)}"] if absent else []
 
 
 def _rows_and_columns(view: Table | Plot, results: list[Result]) -> tuple[list[str], list[str]]:

@@ -16,6 +16,7 @@ UNKNOWN = "unknown"  # the record does not contain the value
 NO_RECORD = "no record"  # shown instead of the commit, host or GPU of a run without a record
 MAX_COMMITS = 3  # maximum number of commits that a note lists
 _COMMIT_DIGITS = 7
+_DIFF_DIGITS = 4
 _SUFFIXES = {"True": "-dirty", "unknown": "-dirty?"}  # by the field `dirty` as text
 _UUID_START = re.compile(r"[0-9a-f]{8}", re.IGNORECASE)
 State = tuple[str, str]  # commit as tables show it, hash of the uncommitted changes or ""
@@ -32,13 +33,15 @@ def recorded_value(record: Record, name: str) -> str:
 
 
 def _commit(record: Record) -> str:
-    """Return the commit of the measured code, such as `4bb999b` or `4bb999b-dirty`.
+    """Return the commit of the measured code, such as `4bb999b` or `4bb999b-dirty+371f`.
 
     The measured code is the last entry of `environment.code`. If there is none, the measured code
-    is in this project, and its commit is in `environment.git`.
+    is in this project, and its commit is in `environment.git`. Uncommitted changes are told apart
+    by the first digits of the hash of their diff.
     """
     entries = record.environment.get("code") or [record.environment.get("git") or {}]
-    return _shown_commit(entries[-1])
+    diff = str(entries[-1].get("diff") or "")[:_DIFF_DIGITS]
+    return _shown_commit(entries[-1]) + (f"+{diff}" if diff else "")
 
 
 def _shown_commit(state: dict[str, Any]) -> str:
@@ -83,8 +86,7 @@ def commit_notes(records: Iterable[Record], shows_commits: bool) -> list[str]:
 
     Args:
         records: the records that a table shows.
-        shows_commits: whether the commit is a row or column of the table. A note then lists only
-            commits that the table does not tell apart, because they differ in uncommitted changes.
+        shows_commits: whether the commit is a row or column of the table. Then there is no note.
     """
     runs: dict[str, dict[State, set[str]]] = {}  # ids of the runs, by repository and state
     for record in records:
@@ -92,12 +94,7 @@ def commit_notes(records: Iterable[Record], shows_commits: bool) -> list[str]:
             runs.setdefault(repository, {}).setdefault(state, set()).add(record.run)
     notes = []
     for repository, states in runs.items():
-        labels = [label for label, _ in states]
-        counts = {
-            state: len(ids)
-            for state, ids in states.items()
-            if not shows_commits or labels.count(state[0]) > 1
-        }
+        counts = {state: len(ids) for state, ids in states.items() if not shows_commits}
         if len(counts) > 1:
             of = f" of {repository}" if repository else ""
             notes.append(f"Results come from {len(counts)} commits{of}: {_listed(counts)}")

@@ -39,7 +39,7 @@ from jobs.sweep.strict_yaml import DataPath, Document
 # Forms of the values that tables show, as regular expressions, each with an example. Without this
 # check, a full hash would match no result.
 _FORMS = {
-    "commit": (r".{1,7}(-dirty\??)?|no record", "'4bb999b' or '4bb999b-dirty'"),
+    "commit": (r".{1,7}(-dirty\??(\+[0-9a-f]{4})?)?|no record", "'4bb999b' or '4bb999b-dirty'"),
     "gpu": (
         r"([0-9a-f]{8}|unknown)(\+([0-9a-f]{8}|unknown))*|no record|–",
         "'6fb37310', the first 8 digits of the UUID",

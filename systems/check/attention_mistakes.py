@@ -45,7 +45,8 @@ def explain(
     norm = torch.linalg.vector_norm
     if norm(exact) > 1e-9 * norm(dout.double()):  # dq and dk of a single token are zero
         factor = ((given * exact).sum() / exact.square().sum()).item()
-        if _equal(given, factor * exact, tolerance):
+        is_scaled = abs(factor - 1) > tolerance and _equal(given, factor * exact, tolerance)
+        if is_scaled:
             return _explain_factor(factor, exact.shape[-1])
     for what, tensors in _mistakes(inputs, dout, is_causal):
         wrong = tensors.get(name)
@@ -100,6 +101,10 @@ def _mistakes(
         yield (
             "the causal mask also hides the diagonal: query i must see key i",
             _attention(*same, everything.tril(-1), scale),
+        )
+        yield (
+            "the causal mask lets query i see key i + 1",
+            _attention(*same, everything.tril(1), scale),
         )
         yield (
             "the causal mask is transposed: query i sees the keys from i on",

@@ -107,10 +107,6 @@ def _run(connection: Connection) -> None:
     except BaseException as error:  # also SystemExit
         connection.send(" ".join(f"{type(error).__name__}: {error}".splitlines()[:1]))
         return
-    if not on_gpu and "triton" in sys.modules:
-        from systems.check.triton_interpreter import mend_interpreter
-
-        mend_interpreter()
     # torch prints it when the first matmul of a process is in backward.
     warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA")
     connection.send(None)

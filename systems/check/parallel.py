@@ -141,12 +141,25 @@ def _check(kind: str, reference: str, backend: str, case: Case, device: Any) -> 
     except (Unsupported, NotImplementedError) as error:
         return Checked(case, "refused", {}, str(error))
     except WrongOutput as error:
-        return Checked(case, "wrong", {}, str(error), _explain(str(error), case.world_size))
+        return Checked(case, "wrong", {}, str(error), _explain(kind, str(error), case.world_size))
+    if kind == "ddp":
+        try:
+            _errors(kind, reference, backend, case, device, differs=True)
+        except WrongOutput as error:
+            why = "the weights of rank 0 are not copied to the other ranks at the start"
+            return Checked(case, "wrong", errors, str(error), why)
     return Checked(case, "right", errors)
 
 
-def _errors(kind: str, reference: str, backend: str, case: Case, device: Any) -> dict[str, float]:
-    """Train a few steps and compare them with a single process, then compare another step."""
+def _errors(
+    kind: str, reference: str, backend: str, case: Case, device: Any, differs: bool = False
+) -> dict[str, float]:
+    """Train a few steps and compare them with a single process, then compare another step.
+
+    Args:
+        kind, reference, backend, case, device: what is checked.
+        differs: whether the model has other weights on each rank before it is wrapped.
+    """
     import importlib
 
     import torch.distributed as dist
@@ -171,7 +184,12 @@ def _errors(kind: str, reference: str, backend: str, case: Case, device: Any) ->
     )
     alone = ParallelTraining(params, device, dist.get_rank())
     if kind == "ddp":
-        wrap = lambda inner: module.wrapped(inner, params)  # noqa: E731
+
+        def wrap(inner: Any) -> Any:
+            for parameter in inner.parameters() if differs else ():
+                parameter.data += dist.get_rank()
+            return module.wrapped(inner, params)
+
         training = ParallelTraining(params, device, dist.get_rank(), wrap)
     else:
         training = module.sharded_training(params, device)
@@ -186,11 +204,13 @@ def _errors(kind: str, reference: str, backend: str, case: Case, device: Any) ->
     return errors
 
 
-def _explain(message: str, world_size: int) -> str | None:
+def _explain(kind: str, message: str, world_size: int) -> str | None:
     """Return which mistake explains the error of the gradients in a message, or None."""
+    if kind == "optimizer":
+        return "ranks do not get the updates of other ranks" if "differ" in message else None
     found = re.search(r"gradient ([\d.e+-]+)", message)
     if found is None:
-        return "ranks do not get the updates of other ranks" if "differ" in message else None
+        return None
     error = float(found[1])
     if abs(error - (world_size - 1)) < 0.02:
         return "gradients are summed over the ranks, but not divided by the number of ranks"

@@ -42,7 +42,10 @@ def attention_function(
     reason = attention.unsupported_reason(is_causal)
     if reason:
         raise Unsupported(reason)
-    attention.find_shape(q, is_causal)
+    try:
+        attention.find_shape(q, is_causal)
+    except NotImplementedError as error:
+        raise Unsupported(f"{name}: {error}") from error
     return attention
 
 

@@ -14,7 +14,7 @@ import os
 
 import pytest
 
-from systems.check.triton_interpreter import mend_interpreter
+from systems.kernels.triton_interpreter import mend_interpreter
 
 
 @pytest.fixture(autouse=True)

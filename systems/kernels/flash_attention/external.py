@@ -14,6 +14,8 @@ the assignment, take (batch, seq_len, head_dim). Then batch and heads are passed
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +26,7 @@ from systems.external.loading import load
 from systems.external.reference import BadReference
 from systems.kernels.flash_attention.autograd import autocast
 from systems.kernels.flash_attention.reference import attention_reference
+from systems.kernels.triton_interpreter import mend_interpreter
 
 PROBE_LENGTH = 256  # maximum number of tokens of the inputs that show which shape a function takes
 PROBE_ERROR = 0.1  # maximum relative error of a function that got inputs of the right shape
@@ -48,6 +51,8 @@ class ExternalAttention:
     def __init__(self, reference: str):
         self.reference = reference
         found = load(reference)
+        if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
+            mend_interpreter()
         if inspect.isfunction(found) and not inspect.signature(found).parameters:
             found = found()
         if isinstance(found, type):
@@ -110,6 +115,9 @@ class ExternalAttention:
             like: tensor (batch, heads, seq_len, head_dim) with the dtype, device, head_dim and the
                 largest seq_len of the inputs.
             is_causal: whether attention has a causal mask.
+
+        Raises:
+            NotImplementedError: if the function launches a Triton kernel and there is no GPU.
         """
         shape = (2, 2, min(like.shape[-2], PROBE_LENGTH), like.shape[-1])
         generator = torch.Generator(like.device).manual_seed(0)
@@ -126,7 +134,12 @@ class ExternalAttention:
                 with torch.no_grad():
                     out = self(q, k, v, is_causal)
                 error = torch.linalg.vector_norm(out.double() - exact).item()
-            except Exception:
+            except Exception as error:
+                if "active drivers" in str(error):  # of Triton
+                    raise NotImplementedError(
+                        "the Triton kernel needs a GPU; on a CPU, set TRITON_INTERPRET=1 in the "
+                        "environment to run it in Triton's interpreter"
+                    ) from error
                 continue
             without_exception.append(takes_heads)
             if error <= PROBE_ERROR * torch.linalg.vector_norm(exact).item():

@@ -21,12 +21,22 @@ class Sums(torch.nn.Module):
     def __init__(self, module):
         super().__init__()
         self.module = module
+        for p in module.parameters(): dist.broadcast(p.data, 0)
     def forward(self, *inputs): return self.module(*inputs)
     def finish_gradient_synchronization(self):
         for p in self.module.parameters(): dist.all_reduce(p.grad)
 
 class Nothing(Sums):
     def finish_gradient_synchronization(self): pass
+
+class DifferentWeights(Sums):
+    def __init__(self, module):
+        torch.nn.Module.__init__(self)
+        self.module = module
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
 
 class Raises(Sums):
     def finish_gradient_synchronization(self): raise ValueError("no bucket is ready")
@@ -125,7 +135,8 @@ def test_a_sum_instead_of_a_mean_is_named() -> None:
     ("name", "words"),
     [
         ("Nothing", "gradients are not exchanged between the ranks"),
-        ("NoBroadcast", "weights differ from rank 0"),
+        ("NoBroadcast", "ranks do not get the updates of other ranks"),
+        ("DifferentWeights", "the weights of rank 0 are not copied to the other ranks at the"),
         ("Stops", "after timing: rank 0: error against one process"),
         ("Ignores", "after timing: rank 0: error against one process that trains on all batches"),
         ("Raises", "refused: 2 cases: ValueError: no bucket is ready"),

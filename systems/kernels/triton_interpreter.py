@@ -30,7 +30,7 @@ def _rounded(values: np.ndarray) -> np.ndarray:
 def mend_interpreter(
     checks_overflow: bool = False, replace: Callable[[Any, str, Any], None] = setattr
 ) -> None:
-    """Patch the interpreter of this process. Needs TRITON_INTERPRET=1.
+    """Patch the interpreter of this process, if it is not patched. Needs TRITON_INTERPRET=1.
 
     Args:
         checks_overflow: assert after each integer operation that it did not overflow, which is
@@ -41,6 +41,8 @@ def mend_interpreter(
     import triton.language as tl
     from triton.runtime import interpreter
 
+    if interpreter.InterpretedFunction.__call__.__module__ == __name__:
+        return
     patch_as_it_is = interpreter._patch_lang_tensor
 
     def patch_lang_tensor(tensor: Any, scope: Any) -> None:
