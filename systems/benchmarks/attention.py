@@ -119,17 +119,7 @@ def run(params: Params) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         call = _Call(params, device)
-    except NotImplementedError as error:
-        raise Unsupported(f"{params.implementation}: {error}") from error
-    compiles = params.implementation in ("naive_compiled", "flex") or (
-        params.implementation == "flash_pytorch" and device.type == "cuda"
-    )
-    started = time.perf_counter()
-    try:
-        if compiles:
-            call.forward_backward()
-            call.clear_gradients()
-        compiling = time.perf_counter() - started
+        compiling = call.compile()
         started = time.perf_counter()
         before = call.check()
     except NotImplementedError as error:
@@ -141,18 +131,13 @@ def run(params: Params) -> dict[str, Any]:
     call.refill(some_rows=True)
     call.check("after timing")
     if device.type == "cuda" and params.seq_len <= LAUNCH_BOUND:
-        try:
-            measured["samples_ms"]["forward_backward_graph"] = _measure_graph(call, device)
-        except RuntimeError as error:  # for example, the code waits for the GPU
-            if not is_reference(params.implementation):
-                raise
-            facts["graph_error"] = str(error).splitlines()[0]
+        _add_graph(call, measured["samples_ms"], facts)
     sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
     return {
         **measured,
         "flops": {p: accounting.attention_flops(p, *sizes, params.causal) for p in PHASES},
         "bytes": {p: accounting.attention_bytes(p, *sizes, params.dtype) for p in PHASES},
-        "compiling_seconds": compiling if compiles else None,
+        "compiling_seconds": compiling,
         "facts": facts
         | {
             "relative_error": before.total,
@@ -247,6 +232,21 @@ class _Call:
         require_right(errors, self.params.implementation, self.params.dtype, when)
         return errors
 
+    def compile(self) -> float | None:
+        """Call a compiled implementation once.
+
+        Returns:
+            The time that it takes, in seconds. None if the implementation is not compiled.
+        """
+        name, device = self.params.implementation, self.dout.device
+        compiles = name in ("naive_compiled", "flex")
+        if not compiles and not (name == "flash_pytorch" and device.type == "cuda"):
+            return None
+        started = time.perf_counter()
+        self.forward_backward()
+        self.clear_gradients()
+        return time.perf_counter() - started
+
     def clear_gradients(self) -> None:
         for tensor in self.inputs:
             tensor.grad = None
@@ -313,16 +313,25 @@ def _measure(
     return {"samples_ms": samples, "peak_memory_bytes": peaks}, facts
 
 
-def _measure_graph(call: _Call, device: torch.device) -> list[float]:
-    """Return the times of a CUDA graph of forward and backward, in milliseconds, and check it."""
+def _add_graph(call: _Call, samples: dict[str, list[float]], facts: dict[str, Any]) -> None:
+    """Time and check a CUDA graph of forward and backward.
+
+    Adds the phase forward_backward_graph to `samples`. If the code of a user cannot be captured,
+    adds graph_error to `facts`.
+    """
     from systems.measure.timing import time_ms
 
-    replay, result = _captured(call.output_and_gradients)
-    samples = time_ms(replay, device)
+    try:
+        replay, result = _captured(call.output_and_gradients)
+    except RuntimeError as error:  # for example, the code waits for the GPU
+        if not is_reference(call.params.implementation):
+            raise
+        facts["graph_error"] = str(error).splitlines()[0]
+        return
+    samples["forward_backward_graph"] = time_ms(replay, call.dout.device)
     call.refill()
     replay()
     call.check("in a CUDA graph, after timing", result)
-    return samples
 
 
 def _captured(fn: Callable[[], Result]) -> tuple[Callable[[], None], Result]:

@@ -95,27 +95,27 @@ def likely_kind(reference: Reference) -> str | None:
     definition = _definition(tree, reference.name)
     if definition is None:
         return None
-    names = _parameters(tree, definition)
-    family = _family(tree, definition)
-    if names is not None and names[:1] == ["module"]:
-        methods = {
-            node.name for one in family for node in ast.walk(one) if isinstance(node, Definition)
-        }
-        sharded = "compute_dtype" in names or any(
-            name.startswith("gather_full") for name in methods
-        )
-        return "fsdp" if sharded or "fsdp" in definition.name.lower() else "ddp"
-    if isinstance(definition, ast.ClassDef):
-        bases = _bases(tree, definition)
-        if any(base.endswith("Optimizer") for base in bases) or names == [
-            "params",
-            "optimizer_cls",
-        ]:
-            return "optimizer"
-        return "attention" if any(base.endswith("Function") for base in bases) else None
-    if names[:2] == ["params", "optimizer_cls"] if names else False:
+    names = _parameters(tree, definition) or []
+    if names[:1] == ["module"]:
+        return "fsdp" if _is_sharded(tree, definition, names) else "ddp"
+    is_class = isinstance(definition, ast.ClassDef)
+    bases = _bases(tree, definition)
+    if names[:2] == ["params", "optimizer_cls"] or any(b.endswith("Optimizer") for b in bases):
         return "optimizer"
-    return "attention" if names is not None and len(names) in (0, 3, 4, 5) else None
+    if is_class:
+        return "attention" if _is_autograd_function(tree, definition) else None
+    return "attention" if len(names) in (0, 3, 4, 5) else None
+
+
+def _is_sharded(tree: ast.Module, definition: Definition, parameters: list[str]) -> bool:
+    """Return whether a wrapper of a module seems to be an FSDP wrapper."""
+    methods = [
+        node.name
+        for one in _family(tree, definition)
+        for node in ast.walk(one)
+        if isinstance(node, Definition)
+    ]
+    return "compute_dtype" in parameters or any("gather_full" in name for name in methods)
 
 
 def _parse(path: Path) -> ast.Module:
@@ -349,7 +349,7 @@ def _family(tree: ast.Module, definition: Definition) -> list[Definition]:
     return family
 
 
-def _bases(tree: ast.Module, definition: ast.ClassDef) -> list[str]:
+def _bases(tree: ast.Module, definition: Definition) -> list[str]:
     """Return the base classes of a class, and of its bases, that are not in the same file."""
     return [
         ast.unparse(base)
@@ -360,7 +360,7 @@ def _bases(tree: ast.Module, definition: ast.ClassDef) -> list[str]:
     ]
 
 
-def _is_autograd_function(tree: ast.Module, definition: ast.ClassDef) -> bool:
+def _is_autograd_function(tree: ast.Module, definition: Definition) -> bool:
     return any(base.endswith("Function") for base in _bases(tree, definition))
 
 
