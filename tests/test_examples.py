@@ -111,6 +111,7 @@ def test_a_benchmark_in_a_package(folder: Path) -> None:
     assert "bandwidth (GB/s)" in tables and "| fused vs step_by_step |" in tables
 
 
+@pytest.mark.slow
 def test_results_in_a_data_frame(folder: Path) -> None:
     submitted, printed = outputs("load_results.py", folder)
     assert "6 ok" in submitted

@@ -124,6 +124,7 @@ def test_other_kinds(name: str, kind: str) -> None:
     assert f"own.py:{name}: {kind} on 2 and 3 ranks" in check(name, 0)
 
 
+@pytest.mark.slow
 def test_a_sum_instead_of_a_mean_is_named() -> None:
     told = check("Sums", 1)
     assert "gradients are summed over the ranks, but not divided by the number of ranks" in told
