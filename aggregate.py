@@ -22,7 +22,7 @@ from jobs.report.images import Image, copy_run_images, draw_plots
 from jobs.report.render import Format, markdown_image, markdown_table, render
 from jobs.report.report_table import make_report_table
 from jobs.report.results import Result, list_results
-from jobs.report.text_templates import StudyTexts
+from jobs.report.texts.templates import StudyTexts
 from jobs.report.views import plots_of, tables_of
 from jobs.results.manifest import BrokenManifest
 from jobs.results.run_states import Observation, observe

@@ -134,9 +134,9 @@ def _check_attention(
     for kind in dict.fromkeys(case.dtype for case in grid):
         own = [item for item in checked if item.case.dtype == kind]
         errors = [error for item in own if item.status == "right" for error in item.errors.values()]
-        largest = f"; largest error of the right {max(errors):.1e}" if errors else ""
+        largest = f"; largest error of the right cases {max(errors):.1e}" if errors else ""
         counts = _counts(item.status for item in own)
-        show(f"  {kind}  {counts}; errors may be {TOLERANCE[kind]:.0e}{largest}")
+        show(f"  {kind}  {counts}; limit {TOLERANCE[kind]:.0e}{largest}")
     if len(checked) < len(grid):
         left = counted(len(grid) - len(checked), "case")
         ended = checked[-1].crashed or "CUDA error" in checked[-1].refused

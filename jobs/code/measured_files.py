@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from jobs import ROOT
@@ -44,11 +43,3 @@ def source(name: str) -> str:
 def is_project(path: Path) -> bool:
     """Return whether a file belongs to this project."""
     return any(path.resolve().is_relative_to(ROOT / package) for package in PACKAGES)
-
-
-def content_hash(path: Path) -> str | None:
-    """Return the SHA-256 of the content of a file. None if it cannot be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return None

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from jobs.code.measured_files import content_hash, find, source
+from jobs.code.carried_state import file_hash
+from jobs.code.measured_files import find, source
 from jobs.results.record import Record
 from jobs.run import Run
 from jobs.status import Status
@@ -82,7 +83,7 @@ def changed_code(records: Iterable[Record]) -> list[str]:
     @cache
     def hash_now(name: str) -> str | None:
         path = find(name)
-        return content_hash(path) if path is not None else None
+        return file_hash(path.resolve()) if path is not None else None
 
     changed: Counter[str] = Counter()
     for record in records:

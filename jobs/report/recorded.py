@@ -88,13 +88,15 @@ def commit_notes(records: Iterable[Record], shows_commits: bool) -> list[str]:
         records: the records that a table shows.
         shows_commits: whether the commit is a row or column of the table. Then there is no note.
     """
+    if shows_commits:
+        return []
     runs: dict[str, dict[State, set[str]]] = {}  # ids of the runs, by repository and state
     for record in records:
         for repository, state in _states(record):
             runs.setdefault(repository, {}).setdefault(state, set()).add(record.run)
     notes = []
     for repository, states in runs.items():
-        counts = {state: len(ids) for state, ids in states.items() if not shows_commits}
+        counts = {state: len(ids) for state, ids in states.items()}
         if len(counts) > 1:
             of = f" of {repository}" if repository else ""
             notes.append(f"Results come from {len(counts)} commits{of}: {_listed(counts)}")

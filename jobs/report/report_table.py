@@ -31,7 +31,7 @@ class ReportTable:
     notes: list[str]
     warnings: list[str]  # printed to stderr, not part of the table
     columns: dict[str, list[str]] = field(default_factory=dict)  # cells by header
-    text: str = ""  # text below the notes, from jobs.report.text_templates
+    text: str = ""  # text below the notes, from jobs.report.texts.templates
 
     def add_column(self, header: str, cells: list[str]) -> None:
         """Add a column. If the header already exists, make it unique with trailing spaces."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs import ROOT
-from jobs.code.measured_files import content_hash, measured_files
+from jobs.code.carried_state import file_hash
+from jobs.code.measured_files import measured_files
 from jobs.code.state import CodeState, is_tracked, project_state, read_state, repository_root
 from jobs.results.manifest import Manifest
 from jobs.run import Run
@@ -93,7 +94,7 @@ class CodeReader:
             missing = CodeState(why="the file does not exist").entry(self._results)
             return {"name": name, "file": None, "sha256": None, **_NOWHERE, **missing}, ""
         path = path.resolve()
-        digest = content_hash(path)
+        digest = file_hash(path)
         known: dict[str, Any] = {"name": name, "file": str(path), "sha256": digest}
         saved = self._snapshot_of(path)
         if saved is not None:

@@ -18,6 +18,7 @@ The benchmark `attention` times the same operations with `systems.measure.timing
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -63,13 +64,7 @@ def run(params: Params) -> dict[str, Any]:
     from triton.testing import do_bench
 
     from systems import accounting
-    from systems.measure.attention_accuracy import (
-        AttentionErrors,
-        call_once,
-        errors_of,
-        refill,
-        require_right,
-    )
+    from systems.measure.attention_accuracy import check_attention, refill
     from systems.training.attention_choice import attention_function
 
     if not torch.cuda.is_available():
@@ -92,12 +87,15 @@ def run(params: Params) -> dict[str, Any]:
 
     expanded = torch.ones((), dtype=q.dtype, device=device).expand(shape)
 
-    def check(when: str = "") -> AttentionErrors:
-        result = call_once(lambda: function(q, k, v), (q, k, v), expanded)
-        errors = errors_of(result, (q, k, v), expanded, True)
-        require_right(errors, params.implementation, "bf16", when)
-        return errors
-
+    check = partial(
+        check_attention,
+        lambda: function(q, k, v),
+        (q, k, v),
+        expanded,
+        True,
+        params.implementation,
+        "bf16",
+    )
     errors = check()
 
     def forward_backward() -> None:

@@ -13,8 +13,6 @@ nothing waits for it. Tables of results compare the peak memory with a predictio
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import model_validator
@@ -165,15 +163,16 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         step_facts,
     )
     from systems.training.parallel_training import ParallelTraining
+    from systems.training.sharded_check import check_sharded
 
     state, peaks = _memory(sharded_training(params, device))
     gc.collect()
     training = sharded_training(params, device)
     alone = ParallelTraining(params, device, dist.get_rank())
-    errors = check(training, alone)
+    errors = check_sharded(training, alone)
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
-    check(training, alone, again=True)
+    check_sharded(training, alone, again=True)
     del alone, both
     gc.collect()
     steps = profiled_steps(training)
@@ -234,9 +233,6 @@ def _memory(training: ParallelTraining) -> tuple[dict[str, int], dict[str, int]]
     gc.collect()
     peaks = peak_memory_by_phase({"train_step": training.step_keeping_gradients}, training.device)
     return state_bytes(training.wrapper.parameters(), training.optimizer), peaks
-
-
-# ---- wrappers ------------------------------------------------------------------------------------
 
 
 def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
@@ -327,105 +323,3 @@ def _fully_shard(
                 list(blocks[max(0, i - PREFETCH_LAYERS) : i])[::-1]
             )
     return module
-
-
-def _plain_name(name: str) -> str:
-    """Remove the prefix that torch.compile adds to the parameter names of a compiled block."""
-    return name.replace("_orig_mod.", "")
-
-
-def check(
-    training: ParallelTraining, alone: ParallelTraining, again: bool = False
-) -> dict[str, float]:
-    """Compare a fully sharded training with a training on one process.
-
-    For the comparison, weights and gradients are gathered from their shards. All ranks must call
-    this function. Arguments, result and exceptions are those of `check_parallel` in
-    `systems.training.parallel_check`, or with `again` those of `check_again`.
-    """
-    from torch.distributed.fsdp import FSDPModule
-
-    from systems.parallel import FullyShardedDataParallel
-    from systems.parallel.external import full_gradients_by_update, full_parameters
-    from systems.training.parallel_check import check_again, check_parallel
-
-    shapes = {name: p.shape for name, p in alone.model.named_parameters()}
-    gradients_of: Any = partial(full_gradients, shapes=shapes)
-    weights_of: Any = full_weights
-    if not isinstance(training.wrapper, (FullyShardedDataParallel, FSDPModule)):
-        gradients_of = lambda training: full_gradients_by_update(training.wrapper, shapes)  # noqa: E731
-        weights_of = lambda training: full_parameters(training.wrapper, shapes)  # noqa: E731
-    if again:
-        return check_again(training, alone, gradients_of, weights_of)
-    return check_parallel(training, alone, gradients_of, weights_of, master_weights)
-
-
-def full_gradients(
-    training: ParallelTraining, shapes: Mapping[str, torch.Size]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Gather the averaged gradients from the shards of all ranks.
-
-    All ranks must call this function.
-
-    Args:
-        training: a sharded training, after its method `synchronize_gradients` was called.
-        shapes: shapes of the unsharded parameters, by name.
-
-    Yields:
-        Name and unsharded gradient of each parameter.
-
-    Raises:
-        WrongOutput: if a parameter has no gradient.
-    """
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.tensor import DTensor
-
-    from systems.benchmark import WrongOutput
-
-    for compiled_name, parameter in training.model.named_parameters():
-        name, grad = _plain_name(compiled_name), parameter.grad
-        shape = shapes[name]
-        if grad is None:
-            raise WrongOutput(f"backward computed no gradient for {name}")
-        if isinstance(grad, DTensor):
-            yield name, grad.full_tensor()
-        elif grad.shape == shape:
-            yield name, grad
-        else:
-            width = -(-shape.numel() // dist.get_world_size())
-            piece = grad.new_zeros(width)
-            piece[: grad.numel()] = grad
-            pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
-            dist.all_gather(pieces, piece)
-            yield name, torch.cat(pieces)[: shape.numel()].view(shape)
-
-
-def full_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
-    """Gather the weights from the shards of all ranks and return them by name.
-
-    The weights have the dtype of the shards, which the optimizer updates. All ranks must call this
-    function.
-    """
-    from torch.distributed.tensor import DTensor
-
-    from systems.parallel import FullyShardedDataParallel
-
-    if isinstance(training.wrapper, FullyShardedDataParallel):
-        return training.wrapper.gather_full_parameters()
-    return {
-        _plain_name(name): p.full_tensor().detach() if isinstance(p, DTensor) else p.detach()
-        for name, p in training.model.named_parameters()
-    }
-
-
-def master_weights(training: ParallelTraining) -> Mapping[str, torch.Tensor]:
-    """Return the weights that the optimizer updates, in a training without sharding, by name.
-
-    For a bf16 weight that has a float32 master weight, the result contains the master weight. For
-    every other weight, the result contains the weight itself.
-    """
-    state = training.optimizer.state
-    return {
-        name: state[p].get("master", p.detach()) for name, p in training.model.named_parameters()
-    }

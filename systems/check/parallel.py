@@ -170,6 +170,7 @@ def _errors(
         check_parallel,
     )
     from systems.training.parallel_training import ParallelTraining
+    from systems.training.sharded_check import check_sharded
 
     module = importlib.import_module(f"systems.benchmarks.{BENCHMARKS[kind]}")
     params = module.Params(
@@ -194,8 +195,8 @@ def _errors(
     else:
         training = module.sharded_training(params, device)
     if kind == "fsdp":
-        errors: dict[str, float] = module.check(training, alone)
-        module.check(training, alone, again=True)
+        errors = check_sharded(training, alone)
+        check_sharded(training, alone, again=True)
         return errors
     errors = check_parallel(training, alone)
     check_again(training, alone)

@@ -156,6 +156,24 @@ def errors_of(
     return AttentionErrors(total, rows)
 
 
+def check_attention(
+    forward: Callable[[], Tensor],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    is_causal: bool,
+    implementation: str,
+    dtype: str,
+    when: str = "",
+) -> AttentionErrors:
+    """Run forward and backward once, and compare output and gradients with float64.
+
+    Arguments and exceptions are those of `call_once` and `require_right`.
+    """
+    errors = errors_of(call_once(forward, inputs, dout), inputs, dout, is_causal)
+    require_right(errors, implementation, dtype, when)
+    return errors
+
+
 def _by_rows(squares: Tensor) -> Tensor:
     """Sum a tensor (..., seq_len) over every ROWS elements; the last group has up to 2 * ROWS - 1.
 

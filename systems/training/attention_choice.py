@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from systems.dtypes import TORCH_DTYPES
 from systems.external.reference import is_reference
 from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
 from systems.kernels.flash_attention.external import PROBE_LENGTH, ExternalAttention
-from systems.measure.attention_accuracy import call_once, errors_of, require_right
+from systems.measure.attention_accuracy import check_attention
 
 
 def attention_function(
@@ -70,6 +71,5 @@ def require_right_attention(attention: Callable[..., Tensor], like: Tensor, name
         torch.randn(shape, generator=generator, device=like.device).to(like.dtype) for _ in range(4)
     )
     inputs = (q.requires_grad_(), k.requires_grad_(), v.requires_grad_())
-    result = call_once(lambda: attention(*inputs, is_causal=True), inputs, dout)
     dtype = next(key for key, value in TORCH_DTYPES.items() if value == like.dtype)
-    require_right(errors_of(result, inputs, dout, True), name, dtype)
+    check_attention(partial(attention, *inputs, is_causal=True), inputs, dout, True, name, dtype)

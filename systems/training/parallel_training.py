@@ -19,10 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from systems.external.reference import is_reference
 from systems.model import cross_entropy
 from systems.parallel.external import finish_of
+from systems.training.attention_choice import require_right_attention
 from systems.training.parallel_params import ParallelParams
-from systems.training.training import Training, batch, optimizer_class_and_options
+from systems.training.training import (
+    Training,
+    batch,
+    model_attention,
+    optimizer_class_and_options,
+)
 
 Wrap = Callable[[nn.Module], nn.Module]
 MakeOptimizer = Callable[..., Any]  # (parameters) -> Optimizer
@@ -45,6 +52,7 @@ class ParallelTraining(Training):
 
     Raises:
         Unsupported: if the device does not support the parameters.
+        WrongOutput: if the attention is external code and not accurate enough.
     """
 
     def __init__(
@@ -56,7 +64,11 @@ class ParallelTraining(Training):
         make_optimizer: MakeOptimizer | None = None,
         autocasts: bool = True,
     ):
-        super().__init__(params, device)
+        attention, like = model_attention(params, device)
+        if is_reference(params.attention):
+            # Both compared trainings have this attention, so they do not show its errors.
+            require_right_attention(attention, like, params.attention)
+        super().__init__(params, device, attention)
         self.params: ParallelParams = params
         self._autocasts = autocasts
         self.tokens, self.targets = rank_batch(params, device, rank)

@@ -25,9 +25,8 @@ from systems.accounting import MATMUL_DTYPE
 from systems.benchmark import Unsupported
 from systems.checkpointing import every_k_blocks, nested, selective
 from systems.dtypes import TORCH_DTYPES
-from systems.external.reference import is_reference
 from systems.model import TransformerLM, cross_entropy
-from systems.training.attention_choice import attention_function, require_right_attention
+from systems.training.attention_choice import attention_function
 from systems.training.params import TransformerParams
 
 _AUTOCAST = ("bf16", "fp16")  # precisions that run under autocast
@@ -77,7 +76,7 @@ class Training:
     ):
         _check_device(params, device)
         self.params, self.device = params, device
-        attention = attention or _attention(params, device)
+        attention = attention or model_attention(params, device)[0]
         self.model, master = _prepared_model(params, device, attention)
         self.tokens, self.targets = batch(params, device)
         self.optimizer = _optimizer(params, self.model, master)
@@ -240,15 +239,21 @@ def _check_device(params: TransformerParams, device: torch.device) -> None:
             raise Unsupported("TF32 needs the tensor cores of an NVIDIA GPU; this is a CPU")
 
 
-def _attention(params: TransformerParams, device: torch.device) -> Callable[..., Tensor]:
+def model_attention(
+    params: TransformerParams, device: torch.device
+) -> tuple[Callable[..., Tensor], Tensor]:
+    """Return the attention function of the model, and a tensor like its inputs.
+
+    The tensor has the shape (1, heads, context_length, head_dim) and is uninitialized.
+
+    Raises:
+        Unsupported: if the attention does not support these inputs on this machine.
+    """
     size = params.model_size
     dtype = TORCH_DTYPES[MATMUL_DTYPE[params.precision]]
     shape = (1, size.num_heads, params.context_length, size.d_model // size.num_heads)
     probe = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
-    attention = attention_function(params.attention, probe, probe, probe, True)
-    if is_reference(params.attention):
-        require_right_attention(attention, probe, params.attention)
-    return attention
+    return attention_function(params.attention, probe, probe, probe, True), probe
 
 
 def new_model(

@@ -10,7 +10,7 @@ import pytest
 
 from jobs.report.plots import draw_plot
 from jobs.report.results import list_results
-from jobs.report.text_templates import StudyTexts
+from jobs.report.texts.templates import StudyTexts
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot, Table
 from tests.benchmarks import toy

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from jobs.report.results import list_results
-from jobs.report.text_templates import StudyTexts
+from jobs.report.texts.templates import StudyTexts
 from jobs.report.views import tables_of
 from jobs.results.run_states import observe
 from jobs.sweep.load import load_sweep
 from tests.jobs.harness import ROOT
 
-TEMPLATES = sorted((ROOT / "jobs" / "report" / "texts").iterdir())
+TEMPLATES = sorted((ROOT / "jobs" / "report" / "texts").glob("*.md.j2"))
+assert TEMPLATES
 
 
 def render(template: Path, results_folder: Path) -> dict[str, str]:

@@ -15,9 +15,9 @@ TABLE = TOY + "fixed: {size: 1}\ntables:\n  - {name: t, rows: [device, commit], 
 def test_a_condition_on_records_is_not_evaluated_before_the_submission(tmp_path: Path) -> None:
     """No run has a record yet. `window > 5` cannot be evaluated here, because window is null."""
     where = "commit in ['4bb999b', 'fffffff-dirty'] and device == x and window > 5"
-    expand(load(tmp_path, TABLE + f', where: "{where}"}}\n'))
+    assert len(expand(load(tmp_path, TABLE + f', where: "{where}"}}\n')).runs) == 1
     text = TABLE + ", baseline: {gpu: 6fb37310}}\nplots: [{name: p, x: commit, series: [host]}]\n"
-    expand(load(tmp_path, text))
+    assert len(expand(load(tmp_path, text)).runs) == 1
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_published_figures_by_device_are_not_looked_up_before_the_submission(
     tmp_path: Path,
 ) -> None:
     source = "{file: flash.csv, value: forward_ms, on: {device: gpu}}"
-    expand(load(tmp_path, f"{TABLE}, published: [{source}]}}\n"))
+    assert len(expand(load(tmp_path, f"{TABLE}, published: [{source}]}}\n")).runs) == 1

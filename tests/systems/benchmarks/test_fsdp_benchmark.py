@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from systems import accounting
 from systems.benchmark import WrongOutput
-from systems.benchmarks.fsdp import Params, check, measure, predict, sharded_training
+from systems.benchmarks.fsdp import Params, measure, predict, sharded_training
 from systems.training.parallel_check import CHECK_STEPS
 from systems.training.parallel_training import ParallelTraining
+from systems.training.sharded_check import check_sharded
 from tests.systems.parallel.ranks import RankContext, two_ranks
 
 STRATEGIES = ["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
@@ -57,7 +58,7 @@ def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
     with pytest.raises(
         WrongOutput, match=r"^rank 0: error against one process .*weights .*rank 1: "
     ):
-        check(training, alone)
+        check_sharded(training, alone)
 
 
 @two_ranks

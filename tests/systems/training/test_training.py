@@ -23,7 +23,8 @@ from systems.benchmarks.train_step import predict, run
 from systems.kernels.flash_attention import naive
 from systems.training import training as training_module
 from systems.training.gradient_check import TOLERANCE
-from systems.training.params import TransformerParams
+from systems.training.parallel_params import ParallelParams
+from systems.training.parallel_training import ParallelTraining
 from systems.training.training import (
     GraphedTraining,
     Training,
@@ -379,15 +380,15 @@ def test_fresh_caches_leaves_those_of_others_alone(tmp_path, monkeypatch):
 
 
 def test_a_wrong_attention_of_ones_own_is_refused(tmp_path: Path) -> None:
-    """Also where two trainings with the same attention are compared."""
+    """Two trainings with the same attention are compared, which does not show its errors."""
     path = tmp_path / "own.py"
     path.write_text(
         "from systems.kernels.flash_attention import naive\n"
         "def right(q, k, v, is_causal): return naive(q, k, v, is_causal)\n"
         "def wrong(q, k, v, is_causal): return naive(q, k, v, is_causal) * 1.01\n"
     )
-    keys = {"size": "tiny", "context_length": 8, "batch_size": 1, "vocab_size": 11}
+    keys = {"size": "tiny", "context_length": 8, "batch_size": 1, "vocab_size": 11, "world_size": 2}
     device = torch.device("cpu")
-    Training(TransformerParams(attention=f"{path}:right", **keys), device)
+    ParallelTraining(ParallelParams(attention=f"{path}:right", **keys), device, 0)
     with pytest.raises(WrongOutput, match=r"own\.py:wrong: relative L2 error"):
-        Training(TransformerParams(attention=f"{path}:wrong", **keys), device)
+        ParallelTraining(ParallelParams(attention=f"{path}:wrong", **keys), device, 0)

@@ -7,9 +7,9 @@ block for each table with a text:
     cuDNN takes {{ value("time", "forward", implementation="sdpa_cudnn", seq_len=128) | n }} ms.
     {% endblock %}
 
-`jobs.report.text_language` defines the filters, `jobs.report.text_lookups` the functions. If a run
-failed or is missing, its numbers are rendered as `not measured`, so a report can be made from
-incomplete results. An unknown table, function, parameter or metric is an error.
+The module `language` defines the filters, the module `lookups` the functions. If a run failed or is
+missing, its numbers are rendered as `not measured`, so a report can be made from incomplete
+results. An unknown table, function, parameter or metric is an error.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 
 from jobs.errors import TableError, nearest
 from jobs.report.results import Result
-from jobs.report.text_language import Compared, environment
-from jobs.report.text_lookups import Lookups
+from jobs.report.texts.language import Compared, environment
+from jobs.report.texts.lookups import Lookups
 from jobs.report.views import select_results, without_recorded
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Table

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.errors import TableError
 from jobs.report.results import list_results
-from jobs.report.text_templates import StudyTexts
+from jobs.report.texts.templates import StudyTexts
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Table
 from tests.jobs.results_folder import (

@@ -101,7 +101,7 @@ def _pct(number: Any, digits: int = 3) -> str:
 def environment() -> SandboxedEnvironment:
     """Return a sandboxed Jinja environment for the templates of texts.
 
-    The functions that look up results (`jobs.report.text_lookups`) are not in this environment.
+    The functions that look up results (`jobs.report.texts.lookups`) are not in this environment.
     They are passed when a template is rendered.
     """
     jinja = SandboxedEnvironment(

@@ -11,7 +11,7 @@ from jobs.published.figures import published_figure
 from jobs.report.metrics import measured_phases, metric_named, phases_with
 from jobs.report.pivot import Cell
 from jobs.report.results import Result
-from jobs.report.text_language import NotMeasured
+from jobs.report.texts.language import NotMeasured
 from jobs.run import Run, varying
 from jobs.status import Status
 from jobs.sweep.schema import STATISTICS, units_of, unknown_value
