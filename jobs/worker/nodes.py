@@ -1,48 +1,30 @@
 """Coordination of the nodes of one job: the worker on node 0 leads, the other workers follow.
 
-The leader opens a socket on a free port and writes the address to a file in the job's folder. For
-each run, the leader sends the followers a request to start their ranks and, if needed, an order to
-stop the ranks. Each follower answers with a report.
+For each run, the leader sends the followers a request to start their ranks and, if needed, an order
+to stop the ranks. Each follower answers with a report.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from jobs.json_files import write_json
 from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import Child, ForkServer, oom_kills
+from jobs.worker.node_connections import accept_workers, connect_to_leader
 from jobs.worker.outcome import NodeReport
 from jobs.worker.run_process import Request
 from jobs.worker.torchrun import agent, collect, outcomes_in
 
-MEET_S = 300.0  # maximum wait for the worker of another node to connect, in seconds
 CONSEQUENCES_S = 3.0  # time for the other ranks to report after a rank has failed, in seconds
 LOOK_S = 0.5  # interval between checks for a failed rank, in seconds
-
-
-def node_address() -> str:
-    """Return a name or address at which the other nodes of the job can reach this node."""
-    candidates = [os.environ.get("SLURMD_NODENAME"), socket.gethostname()]
-    for name in candidates:
-        try:
-            if name:
-                socket.getaddrinfo(name, None)
-                return name
-        except socket.gaierror:
-            continue
-    return "127.0.0.1"
 
 
 class _Patience:
@@ -96,41 +78,11 @@ class Followers:
             It is removed when all nodes have connected, or when the wait fails.
 
     Raises:
-        RuntimeError: if no further node connects within a time limit (MEET_S), although nodes are
-            still missing.
+        RuntimeError: if a node is missing after a time limit, see `accept_workers`.
     """
 
     def __init__(self, count: int, rendezvous_file: Path):
-        key = os.urandom(16)
-        self._listener = Listener(("0.0.0.0", 0), authkey=key)
-        port = self._listener.address[1]
-        rendezvous_file.parent.mkdir(parents=True, exist_ok=True)
-        previous = os.umask(0o077)  # with the key, others could run commands as this user
-        try:
-            write_json(rendezvous_file, {"host": node_address(), "port": port, "key": key.hex()})
-        finally:
-            os.umask(previous)
-        self.connections: list[Connection] = []
-        try:
-            self._accept(count)
-        finally:
-            rendezvous_file.unlink(missing_ok=True)
-
-    def _accept(self, count: int) -> None:
-        # Listener has no timeout option, so set one on its socket.
-        self._listener._listener._socket.settimeout(MEET_S)  # type: ignore[attr-defined]
-        while len(self.connections) < count:
-            try:
-                self.connections.append(self._listener.accept())
-            except TimeoutError:
-                found = len(self.connections)
-                raise RuntimeError(
-                    f"only {found} of {count} other nodes connected to node 0, and none in the "
-                    f"last {MEET_S:.0f} s; check that their workers started and can reach node 0 "
-                    "by TCP"
-                ) from None
-            except (AuthenticationError, EOFError, OSError):
-                continue  # not a worker of this job, e.g. a port scanner
+        self.connections = accept_workers(count, rendezvous_file)
 
     def send(self, message: tuple[Any, ...]) -> None:
         for connection in self.connections:
@@ -143,7 +95,6 @@ class Followers:
         self.send(("end",))
         for connection in self.connections:
             connection.close()
-        self._listener.close()
 
 
 def lead(
@@ -298,9 +249,9 @@ def follow(
         job_folder: folder for this node's logs.
 
     Raises:
-        RuntimeError: if this node cannot connect to the leader within a time limit (MEET_S).
+        RuntimeError: if this node cannot connect to the leader, see `connect_to_leader`.
     """
-    leader = _find_leader(rendezvous_file)
+    leader = connect_to_leader(rendezvous_file)
     server = start_server()
     try:
         while True:
@@ -318,7 +269,6 @@ def follow(
                 request,
                 scratch=str(scratch),
                 node_rank=node_rank,
-                host=node_address(),
                 log=request.log and str(log),
             )
             try:
@@ -329,22 +279,6 @@ def follow(
         return  # the leader has exited, which ends the job
     finally:
         server.close()
-
-
-def _find_leader(rendezvous_file: Path) -> Connection:
-    deadline = time.monotonic() + MEET_S
-    while True:
-        try:
-            os.listdir(rendezvous_file.parent)  # refreshes the cache of a network file system
-            where = json.loads(rendezvous_file.read_text())
-            return Client((where["host"], where["port"]), authkey=bytes.fromhex(where["key"]))
-        except (OSError, ValueError, EOFError):
-            if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"could not connect to node 0 within {MEET_S:.0f} s; check that its worker "
-                    f"started and that all nodes share {rendezvous_file.parent}"
-                ) from None
-            time.sleep(0.2)
 
 
 def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeReport:

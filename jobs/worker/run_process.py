@@ -53,8 +53,8 @@ class Request:
     nproc_per_node: int | None = None
     nodes: int = 1
     node_rank: int = 0
-    host: str = "127.0.0.1"  # this node's address
-    endpoint: str | None = None  # host:port of the rendezvous; None: this node opens it
+    host: str = "127.0.0.1"  # IP address of node 0, on which the rendezvous listens
+    endpoint: str | None = None  # host:port of the rendezvous; None: node 0, which opens it
     agent: int | None = None  # pid of the torchrun agent, which starts this node's ranks
 
     @property

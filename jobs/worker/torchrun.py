@@ -1,8 +1,8 @@
 """torchrun on one node: an agent process starts the ranks of the node and reports failed ranks.
 
-For each run, the agent of node 0 opens the rendezvous store. The system picks a free port when it
-binds the socket, so concurrent runs cannot use the same port. The module `nodes` coordinates the
-nodes of a job.
+For each run, the agent of node 0 opens the store through which agents and ranks find each other.
+The system picks a free port when it binds the socket, so concurrent runs cannot use the same port.
+The module `nodes` coordinates the nodes of a job.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from jobs.worker.isolation import Child, oom_kills, read_stacks
 from jobs.worker.outcome import AgentReport, NodeReport, Outcome, RankFailure
 from jobs.worker.run_process import Request, become_run, watch_stacks
 
+LOOPBACK = "lo"  # network interface that only processes on this machine can reach
 LOG_END = 2000  # number of bytes at the end of a log that are copied into a failure
 
 
@@ -46,18 +47,21 @@ def _launch(request: Request) -> list[RankFailure]:
         The failed ranks. Empty if all ranks succeeded.
     """
     assert request.nproc_per_node is not None
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from jobs.worker.rendezvous import BACKEND, open_store
 
     scratch = Path(request.scratch)
     store = None
     endpoint = request.endpoint
     if endpoint is None:
-        store = TCPStore(request.host, 0, is_master=True, wait_for_workers=False)
+        store = open_store(request.host)
         endpoint = f"{request.host}:{store.port}"
         write_json(scratch / "endpoint.json", endpoint)
+    if request.nodes == 1:  # do not listen where other machines can connect
+        os.environ |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
     # Divide the cores among the ranks. The torchrun command would set 1 thread per rank.
     share = len(os.sched_getaffinity(0)) // request.nproc_per_node
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
@@ -66,11 +70,10 @@ def _launch(request: Request) -> list[RankFailure]:
         max_nodes=request.nodes,
         nproc_per_node=request.nproc_per_node,
         run_id=request.token,
-        rdzv_backend="c10d",
+        rdzv_backend=BACKEND,
         rdzv_endpoint=endpoint,
-        rdzv_configs={"is_host": False, "timeout": 120},
+        rdzv_configs={"rank": request.node_rank},
         max_restarts=0,
-        local_addr=request.host,
         # By default, torchrun would leave a folder in /tmp.
         logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "torchrun")),
     )

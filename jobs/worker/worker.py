@@ -33,7 +33,8 @@ from jobs.worker.isolation import (
     ServerDied,
     blocked_signals,
 )
-from jobs.worker.nodes import Followers, follow, lead, node_address
+from jobs.worker.node_connections import node_address
+from jobs.worker.nodes import Followers, follow, lead
 from jobs.worker.outcome import Outcome, failed
 from jobs.worker.rank_failures import outcome_of_ranks
 from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts

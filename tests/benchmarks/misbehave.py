@@ -272,6 +272,16 @@ def wait(params: Params) -> dict[str, Any]:
     return hang_in_python(params)
 
 
+@action
+def pause(params: Params) -> dict[str, Any]:
+    """Write the pid of this process, twice, to the FIFO, and wait until PATH.go exists."""
+    with open(params.path, "w") as file:
+        file.write(f"{os.getpid()} {os.getpid()}\n")
+    while not Path(f"{params.path}.go").exists():
+        time.sleep(0.02)
+    return {}
+
+
 # ---- memory --------------------------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ TIMEOUT_S = 12  # timeout of hanging runs, in seconds; enough to start two ranks
 LONG_S = 200  # timeout of the other runs, in seconds
 
 
-# Main program of the worker of one node. `start_nodes` gives it the environment of a Slurm job.
+# Main program of the worker of one node. `start_node` gives it the environment of a Slurm job.
 NODE = """
 import sys
 from pathlib import Path
@@ -54,16 +54,14 @@ worker.run()
 """
 
 
-def start_nodes(manifest_path: Path) -> list[subprocess.Popen[bytes]]:
+def start_node(submission: Path, rank: int) -> subprocess.Popen[bytes]:
+    """Start the worker of one of two nodes, which are addresses of this machine."""
     slurm = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2"}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", NODE, str(manifest_path), str(node)],
-            cwd=ROOT,
-            env=job_environment() | slurm | {"SLURMD_NODENAME": f"127.0.0.{2 + node}"},
-        )
-        for node in (0, 1)
-    ]
+    return subprocess.Popen(
+        [sys.executable, "-c", NODE, str(submission), str(rank)],
+        cwd=ROOT,
+        env=job_environment() | slurm | {"SLURMD_NODENAME": f"127.0.0.{2 + rank}"},
+    )
 
 
 class Ranks:
@@ -111,7 +109,7 @@ class Ranks:
         manifest = write_submission(
             write_sweep(self.nodes, cases, **shape), self.nodes, Executor.slurm
         )
-        leader, follower = start_nodes(manifest.path)
+        leader, follower = (start_node(manifest.path, rank) for rank in (0, 1))
         pids = fifo.pids()
         os.kill(follower.pid, signal.SIGKILL)
         assert leader.wait(PATIENCE_S) == 1

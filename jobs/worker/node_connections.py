@@ -1,0 +1,211 @@
+"""Connections between the workers of a job with several nodes.
+
+The worker on node 0, the leader, listens on one IP address and writes the address and a secret to a
+file that only this user can read. The other workers, the followers, connect to it. Messages are
+pickled, so whoever can send one can execute code. Therefore both ends first prove that they know
+the secret. The messages after that are neither encrypted nor signed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+
+from jobs.json_files import write_json
+
+MEET_S = 300.0  # maximum wait for the worker of another node to connect, in seconds
+HANDSHAKE_S = 10.0  # maximum time to prove the knowledge of the secret, in seconds
+MAX_HANDSHAKES = 64  # maximum number of handshakes at the same time
+SLICE_S = 0.5  # maximum length of one wait, in seconds; signals are handled between waits
+
+
+def node_address() -> str:
+    """Return an IP address of this node at which the other nodes of the job can reach it.
+
+    This is an address of the name that Slurm uses for the node, of the host name, or the address
+    from which srun was started, which is that of node 0. A loopback address is returned only if it
+    is the name of the node itself: a host name often has one in /etc/hosts.
+
+    Raises:
+        RuntimeError: if there is no such address.
+    """
+    names = [
+        os.environ.get("SLURMD_NODENAME"),
+        socket.gethostname(),
+        os.environ.get("SLURM_LAUNCH_NODE_IPADDR"),
+    ]
+    for name in filter(None, names):
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            continue
+        for family, *_, address in found:
+            ip = str(address[0])
+            if _is_own(family, ip) and (ip == name or not ipaddress.ip_address(ip).is_loopback):
+                return ip
+    raise RuntimeError(
+        "a job with several nodes needs an IP address of this node that the other nodes can reach, "
+        f"got none for the names {', '.join(filter(None, names))}; see /etc/hosts"
+    )
+
+
+def _is_own(family: int, ip: str) -> bool:
+    """Return whether a network interface of this machine has an IP address."""
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((ip, 0))
+        return True
+    except OSError:
+        return False
+
+
+# ---- the leader ----------------------------------------------------------------------------------
+
+
+def accept_workers(count: int, rendezvous_file: Path) -> list[Connection]:
+    """Listen until the workers of all other nodes have connected, and return the connections.
+
+    Args:
+        count: number of other nodes.
+        rendezvous_file: file for the address and the secret. It is removed at the end.
+
+    Raises:
+        RuntimeError: if no further node connects within a time limit (MEET_S), although nodes are
+            still missing.
+    """
+    host, key = node_address(), os.urandom(32)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family, backlog=128) as listener:
+        port = listener.getsockname()[1]
+        _write_secretly(rendezvous_file, {"host": host, "port": port, "key": key.hex()})
+        proven: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        # Handshakes run in threads, so that a client that stays silent does not delay a worker.
+        arguments = (listener, key, proven)
+        threading.Thread(target=_accept, args=arguments, daemon=True).start()
+        try:
+            return [_next(proven, found, count) for found in range(count)]
+        finally:
+            rendezvous_file.unlink(missing_ok=True)
+            listener.shutdown(socket.SHUT_RDWR)  # ends `_accept`
+
+
+def _write_secretly(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    previous = os.umask(0o077)  # with the secret, others could execute code as this user
+    try:
+        write_json(path, value)
+    finally:
+        os.umask(previous)
+
+
+def _next(proven: queue.SimpleQueue[Connection], found: int, count: int) -> Connection:
+    deadline = time.monotonic() + MEET_S
+    while time.monotonic() < deadline:
+        try:
+            return proven.get(timeout=SLICE_S)
+        except queue.Empty:
+            continue
+    raise RuntimeError(
+        f"only {found} of {count} other nodes connected to node 0, and none in the last "
+        f"{MEET_S:.0f} s; check that their workers started and can reach node 0 by TCP"
+    )
+
+
+def _accept(listener: socket.socket, key: bytes, proven: queue.SimpleQueue[Connection]) -> None:
+    """Accept connections until the listener is shut down. Drop those that do not know the secret.
+
+    Args:
+        listener: the socket that listens.
+        key: the secret.
+        proven: queue to which the connections are added that know the secret.
+    """
+    slots = threading.BoundedSemaphore(MAX_HANDSHAKES)
+
+    def prove(connected: socket.socket) -> None:
+        with slots:
+            try:
+                with _time_limit(connected):
+                    connection = Connection(os.dup(connected.fileno()))
+                    deliver_challenge(connection, key)
+                    answer_challenge(connection, key)
+                proven.put(connection)
+            except (AuthenticationError, EOFError, OSError):
+                pass  # not a worker of this job, e.g. a port scanner
+            finally:
+                connected.close()
+
+    while True:
+        try:
+            connected, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=prove, args=(connected,), daemon=True).start()
+
+
+@contextmanager
+def _time_limit(connected: socket.socket) -> Iterator[None]:
+    """Shut a connection down if the `with` block takes longer than HANDSHAKE_S.
+
+    A timeout of the socket would not be enough: it starts again with each byte.
+    """
+
+    def shut_down() -> None:
+        try:
+            connected.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the other end has closed it
+            pass
+
+    timer = threading.Timer(HANDSHAKE_S, shut_down)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+# ---- a follower ----------------------------------------------------------------------------------
+
+
+def connect_to_leader(rendezvous_file: Path) -> Connection:
+    """Connect to the worker on node 0.
+
+    Args:
+        rendezvous_file: file to which the leader writes its address and the secret.
+
+    Raises:
+        RuntimeError: if this node cannot connect to the leader within a time limit (MEET_S).
+    """
+    deadline = time.monotonic() + MEET_S
+    while True:
+        try:
+            os.listdir(rendezvous_file.parent)  # refreshes the cache of a network file system
+            where = json.loads(rendezvous_file.read_text())
+            return _connect((where["host"], where["port"]), bytes.fromhex(where["key"]))
+        except (OSError, ValueError, EOFError, AuthenticationError, AssertionError) as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"could not connect to node 0 within {MEET_S:.0f} s ({error}); check that its "
+                    f"worker started and that all nodes share {rendezvous_file.parent}"
+                ) from None
+            time.sleep(0.2)
+
+
+def _connect(address: tuple[str, int], key: bytes) -> Connection:
+    with socket.create_connection(address, HANDSHAKE_S) as connected:
+        connected.settimeout(None)
+        with _time_limit(connected):
+            connection = Connection(os.dup(connected.fileno()))
+            answer_challenge(connection, key)
+            deliver_challenge(connection, key)
+    return connection

@@ -1,0 +1,201 @@
+"""Sockets of runs with several ranks: which addresses listen, and what a stranger can do there."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.results.manifest import Executor
+from jobs.worker.fork_server import descendants
+from jobs.worker.node_connections import MAX_HANDSHAKES, node_address
+from tests.jobs.harness import (
+    PATIENCE_S,
+    Fifo,
+    await_true,
+    only_record,
+    start,
+    write_submission,
+    write_sweep,
+)
+from tests.jobs.worker.test_torchrun import start_node
+
+LONG_S = 200  # timeout of the runs, in seconds
+STRANGER = "127.0.0.99"  # an address of this machine that no node of a job has
+LISTENS = "0A"  # state of a socket in /proc/net/tcp
+
+
+def listening(root: int) -> set[tuple[str, int]]:
+    """Return the address and port of each TCP socket that a process or a descendant listens on."""
+    inodes = set()
+    for pid in (root, *descendants(root)):
+        with suppress(FileNotFoundError):  # the process has ended, or closed the file
+            for handle in Path(f"/proc/{pid}/fd").iterdir():
+                inodes.add(os.readlink(handle).removeprefix("socket:[").rstrip("]"))
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == LISTENS and columns[9] in inodes:
+                address, port = columns[1].split(":")
+                words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
+                found.add((str(ipaddress.ip_address(b"".join(words))), int(port, 16)))
+    return found
+
+
+def is_loopback(address: str) -> bool:
+    ip = ipaddress.ip_address(address)
+    return ip.is_loopback or bool(getattr(ip, "ipv4_mapped", None) and ip.ipv4_mapped.is_loopback)
+
+
+def connect(address: tuple[str, int]) -> socket.socket:
+    connected = socket.create_connection(address, PATIENCE_S, source_address=(STRANGER, 0))
+    connected.settimeout(None)
+    return connected
+
+
+class Bomb:
+    """An object that creates a file when it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def write_to_store(address: tuple[str, int], key: str, value: bytes) -> None:
+    """Write to a torch store as a stranger, in another process: this one never imports torch."""
+    code = "import sys; from torch.distributed import TCPStore\n"
+    code += "TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False).set(*sys.argv[3:])"
+    command = [sys.executable, "-c", code, address[0], str(address[1]), key, value.decode()]
+    subprocess.run(command, check=True)
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return dict(word.decode().split("=", 1) for word in words if b"=" in word)
+
+
+def attack(rank: int, bomb: Path) -> None:
+    """Do what makes torchrun's own rendezvous execute code: write a pickle to its store."""
+    environment = environment_of(rank)
+    address = (environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
+    key = f"torch.rendezvous.{environment['TORCHELASTIC_RUN_ID']}"
+    write_to_store(address, key, base64.b64encode(pickle.dumps(Bomb(bomb))))
+
+
+def test_one_node_listens_only_on_loopback(tmp_path: Path) -> None:
+    """No other machine can connect to a run of one node, and its store unpickles nothing."""
+    fifo = Fifo(tmp_path / "fifo")
+    # Both ranks wait while the agent polls its store. Rank 1 tells the FIFO.
+    case = {"what": "pause", "rank": 1, "path": str(fifo.path), "gloo": True}
+    shape = {"launch": {"nproc_per_node": 2}, "timeout_s": LONG_S}
+    sweep = write_sweep(tmp_path, [case], **shape)
+    queue = start("jobs.submit", sweep, "--local", "--out", tmp_path / "out")
+    rank, _ = fifo.pids()
+    found = listening(queue.pid)
+    assert found and all(is_loopback(address) for address, _ in found)
+    attack(rank, tmp_path / "bomb")
+    fifo.release()
+    queue.communicate(timeout=PATIENCE_S)
+    assert only_record(tmp_path / "out").status == "ok"
+    assert not (tmp_path / "bomb").exists()
+
+
+class Nodes:
+    """A job on two simulated nodes. The second worker starts when a test says so."""
+
+    def __init__(self, folder: Path, fifo: Fifo):
+        case = {"what": "pause", "rank": 1, "path": str(fifo.path)}
+        self.out = folder / "out"
+        manifest = write_submission(
+            write_sweep(
+                folder,
+                [case],
+                launch={"nproc_per_node": 1},
+                resources={"nodes": 2, "gpus_per_node": 0},
+                timeout_s=LONG_S,
+            ),
+            self.out,
+            Executor.slurm,
+        )
+        self._manifest = manifest.path
+        self.leader = start_node(manifest.path, 0)
+        folder = manifest.job_folder(0)
+        await_true(lambda: any(folder.glob("rendezvous-*")), "the leader listens")
+        (self.file,) = folder.glob("rendezvous-*")
+        where = json.loads(self.file.read_text())
+        self.address, self.key = (where["host"], where["port"]), bytes.fromhex(where["key"])
+
+    def join(self) -> subprocess.Popen[bytes]:
+        return start_node(self._manifest, 1)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[tuple[Nodes, Fifo]]:
+    fifo = Fifo(tmp_path / "fifo")
+    nodes = Nodes(tmp_path, fifo)
+    yield nodes, fifo
+    nodes.leader.terminate()
+    nodes.leader.wait(PATIENCE_S)
+
+
+def test_two_nodes_listen_on_one_address_and_strangers_do_not_matter(
+    nodes: tuple[Nodes, Fifo], tmp_path: Path
+) -> None:
+    """Silent clients, clients without the secret, and writes to the store have no effect."""
+    job, fifo = nodes
+    assert job.file.stat().st_mode & 0o077 == 0
+    assert listening(job.leader.pid) == {job.address} and job.address[0] == "127.0.0.2"
+    with ExitStack() as silent:
+        for _ in range(MAX_HANDSHAKES // 2):
+            silent.enter_context(connect(job.address))
+        with connect(job.address) as liar:
+            connection = Connection(os.dup(liar.fileno()))
+            with pytest.raises(AuthenticationError):
+                answer_challenge(connection, b"a guess")
+            with pytest.raises((EOFError, ConnectionError)):
+                connection.send(Bomb(tmp_path / "bomb"))
+                connection.recv()
+        follower = job.join()
+        rank, _ = fifo.pids()
+    addresses = {address for address, _ in listening(job.leader.pid) | listening(follower.pid)}
+    assert addresses == {"127.0.0.2"}
+    with pytest.raises(ConnectionRefusedError):  # all workers have connected
+        connect(job.address)
+    attack(rank, tmp_path / "bomb")
+    fifo.release()
+    assert (follower.wait(PATIENCE_S), job.leader.wait(PATIENCE_S)) == (0, 0)
+    assert only_record(job.out).status == "ok"
+    assert not (tmp_path / "bomb").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("127.0.0.3", "127.0.0.3"), ("localhost", None), ("nowhere.", None)]
+)
+def test_a_loopback_address_is_used_only_if_it_is_the_name_of_the_node(
+    monkeypatch: pytest.MonkeyPatch, name: str, expected: str | None
+) -> None:
+    """Debian maps the host name to 127.0.1.1, which the other nodes of a job cannot reach."""
+    monkeypatch.setenv("SLURMD_NODENAME", name)
+    monkeypatch.delenv("SLURM_LAUNCH_NODE_IPADDR", raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    if expected is None:
+        with pytest.raises(RuntimeError, match=f"got none for the names {name}"):
+            node_address()
+    else:
+        assert node_address() == expected
