@@ -31,8 +31,8 @@ from rich.progress import (
 
 from jobs import provenance
 from jobs.launch.snapshot import place
-from jobs.processes import ProcessHandle
-from jobs.results.manifest import Job, Manifest, write_handles
+from jobs.results.heartbeat import RunsHere
+from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
 from jobs.sweep.schema import Sweep
@@ -79,7 +79,10 @@ class LocalQueue:
             KeyboardInterrupt: if one of these signals arrived. It is raised after the workers have
                 exited.
         """
-        self._write_handles(interrupted=False)
+        with RunsHere(self.manifest):
+            return self._run()
+
+    def _run(self) -> list[Record]:
         before = {s: signal.signal(s, self._on_stop) for s in _stop_signals()}
         tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
         total = sum(len(job.tasks) for job in self.manifest.jobs)
@@ -104,7 +107,6 @@ class LocalQueue:
                     self._reap()
                 if self.stopped:
                     self._stop_workers()
-                    self._write_handles(interrupted=True)
                 self._collect(tail, bar, task)
         finally:
             self._stop_workers()
@@ -113,18 +115,6 @@ class LocalQueue:
         if self.stopped:
             raise KeyboardInterrupt
         return self.records
-
-    def _write_handles(self, interrupted: bool) -> None:
-        """Write to the file handles.json that this process runs all jobs of the submission.
-
-        `jobs status` and `jobs cancel` read the file to find the process.
-
-        Args:
-            interrupted: whether a signal has stopped the queue.
-        """
-        handle = ProcessHandle.of_this_process(interrupted)
-        self.manifest.handles.update({job.index: handle for job in self.manifest.jobs})
-        write_handles(self.manifest)
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stopped = True

@@ -20,12 +20,12 @@ from jobs.launch import snapshot
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import pack
 from jobs.launch.resume import Task, changed_code, split_done, tasks_of
+from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import (
     Executor,
     Manifest,
     new_id,
     submitter,
-    write_handles,
     write_manifest,
 )
 from jobs.results.record import Record
@@ -236,13 +236,14 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
     Returns:
         The records of this submission.
     """
+    with RunsHere(manifest):
+        _debug_jobs(manifest, console)
+    return [r for r in read_records(manifest.folder)[0] if r.submission == manifest.id]
 
-    from jobs.processes import ProcessHandle
+
+def _debug_jobs(manifest: Manifest, console: Console) -> None:
     from jobs.worker.worker import Worker
 
-    handle = ProcessHandle.of_this_process()
-    manifest.handles.update({job.index: handle for job in manifest.jobs})
-    write_handles(manifest)
     for job in manifest.jobs:
         worker = Worker(manifest, job.index, in_process=True)
         worker.run()
@@ -252,8 +253,7 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
                 f"stopped at the first failure: run {failed.run} ended with status {failed.status}",
                 style="red",
             )
-            break
-    return [r for r in read_records(manifest.folder)[0] if r.submission == manifest.id]
+            return
 
 
 def reload(manifest: Manifest) -> LoadedSweep:
