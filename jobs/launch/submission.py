@@ -79,7 +79,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
 
     Raises:
         InputError: if the sweep cannot be expanded.
-        BrokenManifest: if a manifest in the results folder cannot be read.
+        UnreadableResults: if the records or submissions of the results folder cannot be read, or
+            none of its manifests.
         SnapshotError: if `options.snapshot` is True and no snapshot can be taken.
     """
     expansion = expand(loaded)
@@ -90,9 +91,9 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     try:
         observation = observe(folder)
     except FileNotFoundError:  # no submission yet, but the folder may contain copied records
-        records = read_records(folder)[0]
+        records, bad_lines = read_records(folder)
     else:
-        records = observation.records
+        records, bad_lines = observation.records, observation.bad_lines
         earlier = {manifest.id: manifest for manifest in observation.manifests}
         live = {(t.run.id, t.repeat) for t in observation.tasks if t.status.is_live}
         if not options.force:
@@ -119,7 +120,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         force=options.force,
         save_untracked=options.save_untracked,
     )
-    notes = changed_code(before)
+    notes = [*map(str, bad_lines), *changed_code(before)]
     if options.snapshot:
         wanted = {run.id: run for run, _ in todo}
         notes += snapshot.check(wanted.values(), folder)
