@@ -336,8 +336,15 @@ def _note(bad_lines: list[BadLine]) -> None:
         errors.print(f"note: {line}", highlight=False, soft_wrap=True)
 
 
+def _in_logs() -> tuple[dict[Path, list[Manifest]], list[BadLine]]:
+    try:
+        return manifests_in(Path("logs"))
+    except UnreadableResults as error:
+        fail(str(error))
+
+
 def _latest() -> Path:
-    found, bad = manifests_in(Path("logs"))
+    found, bad = _in_logs()
     newest = [(manifests[-1].created_at, folder) for folder, manifests in found.items()]
     latest = max(newest)[1] if newest else None
     _note([line for line in bad if latest is None or not line.path.is_relative_to(latest)])
@@ -349,7 +356,7 @@ def _latest() -> Path:
 def _find(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
     found = []
     if folder is None:
-        in_logs, bad = manifests_in(Path("logs"))
+        in_logs, bad = _in_logs()
         folders = list(in_logs)
         _note([line for line in bad if not any(map(line.path.is_relative_to, folders))])
     else:

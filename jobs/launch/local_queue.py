@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -35,6 +36,7 @@ from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
+from jobs.results.worker_state import WorkerEnd, write_worker_end
 from jobs.sweep.schema import Sweep
 
 POLL_S = 0.1
@@ -175,8 +177,12 @@ class LocalQueue:
             self.running.remove(one)
             self.free += one.gpus
             if code != 0 and not self.stopped:
+                end = WorkerEnd(pid=one.process.pid, exit_code=code, at=time.time())
+                for job in one.jobs:
+                    with suppress(OSError):  # a full disk must not stop the other jobs
+                        write_worker_end(self.manifest.job_folder(job.index), end)
                 self.console.print(
-                    f"[red]the worker of job {one.jobs[0].index} ended with exit code {code};[/] "
+                    f"[red]{end.text(one.jobs[0].index)};[/] "
                     f"its log is {escape(str(self._log(one.jobs)))}",
                     markup=True,
                     highlight=False,

@@ -163,6 +163,11 @@ def test_a_damaged_folder_does_not_hide_the_others_in_logs(
         assert "note: logs/c: skipped: logs/c/submissions cannot be read: Not a d" in done.stdout
         assert done.stdout.count("note: ") == 2, done.stdout
     assert "logs/a: sweep misbehave, 1 run" in call("jobs", "status").stdout
+    Path("logs").rename("moved")
+    Path("logs").touch()
+    for command in (["status"], ["logs", identity]):
+        done = call("jobs", *command)
+        assert done.returncode == 2 and done.stdout == "logs cannot be read: Not a directory\n"
 
 
 @pytest.mark.parametrize("name", ["records", "submissions"])
