@@ -19,7 +19,7 @@ class ProcessHandle:
     started: int | None  # start time in clock ticks since boot; None if unknown
     host: str
     interrupted: bool = False  # True if the process was asked to stop
-    ended: bool = False  # True if the process has stopped to run the jobs
+    ended: bool = False  # True if the process has stopped running the jobs
 
     @classmethod
     def of_this_process(cls, interrupted: bool = False, ended: bool = False) -> Self:
