@@ -24,8 +24,8 @@ from jobs.report.report_table import make_report_table
 from jobs.report.results import Result, list_results
 from jobs.report.texts.templates import StudyTexts
 from jobs.report.views import plots_of, tables_of
-from jobs.results.manifest import BrokenManifest
 from jobs.results.run_states import Observation, observe
+from jobs.results.unreadable import UnreadableResults
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Sweep
@@ -216,7 +216,11 @@ def compare_folders(
 
     not measured: the run is queued or running in AFTER, or has no times in either folder.
     """
-    comparisons = compare(_observe(before), _observe(after), tolerance)
+    observations = _observe(before), _observe(after)
+    lines = [str(line) for observation in observations for line in observation.bad_lines]
+    for line in dict.fromkeys(lines):
+        print(f"note: {line}", file=sys.stderr)
+    comparisons = compare(*observations, tolerance)
     hidden = () if every else ("same", "not measured")
     chosen = [comparison for comparison in comparisons if comparison.verdict not in hidden]
     if chosen:
@@ -234,7 +238,7 @@ def compare_folders(
 def _observe(folder: Path) -> Observation:
     try:
         return observe(folder.resolve())
-    except (FileNotFoundError, BrokenManifest) as error:
+    except (FileNotFoundError, UnreadableResults) as error:
         _fail(str(error))
 
 

@@ -29,15 +29,15 @@ from jobs.launch.submission import Options, prepare, reload
 from jobs.results.manifest import (
     ARTIFACTS,
     SUBMISSIONS,
-    BrokenManifest,
     Executor,
     Manifest,
-    read_manifests,
+    manifests_in,
 )
 from jobs.results.run_states import Observation, TaskState, observe, summary
+from jobs.results.unreadable import BadLine, UnreadableResults
 from jobs.run import varying
 from jobs.status import Status
-from jobs.submit import fail, start_and_report
+from jobs.submit import errors, fail, start_and_report
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
 
 console = Console(markup=False, emoji=False)
@@ -91,7 +91,7 @@ def status(
     Exit code: 0 if no run failed, 1 if a run failed or is missing. The states ok, oom, unsupported,
     queued and running are not failures.
     """
-    seen = _observe(folder)
+    seen = _observe(folder, shows_bad_lines=True)
     if as_json:
         print(json.dumps(summary(seen)))
     else:
@@ -315,32 +315,53 @@ def carry() -> None:
         fail(f"{error.filename or root}: {error.strerror}")
 
 
-def _observe(folder: Path | None) -> Observation:
+def _observe(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
+    """Observe a results folder, and print what cannot be read to stderr.
+
+    Args:
+        folder: the results folder. None: the folder in ./logs with the newest submission.
+        shows_bad_lines: whether the caller shows the bad lines of the observation itself.
+    """
     try:
-        return observe((folder or _latest()).resolve())
-    except (FileNotFoundError, BrokenManifest) as error:
+        seen = observe((folder or _latest()).resolve())
+    except (FileNotFoundError, UnreadableResults) as error:
         fail(str(error))
+    if not shows_bad_lines:
+        _note(seen.bad_lines)
+    return seen
 
 
-def _folders() -> list[Path]:
-    return sorted(
-        {path.parents[2] for path in Path("logs").glob(f"*/{SUBMISSIONS}/*/manifest.json")}
-    )
+def _note(bad_lines: list[BadLine]) -> None:
+    for line in bad_lines:
+        errors.print(f"note: {line}", highlight=False, soft_wrap=True)
+
+
+def _in_logs() -> tuple[dict[Path, list[Manifest]], list[BadLine]]:
+    try:
+        return manifests_in(Path("logs"))
+    except UnreadableResults as error:
+        fail(str(error))
 
 
 def _latest() -> Path:
-    try:
-        newest = [(read_manifests(folder)[-1].created_at, folder) for folder in _folders()]
-    except BrokenManifest as error:
-        fail(str(error))
-    if not newest:
+    found, bad = _in_logs()
+    newest = [(manifests[-1].created_at, folder) for folder, manifests in found.items()]
+    latest = max(newest)[1] if newest else None
+    _note([line for line in bad if latest is None or not line.path.is_relative_to(latest)])
+    if latest is None:
         fail("no results folder given, and none found in ./logs; pass the folder as an argument")
-    return max(newest)[1]
+    return latest
 
 
 def _find(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
     found = []
-    for path in [folder] if folder else _folders():
+    if folder is None:
+        in_logs, bad = _in_logs()
+        folders = list(in_logs)
+        _note([line for line in bad if not any(map(line.path.is_relative_to, folders))])
+    else:
+        folders = [folder]
+    for path in folders:
         seen = _observe(path)
         matches = [task for task in seen.tasks if task.run.id.startswith(run)]
         found += [(seen, task) for task in matches]

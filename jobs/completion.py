@@ -13,7 +13,8 @@ from pathlib import Path
 import typer
 
 from jobs.errors import InputError
-from jobs.results.manifest import SUBMISSIONS, BrokenManifest, read_manifests
+from jobs.results.manifest import SUBMISSIONS, manifests_in, read_manifests
+from jobs.results.unreadable import UnreadableResults
 from jobs.run import varying
 from jobs.sweep.benchmarks import Benchmarks, known_benchmarks
 from jobs.sweep.load import load_sweep_benchmarks
@@ -125,13 +126,14 @@ def run_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         incomplete: the incomplete word.
     """
     given = ctx.params.get("folder")
-    folders = [path.parent for path in Path("logs").glob(f"*/{SUBMISSIONS}")]
     labels: dict[str, str] = {}
-    for folder in [Path(given)] if given else folders:
-        try:
-            manifests = read_manifests(folder)
-        except (FileNotFoundError, BrokenManifest):
-            continue
+    try:
+        found = (
+            {Path(given): read_manifests(Path(given))} if given else manifests_in(Path("logs"))[0]
+        )
+    except (FileNotFoundError, UnreadableResults):
+        return []
+    for manifests in found.values():
         runs = [run for manifest in manifests for run in manifest.runs.values()]
         names = varying(runs)
         labels |= {run.id: run.label(names) for run in runs if run.id.startswith(incomplete)}

@@ -19,10 +19,12 @@ class ProcessHandle:
     started: int | None  # start time in clock ticks since boot; None if unknown
     host: str
     interrupted: bool = False  # True if the process was asked to stop
+    ended: bool = False  # True if the process has stopped running the jobs
 
     @classmethod
-    def of_this_process(cls, interrupted: bool = False) -> Self:
-        return cls(os.getpid(), start_ticks(os.getpid()), os.uname().nodename, interrupted)
+    def of_this_process(cls, interrupted: bool = False, ended: bool = False) -> Self:
+        pid = os.getpid()
+        return cls(pid, start_ticks(pid), os.uname().nodename, interrupted, ended)
 
     @property
     def is_on_this_host(self) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -20,9 +21,10 @@ from jobs.invocation import command
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
-from jobs.results.manifest import BrokenManifest, Executor
+from jobs.results.manifest import Executor
 from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
+from jobs.results.unreadable import UnreadableResults
 from jobs.run import Run, varying
 from jobs.sweep.load import load_sweep
 
@@ -202,7 +204,7 @@ def submit(
             save_untracked,
         )
         prepared = prepare(loaded, options, str(sweep))
-    except (InputError, BrokenManifest, SnapshotError) as error:
+    except (InputError, UnreadableResults, SnapshotError) as error:
         fail(str(error))
     for warning in prepared.expansion.warnings:
         errors.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
@@ -354,10 +356,11 @@ def _expected(prepared: Prepared) -> str:
     took: dict[str, float] = {}
     source = ""
     for folder in (manifest.folder, *sorted(Path("logs").glob(f"*/{manifest.sweep.name}"))):
-        for record in iter_records(folder) if manifest.jobs else ():
-            if isinstance(record, Record) and record.status == "ok":
-                took.setdefault(_point(record), record.finished_at - record.started_at)
-                source = source or str(_relative(folder))
+        with suppress(UnreadableResults):  # another folder must not stop the submission
+            for record in iter_records(folder) if manifest.jobs else ():
+                if isinstance(record, Record) and record.status == "ok":
+                    took.setdefault(_point(record), record.finished_at - record.started_at)
+                    source = source or str(_relative(folder))
     wanted = [_point(manifest.runs[run]) for job in manifest.jobs for run, _ in job.tasks]
     known = [took[run] for run in wanted if run in took]
     if not wanted:

@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -31,10 +32,11 @@ from rich.progress import (
 
 from jobs import provenance
 from jobs.launch.snapshot import place
-from jobs.processes import ProcessHandle
-from jobs.results.manifest import Job, Manifest, write_handles
+from jobs.results.heartbeat import RunsHere
+from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
+from jobs.results.worker_state import WorkerEnd, write_worker_end
 from jobs.sweep.schema import Sweep
 
 POLL_S = 0.1
@@ -79,7 +81,10 @@ class LocalQueue:
             KeyboardInterrupt: if one of these signals arrived. It is raised after the workers have
                 exited.
         """
-        self._write_handles(interrupted=False)
+        with RunsHere(self.manifest):
+            return self._run()
+
+    def _run(self) -> list[Record]:
         before = {s: signal.signal(s, self._on_stop) for s in _stop_signals()}
         tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
         total = sum(len(job.tasks) for job in self.manifest.jobs)
@@ -104,7 +109,6 @@ class LocalQueue:
                     self._reap()
                 if self.stopped:
                     self._stop_workers()
-                    self._write_handles(interrupted=True)
                 self._collect(tail, bar, task)
         finally:
             self._stop_workers()
@@ -113,18 +117,6 @@ class LocalQueue:
         if self.stopped:
             raise KeyboardInterrupt
         return self.records
-
-    def _write_handles(self, interrupted: bool) -> None:
-        """Write to the file handles.json that this process runs all jobs of the submission.
-
-        `jobs status` and `jobs cancel` read the file to find the process.
-
-        Args:
-            interrupted: whether a signal has stopped the queue.
-        """
-        handle = ProcessHandle.of_this_process(interrupted)
-        self.manifest.handles.update({job.index: handle for job in self.manifest.jobs})
-        write_handles(self.manifest)
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stopped = True
@@ -185,8 +177,12 @@ class LocalQueue:
             self.running.remove(one)
             self.free += one.gpus
             if code != 0 and not self.stopped:
+                end = WorkerEnd(pid=one.process.pid, exit_code=code, at=time.time())
+                for job in one.jobs:
+                    with suppress(OSError):  # a full disk must not stop the other jobs
+                        write_worker_end(self.manifest.job_folder(job.index), end)
                 self.console.print(
-                    f"[red]the worker of job {one.jobs[0].index} ended with exit code {code};[/] "
+                    f"[red]{end.text(one.jobs[0].index)};[/] "
                     f"its log is {escape(str(self._log(one.jobs)))}",
                     markup=True,
                     highlight=False,

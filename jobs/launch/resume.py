@@ -88,8 +88,8 @@ def changed_code(records: Iterable[Record]) -> list[str]:
     changed: Counter[str] = Counter()
     for record in records:
         for entry in record.environment.get("code") or ():
-            name, before = entry["name"], entry.get("sha256")
-            if before and hash_now(name) not in (before, None):
+            name, before = entry.get("name"), entry.get("sha256")
+            if name and before and hash_now(name) not in (before, None):
                 changed[source(name)] += 1
     return [
         f"{name} has changed since {count} of the skipped runs {verb} measured; "

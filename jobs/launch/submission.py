@@ -20,12 +20,12 @@ from jobs.launch import snapshot
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import pack
 from jobs.launch.resume import Task, changed_code, split_done, tasks_of
+from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import (
     Executor,
     Manifest,
     new_id,
     submitter,
-    write_handles,
     write_manifest,
 )
 from jobs.results.record import Record
@@ -79,7 +79,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
 
     Raises:
         InputError: if the sweep cannot be expanded.
-        BrokenManifest: if a manifest in the results folder cannot be read.
+        UnreadableResults: if the records or submissions of the results folder cannot be read, or
+            none of its manifests.
         SnapshotError: if `options.snapshot` is True and no snapshot can be taken.
     """
     expansion = expand(loaded)
@@ -90,9 +91,9 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     try:
         observation = observe(folder)
     except FileNotFoundError:  # no submission yet, but the folder may contain copied records
-        records = read_records(folder)[0]
+        records, bad_lines = read_records(folder)
     else:
-        records = observation.records
+        records, bad_lines = observation.records, observation.bad_lines
         earlier = {manifest.id: manifest for manifest in observation.manifests}
         live = {(t.run.id, t.repeat) for t in observation.tasks if t.status.is_live}
         if not options.force:
@@ -119,7 +120,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         force=options.force,
         save_untracked=options.save_untracked,
     )
-    notes = changed_code(before)
+    notes = [*map(str, bad_lines), *changed_code(before)]
     if options.snapshot:
         wanted = {run.id: run for run, _ in todo}
         notes += snapshot.check(wanted.values(), folder)
@@ -236,13 +237,14 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
     Returns:
         The records of this submission.
     """
+    with RunsHere(manifest):
+        _debug_jobs(manifest, console)
+    return [r for r in read_records(manifest.folder)[0] if r.submission == manifest.id]
 
-    from jobs.processes import ProcessHandle
+
+def _debug_jobs(manifest: Manifest, console: Console) -> None:
     from jobs.worker.worker import Worker
 
-    handle = ProcessHandle.of_this_process()
-    manifest.handles.update({job.index: handle for job in manifest.jobs})
-    write_handles(manifest)
     for job in manifest.jobs:
         worker = Worker(manifest, job.index, in_process=True)
         worker.run()
@@ -252,8 +254,7 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
                 f"stopped at the first failure: run {failed.run} ended with status {failed.status}",
                 style="red",
             )
-            break
-    return [r for r in read_records(manifest.folder)[0] if r.submission == manifest.id]
+            return
 
 
 def reload(manifest: Manifest) -> LoadedSweep:

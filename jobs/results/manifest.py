@@ -5,7 +5,8 @@ of a run. A submission has these files in the results folder DIR:
 
     DIR/submissions/<id>/manifest.json     the merged sweep file, the runs and the jobs
     DIR/submissions/<id>/handles.json      for each job, its Slurm id or its local process
-    DIR/submissions/<id>/jobs/<index>/     logs of the job, and state.json: the run it executes now
+    DIR/submissions/<id>/heartbeat         while a local or debug submission runs; see `heartbeat`
+    DIR/submissions/<id>/jobs/<index>/     logs and state of the job; see `worker_state`
     DIR/artifacts/<run>-<repeat>-<attempt>/   files that the benchmark wrote during an attempt
     DIR/snapshots/<id>/<repository>/       copy of the code, for submissions with --snapshot
     DIR/snapshots/<id>/<submission>.json   states of the copied repositories at the submission
@@ -17,18 +18,18 @@ concurrent submissions do not conflict.
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from jobs.json_files import write_json
 from jobs.processes import ProcessHandle
+from jobs.results.unreadable import BadLine, UnreadableResults, first_problem, names_in
 from jobs.run import Run, Shape
 from jobs.sweep.schema import Sweep
 
@@ -45,8 +46,12 @@ class Executor(StrEnum):
     debug = "debug"  # in the submitting process, which stops at the first failure
 
 
-class BrokenManifest(RuntimeError):
-    """Raised if the manifest.json or handles.json of a submission cannot be read."""
+class BrokenManifest(UnreadableResults):
+    """Raised if the manifest.json of a submission cannot be read."""
+
+    def __init__(self, path: Path, reason: str):
+        self.problem = BadLine(path, 0, reason)
+        super().__init__(f"{path} is not a manifest that this version can read: {reason}")
 
 
 @dataclass(frozen=True)
@@ -195,117 +200,187 @@ def write_handles(manifest: Manifest) -> None:
     write_json(manifest.path / "handles.json", handles)
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Read manifest.json and handles.json of a submission.
+class _RunData(BaseModel):
+    """A run as stored in manifest.json."""
+
+    id: str
+    benchmark: str
+    version: int
+    params: dict[str, Any]
+    shape: int  # position in the list of shapes
+    timeout_s: float
+    code: tuple[str, ...] = ()
+
+
+class _ManifestData(BaseModel):
+    """The content of manifest.json. Later versions may add keys, which are ignored."""
+
+    id: str
+    created_at: float
+    executor: Executor
+    sweep: Sweep
+    sweep_path: str
+    command: str
+    shapes: list[Shape]
+    runs: list[_RunData]
+    jobs: list[Job]
+    done: list[tuple[str, int]]
+    provenance: dict[str, Any]
+    force: bool
+    save_untracked: bool = False
+    snapshot: Snapshot | None = None
+
+
+class _SlurmData(BaseModel):
+    """An entry of handles.json for a job that was submitted to Slurm."""
+
+    slurm: Annotated[str, Field(pattern=r"^\d+(_\d+)?$", coerce_numbers_to_str=True)]
+
+
+_OBJECT = TypeAdapter(dict[str, Any])
+_PROCESS = TypeAdapter(ProcessHandle)
+
+
+def read_manifest(path: Path, bad: list[BadLine] | None = None) -> Manifest:
+    """Read manifest.json and handles.json of a submission. Unknown keys are ignored.
+
+    If handles.json cannot be read, the manifest has no handles, as before the jobs were submitted.
 
     Args:
         path: the submission's folder.
+        bad: list to which a `BadLine` is added for handles.json, and for each of its entries, that
+            cannot be read.
 
     Raises:
-        BrokenManifest: if a file cannot be read or is invalid, e.g. because a later version of
-            the project wrote it.
+        BrokenManifest: if manifest.json cannot be read or is invalid.
+        FileNotFoundError, NotADirectoryError: if there is no manifest.json.
     """
-    data = _read_json(path / "manifest.json")
-    handles_path = path / "handles.json"
-    handles = _read_json(handles_path) if handles_path.exists() else {}
+    file = path / "manifest.json"
     try:
-        return _manifest(path, data, handles)
+        data = _ManifestData.model_validate_json(file.read_bytes(), extra="ignore")
+        return _manifest(path, data, _read_handles(path / "handles.json", bad))
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise BrokenManifest(file, str(error.strerror)) from None
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        why = f"sweep.{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except KeyError as error:
-        why = f"the key {error} is missing"
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
-        why = str(error)
-    raise BrokenManifest(
-        f"{path}/manifest.json is not a manifest that this version can read: {why}"
-    )
+        raise BrokenManifest(file, first_problem(error)) from None
+    except LookupError as error:
+        raise BrokenManifest(file, str(error)) from None
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise BrokenManifest(f"{path} cannot be read: {why}") from None
-
-
-def _handle(data: dict[str, Any]) -> SlurmHandle | ProcessHandle:
-    if "slurm" in data:
-        return SlurmHandle(str(data["slurm"]))
-    known = {field.name for field in fields(ProcessHandle)}
-    return ProcessHandle(**{name: value for name, value in data.items() if name in known})
-
-
-def _manifest(path: Path, data: dict[str, Any], handles: dict[str, Any]) -> Manifest:
-    shapes = [Shape(**shape) for shape in data["shapes"]]
-    runs = {
-        run["id"]: Run(
-            run["id"],
-            run["benchmark"],
-            run["version"],
-            run["params"],
-            shapes[run["shape"]],
-            run["timeout_s"],
-            tuple(run.get("code", ())),
+def _manifest(
+    path: Path, data: _ManifestData, handles: dict[int, SlurmHandle | ProcessHandle]
+) -> Manifest:
+    runs = {}
+    for run in data.runs:
+        if not 0 <= run.shape < len(data.shapes):
+            valid = f"a position in 'shapes', which has {len(data.shapes)} entries"
+            raise LookupError(f"the shape of run {run.id} must be {valid}, got {run.shape}")
+        shape = data.shapes[run.shape]
+        runs[run.id] = Run(
+            run.id, run.benchmark, run.version, run.params, shape, run.timeout_s, run.code
         )
-        for run in data["runs"]
-    }
-    jobs = [
-        Job(
-            job["index"],
-            Shape(**job["shape"]),
-            job["timeout_min"],
-            [(r, n) for r, n in job["tasks"]],
-        )
-        for job in data["jobs"]
-    ]
+    for task, _ in (*data.done, *(task for job in data.jobs for task in job.tasks)):
+        if task not in runs:
+            raise LookupError(f"every task must name one of the runs, got {task!r}")
     return Manifest(
         folder=path.parent.parent,
-        id=data["id"],
-        created_at=data["created_at"],
-        executor=Executor(data["executor"]),
-        sweep=Sweep.model_validate(_without_texts(data["sweep"])),
-        sweep_path=data["sweep_path"],
-        command=data["command"],
+        id=data.id,
+        created_at=data.created_at,
+        executor=data.executor,
+        sweep=data.sweep,
+        sweep_path=data.sweep_path,
+        command=data.command,
         runs=runs,
-        jobs=jobs,
-        done=[(r, n) for r, n in data["done"]],
-        provenance=data["provenance"],
-        force=data["force"],
-        save_untracked=data.get("save_untracked", False),
-        snapshot=Snapshot(**data["snapshot"]) if data.get("snapshot") else None,
-        handles={int(index): _handle(handle) for index, handle in handles.items()},
+        jobs=data.jobs,
+        done=data.done,
+        provenance=data.provenance,
+        force=data.force,
+        save_untracked=data.save_untracked,
+        snapshot=data.snapshot,
+        handles=handles,
     )
 
 
-def _without_texts(sweep: dict[str, Any]) -> dict[str, Any]:
-    """Remove the key `text` from the tables of a sweep.
+def _read_handles(path: Path, bad: list[BadLine] | None) -> dict[int, SlurmHandle | ProcessHandle]:
+    handles: dict[int, SlurmHandle | ProcessHandle] = {}
+    problems: list[str] = []
+    try:
+        data = _OBJECT.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return handles
+    except OSError as error:
+        data, problems = {}, [str(error.strerror)]
+    except ValidationError as error:
+        data, problems = {}, [first_problem(error)]
+    for index, entry in data.items():
+        try:
+            if isinstance(entry, dict) and "slurm" in entry:
+                handles[int(index)] = SlurmHandle(_SlurmData.model_validate(entry).slurm)
+            else:
+                handles[int(index)] = _PROCESS.validate_python(entry)
+        except ValidationError as error:
+            problems.append(f"job {index}: {first_problem(error)}")
+        except ValueError:
+            problems.append(f"the key must be the index of a job, got {index!r}")
+    if bad is not None:
+        unknown = "; whether its jobs are queued or running is unknown"
+        bad += [BadLine(path, 0, problem + unknown) for problem in problems]
+    return handles
 
-    Older versions of the project wrote this key to manifests.
-    """
-    tables = sweep.get("tables") if isinstance(sweep, dict) else None
-    if not isinstance(tables, list):
-        return sweep  # the schema reports what is wrong
-    without = [
-        {key: value for key, value in table.items() if key != "text"}
-        if isinstance(table, dict)
-        else table
-        for table in tables
-    ]
-    return sweep | {"tables": without}
 
-
-def read_manifests(folder: Path) -> list[Manifest]:
+def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manifest]:
     """Read the manifests of all submissions of a results folder, oldest first.
+
+    Args:
+        folder: the results folder.
+        bad: list to which a `BadLine` is added for each file that cannot be read. Submissions whose
+            manifest.json cannot be read are skipped.
 
     Raises:
         FileNotFoundError: if the folder contains no submissions.
-        BrokenManifest: if a manifest.json or handles.json cannot be read.
+        UnreadableResults: if the folder of the submissions cannot be read.
+        BrokenManifest: if the folder contains manifests, but none can be read.
     """
-    paths = sorted((folder / SUBMISSIONS).glob("*/manifest.json"))
-    if not paths:
+    manifests: list[Manifest] = []
+    broken: list[BrokenManifest] = []
+    for name in names_in(folder / SUBMISSIONS):
+        try:
+            manifests.append(read_manifest(folder / SUBMISSIONS / name, bad))
+        except BrokenManifest as error:
+            broken.append(error)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # the submission was interrupted before it wrote its manifest
+    if broken and not manifests:
+        raise broken[0]
+    if bad is not None:
+        bad += [error.problem for error in broken]
+    if not manifests:
         raise FileNotFoundError(
             f"{folder} holds no submission (expected {folder}/{SUBMISSIONS}/*/manifest.json)"
         )
-    return sorted((read_manifest(p.parent) for p in paths), key=lambda m: m.created_at)
+    return sorted(manifests, key=lambda m: m.created_at)
+
+
+def manifests_in(parent: Path) -> tuple[dict[Path, list[Manifest]], list[BadLine]]:
+    """Return the manifests of each results folder in a folder, and what cannot be read.
+
+    Folders that cannot be read are reported and skipped.
+
+    Args:
+        parent: the folder of the results folders, such as `logs`.
+    """
+    found: dict[Path, list[Manifest]] = {}
+    bad: list[BadLine] = []
+    for name in names_in(parent):
+        try:
+            found[parent / name] = read_manifests(parent / name, bad)
+        except FileNotFoundError:
+            continue  # not a results folder
+        except BrokenManifest as error:
+            bad.append(error.problem)
+        except UnreadableResults as error:
+            if (parent / name).is_dir():
+                bad.append(BadLine(parent / name, 0, str(error)))
+    return found, bad

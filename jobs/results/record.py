@@ -64,6 +64,18 @@ def _shared(value: Any, info: ValidationInfo) -> Any:
     return value if info.context is None else info.context.setdefault(repr(value), value)
 
 
+def _readable(environment: dict[str, Any]) -> dict[str, Any]:
+    """Return the environment of a record. Its states of code must have the right types."""
+    git, code = environment.get("git"), environment.get("code")
+    if git is not None and not isinstance(git, dict):
+        raise ValueError(f"git must be an object, got {git!r:.100}")
+    if code is not None and not (
+        isinstance(code, list) and all(isinstance(entry, dict) for entry in code)
+    ):
+        raise ValueError(f"code must be a list of objects, got {code!r:.100}")
+    return environment
+
+
 def _recorded(status: Status) -> Status:
     if not status.can_be_recorded:
         valid = ", ".join(status for status in Status if status.can_be_recorded)
@@ -142,7 +154,7 @@ class Record(_Part):
     seconds: Seconds = Seconds()
     measurements: Measurements | None = None
     failure: Failure | None = None
-    environment: Annotated[dict[str, Any], AfterValidator(_shared)] = {}
+    environment: Annotated[dict[str, Any], AfterValidator(_readable), AfterValidator(_shared)] = {}
     gpus: list[dict[str, Any]] = []  # for each GPU: name, uuid, and state before and after the run
     slurm: Annotated[dict[str, str], AfterValidator(_shared)] = {}
     log: str | None = None  # path of the log, relative to the results folder

@@ -10,34 +10,19 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from jobs.results.record import RECORDS, SCHEMA_VERSION, Record
+from jobs.results.unreadable import BadLine, UnreadableResults, first_problem, names_in
 
 _RUN_ID = re.compile(rb'"run":"([^"]*)"')
 
 
 class _Versioned(BaseModel):
     schema_version: int
-
-
-@dataclass(frozen=True)
-class BadLine:
-    """A line of a record file that cannot be read.
-
-    The line is damaged, e.g. because the disk was full, or a later version of the project wrote it.
-    """
-
-    path: Path
-    line: int  # from 1; 0 if the whole file cannot be read
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: skipped: {self.reason}"
 
 
 def parse_lines(
@@ -57,12 +42,7 @@ def parse_lines(
         try:
             record = Record.model_validate_json(line, context=shared)
         except ValidationError as error:
-            reason = _later_version(line)
-            if reason is None:
-                first = error.errors(include_input=False, include_url=False)[0]
-                where = ".".join(str(part) for part in first["loc"])
-                reason = f"{where}: {first['msg']}" if where else first["msg"]
-            yield BadLine(path, number, reason)
+            yield BadLine(path, number, _later_version(line) or first_problem(error))
             continue
         if record.schema_version > SCHEMA_VERSION:
             yield BadLine(path, number, str(_later_version(line)))
@@ -91,15 +71,23 @@ def _later_version(line: bytes) -> str | None:
 
 
 def iter_records(folder: Path) -> Iterator[Record | BadLine]:
-    """Yield the records of a results folder, and a `BadLine` for each line that cannot be read."""
+    """Yield the records of a results folder, and a `BadLine` for each line that cannot be read.
+
+    Raises:
+        UnreadableResults: if the folder of the records exists, but cannot be read.
+    """
     shared: dict[str, Any] = {}
-    for path in sorted((folder / RECORDS).glob("*.jsonl")):
+    for path in _record_files(folder / RECORDS):
         try:
             data = path.read_bytes()
         except OSError as error:
             yield BadLine(path, 0, str(error.strerror))
             continue
         yield from parse_lines(data, path, shared)
+
+
+def _record_files(records: Path) -> list[Path]:
+    return [records / name for name in names_in(records) if name.endswith(".jsonl")]
 
 
 @contextmanager
@@ -119,7 +107,11 @@ def _garbage_collection_paused() -> Iterator[None]:
 
 
 def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
-    """Return all records of a results folder, oldest first, and the lines that cannot be read."""
+    """Return all records of a results folder, oldest first, and the lines that cannot be read.
+
+    Raises:
+        UnreadableResults: if the folder of the records exists, but cannot be read.
+    """
     records: list[Record] = []
     bad: list[BadLine] = []
     with _garbage_collection_paused():
@@ -144,7 +136,8 @@ class RecordTail:
 
     def __init__(self, folder: Path, runs: set[str] | None = None):
         self._folder = folder / RECORDS
-        self._runs = runs
+        # Compared as bytes, because a damaged line may contain bytes that are not UTF-8.
+        self._runs = None if runs is None else {run.encode() for run in runs}
         self._read: dict[Path, int] = {}
         self._shared: dict[str, Any] = {}
 
@@ -152,10 +145,14 @@ class RecordTail:
         """Return the records that were written since the previous call.
 
         The first call returns all records. A line that cannot be read is skipped. A line that is
-        still being written is left to a later call.
+        still being written, and a file or folder that cannot be read, are left to a later call.
         """
-        records = []
-        for path in sorted(self._folder.glob("*.jsonl")):
+        records: list[Record] = []
+        try:
+            paths = _record_files(self._folder)
+        except UnreadableResults:  # a network file system may fail for a moment; jobs must go on
+            return records
+        for path in paths:
             start = self._read.get(path, 0)
             try:
                 if path.stat().st_size <= start:
@@ -176,5 +173,5 @@ class RecordTail:
         assert self._runs is not None
         for line in data.split(b"\n"):
             found = _RUN_ID.search(line[:200])
-            if found and found[1].decode() in self._runs:
+            if found and found[1] in self._runs:
                 yield line

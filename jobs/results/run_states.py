@@ -15,11 +15,12 @@ from typing import Any
 
 from jobs.formatting import counted
 from jobs.results.job_states import job_states
-from jobs.results.manifest import Job, Manifest, read_manifests
+from jobs.results.manifest import Executor, Job, Manifest, read_manifests
 from jobs.results.record import Record
-from jobs.results.record_reader import BadLine, read_records
+from jobs.results.record_reader import read_records
 from jobs.results.slurm_job_states import with_last_words
-from jobs.results.worker_state import read_worker_state
+from jobs.results.unreadable import BadLine
+from jobs.results.worker_state import read_worker_end, read_worker_state
 from jobs.run import Run
 from jobs.status import JobState, JobStates, Status
 
@@ -48,7 +49,7 @@ class Observation:
     folder: Path
     manifests: list[Manifest]
     records: list[Record]
-    bad_lines: list[BadLine]
+    bad_lines: list[BadLine]  # lines of records, and files, that were skipped
     tasks: list[TaskState]
     notes: list[str] = field(default_factory=list)
     job_states: JobStates = field(default_factory=dict)
@@ -62,13 +63,16 @@ def observe(folder: Path) -> Observation:
 
     Raises:
         FileNotFoundError: if the folder contains no submissions.
-        BrokenManifest: if a manifest.json or handles.json cannot be read.
+        UnreadableResults: if the folder of the submissions or of the records cannot be read.
+        BrokenManifest: if the folder contains manifests, but none can be read.
     """
-    manifests = read_manifests(folder)
+    bad: list[BadLine] = []
     notes: list[str] = []
+    manifests = read_manifests(folder, bad)
     # Read the job states first. The record of a run that ends in between is then found.
     states = job_states(manifests, notes)
-    records, bad = read_records(folder)
+    records, bad_lines = read_records(folder)
+    bad += bad_lines
     best: dict[TaskKey, Record] = {}
     latest_of: dict[tuple[str, str, int], Record] = {}
     for record in records:  # oldest first
@@ -81,7 +85,7 @@ def observe(folder: Path) -> Observation:
         for job in manifest.jobs:
             latest_here = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
             for key, task in _job_tasks(
-                manifest, job, states[manifest.id][job.index], latest_here, best
+                manifest, job, states[manifest.id][job.index], latest_here, best, bad
             ):
                 earlier = tasks.get(key)
                 # A run that an earlier submission is still executing stays queued or running.
@@ -104,6 +108,7 @@ def _job_tasks(
     state: JobState,
     latest_here: dict[TaskKey, Record | None],
     best: dict[TaskKey, Record],
+    bad: list[BadLine],
 ) -> Iterator[tuple[TaskKey, TaskState]]:
     """Yield the state of each task of a job. A task is one repeat of a run.
 
@@ -114,12 +119,19 @@ def _job_tasks(
         latest_here: for each task of the job, its latest record in this submission, or None.
         best: for each task with records in any submission, its latest record with status ok. If no
             record has status ok, the latest record.
+        bad: list to which a `BadLine` is added for each file of the job that cannot be read.
     """
-    if not state.status.is_live and None in latest_here.values():
-        state = with_last_words(manifest, job, state)
+    folder = manifest.job_folder(job.index)
+    if None in latest_here.values():
+        if manifest.executor is not Executor.slurm:
+            end = read_worker_end(folder, bad)
+            if end is not None:
+                state = JobState(Status.killed, f"{end.text(job.index)}; submit again")
+        elif not state.status.is_live:
+            state = with_last_words(manifest, job, state)
     executing = None
     if state.status in (Status.running, Status.oom):
-        running = read_worker_state(manifest.job_folder(job.index)).running
+        running = read_worker_state(folder, bad).running
         executing = running and (running.run, running.repeat)
     # If the job ran out of memory, the run that was executing is `oom`, the others are `killed`.
     others = {Status.running: Status.queued, Status.oom: Status.killed}

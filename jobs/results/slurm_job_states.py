@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -14,9 +13,13 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from jobs.json_files import write_json
 from jobs.results.manifest import Job, Manifest
+from jobs.results.unreadable import BadLine, first_problem
 from jobs.status import JobState, JobStates, Status
 
 ENDED = "ended.json"  # file in a submission's folder: last known states of ended jobs
@@ -28,6 +31,7 @@ _ENDED_AS = {
     "PREEMPTED": Status.preempted,
     "OUT_OF_MEMORY": Status.oom,
 }
+_STATES = TypeAdapter(dict[str, Annotated[str, Field(pattern=r"\S")]])  # content of ENDED
 # A job that exceeds its memory limit may end as FAILED. Only its stderr then shows the cause.
 _OVER_MEMORY = re.compile(r"^slurmstepd.*exceeded memory limit", re.MULTILINE | re.IGNORECASE)
 # Lines that Slurm writes at the end of any job step, so they do not show the cause.
@@ -45,9 +49,10 @@ def slurm_job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
 
     Args:
         manifests: manifests of the submissions.
-        notes: list to which a note for the user is added if Slurm does not answer.
+        notes: list to which a note for the user is added if Slurm does not answer, or if the file
+            `ended.json` cannot be read.
     """
-    ended = {manifest.id: _read_ended(manifest) for manifest in manifests}
+    ended = {manifest.id: _read_ended(manifest, notes) for manifest in manifests}
     unknown = any(str(i) not in ended[m.id] for m in manifests for i in m.slurm_ids)
     # `scontrol requeue` can restart an ended job that Slurm still knows.
     recent = any(_age_s(manifest.path / ENDED) < RECENT_S for manifest in manifests)
@@ -116,11 +121,18 @@ def _slurm_log(manifest: Manifest, job_id: str, kind: str) -> Path:
     return manifest.path / "slurm" / f"{job_id}_0_log.{kind}"
 
 
-def _read_ended(manifest: Manifest) -> dict[str, str]:
+def _read_ended(manifest: Manifest, notes: list[str]) -> dict[str, str]:
+    path = manifest.path / ENDED
     try:
-        return json.loads((manifest.path / ENDED).read_text())  # type: ignore[no-any-return]
-    except (OSError, ValueError):
+        return _STATES.validate_json(path.read_bytes())
+    except FileNotFoundError:
         return {}
+    except OSError as error:
+        reason = str(error.strerror)
+    except ValidationError as error:
+        reason = first_problem(error)
+    notes.append(str(BadLine(path, 0, reason)))
+    return {}
 
 
 def _age_s(path: Path) -> float:
@@ -150,7 +162,9 @@ def squeue(job_ids: list[str]) -> dict[str, str] | None:
         ids = ",".join(whole[start : start + 1000])
         command = ["squeue", "-h", "-r", "-t", "all", "-j", ids, "-o", "%A|%F|%K|%T|%r"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=60
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         # squeue also fails for a job that Slurm no longer knows. That is no error here.

@@ -1,17 +1,27 @@
-"""Writes and reads `state.json`, which says which run a worker is executing.
+"""Writes and reads the files that say what the worker of a job does, and how it ended.
 
-A worker is a process that executes the runs of a job, one after another. The file is in the folder
-of the job. The command `jobs status` reads the file. If a worker dies, the next worker of the same
-job also reads the file.
+A worker is a process that executes the runs of a job, one after another. The files are in the
+folder of the job:
+
+    state.json        the run that the worker executes. If the worker dies, the next worker of the
+                      same job also reads the file.
+    worker_end.json   how the worker ended, only if it failed. The local queue writes the file.
 """
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jobs.json_files import write_json
+from jobs.results.unreadable import BadLine, first_problem
+
+STATE = "state.json"
+END = "worker_end.json"
+T = TypeVar("T", bound=BaseModel)
 
 
 class RunningAttempt(BaseModel):
@@ -36,16 +46,70 @@ class WorkerState(BaseModel):
     at: float | None = None  # time of writing, in seconds since the epoch
 
 
+class WorkerEnd(BaseModel):
+    """How a worker of a local submission ended, if it failed."""
+
+    model_config = ConfigDict(frozen=True)
+
+    pid: int
+    exit_code: int  # if negative, the number of the signal that killed the worker
+    at: float  # in seconds since the epoch
+
+    def text(self, job: int) -> str:
+        """Return how the worker of a job ended, e.g. `the worker ... was killed by SIGKILL`."""
+        if self.exit_code < 0:
+            how = f"was killed by {_signal_name(-self.exit_code)}"
+        else:
+            how = f"ended with exit code {self.exit_code}"
+        return f"the worker (process {self.pid}) of job {job} {how}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
 def write_worker_state(job_folder: Path, state: WorkerState) -> None:
-    write_json(job_folder / "state.json", state.model_dump(mode="json"))
+    write_json(job_folder / STATE, state.model_dump(mode="json"))
 
 
-def read_worker_state(job_folder: Path) -> WorkerState:
+def write_worker_end(job_folder: Path, end: WorkerEnd) -> None:
+    write_json(job_folder / END, end.model_dump(mode="json"))
+
+
+def read_worker_state(job_folder: Path, bad: list[BadLine] | None = None) -> WorkerState:
     """Return the last state that a worker of the job wrote.
 
     If there is no readable state, return an empty state.
+
+    Args:
+        job_folder: folder of the job in its submission.
+        bad: list to which a `BadLine` is added if the file cannot be read.
     """
+    return _read(job_folder / STATE, WorkerState, bad) or WorkerState()
+
+
+def read_worker_end(job_folder: Path, bad: list[BadLine]) -> WorkerEnd | None:
+    """Return how the worker of a job failed, or None if the job has no readable `worker_end.json`.
+
+    Args:
+        job_folder: folder of the job in its submission.
+        bad: list to which a `BadLine` is added if the file cannot be read.
+    """
+    return _read(job_folder / END, WorkerEnd, bad)
+
+
+def _read(path: Path, kind: type[T], bad: list[BadLine] | None) -> T | None:
     try:
-        return WorkerState.model_validate_json((job_folder / "state.json").read_text())
-    except (OSError, ValueError):
-        return WorkerState()
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = str(error.strerror)
+    except ValidationError as error:
+        reason = first_problem(error)
+    if bad is not None:
+        bad.append(BadLine(path, 0, reason))
+    return None

@@ -1,4 +1,4 @@
-"""Broken manifests and benchmarks give a one-line error with the position, not a traceback."""
+"""Broken results folders and benchmarks are named with what is wrong, without a traceback."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.jobs.harness import ROOT, call, run, write_submission, write_sweep
+from jobs.results.heartbeat import RunsHere
+from jobs.results.manifest import Executor, SlurmHandle, write_handles
+from tests.jobs.harness import ROOT, call, records, run, write_submission, write_sweep
 
-# ---- a manifest ----------------------------------------------------------------------------------
+# ---- a results folder ----------------------------------------------------------------------------
 
 
 def spoil(path: Path, **changes: Any) -> None:
@@ -29,31 +33,183 @@ def manifest(tmp_path: Path) -> Path:
     return submission.path / "manifest.json"
 
 
-def test_a_broken_manifest_is_named_with_what_is_wrong(manifest: Path) -> None:
-    out, whole = manifest.parents[2], manifest.read_text()
-
-    def torn() -> None:
-        manifest.write_text(whole[: len(whole) // 2])
-
-    broken: list[tuple[Any, str]] = [
-        (torn, "manifest.json cannot be read: "),
-        (lambda: manifest.write_text("[]"), "not a manifest that this version can read"),
-        (lambda: spoil(manifest, jobs=None), "that this version can read: the key 'jobs' is m"),
-        (lambda: spoil(manifest, sweep={"name": "a", "later": 1}), "sweep."),
-        (lambda: (manifest.parent / "handles.json").write_text("{"), "handles.json cannot be read"),
+def ways_to_spoil(manifest: Path) -> list[tuple[Callable[[], Any], str]]:
+    """Return functions that damage a manifest, each with what is then reported."""
+    whole, data = manifest.read_bytes(), json.loads(manifest.read_text())
+    job = data["jobs"][0]
+    return [
+        (lambda: manifest.write_bytes(whole[: len(whole) // 2]), "Invalid JSON: EOF"),
+        (lambda: manifest.write_bytes(whole.replace(b"ok", b"\xff")), "Invalid JSON: invalid uni"),
+        (lambda: manifest.write_bytes(b"[" * 100_000), "Invalid JSON: recursion limit"),
+        (lambda: manifest.write_text("[]"), "Input should be an object"),
+        (lambda: spoil(manifest, jobs=None), "the key 'jobs' is missing"),
+        (lambda: spoil(manifest, jobs=[job | {"index": "x"}]), "jobs.0.index: Input should be"),
+        (lambda: spoil(manifest, jobs=[job | {"tasks": [["x", 0]]}]), "one of the runs, got 'x'"),
+        (lambda: spoil(manifest, shapes=[]), "'shapes', which has 0 entries, got 0"),
+        (lambda: spoil(manifest, created_at="x"), "created_at: Input should be a valid number"),
+        (lambda: spoil(manifest, sweep={"name": "a"}), "the key 'sweep.benchmark' is missing"),
+        (lambda: spoil(manifest, sweep=data["sweep"] | {"repeats": 0}), "sweep.repeats: Input"),
+        (lambda: (manifest.unlink(), manifest.mkdir()), "Is a directory"),
     ]
-    for spoiled, words in broken:
+
+
+def test_a_folder_without_a_readable_manifest_is_an_error(manifest: Path) -> None:
+    out, whole = manifest.parents[2], manifest.read_text()
+    for spoiled, words in ways_to_spoil(manifest):
         manifest.write_text(whole)
         spoiled()
         done = call("jobs", "status", out)
         assert done.returncode == 2 and done.stdout.count("\n") == 1, done.stdout
-        assert str(manifest.parent) in done.stdout and words in done.stdout
+        assert f"{manifest} is not a manifest that this version can read: " in done.stdout
+        assert words in done.stdout
     for command in (["aggregate", out], ["jobs", "logs", "0", "--in", out], ["jobs", "retry", out]):
         done = call(*command)
         assert done.returncode == 2 and done.stdout.count("\n") == 1, done.stdout
     assert run("jobs", "status", out).stdout == call("jobs", "status", out).stdout
     again = call("jobs.submit", out.parent / "sweep.yaml", "--local", "--out", out)
     assert again.returncode == 2 and again.stdout.count("\n") == 1, again.stdout
+
+
+def commands_on(out: Path, sweep: Path, identity: str) -> list[tuple[str | Path, ...]]:
+    """Return commands that read a results folder and change nothing, as all runs are ok."""
+    return [
+        ("jobs", "status", out),
+        ("jobs", "logs", identity, "--in", out),
+        ("jobs", "cancel", out),
+        ("jobs", "retry", out),
+        ("aggregate", out),
+        ("aggregate", "compare", out, out),
+        ("jobs.submit", sweep, "--local", "--out", out),
+    ]
+
+
+def test_what_cannot_be_read_is_named_and_changes_nothing_else(tmp_path: Path) -> None:
+    """Every command shows the other submissions, and exits as if the damaged one did not exist."""
+    sweep, out = write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out"
+    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    (record,) = records(out)
+    commands = commands_on(out, sweep, record.run)
+    before = [call(*command) for command in commands]
+    assert [done.returncode for done in before] == [0] * len(commands)
+    path = write_submission(sweep, out).path
+    handles = path / "handles.json"
+    damages: list[tuple[Path, str, str]] = [
+        (path / "manifest.json", "{", "Invalid JSON"),
+        (handles, '{"0": {}}', "job 0: the key 'pid' is missing; whether its jobs are queued or"),
+        (handles, '{"0": {"slurm": "--me"}}', "job 0: slurm: String should match pattern"),
+        (handles, '{"x": {"slurm": "7"}}', "the key must be the index of a job, got 'x'"),
+        (handles, '{"0": [1]}', "job 0: Input should be a dictionary"),
+        (handles, "[]", "Input should be an object"),
+        (handles, "\udcff", "Invalid JSON"),
+        (out / "records" / "x.jsonl", '{"run": "\udcff"}', "Invalid JSON: invalid unicode"),
+        (out / "records" / "\udcff.jsonl", "{}", "the key 'run' is missing"),
+    ]
+    for file, text, words in damages:
+        whole = file.read_bytes() if file.exists() else None
+        file.write_bytes(os.fsencode(text))
+        for command, undamaged in zip(commands, before, strict=True):
+            done = call(*command)
+            shown = os.fsencode(file).decode(errors="replace")
+            assert done.returncode == undamaged.returncode, done.stdout
+            assert f"note: {shown}" in done.stdout and words in done.stdout, (command, done.stdout)
+            assert done.stdout.count("note: ") == 1, done.stdout
+        file.unlink()
+        if whole is not None:
+            file.write_bytes(whole)
+
+
+def test_files_on_the_state_of_jobs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    sweep, out = write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out"
+    local = write_submission(sweep, out)
+    with RunsHere(local):
+        for text, words in (("[]", "an object"), ('{"deaths": 1}', "deaths: "), ("{", "JSON")):
+            state = local.job_folder(0) / "state.json"
+            state.write_text(text)
+            done = call("jobs", "status", out)
+            assert done.returncode == 0 and f"note: {state}: skipped: " in done.stdout
+            assert words in done.stdout
+    end = local.job_folder(0) / "worker_end.json"
+    end.write_text("{}")
+    done = call("jobs", "status", out)
+    assert done.returncode == 1 and f"note: {end}: skipped: the key 'pid' is m" in done.stdout
+    other = tmp_path / "slurm"
+    slurm = write_submission(sweep, other, Executor.slurm)
+    slurm.handles[0] = SlurmHandle("1_0")
+    write_handles(slurm)
+    ended = slurm.path / "ended.json"
+    for text in ("[]", '{"0": 1}', '{"0": ""}', "{"):
+        ended.write_text(text)
+        done = call("jobs", "status", other, environment={"PATH": ""})  # without Slurm
+        assert done.returncode == 0 and f"note: {ended}: skipped: " in done.stdout, done.stdout
+        assert "Slurm does not answer" in done.stdout
+
+
+def test_a_damaged_folder_does_not_hide_the_others_in_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = write_sweep(tmp_path, [{"what": "ok"}])
+    write_submission(sweep, Path("logs/a"))
+    manifest = write_submission(sweep, Path("logs/b"))
+    (manifest.path / "manifest.json").write_text("{")
+    Path("logs/c").mkdir()
+    Path("logs/c/submissions").touch()
+    Path("logs/notes.txt").touch()
+    identity = next(iter(manifest.runs))
+    for command in (["status"], ["logs", identity]):
+        done = call("jobs", *command)
+        assert done.returncode == (command == ["status"]), done.stdout
+        assert "logs/b/submissions/" in done.stdout and "manifest.json: skipped: Inv" in done.stdout
+        assert "note: logs/c: skipped: logs/c/submissions cannot be read: Not a d" in done.stdout
+        assert done.stdout.count("note: ") == 2, done.stdout
+    assert "logs/a: sweep misbehave, 1 run" in call("jobs", "status").stdout
+    Path("logs").rename("moved")
+    Path("logs").touch()
+    for command in (["status"], ["logs", identity]):
+        done = call("jobs", *command)
+        assert done.returncode == 2 and done.stdout == "logs cannot be read: Not a directory\n"
+
+
+@pytest.mark.parametrize("name", ["records", "submissions"])
+@pytest.mark.parametrize("what", ["file", "loop", "dangling link"])
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, name: str, what: str) -> None:
+    """Measured runs must not be shown as missing, or be measured again."""
+    sweep, out = write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out"
+    submission = write_submission(sweep, out)
+    (identity,) = submission.runs
+    folder = out / name
+    if folder.exists():
+        folder.rename(tmp_path / "moved")
+    if what == "file":
+        folder.touch()
+    else:
+        folder.symlink_to(folder if what == "loop" else tmp_path / "unmounted")
+    for command in commands_on(out, sweep, identity):
+        done = call(*command)
+        assert done.returncode == 2, done.stdout
+        assert done.stdout.startswith(f"{folder} cannot be read: "), done.stdout
+        assert done.stdout.count("\n") == 1, done.stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_a_folder_of_another_user_is_an_error() -> None:
+    """Path.glob would find no records in it."""
+    with tempfile.TemporaryDirectory() as folder:  # tmp_path is not readable for other users
+        sweep = write_sweep(Path(folder), [{"what": "ok"}])
+        out = Path(folder, "out")
+        write_submission(sweep, out)
+        (out / "records").mkdir(mode=0o700)
+        os.chmod(folder, 0o755)
+        read = "import os, sys; from jobs.__main__ import app; os.setuid(65534); app()"
+        done = subprocess.run(
+            [sys.executable, "-c", read, "status", str(out)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 2, done.stdout
+        assert done.stdout == f"{out}/records cannot be read: Permission denied\n"
 
 
 # ---- a benchmark ---------------------------------------------------------------------------------

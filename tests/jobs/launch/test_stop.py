@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from jobs.worker.environment import job_environment
 from tests.jobs.harness import (
     PATIENCE_S,
     ROOT,
+    Fifo,
     alive,
     await_true,
     call,
@@ -107,11 +109,13 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
     queue, worker, pids = waiting_queue()
     os.kill(worker, signal.SIGKILL)
     output, _ = queue.communicate(timeout=PATIENCE_S)
+    killed = f"the worker (process {worker}) of job 0 was killed by SIGKILL; "
     assert (
         queue.returncode == 1
-        and "ended with exit code -9" in output
+        and f"{killed}its log is " in output
         and "2 runs without a record" in output
     )
+    assert call("jobs", "status", out).stdout.count(f"{killed}submit again\n") == 2
     await_true(lambda: not any(map(alive, pids)), "what the worker had started ended")
     assert len(records(out)) == 5  # a dead worker writes nothing
     await_true(lambda: not list(temporary.iterdir()), "its scratch folder was removed")
@@ -130,6 +134,27 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
         ("ok", 1, 1, "ok"),
     ]
     assert set(statuses(out).values()) == {"ok"}
+
+
+def test_a_worker_that_died_is_shown_while_the_queue_goes_on(tmp_path: Path) -> None:
+    """A new submission can repeat its runs, although the earlier one has not ended."""
+    fifo = Fifo(tmp_path / "fifo")
+    cases: list[dict[str, Any]] = [
+        {"what": "kill_worker"},
+        {"what": "wait", "path": str(fifo.path)},
+    ]
+    out = tmp_path / "out"
+    sweep = write_sweep(tmp_path, cases, runs_per_job=1)
+    queue = start("jobs.submit", sweep, "--local", "--out", out)
+    fifo.pids()
+    assert statuses(out) == {"kill_worker0": "killed", "wait0": "running"}
+    (end,) = out.glob("submissions/*/jobs/0/worker_end.json")
+    shown = call("jobs", "status", out).stdout
+    pid = json.loads(end.read_text())["pid"]
+    assert f"the worker (process {pid}) of job 0 was killed by SIGKILL; submit again\n" in shown
+    cancelled = call("jobs", "cancel", out)
+    assert cancelled.stdout.startswith("cancelled 1 job "), cancelled.stdout
+    queue.communicate(timeout=PATIENCE_S)
 
 
 def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from jobs.results.manifest import (
     BrokenManifest,
+    Executor,
     Manifest,
     read_manifest,
     read_manifests,
-    write_handles,
 )
 from jobs.results.run_states import observe
 from jobs.status import Status
@@ -37,17 +37,58 @@ def test_garbage_is_collected_as_before(
         (gc.enable if before else gc.disable)()
 
 
-def test_keys_of_a_later_version_in_a_handle_are_passed_over(
-    tmp_path: Path, folder: ResultsFolder
+# Keys whose values are mappings with any keys, such as names of parameters or phases
+FREE = {"params", "fixed", "grid", "zip", "where", "on", "provenance", "additional_parameters"}
+FREE_IN_RECORDS = {"params", "samples_ms", "peak_memory_bytes", "flops", "bytes", "bus_bytes"}
+FREE_IN_RECORDS |= {"tokens", "facts", "environment", "slurm"}
+SWEEP = """
+grid: {size: [1, 2]}
+cases: [{fixed: {mode: fast}, resources: {nodes: 2}}, {fixed: {mode: exact}}]
+order: {shuffle: 1}
+launch: {nproc_per_node: 2}
+slurm: {partition: gpu}
+tables:
+  - name: t
+    rows: [size]
+    published: [{file: attention.csv, value: forward_ms, on: {size: seq_len}}]
+plots: [{name: p, x: size}]
+"""
+
+
+def with_later_keys(value: Any, free: set[str], key: str = "") -> Any:
+    """Return JSON data with an additional key in each object whose keys the project defines."""
+    if isinstance(value, dict):
+        added = {} if key in free else {"added_later": {"a": [1]}}
+        return {k: with_later_keys(v, free, k) for k, v in value.items()} | added
+    return [with_later_keys(item, free) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("executor", [Executor.local, Executor.slurm])
+def test_keys_that_a_later_version_adds_are_ignored(
+    tmp_path: Path, folder: ResultsFolder, executor: Executor
 ) -> None:
+    loaded = load(tmp_path, TOY + SWEEP)
     manifest = folder.submit(
-        load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: None
+        loaded, lambda params, repeat: ok(1.0) if params["size"] == 1 else None
     )
-    handle = {"pid": 1, "started": 2, "host": "elsewhere", "interrupted": True, "later": 3}
-    write_handles(manifest)
+    handle = {"slurm": "1"} if executor is Executor.slurm else {"pid": 1, "started": 2, "host": "x"}
     (manifest.path / "handles.json").write_text(json.dumps({"0": handle}))
-    process = read_manifest(manifest.path).process
-    assert process is not None and (process.pid, process.interrupted) == (1, True)
+    snapshot = {"folder": "a", "cwd": "b", "python_path": []}
+    path = manifest.path / "manifest.json"
+    data = json.loads(path.read_text()) | {"snapshot": snapshot, "executor": executor}
+    path.write_text(json.dumps(data))
+    before, tasks = read_manifest(manifest.path), observe(folder.path).tasks
+
+    path.write_text(json.dumps(with_later_keys(data, FREE)))
+    (manifest.path / "handles.json").write_text(json.dumps({"0": handle | {"later": 1}}))
+    for file in (folder.path / "records").iterdir():
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        later = [with_later_keys(line, FREE_IN_RECORDS) for line in lines]
+        file.write_text("".join(json.dumps(line) + "\n" for line in later))
+    after, seen = read_manifest(manifest.path), observe(folder.path)
+    assert after == before and after.handles == before.handles and len(after.handles) == 1
+    assert not seen.bad_lines and [task.status for task in seen.tasks] == [t.status for t in tasks]
+    assert {task.status for task in seen.tasks} > {Status.ok}
 
 
 def test_an_outcome_keeps_facts_that_are_no_utf_8_and_nested_deeply(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from jobs.results.record import SCHEMA_VERSION, Failure, Measurements, Record
-from jobs.results.record_reader import BadLine, RecordTail, parse_lines, read_records
+from jobs.results.record_reader import RecordTail, parse_lines, read_records
 from jobs.results.record_writer import RecordWriter
+from jobs.results.unreadable import BadLine
 from tests.jobs.results_folder import failed, ok, record, run
 
 WHERE = Path("records/x.jsonl")
@@ -222,6 +223,33 @@ def test_a_tail_follows_only_the_runs_it_is_asked_for(tmp_path: Path) -> None:
     assert sorted(r.run for r in tail.new()) == [run(1).id] * 2 + [run(3).id] * 2
     writer.write(record(run(3), failed("error")))
     assert [(r.run, r.status) for r in tail.new()] == [(run(3).id, "error")]
+
+
+def test_a_tail_passes_over_bytes_that_are_no_text(tmp_path: Path) -> None:
+    """Every worker follows the records. One damaged byte must not stop all of them."""
+    tail = RecordTail(tmp_path, {run(0).id})
+    (tmp_path / "records").mkdir()
+    damaged = LINES[0].replace(run(0).id.encode(), b"\xff\xfe")
+    assert damaged != LINES[0]
+    (tmp_path / "records" / "x.jsonl").write_bytes(damaged + LINES[0])
+    assert [r.run for r in tail.new()] == [run(0).id]
+
+
+def test_a_tail_goes_on_after_its_folder_could_not_be_read(tmp_path: Path) -> None:
+    tail = RecordTail(tmp_path)
+    (tmp_path / "records").touch()
+    assert tail.new() == []
+    (tmp_path / "records").unlink()
+    RecordWriter(tmp_path / "records", "a").write(record(run(0), ok(1.0)))
+    assert [r.run for r in tail.new()] == [run(0).id]
+
+
+@pytest.mark.parametrize("environment", [{"git": "x"}, {"code": {}}, {"code": ["x"]}])
+def test_states_of_code_of_another_type_are_a_bad_line(environment: dict[str, Any]) -> None:
+    """Tables and submissions read them."""
+    data = json.loads(LINES[0]) | {"environment": environment}
+    (bad,) = parse_lines(json.dumps(data).encode(), WHERE)
+    assert isinstance(bad, BadLine) and bad.reason.startswith("environment: "), bad
 
 
 def test_a_tail_passes_over_torn_and_foreign_lines(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Heartbeat of a local or debug submission: tells other hosts whether its process is alive.
+
+Processes are visible only on their own host. While a process runs the jobs of a submission, it
+therefore updates the time of the file DIR/submissions/ID/heartbeat every 10 seconds. When it stops,
+it writes this to handles.json and removes the file. If the file is old, the process died without
+writing to handles.json, or its host is down.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from jobs.processes import ProcessHandle
+from jobs.results.manifest import Manifest, write_handles
+
+HEARTBEAT = "heartbeat"
+BEAT_S = 10.0  # interval between two updates of the file, in seconds
+# Age from which the process counts as dead, in seconds. A client of a network file system may show
+# a time of the file that is outdated by a minute.
+DEAD_S = 120.0
+
+
+class RunsHere:
+    """Context manager: records that this process runs the jobs of a submission.
+
+    If KeyboardInterrupt ends the `with` block, the submission is recorded as interrupted.
+
+    Args:
+        manifest: manifest of the submission. Its handles are set.
+        every_s: interval between two updates of the heartbeat, in seconds.
+    """
+
+    def __init__(self, manifest: Manifest, every_s: float = BEAT_S):
+        self._manifest = manifest
+        self._every_s = every_s
+        self._file = manifest.path / HEARTBEAT
+        self._over = threading.Event()
+        # A thread, because a debug submission executes its runs in the main thread.
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._write(ProcessHandle.of_this_process())
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        interrupted = isinstance(error, KeyboardInterrupt)
+        # If the disk is full, the file remains, and other hosts see that it becomes old.
+        with suppress(OSError):
+            self._write(ProcessHandle.of_this_process(interrupted, ended=True))
+            self._file.unlink()
+
+    def _write(self, handle: ProcessHandle) -> None:
+        self._manifest.handles.update({job.index: handle for job in self._manifest.jobs})
+        write_handles(self._manifest)
+
+    def _beat(self) -> None:
+        while True:
+            with suppress(OSError):  # a full disk must not stop the jobs
+                self._file.touch()
+            if self._over.wait(self._every_s):
+                return
+
+
+def silence_s(submission: Path) -> float | None:
+    """Return the age of the heartbeat of a submission in seconds, or None if it has no heartbeat.
+
+    The clocks of hosts and file servers differ. The age is therefore computed from two times of
+    the same file system: that of the heartbeat and that of a file written now. If no file can be
+    written, the clock of this host is used.
+
+    Args:
+        submission: the submission's folder.
+    """
+    try:
+        last = (submission / HEARTBEAT).stat().st_mtime
+    except OSError:
+        return None
+    try:
+        with tempfile.NamedTemporaryFile(dir=submission, prefix=".clock.") as file:
+            now = os.fstat(file.fileno()).st_mtime
+    except OSError:
+        now = time.time()
+    return max(0.0, now - last)

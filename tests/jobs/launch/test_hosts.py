@@ -1,0 +1,151 @@
+"""Local and debug submissions, seen from a host on which their processes are not visible."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.results.heartbeat import HEARTBEAT, RunsHere
+from jobs.results.manifest import Manifest
+from tests.jobs.harness import (
+    ROOT,
+    alive,
+    await_true,
+    call,
+    parent_of,
+    run,
+    start,
+    statuses,
+    waiting_sweep,
+    write_submission,
+    write_sweep,
+)
+
+UNSHARE = ["unshare", *([] if os.getuid() == 0 else ["--map-root-user"]), "--uts", "sh", "-c"]
+
+
+@pytest.fixture(scope="module")
+def other_host() -> list[str]:
+    """Words before a command that run it under the host name `elsewhere`."""
+    words = [*UNSHARE, 'hostname elsewhere && exec "$@"', "sh"]
+    if subprocess.run([*words, "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("this machine does not allow another host name (unshare --uts)")
+    return words
+
+
+def on(host: list[str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [*host, sys.executable, "-m", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def statuses_on(host: list[str], out: Path) -> dict[str, tuple[str, str]]:
+    """Return the state and the detail of each run, seen from another host."""
+    tasks = json.loads(on(host, "jobs", "status", out, "--json").stdout)["tasks"]
+    return {f"{t['params']['what']}{t['params']['tag']}": (t["state"], t["detail"]) for t in tasks}
+
+
+def grow_old(heartbeat: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(heartbeat, (then, then))
+
+
+def test_a_queue_on_another_host_is_in_flight_until_its_heartbeat_stops(
+    tmp_path: Path, other_host: list[str]
+) -> None:
+    here = os.uname().nodename
+    sweep, fifo = waiting_sweep(tmp_path)
+    out = tmp_path / "out"
+    queue = start("jobs.submit", sweep, "--local", "--out", out)
+    waiting, _ = fifo.pids()
+    worker = parent_of(parent_of(waiting))
+    seen = statuses_on(other_host, out)
+    detail = f"running on {here} in process {queue.pid}"
+    assert seen["ok0"] == ("ok", "") and seen["wait0"] == ("running", detail)
+    assert seen["ok1"] == ("queued", f"waiting for earlier runs of its job ({detail})")
+
+    cancel = on(other_host, "jobs", "cancel", out)
+    assert cancel.returncode == 2 and f"runs on host {here}; run this" in cancel.stdout
+    plan = on(other_host, "jobs.submit", sweep, "--out", out, "--dry-run").stdout
+    assert "2 queued or running" in plan
+    forced = on(other_host, "jobs.submit", sweep, "--out", out, "--dry-run", "--force").stdout
+    assert "3 (0 done, 0 queued or running)" in forced
+
+    queue.kill()
+    queue.communicate()
+    await_true(lambda: not alive(worker), "the worker ended with its queue")
+    assert statuses(out)["ok1"] == "killed"  # seen at once on this host
+    assert statuses_on(other_host, out)["ok1"][0] == "queued"
+    (heartbeat,) = out.glob(f"submissions/*/{HEARTBEAT}")
+    grow_old(heartbeat, 300)
+    state, why = statuses_on(other_host, out)["ok1"]
+    assert state == "killed"
+    assert why.startswith(f"the queue on {here} has not reported for 5 min; "), why
+    names = sorted(path.name for path in heartbeat.parent.iterdir())
+    assert names == ["handles.json", HEARTBEAT, "jobs", "manifest.json"]
+    fifo.release()
+    again = on(other_host, "jobs.submit", sweep, "--local", "--out", out)
+    assert again.returncode == 0 and set(statuses(out).values()) == {"ok"}, again.stdout
+
+
+@pytest.mark.parametrize("executor", ["--local", "--debug"])
+def test_the_end_of_a_submission_is_seen_at_once_on_another_host(
+    tmp_path: Path, other_host: list[str], executor: str
+) -> None:
+    cases: list[dict[str, Any]] = [{"what": "raises" if executor == "--debug" else "kill_worker"}]
+    cases.append({"what": "ok"})
+    out = tmp_path / "out"
+    done = run("jobs.submit", write_sweep(tmp_path, cases), executor, "--out", out)
+    assert done.returncode == 1
+    assert not list(out.glob(f"submissions/*/{HEARTBEAT}"))
+    state, why = statuses_on(other_host, out)["ok0"]
+    assert state == "killed" and "submit again" in why
+    assert statuses(out)["ok0"] == "killed"
+
+
+@pytest.fixture
+def submission(tmp_path: Path) -> Manifest:
+    return write_submission(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out")
+
+
+def test_the_heartbeat_goes_on_until_the_end(submission: Manifest) -> None:
+    heartbeat = submission.path / HEARTBEAT
+    with pytest.raises(KeyboardInterrupt), RunsHere(submission, every_s=0.01):
+        await_true(heartbeat.exists, "the first beat")
+        for _ in range(2):
+            grow_old(heartbeat, 300)
+            await_true(lambda: time.time() - heartbeat.stat().st_mtime < 200, "another beat")
+        assert statuses(submission.folder) == {"ok0": "queued"}
+        raise KeyboardInterrupt
+    assert not heartbeat.exists()
+    assert statuses(submission.folder) == {"ok0": "cancelled"}
+
+
+@pytest.mark.parametrize(("age_s", "state"), [(0, "queued"), (86400 * 2, "killed")])
+def test_an_old_version_on_another_host_writes_no_heartbeat(
+    submission: Manifest, age_s: float, state: str
+) -> None:
+    """Whether its queue still runs is unknown. After a day, this no longer blocks a new one."""
+    path = submission.path / "manifest.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"created_at": time.time() - age_s}))
+    handle = {"pid": 1, "started": 2, "host": "elsewhere", "interrupted": False}
+    (submission.path / "handles.json").write_text(json.dumps({"0": handle}))
+    assert statuses(submission.folder) == {"ok0": state}
+    assert "on elsewhere" in call("jobs", "status", submission.folder, "--json").stdout
+
+
+def test_a_queue_that_stopped_in_order_is_ended_although_its_process_is_alive(
+    submission: Manifest,
+) -> None:
+    with RunsHere(submission):
+        pass
+    assert statuses(submission.folder) == {"ok0": "killed"}
