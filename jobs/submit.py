@@ -304,7 +304,12 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
         if count
     ]
     runs = f"{len(expansion.runs)}" + (f" x {repeats} repeats" if repeats > 1 else "")
-    per_job = counted(manifest.sweep.runs_per_job, "run")
+    largest = manifest.sweep.runs_per_job or max(
+        (len(job.tasks) for job in manifest.jobs), default=1
+    )
+    per_job = f"with at most {counted(largest, 'run')} each"
+    if manifest.sweep.runs_per_job is None:
+        per_job += " (chosen automatically; runs_per_job sets it)"
     rows = [
         ("sweep", f"{manifest.sweep.name} ({', '.join(benchmarks)})"),
         ("runs", runs + (f" ({', '.join(left_out)})" if left_out else "")),
@@ -312,7 +317,7 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
             "to run",
             f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} queued or running)",
         ),
-        ("jobs", f"{len(manifest.jobs)}, with at most {per_job} each"),
+        ("jobs", f"{len(manifest.jobs)}, {per_job}"),
     ]
     if executor is Executor.slurm or sbatch:
         from jobs.launch.slurm_executor import arrays, max_array_size

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from jobs.provenance import visible_gpus
+from jobs.results.manifest import read_manifests
 from jobs.worker.environment import job_environment
 from tests.jobs.harness import (
     PATIENCE_S,
@@ -184,6 +185,21 @@ def test_the_gpus_given_reach_the_runs_which_do_not_fall_back_to_the_cpu(
     assert {record.device for record in records(out)} == {"Fake GPU"}
     given = {re.search(r"CUDA_VISIBLE_DEVICES=(\S+)\)", message)[1] for message in messages}  # type: ignore[index]
     assert given == {"1", "3"} and all("torch sees 0" in message for message in messages)
+
+
+def test_short_runs_share_a_worker_unless_the_sweep_says_otherwise(tmp_path: Path) -> None:
+    cases = [{"what": "ok", "tag": tag} for tag in range(3)]
+    sweep = write_sweep(tmp_path, cases, runs_per_job=None)
+    dry = ["jobs.submit", sweep, "--local", "--dry-run"]
+    assert "1, with at most 3 runs each (chosen automatically" in call(*dry).stdout
+    assert "3, with at most 1 run each\n" in re.sub(
+        " +\n", "\n", call(*dry, "runs_per_job=1").stdout
+    )
+    out = tmp_path / "out"
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    assert len({facts(record)["worker"] for record in records(out)}) == 1
+    (manifest,) = read_manifests(out)
+    assert manifest.sweep.runs_per_job is None
 
 
 def test_progress_is_a_line_a_run_in_full_where_there_is_no_terminal(tmp_path: Path) -> None:
