@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from systems.terminal import exit_on_interrupt
+
+    exit_on_interrupt()  # before the imports below, which take longer
+
 import json
 import os
 import shlex
@@ -10,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from rich.table import Table as Grid
 
 from jobs.completion import key_values, results_folders, sweep_files
@@ -20,16 +24,18 @@ from jobs.invocation import command
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
+from jobs.plain_console import plain_console
 from jobs.results.manifest import BrokenManifest, Executor
 from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
 from jobs.run import Run, varying
 from jobs.sweep.load import load_sweep
+from systems.terminal import outliving_pipes, run_command
 
 CLUSTER_FILE = "cluster.yaml"
 SHOWN_RUNS = 10
-console = Console(markup=False, emoji=False)
-errors = Console(stderr=True, markup=False, emoji=False)
+console = plain_console()
+errors = plain_console(stderr=True)
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -241,7 +247,12 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     if not manifest.jobs and not prepared.in_flight and not prepared.done:
         fail("nothing to run: the sweep has no runs")
     try:
-        records = start(prepared, options, console)
+        if options.executor is Executor.slurm:
+            records = start(prepared, options, console)
+        else:
+            note = "note: the output is closed, the runs continue; to see their states, run:\n"
+            with outliving_pipes(f"{note}  {command('status')} {shlex.quote(str(where))}"):
+                records = start(prepared, options, console)
     except KeyboardInterrupt:
         message = (
             f"interrupted: finished runs are recorded in {where}; repeat the command to continue"
@@ -407,4 +418,4 @@ def fail(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    app()
+    run_command(app)
