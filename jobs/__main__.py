@@ -123,13 +123,7 @@ def _show(seen: Observation) -> None:
     others = [task for task in seen.tasks if task.status not in (Status.ok, Status.queued)]
     for task in others[:30]:
         failure = task.record.failure if task.record and not task.status.is_live else None
-        why = (
-            f"{failure.type}: {failure.message.splitlines()[0][:150]}"
-            if failure and failure.message
-            else failure.type
-            if failure
-            else task.detail
-        )
+        why = failure.summary if failure else task.detail
         repeat = f" repeat={task.repeat}" if newest.sweep.repeats > 1 else ""
         text = f"  {task.status:11} {task.run.id}  {task.run.label(names, short)}{repeat}  {why}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -202,6 +202,30 @@ def test_short_runs_share_a_worker_unless_the_sweep_says_otherwise(tmp_path: Pat
     assert manifest.sweep.runs_per_job is None
 
 
+def test_the_queue_goes_on_after_the_death_of_a_worker(tmp_path: Path) -> None:
+    """A run that kills its worker twice is recorded. The other runs of its job are executed."""
+    cases: list[dict[str, Any]] = [{"what": "kill_worker"}, {"what": "ok"}]
+    out = tmp_path / "out"
+    done = run("jobs.submit", write_sweep(tmp_path, cases), "--local", "--out", out)
+    assert done.returncode == 1 and "without a record" not in done.stdout
+    assert done.stdout.count("was killed by SIGKILL; starting it again for 2 runs; its log ") == 2
+    found = {record.params["what"]: record for record in records(out)}
+    assert found["ok"].status == "ok"
+    failure = found["kill_worker"].failure
+    assert failure is not None and failure.type == "WorkerDied"
+
+
+def test_a_worker_that_always_dies_is_not_restarted_forever(tmp_path: Path) -> None:
+    manifest = write_submission(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out")
+    dying = QUEUE.replace("time.sleep(0.25)", "sys.exit(os.write(1, b'x') + 2)")
+    command = [sys.executable, "-c", dying, str(manifest.path)]
+    done = subprocess.run(command, cwd=ROOT, env=job_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (manifest.job_folder(0) / "worker.log").read_text() == "xxx"
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("the worker of job 0 ended with exit code 3; not starting it again ")
+
+
 def test_progress_is_a_line_a_run_in_full_where_there_is_no_terminal(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, [{"what": "ok", "path": "x" * 200}])
     out = tmp_path / "out"
