@@ -247,12 +247,7 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     if not manifest.jobs and not prepared.in_flight and not prepared.done:
         fail("nothing to run: the sweep has no runs")
     try:
-        if options.executor is Executor.slurm:
-            records = start(prepared, options, console)
-        else:
-            note = "note: the output is closed, the runs continue; to see their states, run:\n"
-            with outliving_pipes(f"{note}  {command('status')} {shlex.quote(str(where))}"):
-                records = start(prepared, options, console)
+        records = _start(prepared, options)
     except KeyboardInterrupt:
         message = (
             f"interrupted: finished runs are recorded in {where}; repeat the command to continue"
@@ -285,6 +280,16 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
         follow_up(command("status"), where)
         return 1
     return 1 if failed or before else 0
+
+
+def _start(prepared: Prepared, options: Options) -> list[Record]:
+    """Start a submission. Runs on this machine continue if the reader of the output exits."""
+    if options.executor is Executor.slurm:
+        return start(prepared, options, console)
+    status = f"{command('status')} {shlex.quote(str(_relative(prepared.manifest.folder)))}"
+    note = "note: the output is closed, the runs continue; to see their states, run:"
+    with outliving_pipes(f"{note}\n  {status}"):
+        return start(prepared, options, console)
 
 
 def follow_up(words: str, folder: Path) -> None:

@@ -73,7 +73,7 @@ class QueueProgress:
     def show(self, text: str, colour: str, rest: str = "") -> None:
         """Print a line whose first part is coloured. It is printed as it is, without markup."""
         self._bar.console.print(
-            Text.assemble((text, colour), rest), highlight=False, soft_wrap=True, emoji=False
+            Text.assemble((text, colour), rest), highlight=False, soft_wrap=True
         )
 
     def add(self, record: Record) -> None:
