@@ -6,9 +6,15 @@ python aggregate.py compare logs/before logs/after
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from systems.terminal import exit_on_interrupt
+
+    exit_on_interrupt()  # before the imports below, which take longer
+
 import gc
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -29,6 +35,7 @@ from jobs.results.unreadable import UnreadableResults
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Sweep
+from systems.terminal import run_command
 
 
 class TablesByDefault(TyperGroup):
@@ -265,4 +272,4 @@ if __name__ == "__main__":
     # Garbage collection would take a third of the time with 100,000 records. It is not needed,
     # because records have no reference cycles.
     gc.disable()
-    app(prog_name="aggregate.py")
+    run_command(partial(app, prog_name="aggregate.py"))

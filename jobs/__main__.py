@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from systems.terminal import exit_on_interrupt
+
+    exit_on_interrupt()  # before the imports below, which take longer
+
 import json
 import os
 import shlex
@@ -13,7 +18,6 @@ from typing import Annotated
 
 import typer
 import yaml
-from rich.console import Console
 from rich.table import Table as Grid
 
 from jobs.check import check
@@ -26,6 +30,7 @@ from jobs.formatting import counted
 from jobs.invocation import words
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, prepare, reload
+from jobs.plain_console import plain_console
 from jobs.results.manifest import (
     ARTIFACTS,
     SUBMISSIONS,
@@ -39,8 +44,9 @@ from jobs.run import varying
 from jobs.status import Status
 from jobs.submit import errors, fail, start_and_report
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
+from systems.terminal import run_command
 
-console = Console(markup=False, emoji=False)
+console = plain_console()
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
@@ -117,13 +123,7 @@ def _show(seen: Observation) -> None:
     others = [task for task in seen.tasks if task.status not in (Status.ok, Status.queued)]
     for task in others[:30]:
         failure = task.record.failure if task.record and not task.status.is_live else None
-        why = (
-            f"{failure.type}: {failure.message.splitlines()[0][:150]}"
-            if failure and failure.message
-            else failure.type
-            if failure
-            else task.detail
-        )
+        why = failure.summary if failure else task.detail
         repeat = f" repeat={task.repeat}" if newest.sweep.repeats > 1 else ""
         text = f"  {task.status:11} {task.run.id}  {task.run.label(names, short)}{repeat}  {why}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -388,4 +388,4 @@ app.command(epilog="Example: python -m jobs check my_kernels/flash.py:MyFlash")(
 
 
 if __name__ == "__main__":
-    app()
+    run_command(app)

@@ -9,15 +9,15 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from jobs.formatting import counted
+from jobs.plain_console import plain_console
 from jobs.provenance import visible_gpus
 from jobs.submit import fail
 from systems.external.reference import BadReference, Reference
 from systems.external.source import check_source, likely_kind
 
-console = Console(markup=False, emoji=False)
+console = plain_console()
 DTYPES = ("bf16", "fp16", "fp32")
 SHOWN_REASONS = 5  # maximum number of different reasons for refused cases
 

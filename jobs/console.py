@@ -7,9 +7,16 @@ results folders and runs for bash, zsh or fish.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
+
+if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "sweeps":  # the console script
+    from systems.terminal import exit_on_interrupt
+
+    exit_on_interrupt()  # before the imports below, which take longer
+
+import gc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +27,7 @@ from typer.main import get_command
 from jobs import ROOT, submit
 from jobs import __main__ as commands
 from jobs.invocation import CONSOLE, spelled_for_console
+from systems.terminal import run_command
 
 COMPLETION = f"_{CONSOLE.upper()}_COMPLETE"  # environment variable that asks for completions
 REPORTS = ["tables", "compare"]  # the commands of `aggregate`, which imports much
@@ -97,7 +105,7 @@ def main() -> None:
     # As `python -m` does, so that benchmarks can be imported from the current folder. A console
     # script has the folder of the script there.
     sys.path.insert(0, os.getcwd())
-    app(prog_name=CONSOLE)
+    run_command(partial(app, prog_name=CONSOLE))
 
 
 if __name__ == "__main__":

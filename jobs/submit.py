@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from systems.terminal import exit_on_interrupt
+
+    exit_on_interrupt()  # before the imports below, which take longer
+
 import json
 import os
 import shlex
@@ -11,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from rich.table import Table as Grid
 
 from jobs.completion import key_values, results_folders, sweep_files
@@ -21,17 +25,19 @@ from jobs.invocation import command
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
+from jobs.plain_console import plain_console
 from jobs.results.manifest import Executor
 from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
 from jobs.results.unreadable import UnreadableResults
 from jobs.run import Run, varying
 from jobs.sweep.load import load_sweep
+from systems.terminal import outliving_pipes, run_command
 
 CLUSTER_FILE = "cluster.yaml"
 SHOWN_RUNS = 10
-console = Console(markup=False, emoji=False)
-errors = Console(stderr=True, markup=False, emoji=False)
+console = plain_console()
+errors = plain_console(stderr=True)
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -243,7 +249,7 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     if not manifest.jobs and not prepared.in_flight and not prepared.done:
         fail("nothing to run: the sweep has no runs")
     try:
-        records = start(prepared, options, console)
+        records = _start(prepared, options)
     except KeyboardInterrupt:
         message = (
             f"interrupted: finished runs are recorded in {where}; repeat the command to continue"
@@ -278,6 +284,16 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     return 1 if failed or before else 0
 
 
+def _start(prepared: Prepared, options: Options) -> list[Record]:
+    """Start a submission. Runs on this machine continue if the reader of the output exits."""
+    if options.executor is Executor.slurm:
+        return start(prepared, options, console)
+    status = f"{command('status')} {shlex.quote(str(_relative(prepared.manifest.folder)))}"
+    note = "note: the output is closed, the runs continue; to see their states, run:"
+    with outliving_pipes(f"{note}\n  {status}"):
+        return start(prepared, options, console)
+
+
 def follow_up(words: str, folder: Path) -> None:
     """Print a command with the results folder as its last argument, on one line for copying.
 
@@ -306,7 +322,12 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
         if count
     ]
     runs = f"{len(expansion.runs)}" + (f" x {repeats} repeats" if repeats > 1 else "")
-    per_job = counted(manifest.sweep.runs_per_job, "run")
+    largest = manifest.sweep.runs_per_job or max(
+        (len(job.tasks) for job in manifest.jobs), default=1
+    )
+    per_job = f"with at most {counted(largest, 'run')} each"
+    if manifest.sweep.runs_per_job is None:
+        per_job += " (chosen automatically; runs_per_job sets it)"
     rows = [
         ("sweep", f"{manifest.sweep.name} ({', '.join(benchmarks)})"),
         ("runs", runs + (f" ({', '.join(left_out)})" if left_out else "")),
@@ -314,7 +335,7 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
             "to run",
             f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} queued or running)",
         ),
-        ("jobs", f"{len(manifest.jobs)}, with at most {per_job} each"),
+        ("jobs", f"{len(manifest.jobs)}, {per_job}"),
     ]
     if executor is Executor.slurm or sbatch:
         from jobs.launch.slurm_executor import arrays, max_array_size
@@ -405,4 +426,4 @@ def fail(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    app()
+    run_command(app)

@@ -20,27 +20,21 @@ from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from jobs import provenance
+from jobs.formatting import counted
+from jobs.launch.progress import QueueProgress
 from jobs.launch.snapshot import place
 from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
 from jobs.results.worker_state import WorkerEnd, write_worker_end
-from jobs.sweep.schema import Sweep
+from jobs.status import Status
 
 POLL_S = 0.1
 STOP_S = 20.0  # grace period in which stopped workers record their runs, in seconds
+MAX_RESTARTS = 2  # restarts of a worker in a row without a new result of its job
 
 
 @dataclass
@@ -48,6 +42,8 @@ class _Running:
     jobs: list[Job]
     process: subprocess.Popen[bytes]
     gpus: list[str]
+    left: int  # number of runs without a result when this worker was started
+    restarts: int = 0  # earlier workers in a row that died without a new result
 
 
 class LocalQueue:
@@ -87,29 +83,24 @@ class LocalQueue:
     def _run(self) -> list[Record]:
         before = {s: signal.signal(s, self._on_stop) for s in _stop_signals()}
         tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
-        total = sum(len(job.tasks) for job in self.manifest.jobs)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
         try:
             impossible = [job for job in self.manifest.jobs if not self._can_run(job)]
             if impossible:
                 self._start(impossible, [])
-            with Progress(
-                *columns, console=self.console, disable=not self.console.is_terminal
-            ) as bar:
-                task = bar.add_task(self.manifest.sweep.name, total=total)
+            with QueueProgress(self.manifest, self.console) as progress:
                 while (self.waiting or self.running) and not self.stopped:
                     self._start_what_fits()
                     time.sleep(POLL_S)
-                    self._collect(tail, bar, task)
-                    self._reap()
+                    ended = [one for one in self.running if one.process.poll() is not None]
+                    self._collect(
+                        tail, progress
+                    )  # after `poll`: the records of `ended` are complete
+                    for one in ended:
+                        self._reap(one, progress)
+                    progress.update(job for one in self.running for job in one.jobs)
                 if self.stopped:
                     self._stop_workers()
-                self._collect(tail, bar, task)
+                self._collect(tail, progress)
         finally:
             self._stop_workers()
             for number, handler in before.items():
@@ -146,7 +137,7 @@ class LocalQueue:
             return not self.running
         return gpus <= len(self.free)
 
-    def _start(self, jobs: list[Job], gpus: list[str]) -> None:
+    def _start(self, jobs: list[Job], gpus: list[str], restarts: int = 0) -> None:
         cwd, environment = place(self.manifest)
         if self._can_run(jobs[0]):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -160,7 +151,7 @@ class LocalQueue:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches only the queue, which stops the workers
             )
-        self.running.append(_Running(jobs, process, gpus))
+        self.running.append(_Running(jobs, process, gpus, self._left(jobs), restarts))
 
     def _command(self, jobs: list[Job]) -> list[str]:
         worker = [sys.executable, "-u", "-m", "jobs.worker", "--parent", str(os.getpid())]
@@ -169,34 +160,51 @@ class LocalQueue:
     def _log(self, jobs: list[Job]) -> Path:
         return self.manifest.job_folder(jobs[0].index) / "worker.log"
 
-    def _reap(self) -> None:
-        for one in list(self.running):
-            code = one.process.poll()
-            if code is None:
-                continue
-            self.running.remove(one)
-            self.free += one.gpus
-            if code != 0 and not self.stopped:
-                end = WorkerEnd(pid=one.process.pid, exit_code=code, at=time.time())
-                for job in one.jobs:
-                    with suppress(OSError):  # a full disk must not stop the other jobs
-                        write_worker_end(self.manifest.job_folder(job.index), end)
-                self.console.print(
-                    f"[red]{end.text(one.jobs[0].index)};[/] "
-                    f"its log is {escape(str(self._log(one.jobs)))}",
-                    markup=True,
-                    highlight=False,
-                    soft_wrap=True,
-                )
+    def _reap(self, one: _Running, progress: QueueProgress) -> None:
+        self.running.remove(one)
+        self.free += one.gpus
+        code = one.process.returncode
+        if code != 0 and not self.stopped:
+            self._after_death(one, progress)
 
-    def _collect(self, tail: RecordTail, bar: Progress, task: TaskID) -> None:
+    def _after_death(self, one: _Running, progress: QueueProgress) -> None:
+        """Start the worker of a job again, if runs of the job are left.
+
+        The worker of the job counts the deaths during each run. It skips a run after a number of
+        deaths (`worker.MAX_DEATHS`), so that the other runs are executed. A worker that dies
+        repeatedly without a new result, e.g. before its first run, is not started again.
+        """
+        end = WorkerEnd(pid=one.process.pid, exit_code=one.process.returncode, at=time.time())
+        left = self._left(one.jobs)
+        restarts = 0 if left < one.left else one.restarts
+        if left == 0:
+            then = "all its runs have a record"
+        elif restarts < MAX_RESTARTS:
+            then = f"starting it again for {counted(left, 'run')}"
+            self.free = [gpu for gpu in self.free if gpu not in one.gpus]
+            self._start(one.jobs, one.gpus, restarts + 1)
+        else:
+            then = f"not starting it again after {MAX_RESTARTS + 1} deaths without a new result"
+            for job in one.jobs:
+                with suppress(OSError):  # a full disk must not stop the other jobs
+                    write_worker_end(self.manifest.job_folder(job.index), end)
+        how = f"{end.text(one.jobs[0].index)};"
+        progress.show(how, "red", f" {then}; its log is {self._log(one.jobs)}")
+
+    def _left(self, jobs: list[Job]) -> int:
+        """Return the number of runs of some jobs that a worker still has to execute."""
+        done = {
+            (record.run, record.repeat)
+            for record in self.records
+            if not record.status.runs_again_on_submit or record.status is Status.killed
+        }
+        return sum(task not in done for job in jobs for task in job.tasks)
+
+    def _collect(self, tail: RecordTail, progress: QueueProgress) -> None:
         for record in tail.new():
-            if record.submission != self.manifest.id:
-                continue
-            self.records.append(record)
-            bar.advance(task, 1)
-            line = _progress_line(record, self.manifest.sweep)
-            bar.console.print(line, markup=True, highlight=False, soft_wrap=True)
+            if record.submission == self.manifest.id:
+                self.records.append(record)
+                progress.add(record)
 
     def _stop_workers(self) -> None:
         for one in self.running:
@@ -227,19 +235,3 @@ def _leave_terminal() -> None:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, number)
             os.close(null)
-
-
-def _progress_line(record: Record, sweep: Sweep) -> str:
-    mild = {"ok": "green", "unsupported": "yellow", "oom": "yellow"}
-    colour = mild.get(record.status, "red")
-    blocks = [(sweep.grid, sweep.zip), *((c.fixed, c.grid, c.zip) for c in sweep.cases)]
-    swept = {name for block in blocks for part in block for name in part}
-    names = [name for name in record.params if name in swept] or list(record.params)
-    what = " ".join(f"{name}={record.params[name]}" for name in names)
-    if any(case.benchmark for case in sweep.cases):
-        what = f"{record.benchmark} {what}"
-    if record.failure is not None:
-        first = [*record.failure.message.splitlines(), ""][0]
-        what += f": {first[:160] or record.failure.type}"
-    took = max(0.0, record.finished_at - record.started_at)
-    return f"[{colour}]{record.status:11}[/] {took:6.1f} s  {record.run[:8]}  {escape(what)}"

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from jobs.launch.resume import Task
 from jobs.results.manifest import Job
 from jobs.run import Shape
 
 STARTUP_MIN = 2  # time for imports and slow file systems, added to the timeouts, in minutes
+# Number of jobs per slot of the local queue, if the queue has several slots. Some runs take longer
+# than others. With one job per slot, the other slots would be idle while the slowest job runs.
+JOBS_PER_SLOT = 4
+
+Slots = Callable[[Shape], int]
 
 
-def pack(tasks: list[Task], runs_per_job: int) -> list[Job]:
+def pack(tasks: list[Task], runs_per_job: int | None, slots: Slots | None = None) -> list[Job]:
     """Group (run, repeat) pairs into jobs.
 
     All runs of a job have the same resources and launch settings (`Shape`). The order of the pairs
@@ -19,18 +25,53 @@ def pack(tasks: list[Task], runs_per_job: int) -> list[Job]:
 
     Args:
         tasks: the (run, repeat) pairs to execute.
-        runs_per_job: maximum number of pairs in a job.
+        runs_per_job: maximum number of pairs in a job. None: chosen for each `Shape`, from `slots`.
+        slots: function that returns how many jobs of a `Shape` run at the same time. None: unknown,
+            as on a Slurm cluster. If both are None, each pair is a separate job.
     """
     by_shape: dict[Shape, list[Task]] = {}
     for run, repeat in tasks:
         by_shape.setdefault(run.shape, []).append((run, repeat))
     jobs: list[Job] = []
     for shape, members in by_shape.items():
-        for start in range(0, len(members), runs_per_job):
-            chunk = members[start : start + runs_per_job]
+        size = runs_per_job or _chosen_size(len(members), slots(shape) if slots else None)
+        for start in range(0, len(members), size):
+            chunk = members[start : start + size]
             minutes = job_timeout_min(shape, [run.timeout_s for run, _ in chunk])
             jobs.append(Job(len(jobs), shape, minutes, [(run.id, repeat) for run, repeat in chunk]))
     return jobs
+
+
+def _chosen_size(count: int, slots: int | None) -> int:
+    """Return the maximum number of pairs in a job, if the sweep does not set `runs_per_job`.
+
+    Each job starts a worker, which imports torch. This can take longer than a short run. Jobs of
+    the local queue therefore contain as many runs as possible.
+
+    Args:
+        count: number of pairs with the same `Shape`.
+        slots: how many of their jobs run at the same time. None: unknown.
+    """
+    if slots is None:
+        return 1
+    return count if slots == 1 else math.ceil(count / (JOBS_PER_SLOT * slots))
+
+
+def local_slots(gpus: int, parallel: int | None) -> Slots:
+    """Return a function that returns how many jobs of a `Shape` the local queue runs at once.
+
+    Args:
+        gpus: number of GPUs that the queue may use.
+        parallel: maximum number of jobs at the same time. None: a job without GPUs runs alone.
+    """
+
+    def slots(shape: Shape) -> int:
+        if not shape.gpus_per_node:
+            return parallel or 1
+        fit = max(1, gpus // shape.gpus_per_node)
+        return fit if parallel is None else min(fit, parallel)
+
+    return slots
 
 
 def job_timeout_min(shape: Shape, timeouts_s: list[float]) -> int:

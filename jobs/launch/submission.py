@@ -18,7 +18,7 @@ from jobs import provenance
 from jobs.code.state import project_state
 from jobs.launch import snapshot
 from jobs.launch.folder_lock import sole_queue
-from jobs.launch.packing import pack
+from jobs.launch.packing import Slots, local_slots, pack
 from jobs.launch.resume import Task, changed_code, split_done, tasks_of
 from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import (
@@ -114,7 +114,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         sweep_path=sweep_path,
         command=shlex.join(["python", *sys.orig_argv[1:]]),
         runs={run.id: run for run in expansion.runs},
-        jobs=pack(todo, loaded.sweep.runs_per_job),
+        jobs=pack(todo, loaded.sweep.runs_per_job, _slots(options)),
         done=[(run.id, repeat) for run, repeat in (*done, *in_flight)],
         provenance={},
         force=options.force,
@@ -125,6 +125,13 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         wanted = {run.id: run for run, _ in todo}
         notes += snapshot.check(wanted.values(), folder)
     return Prepared(manifest, expansion, done, failed_records(before), in_flight, notes)
+
+
+def _slots(options: Options) -> Slots | None:
+    """Return how many jobs of a `Shape` run at the same time. None for Slurm and debug."""
+    if options.executor is not Executor.local:
+        return None
+    return local_slots(len(set(provenance.visible_gpus())), options.parallel)
 
 
 def _same_device(

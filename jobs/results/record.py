@@ -24,6 +24,7 @@ from jobs.status import Status
 
 SCHEMA_VERSION = 1
 RECORDS = "records"  # folder of records inside a results folder
+SUMMARY_LENGTH = 200  # maximum number of characters of a message in a summary
 
 
 # JSON has no NaN or infinity. Such a value would be written as null, and the record could not be
@@ -101,6 +102,15 @@ class Failure(_Part):
     memory: Literal["gpu", "host"] | None = None  # the kind of memory that ran out
     requested_bytes: int | None = None  # size of the failed GPU allocation
     allocated_bytes: int | None = None  # GPU memory that the process held at the failure
+
+    @property
+    def summary(self) -> str:
+        """The type and the first non-empty line of the message, e.g. `ValueError: no such file`."""
+        lines = (line.strip() for line in self.message.splitlines())
+        first = next(filter(None, lines), "")
+        if len(first) > SUMMARY_LENGTH:
+            first = first[: SUMMARY_LENGTH - 1] + "…"
+        return f"{self.type}: {first}" if first else self.type
 
 
 class Measurements(_Part):

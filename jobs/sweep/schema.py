@@ -238,7 +238,7 @@ class Sweep(Axes):
     resources: Resources = Resources()
     slurm: Slurm = Slurm()
     launch: Launch = Launch()
-    runs_per_job: Positive = 1
+    runs_per_job: Positive | None = None  # None: jobs.launch.packing chooses it
     timeout_s: Seconds = 600.0
     tables: list[Table] = []
     plots: list[Plot] = []

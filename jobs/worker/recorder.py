@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,10 +119,7 @@ class Recorder:
             self._writer = RecordWriter(self._manifest.folder / RECORDS, name)
         self._writer.write(record)
         took = time.monotonic() - attempt.clock
-        why = ""
-        if record.failure is not None:
-            first = [*record.failure.message.splitlines(), ""][0]
-            why = f": {record.failure.type}: {first[:200]}"
+        why = f": {record.failure.summary}" if record.failure is not None else ""
         say(f"{record.status:11} {took:7.1f} s  {record.run}  {attempt.run.label()}{why}")
         return record
 
@@ -203,6 +201,8 @@ def _around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 def say(line: str) -> None:
     """Print a line to the job's output. Ignore errors, because a full disk must not end the job."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    line = line.encode(encoding, "backslashreplace").decode(encoding)  # it may be ASCII
     try:
         print(line, flush=True)
     except OSError:

@@ -9,6 +9,11 @@ result. The letters in the help of the options, such as n and D, are the symbols
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from systems.terminal import exit_on_interrupt
+
+    exit_on_interrupt()  # before the imports below, which take longer
+
 import argparse
 from collections.abc import Callable
 
@@ -21,6 +26,7 @@ from systems.accounting.worked_data_parallel import (
     show_states,
 )
 from systems.accounting.worked_feed_forward import show_feed_forward, show_xxl
+from systems.terminal import run_command
 
 
 def main() -> None:
@@ -87,4 +93,4 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -152,6 +152,12 @@ def raises(params: Params) -> dict[str, Any]:
     raise ValueError("the message [/red] of the exception")
 
 
+@action
+def raise_odd_message(params: Params) -> dict[str, Any]:
+    """Raise an exception whose message begins with a newline and looks like markup of rich."""
+    raise ValueError("\n \nat file.yaml:100:8 [red]not[/red] [/] valid " + "x" * 100 + "\nsecond")
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from itertools import combinations
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 from jobs.provenance import visible_gpus
+from jobs.results.manifest import read_manifests
 from jobs.worker.environment import job_environment
 from tests.jobs.harness import (
     PATIENCE_S,
@@ -184,6 +184,48 @@ def test_the_gpus_given_reach_the_runs_which_do_not_fall_back_to_the_cpu(
     assert {record.device for record in records(out)} == {"Fake GPU"}
     given = {re.search(r"CUDA_VISIBLE_DEVICES=(\S+)\)", message)[1] for message in messages}  # type: ignore[index]
     assert given == {"1", "3"} and all("torch sees 0" in message for message in messages)
+
+
+def test_short_runs_share_a_worker_unless_the_sweep_says_otherwise(tmp_path: Path) -> None:
+    cases = [{"what": "ok", "tag": tag} for tag in range(3)]
+    sweep = write_sweep(tmp_path, cases, runs_per_job=None)
+    dry = ["jobs.submit", sweep, "--local", "--dry-run"]
+    assert "1, with at most 3 runs each (chosen automatically" in call(*dry).stdout
+    assert "3, with at most 1 run each\n" in re.sub(
+        " +\n", "\n", call(*dry, "runs_per_job=1").stdout
+    )
+    out = tmp_path / "out"
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    assert len({facts(record)["worker"] for record in records(out)}) == 1
+    (manifest,) = read_manifests(out)
+    assert manifest.sweep.runs_per_job is None
+
+
+def test_the_queue_goes_on_after_the_death_of_a_worker(tmp_path: Path) -> None:
+    """A run that kills its worker twice is recorded. The other runs of its job are executed."""
+    cases: list[dict[str, Any]] = [{"what": "kill_worker"}, {"what": "ok"}]
+    out = tmp_path / "out"
+    done = run("jobs.submit", write_sweep(tmp_path, cases), "--local", "--out", out)
+    assert done.returncode == 1 and "without a record" not in done.stdout
+    assert done.stdout.count("was killed by SIGKILL; starting it again for 2 runs; its log ") == 2
+    found = {record.params["what"]: record for record in records(out)}
+    assert found["ok"].status == "ok"
+    failure = found["kill_worker"].failure
+    assert failure is not None and failure.type == "WorkerDied"
+
+
+def test_a_worker_that_always_dies_is_not_restarted_forever(tmp_path: Path) -> None:
+    manifest = write_submission(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out")
+    dying = QUEUE.replace("time.sleep(0.25)", "sys.exit(os.write(1, b'x') + 2)")
+    command = [sys.executable, "-c", dying, str(manifest.path)]
+    done = subprocess.run(command, cwd=ROOT, env=job_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (manifest.job_folder(0) / "worker.log").read_text() == "xxx"
+    last = done.stdout.splitlines()[-1]
+    assert "of job 0 ended with exit code 3; not starting it again after 3 deaths" in last
+    assert "of job 0 ended with exit code 3; submit again\n" in (
+        call("jobs", "status", tmp_path / "out").stdout
+    )
 
 
 def test_progress_is_a_line_a_run_in_full_where_there_is_no_terminal(tmp_path: Path) -> None:

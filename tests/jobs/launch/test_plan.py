@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.launch.packing import STARTUP_MIN, pack, worst_case_gpu_hours
+from jobs.launch.packing import STARTUP_MIN, local_slots, pack, worst_case_gpu_hours
 from jobs.launch.resume import Task, split_done, tasks_of
 from jobs.launch.submission import Options, prepare
 from jobs.results.manifest import Executor, Job
@@ -113,7 +113,7 @@ def test_another_kind_of_device_measures_all_again(tmp_path: Path) -> None:
     loaded = load(tmp_path, TOY + "grid: {size: [1, 2]}\n")
     ResultsFolder(tmp_path / "out").submit(loaded, lambda params, repeat: ok(1.0), "cpu: another")
     prepared = prepare(loaded, Options(Executor.local, tmp_path / "out"), "sweep.yaml")
-    assert len(prepared.manifest.jobs) == 2
+    assert [len(job.tasks) for job in prepared.manifest.jobs] == [2]
 
 
 # ---- packing -------------------------------------------------------------------------------------
@@ -132,6 +132,34 @@ def test_a_job_asks_for_the_time_that_its_runs_may_take() -> None:
     assert job.timeout_min == 5 + STARTUP_MIN  # 4.5 min of runs, rounded up
     given = Run("x", "toy", 1, {}, Shape(timeout_min=3), 90.0)
     assert pack([(given, 0)], 5)[0].timeout_min == 3
+
+
+@pytest.mark.parametrize(
+    ("gpus_per_node", "gpus", "parallel", "sizes"),
+    [
+        (0, 8, None, [20]),  # a job without GPUs runs alone
+        (0, 0, 2, [3, 3, 3, 3, 3, 3, 2]),  # ceil(20 / (4 * 2 slots))
+        (1, 1, None, [20]),
+        (1, 2, None, [3, 3, 3, 3, 3, 3, 2]),
+        (2, 3, None, [20]),
+        (1, 8, 1, [20]),
+        (4, 2, None, [20]),  # this machine cannot execute the job
+        (1, 64, None, [1] * 20),
+    ],
+)
+def test_the_local_queue_packs_runs_so_that_its_slots_stay_busy(
+    gpus_per_node: int, gpus: int, parallel: int | None, sizes: list[int]
+) -> None:
+    shape = Shape(gpus_per_node=gpus_per_node)
+    tasks: list[Task] = [(Run(str(i), "toy", 1, {}, shape, 60.0), 0) for i in range(20)]
+    slots = local_slots(gpus, parallel)
+    assert [len(job.tasks) for job in pack(tasks, None, slots)] == sizes
+    assert [len(job.tasks) for job in pack(tasks, 8, slots)] == [
+        8,
+        8,
+        4,
+    ]  # the user's number counts
+    assert [len(job.tasks) for job in pack(tasks, None)] == [1] * 20  # Slurm and debug
 
 
 def test_worst_case_gpu_hours() -> None:

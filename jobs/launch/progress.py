@@ -1,0 +1,123 @@
+"""Shows the progress of the local queue: a line for each run that ended, and a progress bar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Self
+
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+from jobs.formatting import format_scalar
+from jobs.results.manifest import Job, Manifest
+from jobs.results.record import Record
+from jobs.results.worker_state import read_worker_state
+
+MILD = {"ok": "green", "unsupported": "yellow", "oom": "yellow"}
+
+
+class _Bar(Progress):
+    """Progress bar with a line below it that shows what is running. The line is not wrapped."""
+
+    running = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.running:
+            yield Text(f"running: {self.running}", no_wrap=True, overflow="ellipsis")
+
+
+class QueueProgress:
+    """Progress of the jobs of one submission. The bar is shown only on a terminal.
+
+    Args:
+        manifest: manifest of the submission.
+        console: console to print to.
+    """
+
+    def __init__(self, manifest: Manifest, console: Console):
+        self._manifest = manifest
+        self._names = _swept(manifest)
+        self._several = any(case.benchmark for case in manifest.sweep.cases)
+        self._started = self._last = time.monotonic()
+        self._bar = _Bar(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
+            console=console,
+            disable=not console.file.isatty(),
+        )
+        total = sum(len(job.tasks) for job in manifest.jobs)
+        self._task = self._bar.add_task(manifest.sweep.name, total=total, left="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.running = ""
+        self._bar.update(self._task, left="")
+        self._bar.stop()
+
+    def show(self, text: str, colour: str, rest: str = "") -> None:
+        """Print a line whose first part is coloured. It is printed as it is, without markup."""
+        self._bar.console.print(
+            Text.assemble((text, colour), rest), highlight=False, soft_wrap=True
+        )
+
+    def add(self, record: Record) -> None:
+        """Print how a run ended, and advance the bar."""
+        self._last = time.monotonic()
+        self._bar.advance(self._task, 1)
+        what = self._label(record.benchmark, record.params)
+        if record.failure is not None:
+            what += f": {record.failure.summary}"
+        took = max(0.0, record.finished_at - record.started_at)
+        rest = f" {took:6.1f} s  {record.run[:8]}  {what}"
+        self.show(f"{record.status:11}", MILD.get(record.status, "red"), rest)
+
+    def update(self, jobs: Iterable[Job]) -> None:
+        """Show which runs of some jobs are executing, and about how much time is left.
+
+        Args:
+            jobs: the jobs that are executing.
+        """
+        if self._bar.disable:
+            return
+        states = (read_worker_state(self._manifest.job_folder(job.index)).running for job in jobs)
+        runs = [self._manifest.runs[state.run] for state in states if state is not None]
+        labels = [self._label(run.benchmark, run.params) for run in runs]
+        self._bar.running = " | ".join(labels)
+        self._bar.update(self._task, left=self._time_left())
+
+    def _time_left(self) -> str:
+        """Return an estimate of the time until all runs have ended. Empty if none has ended yet."""
+        task = self._bar.tasks[0]
+        if not task.completed or task.total is None:
+            return ""
+        each = (self._last - self._started) / task.completed
+        left = each * (task.total - task.completed) - (time.monotonic() - self._last)
+        return f"about {timedelta(seconds=round(max(0.0, left)))} left"
+
+    def _label(self, benchmark: str, params: dict[str, Any]) -> str:
+        """Return the parameters that the sweep varies, and the benchmark if there are several."""
+        names = [name for name in params if name in self._names] or list(params)
+        label = " ".join(f"{name}={format_scalar(params[name])}" for name in names)
+        return f"{benchmark} {label}" if self._several else label
+
+
+def _swept(manifest: Manifest) -> set[str]:
+    sweep = manifest.sweep
+    blocks = [(sweep.grid, sweep.zip), *((c.fixed, c.grid, c.zip) for c in sweep.cases)]
+    return {name for block in blocks for part in block for name in part}

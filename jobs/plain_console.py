@@ -1,0 +1,21 @@
+"""Consoles that print texts as they are, for messages that contain names and texts of the user."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+UNLIMITED = 1_000_000  # width of the output if it is a file or a pipe, in columns
+
+
+def plain_console(stderr: bool = False) -> Console:
+    """Return a console without markup and emoji codes, such as `[red]` and `:100:`.
+
+    Lines and tables in a file or pipe are not wrapped, so that other programs can read them.
+
+    Args:
+        stderr: whether to print to stderr instead of stdout.
+    """
+    console = Console(stderr=stderr, markup=False, emoji=False)
+    if not console.file.isatty():  # `console.is_terminal` is True if FORCE_COLOR is set
+        console.width = UNLIMITED
+    return console

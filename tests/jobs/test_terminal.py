@@ -1,0 +1,189 @@
+"""Output and interrupts of the commands: Ctrl-C, closed pipes, encodings, texts of the user."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.harness import (
+    PATIENCE_S,
+    ROOT,
+    call,
+    records,
+    restore_signals,
+    run,
+    waiting_sweep,
+    write_sweep,
+)
+
+INTERRUPT = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+
+
+def start_command(
+    command: list[str], stdout: int = subprocess.PIPE, **environment: str
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        preexec_fn=restore_signals,
+    )
+
+
+def on_terminal(command: list[str], react: Callable[[str], int | None]) -> str:
+    """Run a command on a terminal with 150 columns and return its output.
+
+    Args:
+        command: the arguments of the interpreter.
+        react: function that is called with the output so far, and returns a signal to send to the
+            command or None.
+    """
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=environment, preexec_fn=restore_signals,
+        stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    text = ""
+    while True:
+        assert select.select([ours], [], [], PATIENCE_S)[0], text
+        try:
+            data = os.read(ours, 100_000)
+        except OSError:  # the command has closed the terminal
+            break
+        text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", data.decode(errors="replace"))
+        number = react(text)
+        if number is not None:
+            process.send_signal(number)
+            react = lambda text: None  # noqa: E731
+    os.close(ours)
+    process.wait(PATIENCE_S)
+    return text
+
+
+def closed_pipe() -> int:
+    """Return the write end of a pipe whose reader has exited."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with two runs: one is ok, one failed with a message that is hard to show."""
+    folder = tmp_path_factory.mktemp("done")
+    sweep = write_sweep(folder, [{"what": "ok"}, {"what": "raise_odd_message"}])
+    assert run("jobs.submit", sweep, "--local", "--out", folder / "out").returncode == 1
+    return folder / "out"
+
+
+def test_ctrl_c_during_imports_prints_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(INTERRUPT)
+    (tmp_path / "argparse.py").write_text(INTERRUPT)
+    script = tmp_path / "sweeps"  # as pip writes it
+    script.write_text("import sys\nfrom jobs.console import main\nsys.exit(main())\n")
+    commands = [
+        ["-m", "jobs.submit"], ["-m", "jobs"], ["-m", "jobs.console"], [str(script)],
+        ["aggregate.py"], ["-m", "systems.accounting"],
+    ]  # fmt: skip
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    processes = [start_command(command, PYTHONPATH=path) for command in commands]
+    for command, process in zip(commands, processes, strict=True):
+        printed = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, *printed) == (130, "", ""), command
+
+
+def test_a_command_whose_reader_exits_ends_without_a_message(done: Path) -> None:
+    commands = [
+        ["-m", "jobs", "status", str(done)],
+        ["-m", "jobs", "status", str(done), "--json"],
+        ["-m", "jobs.submit", str(done.parent / "sweep.yaml"), "--dry-run"],
+        ["aggregate.py", str(done)],
+        ["aggregate.py", "compare", str(done), str(done), "--all"],
+        ["-m", "systems.accounting"],
+    ]
+    pipe = closed_pipe()
+    processes = [start_command(command, pipe) for command in commands]
+    os.close(pipe)
+    for command, process in zip(commands, processes, strict=True):
+        _, error = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, error) == (141, ""), command
+
+
+@pytest.mark.parametrize("executor", ["--local", "--debug"])
+def test_runs_on_this_machine_continue_without_their_reader(tmp_path: Path, executor: str) -> None:
+    sweep = write_sweep(tmp_path, [{"what": "ok", "tag": tag} for tag in range(3)])
+    out = tmp_path / "out"
+    pipe = closed_pipe()
+    process = start_command(["-m", "jobs.submit", str(sweep), executor, "--out", str(out)], pipe)
+    os.close(pipe)
+    _, error = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0 and error.count("\n") == 2, error
+    assert "the runs continue" in error and f"jobs status {out}" in error
+    assert [record.status for record in records(out)] == ["ok"] * 3
+
+
+def test_any_text_can_be_printed_in_any_encoding(done: Path, tmp_path: Path) -> None:
+    sweep = tmp_path / os.fsdecode(b"sw\xff.yaml")
+    sweep.write_text((done.parent / "sweep.yaml").read_text().replace("ok}", 'ok, path: "é…"}'))
+    encodings = ({"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C"})
+    started = []
+    for number, environment in enumerate(encodings):
+        commands: list[tuple[int, list[str]]] = [
+            (1, ["-m", "jobs", "status", str(done)]),
+            (1, ["-m", "jobs.submit", str(sweep), "--local", "--out", f"{tmp_path}/ü…{number}"]),
+            (0, ["aggregate.py", str(done)]),
+            (0, ["-m", "systems.accounting"]),
+        ]
+        started += [(code, start_command(command, **environment)) for code, command in commands]
+    for code, process in started:
+        output = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == code and "Traceback" not in "".join(output), output
+
+
+def test_lines_are_not_wrapped_in_a_pipe(done: Path) -> None:
+    sweep, out = done.parent / "sweep.yaml", done / ("x" * 200)
+    command = ["-m", "jobs.submit", str(sweep), "--local", "--dry-run", "--out", str(out)]
+    output, _ = start_command(command, COLUMNS="40").communicate(timeout=PATIENCE_S)
+    assert f"results   {out}\n" in re.sub(" +\n", "\n", output)
+
+
+def test_texts_of_the_user_are_no_markup(done: Path) -> None:
+    """The message of a failure is shown from its first line with text, as it is, on one line."""
+    shown = "ValueError: at file.yaml:100:8 [red]not[/red] [/] valid " + "x" * 100
+    assert f"{shown}\n" in call("jobs", "status", done).stdout
+    (log,) = done.glob("submissions/*/jobs/0/worker.log")
+    assert f"{shown}\n" in log.read_text()
+    command = [str(done.parent / "sweep.yaml"), "--local", "--force", "--out", str(done)]
+    assert f"{shown}\r\n" in on_terminal(["-m", "jobs.submit", *command], lambda text: None)
+
+
+def test_the_bar_shows_the_time_left_and_what_is_running(tmp_path: Path) -> None:
+    sweep, fifo = waiting_sweep(tmp_path)
+    pids: list[tuple[int, int]] = []
+
+    def stop_when_shown(text: str) -> int | None:
+        pids or pids.append(fifo.pids())
+        shown = re.search(r" 1/3 .* about 0:00:\d\d left\s+running: what=wait tag=0", text)
+        return signal.SIGINT if shown else None
+
+    command = ["-m", "jobs.submit", str(sweep), "--local", "--out", str(tmp_path / "out")]
+    assert "interrupted: " in on_terminal(command, stop_when_shown)
