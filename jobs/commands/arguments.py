@@ -12,7 +12,7 @@ from jobs.completion import results_folders, run_ids
 Folder = Annotated[
     Path | None,
     typer.Argument(
-        help="Results folder. [default: the folder in ./logs with the newest submission]",
+        help="Results folder. [default: the folder of the last accepted submission]",
         autocompletion=results_folders,
     ),
 ]
@@ -20,7 +20,8 @@ In = Annotated[
     Path | None,
     typer.Option(
         "--in",
-        help="Results folder that contains the run. [default: search all folders in ./logs]",
+        help="Results folder that contains the run. [default: search the folder of the last "
+        "submission, then all folders in ./logs]",
         autocompletion=results_folders,
     ),
 ]

@@ -2,57 +2,107 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from jobs.results.manifest import SUBMISSIONS, BrokenManifest, read_manifests
+from jobs.results.latest import LOGS, REPLAY, latest_folder, results_folders
+from jobs.results.manifest import SUBMISSIONS, BrokenManifest
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.status import Status
 from jobs.submit import fail
 
 
-def observed(folder: Path | None) -> Observation:
+def observed(folder: Path | None, skip_broken: bool = False) -> Observation:
+    """Return the state of a results folder. Exit with an error message if it cannot be read.
+
+    Args:
+        folder: the results folder. None: the folder of the last accepted submission.
+        skip_broken: whether to leave out submissions whose manifest cannot be read.
+    """
     try:
-        return observe((folder or latest_folder()).resolve())
+        return observe((folder or _latest()).resolve(), skip_broken)
     except (FileNotFoundError, BrokenManifest) as error:
         fail(str(error))
 
 
-def folders() -> list[Path]:
-    return sorted(
-        {path.parents[2] for path in Path("logs").glob(f"*/{SUBMISSIONS}/*/manifest.json")}
-    )
-
-
-def latest_folder() -> Path:
-    try:
-        newest = [(read_manifests(folder)[-1].created_at, folder) for folder in folders()]
-    except BrokenManifest as error:
-        fail(str(error))
-    if not newest:
-        fail("no results folder given, and none found in ./logs; pass the folder as an argument")
-    return max(newest)[1]
+def _latest() -> Path:
+    folder = latest_folder()
+    if folder is None:
+        fail(
+            f"no results folder given, and none in ./{LOGS} has an accepted submission; pass the "
+            "folder as an argument"
+        )
+    return folder
 
 
 def find_run(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
+    """Return the run whose id begins with `run`, and the state of its results folder.
+
+    If the run has several repeats, returns a repeat that failed if there is one, otherwise the
+    repeat that finished last.
+
+    Args:
+        run: the first characters of the id.
+        folder: the results folder. None: the folder of the last accepted submission if it contains
+            the run, otherwise all folders in ./logs.
+    """
+    ids: set[str] = set()
+    holding: list[Path] = []
+    for path in [folder] if folder else _search_order():
+        if here := _ids_in(path, run):
+            ids |= here
+            holding.append(path)
+    if folder is None:
+        holding = _preferred(holding)
+    elif not holding:
+        holding = [folder]  # `observe` reports what is wrong with the folder
     found = []
-    for path in [folder] if folder else folders():
-        seen = observed(path)
-        matches = [task for task in seen.tasks if task.run.id.startswith(run)]
-        found += [(seen, task) for task in matches]
-    ids = sorted({task.run.id for _, task in found})
-    if not ids:
+    for path in holding:
+        seen = observed(path, skip_broken=True)
+        found += [(seen, task) for task in seen.tasks if task.run.id.startswith(run)]
+    ids |= {task.run.id for _, task in found}
+    if len(ids) > 1:
+        some = ", ".join(sorted(ids)[:5])
+        fail(f"{run!r} is ambiguous: {len(ids)} run ids begin with it, such as {some}")
+    if not found:
         fail(
-            f"no run whose id begins with {run!r} in {folder or './logs'}; "
+            f"no run whose id begins with {run!r} in {folder or f'./{LOGS}'}; "
             "'python -m jobs status --json' lists the ids of all runs"
         )
-    if len(ids) > 1:
-        fail(
-            f"{run!r} is ambiguous: {len(ids)} run ids begin with it, such as {', '.join(ids[:5])}"
-        )
+    return max(found, key=_freshness)
 
-    def freshness(item: tuple[Observation, TaskState]) -> tuple[bool, float]:
-        record = item[1].record
-        bad = record is not None and record.status not in (Status.ok, Status.unsupported)
-        return bad, record.finished_at if record else 0.0  # prefer a repeat that failed
 
-    return max(found, key=freshness)
+def _search_order() -> list[Path]:
+    """Return all results folders that are searched for a run, the latest first."""
+    latest = latest_folder()
+    folders = [path.resolve() for path in results_folders()]
+    return list(dict.fromkeys([*([latest.resolve()] if latest else []), *folders]))
+
+
+def _preferred(folders: list[Path]) -> list[Path]:
+    """Return the folders to read: the latest if it is among them, and ./logs/replay only alone."""
+    latest, replay = latest_folder(), REPLAY.resolve()
+    if latest and latest.resolve() in folders:
+        return [latest.resolve()]
+    return [path for path in folders if path != replay] or folders
+
+
+def _ids_in(folder: Path, start: str) -> set[str]:
+    """Return the run ids in the manifests of a folder that begin with `start`.
+
+    Manifests that cannot be read are left out. Records are not read, which would take longer.
+    """
+    ids: set[str] = set()
+    for path in (folder / SUBMISSIONS).glob("*/manifest.json"):
+        try:
+            runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+            ids |= {run["id"] for run in runs if run["id"].startswith(start)}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return ids
+
+
+def _freshness(item: tuple[Observation, TaskState]) -> tuple[bool, float]:
+    record = item[1].record
+    bad = record is not None and record.status not in (Status.ok, Status.unsupported)
+    return bad, record.finished_at if record else 0.0  # prefer a repeat that failed

@@ -14,9 +14,9 @@ from jobs.results.run_states import Observation, TaskState
 def logs(run: RunId, folder: In = None) -> None:
     """Print the output of a run and, if the run failed, the reason.
 
-    Shows the latest attempt. If the run has several repeats or is in several folders, shows a
-    repeat that failed if there is one, otherwise the repeat that finished last. If the run has no
-    log file, prints the output of its job.
+    Shows the latest attempt. If the run has several repeats, shows a repeat that failed if there is
+    one, otherwise the repeat that finished last. If the run is in several folders, the folder of
+    the last submission is preferred. If the run has no log file, prints the output of its job.
     """
     seen, task = find_run(run, folder)
     record = task.record

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from pathlib import Path
 
 import yaml
 
 from jobs.commands.arguments import In, RunId
 from jobs.commands.find import find_run
 from jobs.invocation import words
+from jobs.results.latest import REPLAY
 from jobs.submit import fail
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
 
@@ -37,9 +37,9 @@ def replay(run: RunId, folder: In = None) -> None:
     }
     if shape.nproc_per_node is not None:
         sweep["launch"] = {"nproc_per_node": shape.nproc_per_node}
-    path = Path("logs/replay") / f"{task.run.id}.yaml"  # the results folder may be read-only
+    path = REPLAY / f"{task.run.id}.yaml"  # the results folder may be read-only
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(sweep), encoding="utf-8")
-    command = [*words("submit"), str(path), "--debug", "--force", "--out", "logs/replay"]
+    command = [*words("submit"), str(path), "--debug", "--force", "--out", str(REPLAY)]
     print(shlex.join(command), flush=True)
     raise SystemExit(subprocess.run(command).returncode)

@@ -36,7 +36,7 @@ def status(
     Exit code: 0 if no run failed, 1 if a run failed or is missing. The states ok, oom, unsupported,
     queued and running are not failures.
     """
-    seen = observed(folder)
+    seen = observed(folder, skip_broken=True)
     if as_json:
         print(json.dumps(summary(seen)))
     else:

@@ -20,6 +20,7 @@ from jobs.launch import snapshot
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import pack
 from jobs.launch.resume import Task, changed_code, split_done, tasks_of
+from jobs.results.latest import note_accepted
 from jobs.results.manifest import (
     Executor,
     Manifest,
@@ -205,10 +206,16 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
         from jobs.launch import slurm_executor
 
         slurm_executor.require_slurm()
-        slurm_executor.submit(_write(manifest, options))
+        manifest = _write(manifest, options)
+        try:
+            slurm_executor.submit(manifest)
+        finally:  # Slurm may have accepted some of the arrays
+            if manifest.handles or not manifest.jobs:
+                note_accepted(manifest)
         return []
     with sole_queue(manifest.folder, options.force):
         manifest = _write(manifest, options)
+        note_accepted(manifest)
         if options.executor is Executor.debug:
             return _debug(manifest, console)
         from jobs.launch.local_queue import LocalQueue

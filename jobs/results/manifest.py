@@ -296,16 +296,33 @@ def _without_texts(sweep: dict[str, Any]) -> dict[str, Any]:
     return sweep | {"tables": without}
 
 
-def read_manifests(folder: Path) -> list[Manifest]:
+def read_manifests(folder: Path, notes: list[str] | None = None) -> list[Manifest]:
     """Read the manifests of all submissions of a results folder, oldest first.
+
+    Args:
+        folder: the results folder.
+        notes: list to which a note is added for each manifest that cannot be read, if another one
+            can. None: raise an error for the first one.
 
     Raises:
         FileNotFoundError: if the folder contains no submissions.
-        BrokenManifest: if a manifest.json or handles.json cannot be read.
+        BrokenManifest: if a manifest.json or handles.json cannot be read. With `notes`, only if no
+            manifest can be read.
     """
     paths = sorted((folder / SUBMISSIONS).glob("*/manifest.json"))
     if not paths:
         raise FileNotFoundError(
             f"{folder} holds no submission (expected {folder}/{SUBMISSIONS}/*/manifest.json)"
         )
-    return sorted((read_manifest(p.parent) for p in paths), key=lambda m: m.created_at)
+    manifests: list[Manifest] = []
+    broken: list[BrokenManifest] = []
+    for path in paths:
+        try:
+            manifests.append(read_manifest(path.parent))
+        except BrokenManifest as error:
+            broken.append(error)
+    if broken and (notes is None or not manifests):
+        raise broken[0]
+    if notes is not None:
+        notes += [f"submission not shown: {error}" for error in broken]
+    return sorted(manifests, key=lambda m: m.created_at)

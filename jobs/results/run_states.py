@@ -57,15 +57,19 @@ class Observation:
         return dict(Counter(task.status for task in self.tasks))
 
 
-def observe(folder: Path) -> Observation:
+def observe(folder: Path, skip_broken: bool = False) -> Observation:
     """Read a results folder: its submissions, its records and the status of each run.
+
+    Args:
+        folder: the results folder.
+        skip_broken: whether to leave out, with a note, submissions that cannot be read.
 
     Raises:
         FileNotFoundError: if the folder contains no submissions.
         BrokenManifest: if a manifest.json or handles.json cannot be read.
     """
-    manifests = read_manifests(folder)
     notes: list[str] = []
+    manifests = read_manifests(folder, notes if skip_broken else None)
     # Read the job states first. The record of a run that ends in between is then found.
     states = job_states(manifests, notes)
     records, bad = read_records(folder)

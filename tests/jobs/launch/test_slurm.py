@@ -6,6 +6,7 @@ The tests that delay others (the restart of the controller) come last.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -236,6 +237,17 @@ def test_unknown_partition(scenarios: Scenarios) -> None:
     assert states(scenario.status()) == ["missing", "missing"]
     possible = scenario.submit("slurm.partition=debug", "--dry-run")
     assert "2 (0 done, 0 queued or running)" in possible.stdout
+
+
+def test_a_refused_submission_is_not_the_last_one(scenarios: Scenarios) -> None:
+    """Commands without a folder stay with the submission that Slurm accepted before."""
+    scenario = scenarios.new("accepted", grid={"index": [0]}, slurm={"partition": "nowhere"})
+    assert scenario.submit("slurm.partition=debug").returncode == 0
+    sweep = scenario.write_sweep()
+    assert scenario.call("jobs.submit", sweep, "--out", "logs/refused").returncode == 2
+    seen = json.loads(scenario.call("jobs", "status", "--json").stdout)
+    assert seen["folder"] == str(scenario.out)
+    scenario.finish()
 
 
 def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
