@@ -11,6 +11,16 @@ from jobs.commands.logs import logs
 from jobs.commands.replay import replay
 from jobs.commands.retry import retry
 from jobs.commands.status import status
+from jobs.commands.watch import WatchingCommand
+
+STATUS = """
+Examples:
+
+\b
+  python -m jobs status logs/flash --json
+  python -m jobs status --watch
+  python -m jobs status --where 'status == error and seq_len > 4096'
+"""
 
 app = typer.Typer(
     add_completion=False,
@@ -19,8 +29,8 @@ app = typer.Typer(
     epilog="These commands inspect and control what was submitted with python -m jobs.submit. "
     "Example: python -m jobs status logs/flash",
 )
-app.command(epilog="Example: python -m jobs status logs/flash --json")(status)
-app.command(epilog="Example: python -m jobs logs 3fa2")(logs)
+app.command(epilog=STATUS, cls=WatchingCommand)(status)
+app.command(epilog="Example: python -m jobs logs 3fa2 --follow")(logs)
 app.command(epilog="Example: python -m jobs cancel logs/flash")(cancel)
 app.command(epilog="Example: python -m jobs retry logs/flash")(retry)
 app.command(epilog="Example: python -m jobs replay 3fa2")(replay)

@@ -13,8 +13,10 @@ from pathlib import Path
 import typer
 
 from jobs.errors import InputError
+from jobs.results.latest import latest_folder
 from jobs.results.manifest import SUBMISSIONS, BrokenManifest, read_manifests
 from jobs.run import varying
+from jobs.status import Status
 from jobs.sweep.benchmarks import Benchmarks, known_benchmarks
 from jobs.sweep.load import load_sweep_benchmarks
 from jobs.sweep.schema import scalar_keys
@@ -136,3 +138,22 @@ def run_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         names = varying(runs)
         labels |= {run.id: run.label(names) for run in runs if run.id.startswith(incomplete)}
     return sorted(labels.items())
+
+
+def conditions(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the beginnings of conditions for the option --where that begin with a word.
+
+    Args:
+        ctx: the arguments before the incomplete word. The parameters are those of the runs in the
+            results folder, by default in the folder of the last accepted submission.
+        incomplete: the incomplete word.
+    """
+    given = ctx.params.get("folder") or latest_folder()
+    try:
+        manifests = read_manifests(Path(given)) if given else []
+    except (FileNotFoundError, BrokenManifest):
+        manifests = []
+    names = {name for m in manifests for run in m.runs.values() for name in run.params}
+    starts = [f"{name} " for name in (*sorted(names), "benchmark", "repeat")]
+    starts += [f"status == {status}" for status in Status]
+    return [start for start in starts if start.startswith(incomplete)]

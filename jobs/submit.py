@@ -23,6 +23,7 @@ from jobs.launch.submission import Options, Prepared, failed_records, prepare, s
 from jobs.results.manifest import BrokenManifest, Executor
 from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
+from jobs.results.slurm_ids import compact_ids
 from jobs.run import Run, varying
 from jobs.sweep.load import load_sweep
 
@@ -256,6 +257,9 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
         tasks = sum(len(job.tasks) for job in manifest.jobs)
         what = f"{counted(tasks, 'run')} as {counted(len(manifest.jobs), 'job')}"
         console.print(f"submitted {what}; results go to {where}", soft_wrap=True)
+        if manifest.slurm_ids:
+            ids = compact_ids(manifest.slurm_ids.values())
+            console.print(f"Slurm jobs: {ids}", highlight=False, soft_wrap=True)
         for name in ("status", "cancel", "tables"):
             follow_up(command(name), where)
         return 0

@@ -35,7 +35,9 @@ def _latest() -> Path:
     return folder
 
 
-def find_run(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
+def find_run(
+    run: str, folder: Path | None, prefer_live: bool = False
+) -> tuple[Observation, TaskState]:
     """Return the run whose id begins with `run`, and the state of its results folder.
 
     If the run has several repeats, returns a repeat that failed if there is one, otherwise the
@@ -45,6 +47,7 @@ def find_run(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
         run: the first characters of the id.
         folder: the results folder. None: the folder of the last accepted submission if it contains
             the run, otherwise all folders in ./logs.
+        prefer_live: whether to prefer a repeat that is running or queued.
     """
     ids: set[str] = set()
     holding: list[Path] = []
@@ -69,7 +72,7 @@ def find_run(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
             f"no run whose id begins with {run!r} in {folder or f'./{LOGS}'}; "
             "'python -m jobs status --json' lists the ids of all runs"
         )
-    return max(found, key=_freshness)
+    return max(found, key=lambda item: _rank(item[1], prefer_live))
 
 
 def _search_order() -> list[Path]:
@@ -102,7 +105,10 @@ def _ids_in(folder: Path, start: str) -> set[str]:
     return ids
 
 
-def _freshness(item: tuple[Observation, TaskState]) -> tuple[bool, float]:
-    record = item[1].record
+def _rank(task: TaskState, prefer_live: bool) -> tuple[int, bool, float]:
+    """Return a sort key of the repeats of a run. The last one is shown."""
+    live = [Status.queued, Status.running]
+    record = task.record
     bad = record is not None and record.status not in (Status.ok, Status.unsupported)
-    return bad, record.finished_at if record else 0.0  # prefer a repeat that failed
+    first = 1 + live.index(task.status) if prefer_live and task.status in live else 0
+    return first, bad, record.finished_at if record else 0.0

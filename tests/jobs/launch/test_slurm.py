@@ -146,7 +146,10 @@ def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
     scenario.release("go")
     done = scenario.submit()
     assert "submitted 3 runs as 3 jobs" in done.stdout
+    told = re.search(r"^Slurm jobs: (\d+_\[0-2\])$", done.stdout, re.MULTILINE)
+    assert told is not None, done.stdout
     scenario.finish()
+    assert f": Slurm jobs {told[1]}\n" in scenario.call("jobs", "status", "out").stdout
     assert states(scenario.status()) == ["ok"] * 3
     assert "cancelled 0 jobs" in scenario.call("jobs", "cancel", "out").stdout
     attempts = {i: [r.status for r in rs] for i, rs in by_index(scenario.records()).items()}
@@ -241,13 +244,20 @@ def test_unknown_partition(scenarios: Scenarios) -> None:
 
 def test_a_refused_submission_is_not_the_last_one(scenarios: Scenarios) -> None:
     """Commands without a folder stay with the submission that Slurm accepted before."""
-    scenario = scenarios.new("accepted", grid={"index": [0]}, slurm={"partition": "nowhere"})
+    scenario = scenarios.new(
+        "accepted", zip={"index": [0], "until": ["go"]}, slurm={"partition": "nowhere"}
+    )
     assert scenario.submit("slurm.partition=debug").returncode == 0
     sweep = scenario.write_sweep()
     assert scenario.call("jobs.submit", sweep, "--out", "logs/refused").returncode == 2
     seen = json.loads(scenario.call("jobs", "status", "--json").stdout)
     assert seen["folder"] == str(scenario.out)
-    scenario.finish()
+    command = [sys.executable, "-m", "jobs", "logs", seen["tasks"][0]["run"], "--follow"]
+    following = scenario.start(*command)
+    assert following.stdout is not None and "#" in following.stdout.readline()
+    scenario.release("go")
+    rest, _ = following.communicate(timeout=SOON_S)
+    assert following.returncode == 0 and rest.rstrip().endswith("-> ok"), rest
 
 
 def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:

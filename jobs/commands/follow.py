@@ -1,0 +1,98 @@
+"""The option --follow of `jobs logs`: prints the log of a run while the run writes it."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from jobs.results.record_reader import RecordTail
+from jobs.results.run_states import Observation, TaskState, observe
+from jobs.status import Status
+
+POLL_S = 0.5  # interval at which log and records are read, in seconds
+# Interval at which the state of the run is determined, in seconds. This asks Slurm. The state is
+# also determined when the run writes a record.
+STATE_S = 5.0
+
+
+def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, Path | None]:
+    """Wait until a run ends, and print its log as it grows.
+
+    Args:
+        seen: states of all runs in the results folder.
+        task: state of the run.
+
+    Returns:
+        The last states, and the log that was printed last. None if no log was printed.
+
+    Raises:
+        KeyboardInterrupt: if the user interrupts.
+    """
+    tail = RecordTail(seen.folder, {task.run.id})
+    tail.new()
+    old = logs_of(seen, task)
+    seen, task = _again(seen, task)  # a log of `old` is of the current attempt only if it runs
+    printer = _Printer(old[:-1] if task.status is Status.running else old)
+    said = ""
+    while task.status.is_live:
+        waits = f"# {task.status}: {task.detail}"
+        if task.status is Status.queued and waits != said:
+            print(waits, flush=True)
+            said = waits
+        asked = time.monotonic()
+        ended = False
+        while not ended and time.monotonic() - asked < STATE_S:
+            printer.print_new(logs_of(seen, task))
+            time.sleep(POLL_S)
+            ended = any(record.repeat == task.repeat for record in tail.new())
+        seen, task = _again(seen, task)
+    printer.print_new(logs_of(seen, task))
+    return seen, task, printer.last
+
+
+def _again(seen: Observation, task: TaskState) -> tuple[Observation, TaskState]:
+    seen = observe(seen.folder, skip_broken=True)
+    same = (t for t in seen.tasks if (t.run.id, t.repeat) == (task.run.id, task.repeat))
+    return seen, next(same, task)
+
+
+def logs_of(seen: Observation, task: TaskState) -> list[Path]:
+    """Return the log files of a run, those of later attempts last."""
+    key = (task.run.id, task.repeat)
+    folders = (
+        m.job_folder(job.index) for m in seen.manifests for job in m.jobs if key in job.tasks
+    )
+    found = [path for one in folders for path in one.glob(f"{key[0]}-{key[1]}-*.log")]
+    return sorted(found, key=lambda path: (int(path.stem.split("-")[2]), path.stat().st_mtime))
+
+
+class _Printer:
+    """Prints what is appended to files.
+
+    Args:
+        skipped: files that are not printed.
+    """
+
+    def __init__(self, skipped: Iterable[Path]):
+        self.last: Path | None = None
+        self._skipped = set(skipped)
+        self._read: dict[Path, int] = {}
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def print_new(self, paths: list[Path]) -> None:
+        for path in paths:
+            if path in self._skipped:
+                continue
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                data = file.read()
+            if path not in self._read:
+                self.last = path
+                self._decode.reset()
+                print(f"# {path}")
+            self._read[path] = self._read.get(path, 0) + len(data)
+            sys.stdout.write(self._decode.decode(data))
+        sys.stdout.flush()
