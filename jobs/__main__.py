@@ -31,8 +31,8 @@ app = typer.Typer(
 )
 app.command(epilog=STATUS, cls=WatchingCommand)(status)
 app.command(epilog="Example: python -m jobs logs 3fa2 --follow")(logs)
-app.command(epilog="Example: python -m jobs cancel logs/flash")(cancel)
-app.command(epilog="Example: python -m jobs retry logs/flash")(retry)
+app.command(epilog="Example: python -m jobs cancel logs/flash --where 'dtype == fp16'")(cancel)
+app.command(epilog="Example: python -m jobs retry logs/flash --where 'status == oom'")(retry)
 app.command(epilog="Example: python -m jobs replay 3fa2")(replay)
 app.command(epilog="Example: python -m jobs carry && rsync -a --exclude .git ./ gpubox:sweeps/")(
     carry

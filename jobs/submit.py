@@ -20,6 +20,7 @@ from jobs.invocation import command
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
+from jobs.results.cancelled import read_cancelled
 from jobs.results.manifest import BrokenManifest, Executor
 from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
@@ -272,12 +273,16 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     if failed:
         follow_up(command("status"), where)
         follow_up(f"{command('logs')} {failed[0].run[:8]} --in", where)
-    lost = sum(len(job.tasks) for job in manifest.jobs) - len({(r.run, r.repeat) for r in records})
+    recorded = {(r.run, r.repeat) for r in records}
+    cancelled = read_cancelled(manifest.path) - recorded
+    if cancelled:
+        errors.print(f"{counted(len(cancelled), 'run')} cancelled before the start")
+    lost = sum(len(job.tasks) for job in manifest.jobs) - len(recorded | cancelled)
     if lost > 0 and options.executor is Executor.local:
         errors.print(f"{counted(lost, 'run')} without a record; to see why, run:")
         follow_up(command("status"), where)
         return 1
-    return 1 if failed or before else 0
+    return 1 if failed or before or cancelled else 0
 
 
 def follow_up(words: str, folder: Path) -> None:

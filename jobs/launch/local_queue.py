@@ -32,6 +32,7 @@ from rich.progress import (
 from jobs import provenance
 from jobs.launch.snapshot import place
 from jobs.processes import ProcessHandle
+from jobs.results.cancelled import read_cancelled
 from jobs.results.manifest import Job, Manifest, write_handles
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
@@ -68,6 +69,7 @@ class LocalQueue:
         self.running: list[_Running] = []
         self.records: list[Record] = []
         self.stopped = False
+        self.cancelled: set[int] = set()  # indices of jobs that `jobs cancel --where` cancelled
 
     def run(self) -> list[Record]:
         """Run all jobs and return the records of this submission.
@@ -101,6 +103,7 @@ class LocalQueue:
                     self._start_what_fits()
                     time.sleep(POLL_S)
                     self._collect(tail, bar, task)
+                    self._stop_cancelled()
                     self._reap()
                 if self.stopped:
                     self._stop_workers()
@@ -184,7 +187,7 @@ class LocalQueue:
                 continue
             self.running.remove(one)
             self.free += one.gpus
-            if code != 0 and not self.stopped:
+            if code != 0 and not self.stopped and one.jobs[0].index not in self.cancelled:
                 self.console.print(
                     f"[red]the worker of job {one.jobs[0].index} ended with exit code {code};[/] "
                     f"its log is {escape(str(self._log(one.jobs)))}",
@@ -201,6 +204,20 @@ class LocalQueue:
             bar.advance(task, 1)
             line = _progress_line(record, self.manifest.sweep)
             bar.console.print(line, markup=True, highlight=False, soft_wrap=True)
+
+    def _stop_cancelled(self) -> None:
+        """Drop waiting jobs and stop workers of which `jobs cancel --where` listed all runs."""
+        listed = read_cancelled(self.manifest.path)
+        if not listed:
+            return
+        self.waiting = [job for job in self.waiting if not listed.issuperset(job.tasks)]
+        ended = {(record.run, record.repeat) for record in self.records}
+        for one in self.running:
+            index = one.jobs[0].index
+            left = {task for job in one.jobs for task in job.tasks} - ended
+            if index not in self.cancelled and left and left <= listed:
+                self.cancelled.add(index)
+                one.process.terminate()
 
     def _stop_workers(self) -> None:
         for one in self.running:

@@ -50,6 +50,7 @@ class Options:
     parallel: int | None = None  # maximum number of jobs at the same time; local executor only
     snapshot: bool = False  # whether the jobs run from a copy of the code
     save_untracked: bool = False  # whether diffs contain small untracked files
+    only: frozenset[tuple[str, int]] | None = None  # (run id, repeat) to execute; None: all
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     before = [outcome[run.id, repeat] for run, repeat in done]
     flying = {(run.id, repeat) for run, repeat in in_flight}
     todo = [task for task in todo if (task[0].id, task[1]) not in flying]
+    if options.only is not None:
+        todo = [task for task in todo if (task[0].id, task[1]) in options.only]
     manifest = Manifest(
         folder=folder,
         id=new_id(),

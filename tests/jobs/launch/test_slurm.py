@@ -46,6 +46,12 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
         zip={"index": [0, 1, 2], "until": ["go", "", ""]},
         slurm={"array_parallelism": 1},
     )
+    scenarios.submit(
+        "partly",
+        zip={"index": [0, 1, 2, 3, 4], "until": ["go", "", "", "", ""]},
+        runs_per_job=3,
+        slurm={"array_parallelism": 1},
+    )
     scenarios.submit("worker", zip={"index": [0, 1, 2], "until": ["", "never", ""]}, runs_per_job=3)
     scenarios.submit("failing", grid={"do": ["raise", "kill_self", "measure"]}, runs_per_job=3)
     scenarios.submit(
@@ -154,6 +160,27 @@ def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
     assert "cancelled 0 jobs" in scenario.call("jobs", "cancel", "out").stdout
     attempts = {i: [r.status for r in rs] for i, rs in by_index(scenario.records()).items()}
     assert attempts == {0: ["cancelled", "ok"], 1: ["ok"], 2: ["ok"]}
+
+
+def test_cancel_some_runs_and_resubmit_them(scenarios: Scenarios) -> None:
+    """A job of which all runs match is cancelled. Another skips the runs that have not started."""
+    scenario = scenarios["partly"]
+    scenario.wait_until_executing()
+    done = scenario.call("jobs", "cancel", "out", "--where", "index in [0, 1, 3, 4]")
+    assert "cancelled 1 job of" in done.stdout, done.stdout
+    assert "; 1 run of jobs that continue will be skipped; 1 executing run" in done.stdout
+    expected = ["running", "cancelled", "queued", "cancelled", "cancelled"]
+    assert states(scenario.status()) == expected
+    again = scenario.submit()  # while the first job executes
+    assert "submitted 3 runs as 1 job;" in again.stdout
+    assert "skipping 2 runs already queued or running" in again.stdout
+    scenario.cluster.wait_for(
+        lambda: len(scenario.records()) == 3, SOON_S, "the runs that were submitted again"
+    )
+    scenario.release("go")
+    attempts = {i: [r.status for r in rs] for i, rs in by_index(scenario.finish()).items()}
+    assert attempts == {index: ["ok"] for index in range(5)}
+    assert states(scenario.status()) == ["ok"] * 5
 
 
 def test_killed_worker(scenarios: Scenarios) -> None:
