@@ -141,19 +141,25 @@ def run_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def conditions(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the beginnings of conditions for the option --where that begin with a word.
+    """Return conditions for the option --where that begin with a text. Its last word is completed.
 
     Args:
-        ctx: the arguments before the incomplete word. The parameters are those of the runs in the
+        ctx: the arguments before the incomplete text. The parameters are those of the runs in the
             results folder, by default in the folder of the last accepted submission.
-        incomplete: the incomplete word.
+        incomplete: the incomplete text.
     """
+    before, space, word = incomplete.rpartition(" ")
+    before += space
+    if before.endswith(("status == ", "status != ")):
+        return [before + status for status in Status if status.startswith(word)]
     given = ctx.params.get("folder") or latest_folder()
     try:
         manifests = read_manifests(Path(given)) if given else []
     except (FileNotFoundError, BrokenManifest):
         manifests = []
-    names = {name for m in manifests for run in m.runs.values() for name in run.params}
-    starts = [f"{name} " for name in (*sorted(names), "benchmark", "repeat")]
-    starts += [f"status == {status}" for status in Status]
-    return [start for start in starts if start.startswith(incomplete)]
+    names = {"benchmark", "repeat", "status"}
+    names |= {name for m in manifests for run in m.runs.values() for name in run.params}
+    found = sorted(name for name in names if name.startswith(word))
+    if len(found) == 1:
+        return [f"{before}{found[0]} {operator}" for operator in ("==", "!=")]
+    return [before + name for name in found]

@@ -5,6 +5,7 @@ of a run. A submission has these files in the results folder DIR:
 
     DIR/submissions/<id>/manifest.json     the merged sweep file, the runs and the jobs
     DIR/submissions/<id>/handles.json      for each job, its Slurm id or its local process
+    DIR/submissions/<id>/cancelled.json    runs that must not start, see jobs/results/cancelled.py
     DIR/submissions/<id>/jobs/<index>/     logs of the job, and state.json: the run it executes now
     DIR/artifacts/<run>-<repeat>-<attempt>/   files that the benchmark wrote during an attempt
     DIR/snapshots/<id>/<repository>/       copy of the code, for submissions with --snapshot
