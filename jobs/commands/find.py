@@ -49,45 +49,39 @@ def find_run(
             the run, otherwise all folders in ./logs.
         prefer_live: whether to prefer a repeat that is running or queued.
     """
-    ids: set[str] = set()
-    holding: list[Path] = []
-    for path in [folder] if folder else _search_order():
-        if here := _ids_in(path, run):
-            ids |= here
-            holding.append(path)
-    if folder is None:
-        holding = _preferred(holding)
-    elif not holding:
-        holding = [folder]  # `observe` reports what is wrong with the folder
-    found = []
-    for path in holding:
+    found: list[tuple[Observation, TaskState]] = []
+    for path in [folder] if folder else _folders_with(run):
         seen = observed(path, skip_broken=True)
         found += [(seen, task) for task in seen.tasks if task.run.id.startswith(run)]
-    ids |= {task.run.id for _, task in found}
-    if len(ids) > 1:
-        some = ", ".join(sorted(ids)[:5])
-        fail(f"{run!r} is ambiguous: {len(ids)} run ids begin with it, such as {some}")
-    if not found:
+    ids = sorted({task.run.id for _, task in found})
+    if not ids:
         fail(
             f"no run whose id begins with {run!r} in {folder or f'./{LOGS}'}; "
             "'python -m jobs status --json' lists the ids of all runs"
         )
+    if len(ids) > 1:
+        fail(
+            f"{run!r} is ambiguous: {len(ids)} run ids begin with it, such as {', '.join(ids[:5])}"
+        )
     return max(found, key=lambda item: _rank(item[1], prefer_live))
 
 
-def _search_order() -> list[Path]:
-    """Return all results folders that are searched for a run, the latest first."""
-    latest = latest_folder()
-    folders = [path.resolve() for path in results_folders()]
-    return list(dict.fromkeys([*([latest.resolve()] if latest else []), *folders]))
+def _folders_with(run: str) -> list[Path]:
+    """Return the results folders whose records are read to find a run.
 
-
-def _preferred(folders: list[Path]) -> list[Path]:
-    """Return the folders to read: the latest if it is among them, and ./logs/replay only alone."""
+    If one run id begins with `run`, this is the folder of the last accepted submission if it
+    contains the run, otherwise all folders that contain the run. The folder ./logs/replay is
+    returned only if no other folder contains the run.
+    """
     latest, replay = latest_folder(), REPLAY.resolve()
-    if latest and latest.resolve() in folders:
+    folders = [latest] if latest else []
+    ids = {path.resolve(): _ids_in(path, run) for path in (*folders, *results_folders())}
+    holding = [path for path in ids if ids[path]]
+    if len(set().union(*ids.values())) > 1:
+        return holding  # the run is ambiguous, unless some of the ids are of outdated versions
+    if latest and latest.resolve() in holding:
         return [latest.resolve()]
-    return [path for path in folders if path != replay] or folders
+    return [path for path in holding if path != replay] or holding
 
 
 def _ids_in(folder: Path, start: str) -> set[str]:

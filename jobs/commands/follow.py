@@ -16,9 +16,10 @@ POLL_S = 0.5  # interval at which log and records are read, in seconds
 # Interval at which the state of the run is determined, in seconds. This asks Slurm. The state is
 # also determined when the run writes a record.
 STATE_S = 5.0
+_Decoder = codecs.getincrementaldecoder("utf-8")
 
 
-def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, Path | None]:
+def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, bool]:
     """Wait until a run ends, and print its log as it grows.
 
     Args:
@@ -26,7 +27,7 @@ def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, 
         task: state of the run.
 
     Returns:
-        The last states, and the log that was printed last. None if no log was printed.
+        The last states, and whether output was printed.
 
     Raises:
         KeyboardInterrupt: if the user interrupts.
@@ -35,7 +36,9 @@ def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, 
     tail.new()
     old = logs_of(seen, task)
     seen, task = _again(seen, task)  # a log of `old` is of the current attempt only if it runs
-    printer = _Printer(old[:-1] if task.status is Status.running else old)
+    if task.status is Status.running:
+        old = [path for path in old if _attempt(path) < _attempt(old[-1])]
+    printer = _Printer(old)
     said = ""
     while task.status.is_live:
         waits = f"# {task.status}: {task.detail}"
@@ -50,7 +53,7 @@ def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, 
             ended = any(record.repeat == task.repeat for record in tail.new())
         seen, task = _again(seen, task)
     printer.print_new(logs_of(seen, task))
-    return seen, task, printer.last
+    return seen, task, printer.last is not None
 
 
 def _again(seen: Observation, task: TaskState) -> tuple[Observation, TaskState]:
@@ -60,13 +63,17 @@ def _again(seen: Observation, task: TaskState) -> tuple[Observation, TaskState]:
 
 
 def logs_of(seen: Observation, task: TaskState) -> list[Path]:
-    """Return the log files of a run, those of later attempts last."""
+    """Return the log files of a run on all nodes, those of later attempts last."""
     key = (task.run.id, task.repeat)
     folders = (
         m.job_folder(job.index) for m in seen.manifests for job in m.jobs if key in job.tasks
     )
     found = [path for one in folders for path in one.glob(f"{key[0]}-{key[1]}-*.log")]
-    return sorted(found, key=lambda path: (int(path.stem.split("-")[2]), path.stat().st_mtime))
+    return sorted(found, key=lambda path: (_attempt(path), path.name))
+
+
+def _attempt(log: Path) -> int:
+    return int(log.name.split("-")[2].split(".")[0])  # <run>-<repeat>-<attempt>[.node<rank>].log
 
 
 class _Printer:
@@ -79,20 +86,19 @@ class _Printer:
     def __init__(self, skipped: Iterable[Path]):
         self.last: Path | None = None
         self._skipped = set(skipped)
-        self._read: dict[Path, int] = {}
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace")
+        self._files: dict[Path, tuple[int, codecs.IncrementalDecoder]] = {}
 
     def print_new(self, paths: list[Path]) -> None:
         for path in paths:
             if path in self._skipped:
                 continue
+            read, decoder = self._files.get(path, (0, _Decoder("replace")))
             with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
+                file.seek(read)
                 data = file.read()
-            if path not in self._read:
+            if data and path != self.last:
                 self.last = path
-                self._decode.reset()
                 print(f"# {path}")
-            self._read[path] = self._read.get(path, 0) + len(data)
-            sys.stdout.write(self._decode.decode(data))
+            sys.stdout.write(decoder.decode(data))
+            self._files[path] = read + len(data), decoder
         sys.stdout.flush()

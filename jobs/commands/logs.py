@@ -37,7 +37,7 @@ def logs(
     """
     seen, task = find_run(run, folder, prefer_live=follows)
     if not follows or not task.status.is_live:
-        _print(seen, task, None)
+        _print(seen, task)
         return
     print(f"# {task.run.label()} -> {task.status}", flush=True)
     try:
@@ -47,13 +47,13 @@ def logs(
     _print(seen, task, printed)
 
 
-def _print(seen: Observation, task: TaskState, printed: Path | None) -> None:
+def _print(seen: Observation, task: TaskState, printed: bool = False) -> None:
     """Print the status of a run, the reason of its failure, its artifacts and its output.
 
     Args:
         seen: states of all runs in the results folder.
         task: state of the run.
-        printed: log file of the run that was printed before and is not printed again, or None.
+        printed: whether the output was printed before. It is then not printed again.
     """
     record = task.record
     print(f"# {task.run.label()} -> {task.status} {task.detail}".rstrip())
@@ -62,14 +62,14 @@ def _print(seen: Observation, task: TaskState, printed: Path | None) -> None:
         print(f"# {failure.type}: {failure.message}")
     for left in sorted((seen.folder / ARTIFACTS).glob(f"{task.run.id}-{task.repeat}-*")):
         print(f"# artifacts in {left}")
-    shown = printed or _log(seen, task)
+    shown = _log(seen, task)
     if shown is None:
         for path in _job_logs(seen, task):
             print(f"# the run has no log file; this is the output of its job, {path}:")
             sys.stdout.write(path.read_text(errors="replace"))
         return
     text = shown.read_text(errors="replace")
-    if printed is None:
+    if not printed:
         print(f"# {shown}")
         sys.stdout.write(text)
     if failure is not None and failure.traceback and failure.traceback not in text:

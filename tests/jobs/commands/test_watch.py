@@ -68,6 +68,9 @@ def test_watch_prints_changes_until_nothing_is_live(tmp_path: Path) -> None:
         print("first", file=chat, flush=True)
         assert "/jobs/0/" in read_until(following, "said first")
         assert "killed" in read_until(watching, "what=chat")
+        (log,) = out.glob(f"submissions/*/jobs/0/{run_id(out, 'chat')}-0-1.log")
+        log.with_suffix(".node1.log").write_text("said by another node\n")
+        assert ".node1.log" in read_until(following, "said by another node")
         print("fail", file=chat, flush=True)
     rest, _ = following.communicate(timeout=PATIENCE_S)
     assert following.returncode == 0
