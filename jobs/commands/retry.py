@@ -81,7 +81,7 @@ def _show_plan(prepared: Prepared) -> None:
     what = f"{counted(len(manifest.jobs), 'job')}, at most {hours:.1f} GPU-hours"
     console.print(f"  {what}", highlight=False)
     tasks = [task for job in manifest.jobs for task in job.tasks]
-    names = varying([manifest.runs[run] for run, _ in tasks])
+    names = varying(prepared.expansion.runs)
     for run, repeat in tasks[:SHOWN_RUNS]:
         which = f" repeat={repeat}" if manifest.sweep.repeats > 1 else ""
         text = f"  {run}  {manifest.runs[run].label(names)}{which}"

@@ -70,7 +70,7 @@ def test_status_shows_and_counts_only_matching_runs(
         ("sise == 1", "'sise' is not a parameter; did you mean 'size'?"),
         ("size > ", "is not a comparison; expected for example"),
         ("mode == fats", "did you mean 'fast'?"),
-        ("status == eror", "status: got 'eror'; did you mean 'error'?"),
+        ("status == oks", "status: got 'oks'; did you mean 'ok'?"),
         ("benchmark == counter", "benchmark: got 'counter'"),
         ("status < 3", "which have no order"),
     ],
