@@ -65,9 +65,11 @@ def retry(
         prepared = prepare(reload(last), options, last.sweep_path)
     except (InputError, NoBenchmark, SnapshotError) as error:  # the code has changed since then
         fail(str(error))
-    _announce(seen, prepared, last, wanted)
     if not prepared.manifest.jobs:
+        text = f"nothing to retry in {seen.folder}: the sweep of submission {last.id} has results"
+        console.print(text, soft_wrap=True, highlight=False)
         return
+    _announce(seen, prepared, last, wanted)
     if dry_run:
         _show_plan(prepared)
         return
