@@ -13,9 +13,11 @@ from pathlib import Path
 import typer
 
 from jobs.errors import InputError
+from jobs.results.latest import latest_folder
 from jobs.results.manifest import SUBMISSIONS, manifests_in, read_manifests
 from jobs.results.unreadable import UnreadableResults
 from jobs.run import varying
+from jobs.status import Status
 from jobs.sweep.benchmarks import Benchmarks, known_benchmarks
 from jobs.sweep.load import load_sweep_benchmarks
 from jobs.sweep.schema import scalar_keys
@@ -138,3 +140,28 @@ def run_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         names = varying(runs)
         labels |= {run.id: run.label(names) for run in runs if run.id.startswith(incomplete)}
     return sorted(labels.items())
+
+
+def conditions(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return conditions for the option --where that begin with a text. Its last word is completed.
+
+    Args:
+        ctx: the arguments before the incomplete text. The parameters are those of the runs in the
+            results folder, by default in the folder of the last accepted submission.
+        incomplete: the incomplete text.
+    """
+    before, space, word = incomplete.rpartition(" ")
+    before += space
+    if before.endswith(("status == ", "status != ")):
+        return [before + status for status in Status if status.startswith(word)]
+    try:
+        given = ctx.params.get("folder") or latest_folder()
+        manifests = read_manifests(Path(given)) if given else []
+    except (FileNotFoundError, UnreadableResults):
+        manifests = []
+    names = {"benchmark", "repeat", "status"}
+    names |= {name for m in manifests for run in m.runs.values() for name in run.params}
+    found = sorted(name for name in names if name.startswith(word))
+    if len(found) == 1:
+        return [f"{before}{found[0]} {operator}" for operator in ("==", "!=")]
+    return [before + name for name in found]

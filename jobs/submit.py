@@ -26,9 +26,11 @@ from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
 from jobs.plain_console import plain_console
+from jobs.results.cancelled import read_cancelled
 from jobs.results.manifest import Executor
 from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
+from jobs.results.slurm_ids import compact_ids
 from jobs.results.unreadable import UnreadableResults
 from jobs.run import Run, varying
 from jobs.sweep.load import load_sweep
@@ -264,6 +266,9 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
         tasks = sum(len(job.tasks) for job in manifest.jobs)
         what = f"{counted(tasks, 'run')} as {counted(len(manifest.jobs), 'job')}"
         console.print(f"submitted {what}; results go to {where}", soft_wrap=True)
+        if manifest.slurm_ids:
+            ids = compact_ids(manifest.slurm_ids.values())
+            console.print(f"Slurm jobs: {ids}", highlight=False, soft_wrap=True)
         for name in ("status", "cancel", "tables"):
             follow_up(command(name), where)
         return 0
@@ -276,12 +281,16 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     if failed:
         follow_up(command("status"), where)
         follow_up(f"{command('logs')} {failed[0].run[:8]} --in", where)
-    lost = sum(len(job.tasks) for job in manifest.jobs) - len({(r.run, r.repeat) for r in records})
+    recorded = {(r.run, r.repeat) for r in records}
+    cancelled = read_cancelled(manifest.path) - recorded
+    if cancelled:
+        errors.print(f"{counted(len(cancelled), 'run')} cancelled before the start")
+    lost = sum(len(job.tasks) for job in manifest.jobs) - len(recorded | cancelled)
     if lost > 0 and options.executor is Executor.local:
         errors.print(f"{counted(lost, 'run')} without a record; to see why, run:")
         follow_up(command("status"), where)
         return 1
-    return 1 if failed or before else 0
+    return 1 if failed or before or cancelled else 0
 
 
 def _start(prepared: Prepared, options: Options) -> list[Record]:

@@ -55,6 +55,24 @@ INDEPENDENT = (
 )
 
 
+LATEST = Path(__file__).parents[1] / "logs" / ".latest.json"
+_latest_before: list[bytes] = []
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Save which submission is the user's last one. Tests submit from the same folder."""
+    if not hasattr(session.config, "workerinput") and LATEST.exists():
+        _latest_before.append(LATEST.read_bytes())
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        if _latest_before:
+            LATEST.write_bytes(_latest_before[0])
+        else:
+            LATEST.unlink(missing_ok=True)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select interpreted or compiled tests, and run the longest files first.
 

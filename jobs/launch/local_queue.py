@@ -25,6 +25,7 @@ from jobs import provenance
 from jobs.formatting import counted
 from jobs.launch.progress import QueueProgress
 from jobs.launch.snapshot import place
+from jobs.results.cancelled import read_cancelled
 from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
@@ -66,6 +67,7 @@ class LocalQueue:
         self.running: list[_Running] = []
         self.records: list[Record] = []
         self.stopped = False
+        self.cancelled: set[int] = set()  # indices of jobs that `jobs cancel --where` cancelled
 
     def run(self) -> list[Record]:
         """Run all jobs and return the records of this submission.
@@ -92,9 +94,9 @@ class LocalQueue:
                     self._start_what_fits()
                     time.sleep(POLL_S)
                     ended = [one for one in self.running if one.process.poll() is not None]
-                    self._collect(
-                        tail, progress
-                    )  # after `poll`: the records of `ended` are complete
+                    # After `poll`, so that the records of `ended` are complete.
+                    self._collect(tail, progress)
+                    self._stop_cancelled()
                     for one in ended:
                         self._reap(one, progress)
                     progress.update(job for one in self.running for job in one.jobs)
@@ -164,7 +166,7 @@ class LocalQueue:
         self.running.remove(one)
         self.free += one.gpus
         code = one.process.returncode
-        if code != 0 and not self.stopped:
+        if code != 0 and not self.stopped and one.jobs[0].index not in self.cancelled:
             self._after_death(one, progress)
 
     def _after_death(self, one: _Running, progress: QueueProgress) -> None:
@@ -205,6 +207,20 @@ class LocalQueue:
             if record.submission == self.manifest.id:
                 self.records.append(record)
                 progress.add(record)
+
+    def _stop_cancelled(self) -> None:
+        """Drop waiting jobs and stop workers of which `jobs cancel --where` listed all runs."""
+        listed = read_cancelled(self.manifest.path)
+        if not listed:
+            return
+        self.waiting = [job for job in self.waiting if not listed.issuperset(job.tasks)]
+        ended = {(record.run, record.repeat) for record in self.records}
+        for one in self.running:
+            index = one.jobs[0].index
+            left = {task for job in one.jobs for task in job.tasks} - ended
+            if index not in self.cancelled and left and left <= listed:
+                self.cancelled.add(index)
+                one.process.terminate()
 
     def _stop_workers(self) -> None:
         for one in self.running:

@@ -21,6 +21,7 @@ from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import Slots, local_slots, pack
 from jobs.launch.resume import Task, changed_code, split_done, tasks_of
 from jobs.results.heartbeat import RunsHere
+from jobs.results.latest import note_accepted
 from jobs.results.manifest import (
     Executor,
     Manifest,
@@ -49,6 +50,7 @@ class Options:
     parallel: int | None = None  # maximum number of jobs at the same time; local executor only
     snapshot: bool = False  # whether the jobs run from a copy of the code
     save_untracked: bool = False  # whether diffs contain small untracked files
+    only: frozenset[tuple[str, int]] | None = None  # (run id, repeat) to execute; None: all
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     before = [outcome[run.id, repeat] for run, repeat in done]
     flying = {(run.id, repeat) for run, repeat in in_flight}
     todo = [task for task in todo if (task[0].id, task[1]) not in flying]
+    if options.only is not None:
+        todo = [task for task in todo if (task[0].id, task[1]) in options.only]
     manifest = Manifest(
         folder=folder,
         id=new_id(),
@@ -213,10 +217,16 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
         from jobs.launch import slurm_executor
 
         slurm_executor.require_slurm()
-        slurm_executor.submit(_write(manifest, options))
+        manifest = _write(manifest, options)
+        try:
+            slurm_executor.submit(manifest)
+        finally:  # Slurm may have accepted some of the arrays
+            if manifest.handles or not manifest.jobs:
+                note_accepted(manifest)
         return []
     with sole_queue(manifest.folder, options.force):
         manifest = _write(manifest, options)
+        note_accepted(manifest)
         if options.executor is Executor.debug:
             return _debug(manifest, console)
         from jobs.launch.local_queue import LocalQueue

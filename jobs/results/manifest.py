@@ -5,6 +5,7 @@ of a run. A submission has these files in the results folder DIR:
 
     DIR/submissions/<id>/manifest.json     the merged sweep file, the runs and the jobs
     DIR/submissions/<id>/handles.json      for each job, its Slurm id or its local process
+    DIR/submissions/<id>/cancelled.json    runs that must not start, see jobs/results/cancelled.py
     DIR/submissions/<id>/heartbeat         while a local or debug submission runs; see `heartbeat`
     DIR/submissions/<id>/jobs/<index>/     logs and state of the job; see `worker_state`
     DIR/artifacts/<run>-<repeat>-<attempt>/   files that the benchmark wrote during an attempt

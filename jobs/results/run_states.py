@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.formatting import counted
+from jobs.results.cancelled import read_cancelled
 from jobs.results.job_states import job_states
 from jobs.results.manifest import Executor, Job, Manifest, read_manifests
 from jobs.results.record import Record
@@ -82,10 +83,11 @@ def observe(folder: Path) -> Observation:
         latest_of[(record.submission, *key)] = record
     tasks: dict[TaskKey, TaskState] = {}
     for manifest in manifests:  # oldest first: a newer submission of a run overrides an older one
+        cancelled = read_cancelled(manifest.path)
         for job in manifest.jobs:
             latest_here = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
             for key, task in _job_tasks(
-                manifest, job, states[manifest.id][job.index], latest_here, best, bad
+                manifest, job, states[manifest.id][job.index], latest_here, best, cancelled, bad
             ):
                 earlier = tasks.get(key)
                 # A run that an earlier submission is still executing stays queued or running.
@@ -108,6 +110,7 @@ def _job_tasks(
     state: JobState,
     latest_here: dict[TaskKey, Record | None],
     best: dict[TaskKey, Record],
+    cancelled: set[TaskKey],
     bad: list[BadLine],
 ) -> Iterator[tuple[TaskKey, TaskState]]:
     """Yield the state of each task of a job. A task is one repeat of a run.
@@ -119,6 +122,7 @@ def _job_tasks(
         latest_here: for each task of the job, its latest record in this submission, or None.
         best: for each task with records in any submission, its latest record with status ok. If no
             record has status ok, the latest record.
+        cancelled: tasks of the submission that `jobs cancel --where` cancelled.
         bad: list to which a `BadLine` is added for each file of the job that cannot be read.
     """
     folder = manifest.job_folder(job.index)
@@ -140,6 +144,8 @@ def _job_tasks(
         detail = state.detail
         if state.status is Status.running and status is Status.queued:
             detail = f"waiting for earlier runs of its job ({detail})"
+        if key in cancelled and key != executing:
+            status, detail = Status.cancelled, "cancelled before it started; submit again"
         known = best.get(key)
         run, repeat = manifest.runs[key[0]], key[1]
         # A job that is queued or running repeats its runs that were preempted or cancelled.

@@ -11,7 +11,7 @@ comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,12 @@ from jobs.sweep.strict_yaml import DataPath, Document
 ByBenchmark = dict[str, Condition]  # parsed condition, by name of the benchmark
 
 
-def comparison(text: str, benchmarks: Benchmarks) -> ByBenchmark:
+def comparison(
+    text: str,
+    benchmarks: Benchmarks,
+    recorded: Sequence[str] = (),
+    check: Callable[[Benchmark], Check] = literal_check,
+) -> ByBenchmark:
     """Parse a comparison for each benchmark that has all parameters in the comparison.
 
     A value in the comparison needs to be valid in only one of these benchmarks. For example,
@@ -41,6 +46,8 @@ def comparison(text: str, benchmarks: Benchmarks) -> ByBenchmark:
     Args:
         text: the comparison, such as `seq_len > 4096`.
         benchmarks: the benchmarks of the sweep.
+        recorded: names that the comparison may contain in addition to parameters. See `Condition`.
+        check: function that returns the check of plain values for a benchmark.
 
     Returns:
         The parsed condition for each of these benchmarks, by name of the benchmark.
@@ -54,13 +61,13 @@ def comparison(text: str, benchmarks: Benchmarks) -> ByBenchmark:
     accepted = False
     for benchmark in benchmarks:
         try:
-            found[benchmark.name] = Condition(text, benchmark.fields, literal_check(benchmark))
+            found[benchmark.name] = Condition(text, benchmark.fields, check(benchmark), recorded)
             accepted = True
         except UnknownParameter:
             continue
         except ConditionError as error:
             refused.append(error)
-            plain = _unchecked(text, benchmark)
+            plain = _unchecked(text, benchmark, recorded)
             # An unquoted word may be a parameter of another benchmark. This benchmark then lacks
             # a parameter of the comparison and is skipped.
             if plain is not None and not plain.words & set(benchmarks.fields):
@@ -69,16 +76,18 @@ def comparison(text: str, benchmarks: Benchmarks) -> ByBenchmark:
         return found
     if refused:
         raise refused[0]
-    Condition(text, benchmarks.fields)  # raises an error that names the unknown parameter
+    Condition(
+        text, benchmarks.fields, recorded=recorded
+    )  # raises an error that names the unknown parameter
     raise ConditionError(
         f"{text!r}: no benchmark of this sweep has all these parameters; "
         "compare parameters of one benchmark only"
     )
 
 
-def _unchecked(text: str, benchmark: Benchmark) -> Condition | None:
+def _unchecked(text: str, benchmark: Benchmark, recorded: Sequence[str]) -> Condition | None:
     try:
-        return Condition(text, benchmark.fields)
+        return Condition(text, benchmark.fields, recorded=recorded)
     except ConditionError:
         return None
 

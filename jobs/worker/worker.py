@@ -20,6 +20,7 @@ from types import FrameType
 
 from jobs import provenance
 from jobs.formatting import counted
+from jobs.results.cancelled import read_cancelled
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
@@ -133,7 +134,7 @@ class Worker:
         self._deaths = self._count_deaths()
         self.recorder.code.note_start(self.manifest.runs[run] for run, _ in self.job.tasks)
         for run_id, repeat in self.job.tasks:
-            if self._is_done(run_id, repeat):
+            if self._is_done(run_id, repeat) or self._skip_cancelled(run_id, repeat):
                 continue
             attempt = self._begin(self.manifest.runs[run_id], repeat)
             if reason is not None:
@@ -185,6 +186,22 @@ class Worker:
             ):
                 return True
         return False
+
+    def _skip_cancelled(self, run_id: str, repeat: int) -> bool:
+        """Return whether `jobs cancel --where` cancelled this run. If so, record that once.
+
+        A run that a later submission has recorded is not recorded again, because the latest record
+        determines the status of the run.
+        """
+        if (run_id, repeat) not in read_cancelled(self.manifest.path):
+            return False
+        since = self.manifest.created_at
+        earlier = (r for r in self.records if (r.run, r.repeat) == (run_id, repeat))
+        if not any(record.started_at > since for record in earlier):
+            attempt = self._begin(self.manifest.runs[run_id], repeat)
+            message = "cancelled before it started; submit the sweep again to execute this run"
+            self.recorder.write(attempt, failed(Status.cancelled, "Cancelled", message))
+        return True
 
     def _count_deaths(self) -> Counter[str]:
         """Return, for each run, the number of workers of this job that died while executing it."""

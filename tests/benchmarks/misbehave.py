@@ -288,6 +288,17 @@ def pause(params: Params) -> dict[str, Any]:
     return {}
 
 
+@action
+def chat(params: Params) -> dict[str, Any]:
+    """Print each line of the FIFO, and raise at the line "fail"."""
+    with open(params.path) as file:
+        for line in file:
+            print(f"said {line.strip()}", flush=True)
+            if line == "fail\n":
+                raise ValueError("told to fail")
+    return {}
+
+
 # ---- memory --------------------------------------------------------------------------------------
 
 

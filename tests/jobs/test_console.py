@@ -201,6 +201,16 @@ def test_completion_of_results(elsewhere: Path) -> None:
     assert complete(elsewhere, "logs", "") == ids
     assert complete(elsewhere, "replay", "--in", "logs/my", ids[0][:6]) == [ids[0]]
     assert complete(elsewhere, "replay", "--in", "nowhere", ids[0][:6]) == []
+    assert complete(elsewhere, "status", "--watch", "lo") == ["logs/my"]
+    assert "--follow" in complete(elsewhere, "logs", ids[0], "--")
+
+
+def test_completion_of_conditions(elsewhere: Path) -> None:
+    for words in (["status"], ["cancel", "logs/my"], ["retry"]):
+        assert complete(elsewhere, *words, "--where", "s") == ["size", "status"]
+        assert complete(elsewhere, *words, "--where", "re") == ["repeat", "==", "repeat", "!="]
+    both = complete(elsewhere, "status", "--where", "'kind == big and status == can")
+    assert both == ["kind", "==", "big", "and", "status", "==", "cancelled"]
 
 
 @pytest.fixture
@@ -241,6 +251,8 @@ def terminal(elsewhere: Path) -> Iterator[int]:
             "sweeps submit my.yaml 'implementation=[naive,flash_triton",
         ),
         ("submit sweeps/quick", "sweeps submit sweeps/quickstart.yaml "),
+        ("status --where 'si", "sweeps status --where 'size "),
+        ("status --where 'size == 1 and sta", "sweeps status --where 'size == 1 and status "),
     ],
 )
 def test_tab_key(terminal: int, typed: str, completed: str) -> None:

@@ -72,8 +72,14 @@ class Scenario:
 
     def run_alone(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command as a separate process in the scenario's folder."""
+        process = self.start(*command, **environment)
+        output, _ = process.communicate()
+        return subprocess.CompletedProcess(command, process.returncode, output)
+
+    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a command as a separate process in the scenario's folder."""
         project = {"PYTHONPATH": str(ROOT)}
-        return subprocess.run(
+        return subprocess.Popen(
             command,
             cwd=self.folder,
             env=os.environ | self.cluster.environment | project | environment,

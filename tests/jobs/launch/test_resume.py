@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from jobs.provenance import cpu_device
 from jobs.worker.outcome import outcome_of
 from tests.jobs.harness import call, records, run, write_sweep
+from tests.jobs.results_folder import TOY, ResultsFolder, failed, load, ok
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +69,22 @@ def test_every_wording_of_gpu_memory_running_out(text: str) -> None:
     outcome = outcome_of(RuntimeError(text))
     assert outcome.status == "oom" and outcome.failure is not None
     assert outcome.failure.memory == "gpu"
+
+
+def test_retry_after_a_submission_that_only_ran_out_of_memory(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    """The newest submission is retried even if its runs are only oom, which is no failure."""
+    loaded = load(tmp_path, TOY + "fixed: {size: 1}\n")
+    folder.submit(loaded, lambda params, repeat: failed("error"), cpu_device())
+    loaded = load(tmp_path, TOY + "fixed: {size: 2}\n")
+    folder.submit(loaded, lambda params, repeat: failed("oom"), cpu_device())
+    loaded = load(tmp_path, TOY + "fixed: {size: 3}\n")
+    folder.submit(loaded, lambda params, repeat: ok(1.0), cpu_device())
+    done = call("jobs", "retry", folder.path)
+    assert f"retrying 1 run of {folder.path} (1 oom), from submission" in done.stdout
+    assert "note: 1 run of earlier submissions not retried; use --where" in done.stdout
+    assert records(folder.path)[-1].params["size"] == 2
+    done = call("jobs", "retry", folder.path)
+    assert done.returncode == 0 and "(1 error)" in done.stdout
+    assert records(folder.path)[-1].params["size"] == 1

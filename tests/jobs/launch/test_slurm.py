@@ -6,6 +6,7 @@ The tests that delay others (the restart of the controller) come last.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -43,6 +44,12 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
     scenarios.submit(
         "cancelled",
         zip={"index": [0, 1, 2], "until": ["go", "", ""]},
+        slurm={"array_parallelism": 1},
+    )
+    scenarios.submit(
+        "partly",
+        zip={"index": [0, 1, 2, 3, 4], "until": ["go", "", "", "", ""]},
+        runs_per_job=3,
         slurm={"array_parallelism": 1},
     )
     scenarios.submit("worker", zip={"index": [0, 1, 2], "until": ["", "never", ""]}, runs_per_job=3)
@@ -145,11 +152,35 @@ def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
     scenario.release("go")
     done = scenario.submit()
     assert "submitted 3 runs as 3 jobs" in done.stdout
+    told = re.search(r"^Slurm jobs: (\d+_\[0-2\])$", done.stdout, re.MULTILINE)
+    assert told is not None, done.stdout
     scenario.finish()
+    assert f": Slurm jobs {told[1]}\n" in scenario.call("jobs", "status", "out").stdout
     assert states(scenario.status()) == ["ok"] * 3
     assert "cancelled 0 jobs" in scenario.call("jobs", "cancel", "out").stdout
     attempts = {i: [r.status for r in rs] for i, rs in by_index(scenario.records()).items()}
     assert attempts == {0: ["cancelled", "ok"], 1: ["ok"], 2: ["ok"]}
+
+
+def test_cancel_some_runs_and_resubmit_them(scenarios: Scenarios) -> None:
+    """A job of which all runs match is cancelled. Another skips the runs that have not started."""
+    scenario = scenarios["partly"]
+    scenario.wait_until_executing()
+    done = scenario.call("jobs", "cancel", "out", "--where", "index in [0, 1, 3, 4]")
+    assert "cancelled 1 job of" in done.stdout, done.stdout
+    assert "; 1 run of jobs that continue will be skipped; 1 executing run" in done.stdout
+    expected = ["running", "cancelled", "queued", "cancelled", "cancelled"]
+    assert states(scenario.status()) == expected
+    again = scenario.submit()  # while the first job executes
+    assert "submitted 3 runs as 1 job;" in again.stdout
+    assert "skipping 2 runs already queued or running" in again.stdout
+    scenario.cluster.wait_for(
+        lambda: len(scenario.records()) == 3, SOON_S, "the runs that were submitted again"
+    )
+    scenario.release("go")
+    attempts = {i: [r.status for r in rs] for i, rs in by_index(scenario.finish()).items()}
+    assert attempts == {index: ["ok"] for index in range(5)}
+    assert states(scenario.status()) == ["ok"] * 5
 
 
 def test_killed_worker(scenarios: Scenarios) -> None:
@@ -236,6 +267,24 @@ def test_unknown_partition(scenarios: Scenarios) -> None:
     assert states(scenario.status()) == ["missing", "missing"]
     possible = scenario.submit("slurm.partition=debug", "--dry-run")
     assert "2 (0 done, 0 queued or running)" in possible.stdout
+
+
+def test_a_refused_submission_is_not_the_last_one(scenarios: Scenarios) -> None:
+    """Commands without a folder stay with the submission that Slurm accepted before."""
+    scenario = scenarios.new(
+        "accepted", zip={"index": [0], "until": ["go"]}, slurm={"partition": "nowhere"}
+    )
+    assert scenario.submit("slurm.partition=debug").returncode == 0
+    sweep = scenario.write_sweep()
+    assert scenario.call("jobs.submit", sweep, "--out", "logs/refused").returncode == 2
+    seen = json.loads(scenario.call("jobs", "status", "--json").stdout)
+    assert seen["folder"] == str(scenario.out)
+    command = [sys.executable, "-m", "jobs", "logs", seen["tasks"][0]["run"], "--follow"]
+    following = scenario.start(*command)
+    assert following.stdout is not None and "#" in following.stdout.readline()
+    scenario.release("go")
+    rest, _ = following.communicate(timeout=SOON_S)
+    assert following.returncode == 0 and "-> ok\n" in rest, rest
 
 
 def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:

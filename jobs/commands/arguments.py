@@ -1,0 +1,36 @@
+"""Arguments that several commands of `python -m jobs` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.completion import results_folders, run_ids
+
+Folder = Annotated[
+    Path | None,
+    typer.Argument(
+        help="Results folder. [default: the folder of the last accepted submission]",
+        autocompletion=results_folders,
+    ),
+]
+In = Annotated[
+    Path | None,
+    typer.Option(
+        "--in",
+        help="Results folder that contains the run. [default: search the folder of the last "
+        "submission, then all folders in ./logs]",
+        autocompletion=results_folders,
+    ),
+]
+RunId = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Id of a run, or its first characters, for example 3fa2. "
+        "'python -m jobs status --json' lists the ids of all runs.",
+        autocompletion=run_ids,
+    ),
+]

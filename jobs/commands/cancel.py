@@ -1,0 +1,119 @@
+"""The command `python -m jobs cancel`: stop queued and running jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+from jobs.commands.arguments import Folder
+from jobs.commands.find import observed
+from jobs.commands.where import Where, matching
+from jobs.formatting import counted
+from jobs.plain_console import plain_console
+from jobs.results.cancelled import add_cancelled
+from jobs.results.manifest import Executor, Job, Manifest
+from jobs.results.run_states import Observation, TaskKey, TaskState
+from jobs.status import Status
+from jobs.submit import fail
+
+console = plain_console()
+
+
+def cancel(folder: Folder = None, where: Where = None) -> None:
+    """Cancel all queued and running jobs of a results folder.
+
+    Cancels the jobs of all submissions in the folder. Records of finished runs are kept. To
+    continue the sweep, submit it again.
+
+    With --where, cancels only runs that satisfy the condition. A job is cancelled if all of its
+    queued and running runs satisfy it. In other jobs, these runs are skipped when their turn comes,
+    and a run that executes now is left to end.
+    """
+    seen = observed(folder)
+    chosen = matching(seen, where)
+    live, picked = _live(seen), _live(chosen)
+    executing = {_key(task) for task in chosen.tasks if task.status is Status.running}
+    cancelled = skipped = left = 0
+    for manifest in seen.manifests:
+        states = seen.job_states[manifest.id]
+        jobs = [
+            j for j in manifest.jobs if states[j.index].status.is_live and picked & set(j.tasks)
+        ]
+        whole = _whole(manifest, jobs, live, picked)
+        inside = {task for job in whole for task in job.tasks}
+        shared = {task for job in jobs for task in job.tasks} & picked - inside
+        if where is not None and jobs:
+            _list(manifest, (inside & picked) | (shared - executing))
+        _stop(manifest, whole, all_jobs=where is None)
+        cancelled += len(whole)
+        skipped += len(shared - executing)
+        left += len(shared & executing)
+    text = f"cancelled {counted(cancelled, 'job')} of {seen.folder}"
+    if skipped:
+        text += f"; {counted(skipped, 'run')} of jobs that continue will be skipped"
+    if left:
+        text += f"; {counted(left, 'executing run')} of jobs that continue left to end"
+    console.print(text, soft_wrap=True)
+
+
+def _key(task: TaskState) -> TaskKey:
+    return task.run.id, task.repeat
+
+
+def _live(seen: Observation) -> set[TaskKey]:
+    return {_key(task) for task in seen.tasks if task.status.is_live}
+
+
+def _whole(
+    manifest: Manifest, jobs: list[Job], live: set[TaskKey], picked: set[TaskKey]
+) -> list[Job]:
+    """Return the jobs of which all queued and running runs are picked.
+
+    The jobs of a debug submission share a process, so all or none of them are returned.
+    """
+    if manifest.executor is Executor.debug:
+        every = {task for job in manifest.jobs for task in job.tasks}
+        return jobs if live & every <= picked else []
+    return [job for job in jobs if live & set(job.tasks) <= picked]
+
+
+def _list(manifest: Manifest, tasks: set[TaskKey]) -> None:
+    """Write the runs to the file that the workers and the queue of a submission read."""
+    try:
+        add_cancelled(manifest.path, tasks)
+    except OSError as error:
+        fail(f"{error.filename or manifest.path}: {error.strerror}")
+
+
+def _stop(manifest: Manifest, jobs: list[Job], all_jobs: bool) -> None:
+    """Stop jobs of a submission.
+
+    Args:
+        manifest: manifest of the submission.
+        jobs: the jobs.
+        all_jobs: whether these are all live jobs of the folder. A local queue is then stopped as a
+            whole. Otherwise it reads from the list of cancelled runs which jobs it stops.
+    """
+    if not jobs:
+        return
+    if manifest.executor is Executor.slurm:
+        ids = [manifest.slurm_ids[job.index] for job in jobs]
+        for start in range(0, len(ids), 500):  # command lines have a maximum length
+            done = subprocess.run(
+                ["scancel", *ids[start : start + 500]], capture_output=True, text=True
+            )
+            if done.returncode:
+                fail(f"scancel failed: {done.stderr.strip()}")
+    elif all_jobs or manifest.executor is Executor.debug:
+        _stop_process(manifest)
+
+
+def _stop_process(manifest: Manifest) -> None:
+    process = manifest.process
+    if process is None:
+        return
+    if not process.is_on_this_host:
+        fail(f"submission {manifest.id} runs on host {process.host}; run this command on that host")
+    if process.is_running:
+        os.kill(process.pid, signal.SIGTERM)

@@ -1,0 +1,121 @@
+"""Find the results folder and the run that a command is about."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from jobs.results.latest import LOGS, REPLAY, latest_folder, results_folders
+from jobs.results.manifest import SUBMISSIONS
+from jobs.results.run_states import Observation, TaskState, observe
+from jobs.results.unreadable import BadLine, UnreadableResults
+from jobs.status import Status
+from jobs.submit import errors, fail
+
+
+def observed(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
+    """Return the state of a results folder, and print to stderr what in it cannot be read.
+
+    Exits with an error message if the folder cannot be read.
+
+    Args:
+        folder: the results folder. None: the folder of the last accepted submission.
+        shows_bad_lines: whether the caller shows the bad lines of the observation itself.
+    """
+    try:
+        seen = observe((folder or _latest()).resolve())
+    except (FileNotFoundError, UnreadableResults) as error:
+        fail(str(error))
+    if not shows_bad_lines:
+        _note(seen.bad_lines)
+    return seen
+
+
+def _note(bad_lines: list[BadLine]) -> None:
+    for line in bad_lines:
+        errors.print(f"note: {line}", highlight=False, soft_wrap=True)
+
+
+def _latest() -> Path:
+    bad: list[BadLine] = []
+    folder = latest_folder(bad)
+    _note([line for line in bad if folder is None or not line.path.is_relative_to(folder)])
+    if folder is None:
+        fail(
+            f"no results folder given, and none in ./{LOGS} has an accepted submission; pass the "
+            "folder as an argument"
+        )
+    return folder
+
+
+def find_run(
+    run: str, folder: Path | None, prefer_live: bool = False
+) -> tuple[Observation, TaskState]:
+    """Return the run whose id begins with `run`, and the state of its results folder.
+
+    If the run has several repeats, returns a repeat that failed if there is one, otherwise the
+    repeat that finished last.
+
+    Args:
+        run: the first characters of the id.
+        folder: the results folder. None: the folder of the last accepted submission if it contains
+            the run, otherwise all folders in ./logs.
+        prefer_live: whether to prefer a repeat that is running or queued.
+    """
+    found: list[tuple[Observation, TaskState]] = []
+    for path in [folder] if folder else _folders_with(run):
+        seen = observed(path)
+        found += [(seen, task) for task in seen.tasks if task.run.id.startswith(run)]
+    ids = sorted({task.run.id for _, task in found})
+    if not ids:
+        fail(
+            f"no run whose id begins with {run!r} in {folder or f'./{LOGS}'}; "
+            "'python -m jobs status --json' lists the ids of all runs"
+        )
+    if len(ids) > 1:
+        fail(
+            f"{run!r} is ambiguous: {len(ids)} run ids begin with it, such as {', '.join(ids[:5])}"
+        )
+    return max(found, key=lambda item: _rank(item[1], prefer_live))
+
+
+def _folders_with(run: str) -> list[Path]:
+    """Return the results folders whose records are read to find a run.
+
+    If one run id begins with `run`, this is the folder of the last accepted submission if it
+    contains the run, otherwise all folders that contain the run. The folder ./logs/replay is
+    returned only if no other folder contains the run.
+    """
+    latest, replay = latest_folder(), REPLAY.resolve()
+    folders = [latest] if latest else []
+    ids = {path.resolve(): _ids_in(path, run) for path in (*folders, *results_folders())}
+    holding = [path for path in ids if ids[path]]
+    if len(set().union(*ids.values())) > 1:
+        return holding  # the run is ambiguous, unless some of the ids are of outdated versions
+    if latest and latest.resolve() in holding:
+        return [latest.resolve()]
+    return [path for path in holding if path != replay] or holding
+
+
+def _ids_in(folder: Path, start: str) -> set[str]:
+    """Return the run ids in the manifests of a folder that begin with `start`.
+
+    Manifests that cannot be read are left out. Records are not read, which would take longer.
+    """
+    ids: set[str] = set()
+    for path in (folder / SUBMISSIONS).glob("*/manifest.json"):
+        try:
+            runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+            ids |= {run["id"] for run in runs if run["id"].startswith(start)}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return ids
+
+
+def _rank(task: TaskState, prefer_live: bool) -> tuple[int, bool, float]:
+    """Return a sort key of the repeats of a run. The last one is shown."""
+    live = [Status.queued, Status.running]
+    record = task.record
+    bad = record is not None and record.status not in (Status.ok, Status.unsupported)
+    first = 1 + live.index(task.status) if prefer_live and task.status in live else 0
+    return first, bad, record.finished_at if record else 0.0

@@ -1,0 +1,104 @@
+"""The option --follow of `jobs logs`: prints the log of a run while the run writes it."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from jobs.results.record_reader import RecordTail
+from jobs.results.run_states import Observation, TaskState, observe
+from jobs.status import Status
+
+POLL_S = 0.5  # interval at which log and records are read, in seconds
+# Interval at which the state of the run is determined, in seconds. This asks Slurm. The state is
+# also determined when the run writes a record.
+STATE_S = 5.0
+_Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, bool]:
+    """Wait until a run ends, and print its log as it grows.
+
+    Args:
+        seen: states of all runs in the results folder.
+        task: state of the run.
+
+    Returns:
+        The last states, and whether output was printed.
+
+    Raises:
+        KeyboardInterrupt: if the user interrupts.
+    """
+    tail = RecordTail(seen.folder, {task.run.id})
+    tail.new()
+    old = logs_of(seen, task)
+    seen, task = _again(seen, task)  # a log of `old` is of the current attempt only if it runs
+    if task.status is Status.running:
+        old = [path for path in old if _attempt(path) < _attempt(old[-1])]
+    printer = _Printer(old)
+    said = ""
+    while task.status.is_live:
+        waits = f"# {task.status}: {task.detail}"
+        if task.status is Status.queued and waits != said:
+            print(waits, flush=True)
+            said = waits
+        asked = time.monotonic()
+        ended = False
+        while not ended and time.monotonic() - asked < STATE_S:
+            printer.print_new(logs_of(seen, task))
+            time.sleep(POLL_S)
+            ended = any(record.repeat == task.repeat for record in tail.new())
+        seen, task = _again(seen, task)
+    printer.print_new(logs_of(seen, task))
+    return seen, task, printer.last is not None
+
+
+def _again(seen: Observation, task: TaskState) -> tuple[Observation, TaskState]:
+    seen = observe(seen.folder)
+    same = (t for t in seen.tasks if (t.run.id, t.repeat) == (task.run.id, task.repeat))
+    return seen, next(same, task)
+
+
+def logs_of(seen: Observation, task: TaskState) -> list[Path]:
+    """Return the log files of a run on all nodes, those of later attempts last."""
+    key = (task.run.id, task.repeat)
+    folders = (
+        m.job_folder(job.index) for m in seen.manifests for job in m.jobs if key in job.tasks
+    )
+    found = [path for one in folders for path in one.glob(f"{key[0]}-{key[1]}-*.log")]
+    return sorted(found, key=lambda path: (_attempt(path), path.name))
+
+
+def _attempt(log: Path) -> int:
+    return int(log.name.split("-")[2].split(".")[0])  # <run>-<repeat>-<attempt>[.node<rank>].log
+
+
+class _Printer:
+    """Prints what is appended to files.
+
+    Args:
+        skipped: files that are not printed.
+    """
+
+    def __init__(self, skipped: Iterable[Path]):
+        self.last: Path | None = None
+        self._skipped = set(skipped)
+        self._files: dict[Path, tuple[int, codecs.IncrementalDecoder]] = {}
+
+    def print_new(self, paths: list[Path]) -> None:
+        for path in paths:
+            if path in self._skipped:
+                continue
+            read, decoder = self._files.get(path, (0, _Decoder("replace")))
+            with path.open("rb") as file:
+                file.seek(read)
+                data = file.read()
+            if data and path != self.last:
+                self.last = path
+                print(f"# {path}")
+            sys.stdout.write(decoder.decode(data))
+            self._files[path] = read + len(data), decoder
+        sys.stdout.flush()

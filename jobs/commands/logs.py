@@ -1,0 +1,102 @@
+"""The command `python -m jobs logs`: the output of one run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.commands.arguments import In, RunId
+from jobs.commands.find import find_run
+from jobs.commands.follow import follow, logs_of
+from jobs.results.manifest import ARTIFACTS
+from jobs.results.run_states import Observation, TaskState
+
+
+def logs(
+    run: RunId,
+    folder: In = None,
+    follows: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Print the output while the run writes it, until the run ends. A queued run is "
+            "waited for.",
+        ),
+    ] = False,
+) -> None:
+    """Print the output of a run and, if the run failed, the reason.
+
+    Shows the latest attempt. If the run has several repeats, shows a repeat that failed if there is
+    one, otherwise the repeat that finished last; with --follow, a repeat that is running or queued.
+    If the run is in several folders, the folder of the last submission is preferred. If the run has
+    no log file, prints the output of its job.
+    """
+    seen, task = find_run(run, folder, prefer_live=follows)
+    if not follows or not task.status.is_live:
+        _print(seen, task)
+        return
+    print(f"# {task.run.label()} -> {task.status}", flush=True)
+    try:
+        seen, task, printed = follow(seen, task)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    _print(seen, task, printed)
+
+
+def _print(seen: Observation, task: TaskState, printed: bool = False) -> None:
+    """Print the status of a run, the reason of its failure, its artifacts and its output.
+
+    Args:
+        seen: states of all runs in the results folder.
+        task: state of the run.
+        printed: whether the output was printed before. It is then not printed again.
+    """
+    record = task.record
+    print(f"# {task.run.label()} -> {task.status} {task.detail}".rstrip())
+    failure = record.failure if record is not None else None
+    if failure is not None:
+        print(f"# {failure.type}: {failure.message}")
+    for left in sorted((seen.folder / ARTIFACTS).glob(f"{task.run.id}-{task.repeat}-*")):
+        print(f"# artifacts in {left}")
+    shown = _log(seen, task)
+    if shown is None:
+        for path in _job_logs(seen, task):
+            print(f"# the run has no log file; this is the output of its job, {path}:")
+            sys.stdout.write(path.read_text(errors="replace"))
+        return
+    text = shown.read_text(errors="replace")
+    if not printed:
+        print(f"# {shown}")
+        sys.stdout.write(text)
+    if failure is not None and failure.traceback and failure.traceback not in text:
+        print(f"# traceback:\n{failure.traceback}")  # a hang logs no traceback
+
+
+def _log(seen: Observation, task: TaskState) -> Path | None:
+    """Return the log file of a run: that of its record if it exists, or else the newest."""
+    recorded = task.record.log if task.record is not None else None
+    if recorded is not None and (seen.folder / recorded).exists():
+        return seen.folder / recorded
+    found = logs_of(seen, task)
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
+    """Return the log files of the newest job that contains a run. Empty files are left out.
+
+    Args:
+        seen: states of all runs in a results folder.
+        task: state of the run.
+    """
+    for manifest in reversed(seen.manifests):
+        for job in manifest.jobs:
+            if (task.run.id, task.repeat) in job.tasks:
+                job_id = manifest.slurm_ids.get(job.index, "-")
+                found = sorted((manifest.path / "slurm").glob(f"{job_id}_*log.*"))
+                found += [p for p in [manifest.job_folder(job.index) / "worker.log"] if p.exists()]
+                return [p for p in found if p.stat().st_size]
+    return []

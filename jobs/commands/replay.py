@@ -1,0 +1,45 @@
+"""The command `python -m jobs replay`: repeat one run in the foreground."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+
+import yaml
+
+from jobs.commands.arguments import In, RunId
+from jobs.commands.find import find_run
+from jobs.invocation import words
+from jobs.results.latest import REPLAY
+from jobs.submit import fail
+from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
+
+
+def replay(run: RunId, folder: In = None) -> None:
+    """Repeat one run on this machine in the foreground.
+
+    Writes a sweep file with only this run to ./logs/replay, prints the command that executes it
+    (python -m jobs.submit ... --debug), and executes the command. The record of the run is also
+    written to ./logs/replay.
+    """
+    _, task = find_run(run, folder)
+    shape = task.run.shape
+    try:
+        defaults = load_benchmark(task.run.benchmark).json_defaults
+    except NoBenchmark as error:
+        fail(str(error))
+    sweep: dict[str, object] = {
+        "name": "replay",
+        "benchmark": task.run.benchmark,
+        "fixed": {k: v for k, v in task.run.params.items() if defaults.get(k, ...) != v},
+        "timeout_s": task.run.timeout_s,
+        "resources": {"gpus_per_node": shape.gpus_per_node, "nodes": shape.nodes},
+    }
+    if shape.nproc_per_node is not None:
+        sweep["launch"] = {"nproc_per_node": shape.nproc_per_node}
+    path = REPLAY / f"{task.run.id}.yaml"  # the results folder may be read-only
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(sweep), encoding="utf-8")
+    command = [*words("submit"), str(path), "--debug", "--force", "--out", str(REPLAY)]
+    print(shlex.join(command), flush=True)
+    raise SystemExit(subprocess.run(command).returncode)

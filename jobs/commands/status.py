@@ -1,0 +1,144 @@
+"""The command `python -m jobs status`: the state of each run in a results folder."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table as Grid
+
+from jobs.code.short_names import short_names
+from jobs.commands.arguments import Folder
+from jobs.commands.find import observed
+from jobs.commands.watch import SHORTEST_S, watch
+from jobs.commands.where import Where, matching
+from jobs.completion import results_folders
+from jobs.formatting import counted
+from jobs.plain_console import plain_console
+from jobs.results.run_states import Observation, TaskState, summary
+from jobs.results.slurm_ids import compact_ids
+from jobs.run import varying
+from jobs.status import Status
+
+SHOWN_RUNS = 30
+SHOWN_SUBMISSIONS = 5
+console = plain_console()
+
+
+def status(
+    folder: Folder = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the submissions and the state of every run as JSON."),
+    ] = False,
+    where: Where = None,
+    every_s: Annotated[
+        float | None,
+        typer.Option(
+            "--watch",
+            metavar="[SECONDS]",
+            min=SHORTEST_S,
+            help="Repeat every SECONDS (5 if left out) until no run is queued or running. In a "
+            "pipe, print only what changed.",
+            autocompletion=results_folders,
+        ),
+    ] = None,
+) -> None:
+    """Show the state of each run in a results folder.
+
+    Prints the number of runs in each state: queued, running, missing, or the status with which a
+    run ended (ok, oom, timeout, error, wrong, unsupported, killed, preempted, cancelled). Then it
+    lists the runs that are neither ok nor queued, with the reason. For submissions to Slurm, it
+    prints the ids of the jobs.
+
+    Exit code: 0 if no run failed, 1 if a run failed or is missing. The states ok, oom, unsupported,
+    queued and running are not failures.
+    """
+    tasks: list[TaskState] = []
+
+    def report() -> tuple[str, bool]:
+        nonlocal folder, tasks
+        seen = observed(folder, shows_bad_lines=True)
+        folder = seen.folder  # another submission may become the last one while this command runs
+        chosen = matching(seen, where)
+        tasks = chosen.tasks
+        text = json.dumps(summary(chosen)) + "\n" if as_json else _text(chosen, len(seen.tasks))
+        return text, any(task.status.is_live for task in tasks)
+
+    if every_s is None:
+        print(report()[0], end="")
+    else:
+        try:
+            watch(report, every_s)
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+    raise SystemExit(1 if any(task.status.is_failure for task in tasks) else 0)
+
+
+def _text(seen: Observation, total: int) -> str:
+    with console.capture() as capture:
+        _show(seen, total)
+    return capture.get()
+
+
+def _show(seen: Observation, total: int) -> None:
+    """Print the state of a results folder.
+
+    Args:
+        seen: the state of the folder, with the runs to show.
+        total: number of runs in the folder.
+    """
+    newest = seen.manifests[-1]
+    some = f"{len(seen.tasks)} of " if len(seen.tasks) != total else ""
+    console.print(
+        f"{seen.folder}: sweep {newest.sweep.name}, {some}{counted(total, 'run')}, "
+        f"{counted(len(seen.manifests), 'submission')} (executor of the newest: {newest.executor})",
+        soft_wrap=True,
+    )
+    _show_slurm_ids(seen)
+    grid = Grid.grid(padding=(0, 2))
+    for state, count in sorted(seen.counts().items(), key=lambda item: -item[1]):
+        grid.add_row("", state, str(count), _waits_for(seen) if state is Status.queued else "")
+    console.print(grid)
+    _show_runs(seen)
+    for line in (*map(str, seen.bad_lines), *seen.notes):
+        console.print(f"  note: {line}", highlight=False, soft_wrap=True)
+
+
+def _show_slurm_ids(seen: Observation) -> None:
+    submitted = [manifest for manifest in seen.manifests if manifest.slurm_ids]
+    for manifest in submitted[-SHOWN_SUBMISSIONS:]:
+        line = f"  submission {manifest.id}: Slurm jobs {compact_ids(manifest.slurm_ids.values())}"
+        console.print(line, highlight=False, soft_wrap=True)
+    if len(submitted) > SHOWN_SUBMISSIONS:
+        earlier = counted(len(submitted) - SHOWN_SUBMISSIONS, "earlier submission")
+        console.print(f"  and {earlier} to Slurm; --json lists all", highlight=False)
+
+
+def _show_runs(seen: Observation) -> None:
+    """Print the runs that are neither ok nor queued, with the reason."""
+    runs = [task.run for task in seen.tasks]
+    names = varying(runs)
+    references = {reference for run in runs for reference in run.code}
+    short = short_names(references, (value for run in runs for value in run.params.values()))
+    others = [task for task in seen.tasks if task.status not in (Status.ok, Status.queued)]
+    for task in others[:SHOWN_RUNS]:
+        failure = task.record.failure if task.record and not task.status.is_live else None
+        why = failure.summary if failure else task.detail
+        repeat = f" repeat={task.repeat}" if seen.manifests[-1].sweep.repeats > 1 else ""
+        text = f"  {task.status:11} {task.run.id}  {task.run.label(names, short)}{repeat}  {why}"
+        console.print(text, highlight=False, soft_wrap=True)
+    if len(others) > SHOWN_RUNS:
+        console.print(f"  … and {len(others) - SHOWN_RUNS} more; --json lists all")
+
+
+def _waits_for(seen: Observation) -> str:
+    """Return Slurm's reasons why jobs are pending, for example "Priority, Resources".
+
+    Args:
+        seen: states of all runs in a results folder.
+    """
+    details = (task.detail for task in seen.tasks if task.status is Status.queued)
+    reasons = (detail.partition("PENDING (")[2].removesuffix(")") for detail in details)
+    return ", ".join(dict.fromkeys(filter(None, reasons)))

@@ -1,0 +1,101 @@
+"""The option --where: selects runs by their parameters and their state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+from pydantic import create_model
+
+from jobs.completion import conditions
+from jobs.errors import nearest
+from jobs.results.run_states import Observation, TaskState
+from jobs.status import Status
+from jobs.submit import fail
+from jobs.sweep.benchmarks import Benchmark, Benchmarks, NoBenchmark, load_benchmark
+from jobs.sweep.check_parameters import comparison
+from jobs.sweep.check_schema import literal_check
+from jobs.sweep.conditions import Check, ConditionError
+
+NAMES = ("benchmark", "status", "repeat")  # allowed in a condition, in addition to the parameters
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        help="Only the runs that satisfy this condition, for example 'status == error and seq_len "
+        "> 4096'. It may contain parameters, benchmark, status and repeat. Operators: ==, !=, <, "
+        "<=, >, >=, in, not in, and, or, not. [default: all runs]",
+        autocompletion=conditions,
+    ),
+]
+
+
+def matching(seen: Observation, where: str | None) -> Observation:
+    """Return the state of a results folder with only the runs that satisfy a condition.
+
+    Exits with an error message if the condition is invalid.
+
+    Args:
+        seen: states of all runs in the folder.
+        where: the condition, such as `seq_len > 4096 and status == error`. None: all runs.
+    """
+    if where is None or not seen.tasks:
+        return seen
+    benchmarks = _benchmarks(seen.tasks)
+    try:
+        parsed = comparison(where, benchmarks, NAMES, lambda one: _check(one, benchmarks))
+        kept = [
+            task
+            for task in seen.tasks
+            if (condition := parsed.get(task.run.benchmark)) is not None
+            and condition(_values(task, benchmarks.by_name[task.run.benchmark]))
+        ]
+    except ConditionError as error:
+        fail(f"--where: {error}")
+    return replace(seen, tasks=kept)
+
+
+def _benchmarks(tasks: list[TaskState]) -> Benchmarks:
+    params: dict[str, dict[str, Any]] = {}
+    for task in tasks:
+        params.setdefault(task.run.benchmark, {}).update(task.run.params)
+    by_name = {name: _benchmark(name, params[name]) for name in params}
+    return Benchmarks(next(iter(by_name.values())), by_name)
+
+
+def _benchmark(name: str, params: dict[str, Any]) -> Benchmark:
+    """Return a benchmark with the parameters of its runs.
+
+    The types of the parameters, which show misspelled values, come from the code of the benchmark.
+    If it cannot be imported or has other parameters now, all values are accepted.
+    """
+    try:
+        benchmark = load_benchmark(name)
+    except NoBenchmark:
+        benchmark = None
+    if benchmark is not None and params.keys() <= set(benchmark.fields):
+        return benchmark
+    fields: dict[str, Any] = dict.fromkeys(params, (Any, None))
+    return Benchmark(name, 0, create_model("Params", **fields), dict.fromkeys(params))
+
+
+def _values(task: TaskState, benchmark: Benchmark) -> dict[str, Any]:
+    own = {"benchmark": task.run.benchmark, "status": str(task.status), "repeat": task.repeat}
+    return own | benchmark.json_defaults | task.run.params
+
+
+def _check(benchmark: Benchmark, benchmarks: Benchmarks) -> Check:
+    """Return a function that checks a plain value in a condition. See `literal_check`."""
+    of_parameter = literal_check(benchmark)
+    valid = {"status": [str(status) for status in Status], "benchmark": list(benchmarks.by_name)}
+
+    def checked(name: str, value: Any) -> str | None:
+        if name in benchmark.fields:
+            return of_parameter(name, value)
+        if name not in valid or value in valid[name]:
+            return None
+        return f"{name}: got {value!r}{nearest(str(value), valid[name])}"
+
+    return checked

@@ -1,0 +1,108 @@
+"""Commands without a folder take the last accepted submission; commands with a run find it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.results.latest import LATEST
+from jobs.results.record import Record
+from tests.jobs.harness import ROOT, call, records, write_submission, write_sweep
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder. Its folder logs/ok and the folder elsewhere/out have a submission."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the process that `replay` starts
+    sweep = write_sweep(tmp_path, [{"what": "ok"}, {"what": "raises", "tag": 1}])
+    for out in ("elsewhere/out", "logs/ok"):
+        assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 1
+    return tmp_path
+
+
+def shown() -> str:
+    """Return the folder that `status` shows, relative to the current folder."""
+    folder = json.loads(call("jobs", "status", "--json").stdout)["folder"]
+    return str(Path(folder).relative_to(Path.cwd()))
+
+
+def failed_run(out: str) -> Record:
+    return next(record for record in records(Path(out)) if record.status == "error")
+
+
+def test_the_last_accepted_submission_is_the_default(here: Path) -> None:
+    """Neither a refused submission, nor a replay, nor a plan in another folder changes it."""
+    write_submission(here / "sweep.yaml", Path("logs/refused"))  # its jobs were never accepted
+    assert call("jobs.submit", "sweep.yaml", "--dry-run", "--out", "logs/plan").returncode == 0
+    assert call("jobs", "replay", failed_run("logs/ok").run).returncode == 1
+    assert Path("logs/replay").exists() and shown() == "logs/ok"
+    assert f"cancelled 0 jobs of {here}/logs/ok" in call("jobs", "cancel").stdout
+
+    LATEST.unlink()  # as in a folder of an earlier version
+    assert shown() == "logs/ok"
+    LATEST.write_text("{")
+    assert shown() == "logs/ok"
+
+    call("jobs.submit", "sweep.yaml", "--local", "--out", "elsewhere/out")  # skips all runs
+    assert shown() == "elsewhere/out"
+    Path("elsewhere").rename("gone")
+    assert shown() == "logs/ok"
+
+    failed = failed_run("logs/ok")  # and in logs/replay
+    assert "/logs/ok/submissions/" in call("jobs", "logs", failed.run).stdout
+    for out in ("ok", "refused"):
+        Path("logs", out).rename(f"gone {out}")
+    assert "-> error\n" in call("jobs", "logs", failed.run).stdout  # of logs/replay
+
+
+def test_retry_without_a_folder_repeats_the_runs_of_the_last_submission(here: Path) -> None:
+    call("jobs.submit", "sweep.yaml", "--local", "--out", "elsewhere/out")
+    done = call("jobs", "retry")
+    assert done.returncode == 1 and "elsewhere/out" in done.stdout
+    assert len(records(here / "elsewhere/out")) == 3 and len(records(here / "logs/ok")) == 2
+
+
+def test_a_broken_manifest_elsewhere_does_not_matter(here: Path) -> None:
+    LATEST.unlink()
+    broken = Path("logs/broken/submissions/1")
+    broken.mkdir(parents=True)
+    (broken / "handles.json").write_text("{}")
+    (broken / "manifest.json").write_text('{"runs": 1}')
+    second = Path("logs/ok/submissions/2")
+    second.mkdir()
+    (second / "manifest.json").write_text("{")
+    seen = call("jobs", "status")
+    assert seen.returncode == 1 and "logs/ok: sweep misbehave, 2 runs, 1 submission" in seen.stdout
+    assert f"{second.resolve()}/manifest.json: skipped: Invalid JSON" in seen.stdout
+    assert "of the exception" in call("jobs", "logs", failed_run("logs/ok").run).stdout
+
+
+def test_without_an_accepted_submission_the_error_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_submission(write_sweep(tmp_path, [{"what": "ok"}]), Path("logs/refused"))
+    for command in ("status", "cancel", "retry"):
+        done = call("jobs", command)
+        assert done.returncode == 2 and done.stdout.count("\n") == 1
+        assert "none in ./logs has an accepted submission; pass the folder" in done.stdout
+
+
+def test_logs_reads_only_the_folder_that_contains_the_run(here: Path) -> None:
+    """The folder of the last submission comes first, and records elsewhere are not read."""
+    failed = failed_run("logs/ok")
+    for path in Path("elsewhere/out/records").iterdir():
+        path.write_bytes(b"broken")
+    done = call("jobs", "logs", failed.run[:8])
+    assert done.returncode == 0 and f"{here}/logs/ok/submissions" in done.stdout
+    call("jobs.submit", "sweep.yaml", "--local", "--out", "elsewhere/out", "--force")
+    assert f"{here}/elsewhere/out/submissions" in call("jobs", "logs", failed.run).stdout
+
+    other = write_sweep(here, [{"what": "ok", "tag": tag} for tag in range(40)], name="many")
+    write_submission(other, Path("logs/many"))
+    assert "is ambiguous: " in call("jobs", "logs", "").stdout
+    done = call("jobs", "logs", "nothing")
+    assert done.returncode == 2 and "no run whose id begins with 'nothing'" in done.stdout

@@ -1,0 +1,120 @@
+"""`status --watch` and `logs --follow` while a local submission runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.jobs.harness import (
+    PATIENCE_S,
+    ROOT,
+    Fifo,
+    await_true,
+    call,
+    records,
+    restore_signals,
+    start,
+    statuses,
+    write_sweep,
+)
+
+
+def sweep_of(folder: Path, *cases: dict[str, Any]) -> tuple[Path, Fifo]:
+    """Write a sweep whose first run waits, and return it with the FIFO of this run."""
+    fifo = Fifo(folder / "fifo")
+    return write_sweep(folder, [{"what": "wait", "path": str(fifo.path)}, *cases]), fifo
+
+
+def read_until(process: subprocess.Popen[str], words: str) -> str:
+    """Read the output of a process up to the first line that contains `words`."""
+    assert process.stdout is not None
+    text = ""
+    for line in process.stdout:
+        text += line
+        if words in line:
+            return text
+    raise AssertionError(f"{words!r} is not in the output: {text}")
+
+
+def test_watch_prints_changes_until_nothing_is_live(tmp_path: Path) -> None:
+    sweep, fifo = sweep_of(tmp_path, {"what": "chat", "path": str(tmp_path / "chat")})
+    os.mkfifo(tmp_path / "chat")
+    out = tmp_path / "out"
+    queue = start("jobs.submit", sweep, "--local", "--out", out)
+    waiting, _ = fifo.pids()
+    watching = start("jobs", "status", out, "--watch", "0.5")
+    following = start("jobs", "logs", run_id(out, "chat"), "--in", out, "--follow")
+    interrupted = [
+        start("jobs", "status", "--watch", out),  # without SECONDS, before the folder
+        start("jobs", "logs", run_id(out, "wait"), "--in", out, "--follow"),
+    ]
+    shown = read_until(watching, "what=wait")
+    assert shown.count("queued") == 1
+    assert "waiting for earlier runs of its job" in read_until(following, "# queued: ")
+    for process, words in zip(interrupted, ("what=wait", "-> running"), strict=True):
+        read_until(process, words)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130 and "Traceback" not in rest and "Aborted" not in rest
+
+    os.kill(waiting, signal.SIGKILL)
+    with (tmp_path / "chat").open("w") as chat:  # opens when the second run executes
+        print("first", file=chat, flush=True)
+        assert "/jobs/0/" in read_until(following, "said first")
+        assert "killed" in read_until(watching, "what=chat")
+        (log,) = out.glob(f"submissions/*/jobs/0/{run_id(out, 'chat')}-0-1.log")
+        log.with_suffix(".node1.log").write_text("said by another node\n")
+        assert ".node1.log" in read_until(following, "said by another node")
+        print("fail", file=chat, flush=True)
+    rest, _ = following.communicate(timeout=PATIENCE_S)
+    assert following.returncode == 0
+    assert "said fail\n" in rest and "said first" not in rest
+    assert "-> error\n# ValueError: told to fail\n" in rest and rest.count("Traceback") == 1
+    rest, _ = watching.communicate(timeout=PATIENCE_S)
+    assert watching.returncode == 1 and "told to fail" in rest and "running" not in rest
+    assert rest.count("submission") == len(rest.split(f"{out}: ")) - 1  # only changes are printed
+    assert queue.wait(PATIENCE_S) == 1
+    assert "said fail" in call("jobs", "logs", run_id(out, "chat"), "--in", out, "-f").stdout
+
+
+def run_id(out: Path, what: str) -> str:
+    tasks = json.loads(call("jobs", "status", out, "--json").stdout)["tasks"]
+    return next(str(task["run"]) for task in tasks if task["params"]["what"] == what)
+
+
+def test_watch_redraws_a_terminal(tmp_path: Path) -> None:
+    sweep, fifo = sweep_of(tmp_path)
+    out = tmp_path / "out"
+    queue = start("jobs.submit", sweep, "--local", "--out", out)
+    waiting, _ = fifo.pids()
+    ours, its = pty.openpty()
+    command = [sys.executable, "-m", "jobs", "status", str(out), "--watch=0.5"]
+    watching = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "300"},
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        preexec_fn=restore_signals,
+    )
+    os.close(its)
+    shown = ""
+    while shown.count("Ctrl-C ends this") < 2:
+        shown += os.read(ours, 1000).decode()
+    os.kill(waiting, signal.SIGKILL)
+    assert watching.wait(PATIENCE_S) == 1
+    os.set_blocking(ours, False)
+    shown += os.read(ours, 100_000).decode()
+    os.close(ours)
+    screens = shown.split("\x1b[H\x1b[2J")
+    assert "running" in screens[1] and "killed" in screens[-1] and "Ctrl-C" not in screens[-1]
+    assert queue.wait(PATIENCE_S) == 1
+    await_true(lambda: statuses(out) == {"wait0": "killed"}, "the run has its record")
+    assert len(records(out)) == 1

@@ -1,0 +1,170 @@
+"""The option --where of `status`, `retry` and `cancel`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.harness import (
+    PATIENCE_S,
+    Fifo,
+    call,
+    records,
+    start,
+    statuses,
+    write_sweep,
+)
+from tests.jobs.results_folder import ResultsFolder, failed, load, ok
+
+MIXED = """
+name: mixed
+benchmark: tests.benchmarks.toy
+repeats: 2
+runs_per_job: 100
+cases:
+- grid: {size: [1, 2], mode: [fast, exact]}
+- benchmark: tests.benchmarks.counter
+  fixed: {size: 2, depth: 3}
+"""
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, folder: ResultsFolder) -> Path:
+    """A folder with 10 tasks: size 2 failed, and the second repeat of size 1 has no record."""
+    folder.submit(
+        load(tmp_path, MIXED),
+        lambda params, repeat: (
+            failed("error") if params["size"] == 2 else None if repeat else ok(1.0)
+        ),
+    )
+    return folder.path
+
+
+@pytest.mark.parametrize(
+    ("where", "count", "code"),
+    [
+        ("size == 1", 4, 1),
+        ("status == ok", 2, 0),
+        ("status in [error, missing] and repeat == 0", 3, 1),
+        ("size == 2 and mode == exact", 2, 1),
+        ("depth > 2", 2, 1),
+        ("benchmark == 'tests.benchmarks.counter'", 2, 1),
+        ("size > 9", 0, 0),
+    ],
+)
+def test_status_shows_and_counts_only_matching_runs(
+    mixed: Path, where: str, count: int, code: int
+) -> None:
+    done = call("jobs", "status", mixed, "--where", where)
+    assert done.returncode == code and f"sweep mixed, {count} of 10 runs" in done.stdout
+    seen = json.loads(call("jobs", "status", mixed, "--where", where, "--json").stdout)
+    assert len(seen["tasks"]) == sum(seen["counts"].values()) == count
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("sise == 1", "'sise' is not a parameter; did you mean 'size'?"),
+        ("size > ", "is not a comparison; expected for example"),
+        ("mode == fats", "did you mean 'fast'?"),
+        ("status == oks", "status: got 'oks'; did you mean 'ok'?"),
+        ("benchmark == counter", "benchmark: got 'counter'"),
+        ("status < 3", "which have no order"),
+    ],
+)
+@pytest.mark.parametrize("command", ["status", "retry", "cancel"])
+def test_a_wrong_condition_is_one_line(mixed: Path, command: str, where: str, words: str) -> None:
+    done = call("jobs", command, mixed, "--where", where)
+    assert done.returncode == 2 and done.stdout.count("\n") == 1, done.stdout
+    assert done.stdout.startswith("--where: ") and words in done.stdout
+
+
+def test_a_benchmark_that_no_longer_imports_has_conditions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: ResultsFolder
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "vanishing").mkdir()
+    toy = Path("tests/benchmarks/toy.py").read_text()
+    (tmp_path / "vanishing" / "toy.py").write_text(toy)
+    folder.submit(
+        load(tmp_path, "{name: a, benchmark: vanishing.toy, grid: {size: [1, 2]}}"),
+        lambda *_: ok(1.0),
+    )
+    (tmp_path / "vanishing" / "toy.py").write_text("1 / 0")
+    monkeypatch.delitem(sys.modules, "vanishing.toy")
+    done = call("jobs", "status", folder.path, "--where", "size == 2 and status == ok")
+    assert done.returncode == 0 and "1 of 2 runs" in done.stdout
+
+
+def test_cancel_stops_jobs_and_skips_runs_of_a_local_queue(tmp_path: Path) -> None:
+    fifo = Fifo(tmp_path / "fifo")
+    cases = [
+        {"what": "wait", "path": str(fifo.path)},
+        *({"what": "ok", "tag": i} for i in range(1, 8)),
+    ]
+    sweep, out = write_sweep(tmp_path, cases, runs_per_job=2), tmp_path / "out"
+
+    def cancel(where: str) -> str:
+        done = call("jobs", "cancel", out, "--where", where)
+        assert done.returncode == 0, done.stdout
+        return done.stdout.removesuffix("\n").removeprefix("cancelled ").replace(f" of {out}", "")
+
+    queue = start("jobs.submit", sweep, "--local", "--out", out)
+    fifo.pids()
+    assert cancel("what == wait") == "0 jobs; 1 executing run of jobs that continue left to end"
+    assert cancel("tag in [1, 2, 3, 4]") == "1 job; 2 runs of jobs that continue will be skipped"
+    assert [statuses(out)[f"ok{tag}"] for tag in range(1, 8)] == ["cancelled"] * 4 + ["queued"] * 3
+    assert statuses(out)["wait0"] == "running"
+    assert cancel("tag == 0") == "1 job"  # no other run of its job is live
+    told, _ = queue.communicate(timeout=PATIENCE_S)
+    assert queue.returncode == 1 and "exit code" not in told, told
+    assert "3 ok, 2 cancelled" in told and "3 runs cancelled before the start" in told
+    ended = {f"{r.params['what']}{r.params['tag']}": r.status for r in records(out)}
+    assert ended == {
+        "wait0": "cancelled",
+        "ok4": "cancelled",
+        "ok5": "ok",
+        "ok6": "ok",
+        "ok7": "ok",
+    }
+    assert sorted(statuses(out).values()) == ["cancelled"] * 5 + ["ok"] * 3
+
+    fifo.release()
+    again = call("jobs.submit", sweep, "--local", "--out", out)
+    assert again.returncode == 0 and "5 ok" in again.stdout
+    assert set(statuses(out).values()) == {"ok"}
+
+
+def test_cancel_in_a_debug_submission(tmp_path: Path) -> None:
+    """The runs share a process, which skips the runs that match. It stops if all of them do."""
+    fifo = Fifo(tmp_path / "fifo")
+    cases = [{"what": "wait", "path": str(fifo.path)}, {"what": "ok"}]
+    sweep, out = write_sweep(tmp_path, cases, runs_per_job=1), tmp_path / "out"
+    submitted = start("jobs.submit", sweep, "--debug", "--out", out)
+    fifo.pids()
+    assert "1 executing run of" in call("jobs", "cancel", out, "--where", "what == wait").stdout
+    assert "1 run of jobs that" in call("jobs", "cancel", out, "--where", "what == ok").stdout
+    assert statuses(out) == {"wait0": "running", "ok0": "cancelled"}
+    assert "cancelled 1 job" in call("jobs", "cancel", out, "--where", "what == wait").stdout
+    submitted.communicate(timeout=PATIENCE_S)
+    assert set(statuses(out).values()) <= {"cancelled", "killed"}
+
+
+def test_retry_of_some_runs(tmp_path: Path) -> None:
+    cases = [{"what": "ok"}, *({"what": "raises", "tag": tag} for tag in (1, 2)), {"what": "nan"}]
+    sweep, out = write_sweep(tmp_path, cases), tmp_path / "out"
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 1
+    count = len(records(out))
+    dry = call("jobs", "retry", out, "--where", "tag == 2", "--dry-run")
+    assert dry.returncode == 0 and len(records(out)) == count
+    assert "  1 job, at most 0.0 GPU-hours\n" in dry.stdout and dry.stdout.count("what=") == 1
+    done = call("jobs", "retry", out, "--where", "tag > 1")
+    assert done.returncode == 1 and f"retrying 1 run of {out} (1 error), from subm" in done.stdout
+    assert [r.params["tag"] for r in records(out)[count:]] == [2]
+    done = call("jobs", "retry", out, "--where", "status == ok")
+    assert f"nothing to retry in {out}: no run failed, is missing or is oom and" in done.stdout
+    call("jobs", "retry", out)  # a full retry still finds all failed runs
+    assert sorted(r.params["tag"] for r in records(out)[count + 1 :]) == [0, 1, 2]
