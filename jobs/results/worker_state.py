@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from jobs.json_files import write_json
 
+STATE = "state.json"  # file in the folder of a job
+
 
 class RunningAttempt(BaseModel):
     """The attempt that a worker process is executing. An attempt is one execution of a run."""
@@ -37,7 +39,7 @@ class WorkerState(BaseModel):
 
 
 def write_worker_state(job_folder: Path, state: WorkerState) -> None:
-    write_json(job_folder / "state.json", state.model_dump(mode="json"))
+    write_json(job_folder / STATE, state.model_dump(mode="json"))
 
 
 def read_worker_state(job_folder: Path) -> WorkerState:
@@ -46,6 +48,6 @@ def read_worker_state(job_folder: Path) -> WorkerState:
     If there is no readable state, return an empty state.
     """
     try:
-        return WorkerState.model_validate_json((job_folder / "state.json").read_text())
+        return WorkerState.model_validate_json((job_folder / STATE).read_text())
     except (OSError, ValueError):
         return WorkerState()
