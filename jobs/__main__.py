@@ -25,7 +25,7 @@ from jobs.errors import InputError
 from jobs.formatting import counted
 from jobs.invocation import words
 from jobs.launch.snapshot import SnapshotError
-from jobs.launch.submission import Options, prepare, reload
+from jobs.launch.submission import Options, reload
 from jobs.results.manifest import (
     ARTIFACTS,
     SUBMISSIONS,
@@ -36,8 +36,9 @@ from jobs.results.manifest import (
 )
 from jobs.results.run_states import Observation, TaskState, observe, summary
 from jobs.run import varying
+from jobs.slurm_client import SlurmSilent, slurm_client
 from jobs.status import Status
-from jobs.submit import fail, start_and_report
+from jobs.submit import fail, plan_and_start
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
 
 console = Console(markup=False, emoji=False)
@@ -215,9 +216,10 @@ def cancel(folder: Folder = None) -> None:
         if manifest.executor is Executor.slurm:
             ids = [manifest.slurm_ids[job.index] for job in jobs]
             for start in range(0, len(ids), 500):  # command lines have a maximum length
-                done = subprocess.run(
-                    ["scancel", *ids[start : start + 500]], capture_output=True, text=True
-                )
+                try:
+                    done = slurm_client("scancel", *ids[start : start + 500])
+                except SlurmSilent as error:
+                    fail(str(error))
                 if done.returncode:
                     fail(f"scancel failed: {done.stderr.strip()}")
         else:
@@ -256,13 +258,11 @@ def retry(folder: Folder = None) -> None:
         save_untracked=last.save_untracked,
     )
     try:
-        prepared = prepare(reload(last), options, last.sweep_path)
+        nothing = "nothing to retry: no run failed or is missing"
+        code = plan_and_start(reload(last), options, last.sweep_path, nothing)
     except (InputError, NoBenchmark, SnapshotError) as error:  # the code has changed since then
         fail(str(error))
-    if not prepared.manifest.jobs:
-        console.print("nothing to retry: no run failed or is missing")
-        return
-    raise SystemExit(start_and_report(prepared, options))
+    raise SystemExit(code)
 
 
 @app.command(epilog="Example: python -m jobs replay 3fa2")

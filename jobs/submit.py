@@ -17,14 +17,16 @@ from jobs.completion import key_values, results_folders, sweep_files
 from jobs.errors import InputError
 from jobs.formatting import counted
 from jobs.invocation import command
+from jobs.launch.folder_lock import FolderInUse
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
+from jobs.launch.submission_lock import SubmissionLock
 from jobs.results.manifest import BrokenManifest, Executor
 from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
 from jobs.run import Run, varying
-from jobs.sweep.load import load_sweep
+from jobs.sweep.load import LoadedSweep, load_sweep
 
 CLUSTER_FILE = "cluster.yaml"
 SHOWN_RUNS = 10
@@ -201,21 +203,62 @@ def submit(
             snapshot,
             save_untracked,
         )
-        prepared = prepare(loaded, options, str(sweep))
+        if dry_run:
+            prepared = prepare(loaded, options, str(sweep))
+            _show_notes(prepared)
+            show_plan(prepared, executor, sbatch)
+            return
+        code = plan_and_start(loaded, options, str(sweep))
     except (InputError, BrokenManifest, SnapshotError) as error:
         fail(str(error))
+    raise SystemExit(code)
+
+
+def plan_and_start(
+    loaded: LoadedSweep, options: Options, sweep_path: str, nothing: str | None = None
+) -> int:
+    """Plan and start a submission, and report the results.
+
+    The results folder is locked until the jobs are submitted, so that another submission at the
+    same time does not submit the same runs.
+
+    Args:
+        loaded: the sweep.
+        options: options of the submission.
+        sweep_path: path of the sweep file, to be saved in the manifest.
+        nothing: if all runs are done, queued or running, print this message and return 0.
+
+    Returns:
+        The exit code of the command. Its values are listed in `submit`.
+    """
+    try:
+        with SubmissionLock(options.out.resolve(), options.force) as lock:
+            prepared = prepare(loaded, options, sweep_path)
+            _show_notes(prepared)
+            if nothing is not None and not prepared.manifest.jobs:
+                console.print(nothing)
+                return 0
+            return start_and_report(prepared, options, lock)
+    except FolderInUse as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.filename or options.out}: {error.strerror}")
+
+
+def _show_notes(prepared: Prepared) -> None:
     for warning in prepared.expansion.warnings:
         errors.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
     for note in prepared.notes:
         errors.print(f"note: {note}", highlight=False, soft_wrap=True)
-    if dry_run:
-        show_plan(prepared, executor, sbatch)
-        return
-    raise SystemExit(start_and_report(prepared, options))
 
 
-def start_and_report(prepared: Prepared, options: Options) -> int:
+def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock) -> int:
     """Start a prepared submission, then print a summary and the commands that show its results.
+
+    Args:
+        prepared: the planned submission.
+        options: options of the submission.
+        lock: lock of the results folder.
 
     Returns:
         The exit code of the command. Its values are listed in `submit`.
@@ -241,21 +284,22 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     if not manifest.jobs and not prepared.in_flight and not prepared.done:
         fail("nothing to run: the sweep has no runs")
     try:
-        records = start(prepared, options, console)
+        records = start(prepared, options, console, lock)
     except KeyboardInterrupt:
         message = (
             f"interrupted: finished runs are recorded in {where}; repeat the command to continue"
         )
         errors.print(message, highlight=False, markup=False, soft_wrap=True)
         return 130
-    except OSError as error:
-        fail(f"{error.filename or where}: {error.strerror}")
     except RuntimeError as error:  # SubmissionError or FolderInUse
         fail(str(error))
+    if not manifest.jobs:
+        console.print(f"nothing to submit; results are in {where}", soft_wrap=True)
     if options.executor is Executor.slurm:
         tasks = sum(len(job.tasks) for job in manifest.jobs)
         what = f"{counted(tasks, 'run')} as {counted(len(manifest.jobs), 'job')}"
-        console.print(f"submitted {what}; results go to {where}", soft_wrap=True)
+        if tasks:
+            console.print(f"submitted {what}; results go to {where}", soft_wrap=True)
         for name in ("status", "cancel", "tables"):
             follow_up(command(name), where)
         return 0
