@@ -83,7 +83,7 @@ def test_sbatch_text(tmp_path: Path) -> None:
 )
 def test_setup_line(tmp_path: Path, line: str, code: int) -> None:
     (text,) = sbatch_texts(manifest(tmp_path, some(1), setup=[line]))
-    script = text.replace("\nsrun", "\ntrue")
+    script = text.replace("\nsrun --", "\ntrue --")
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.returncode == code
     assert ("setup failed: " + line in done.stderr) == bool(code)
