@@ -103,7 +103,7 @@ def submit(manifest: Manifest, largest: int, refresh: Callable[[], None]) -> Non
                 with contextlib.redirect_stderr(io.StringIO()), executor.batch():
                     submitted = [executor.submit(task) for task in tasks]
             except submitit.core.utils.FailedJobError as error:
-                (manifest.path / REFUSAL).write_text(f"{error}\n", encoding="utf-8")
+                (manifest.path / REFUSAL).write_text(f"{error}\n", "utf-8", "replace")
                 raise SubmissionError(_refusal(array, array_ids, str(error))) from None
             for job, handle in zip(array.jobs, submitted, strict=True):
                 manifest.handles[job.index] = SlurmHandle(handle.job_id)

@@ -6,6 +6,7 @@ The tests that delay others (the restart of the controller) come last.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -65,6 +66,13 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
         fixed={"backend": "gloo", "size_mb": 1, "world_size": 4, "samples": 5, "measure_s": 0.2},
         resources={"nodes": 2},
         launch={"nproc_per_node": 2},
+    )
+    scenarios.submit(
+        "follower",
+        zip={"index": [0, 1], "until": ["never", ""]},
+        runs_per_job=2,
+        resources={"nodes": 2},
+        launch={"nproc_per_node": 1},
     )
     scenarios.submit(
         "setup", grid={"index": [0, 1]}, slurm={"setup": ["# comment", "cat /nowhere"]}
@@ -246,6 +254,33 @@ def test_killed_worker(scenarios: Scenarios) -> None:
     assert records[1].failure is not None and records[1].failure.type == "WorkerDied"
     assert len({record.slurm["job_id"] for record in records}) == 1
     assert all("restart_count" not in record.slurm for record in records)
+
+
+def test_killed_worker_of_another_node(scenarios: Scenarios) -> None:
+    """The run during which a node is lost is recorded, and the next run executes on all nodes."""
+    scenario = scenarios["follower"]
+    scenario.wait_until_executing()
+    # Node 1 has received the request when the run's log on that node exists.
+    logs = "submissions/*/jobs/0/*.node1.log"
+    scenario.cluster.wait_for(lambda: list(scenario.out.glob(logs)), SOON_S, "node 1 to execute")
+    os.kill(worker_pid(scenario, node_rank=1), signal.SIGKILL)
+    lost, measured = scenario.finish()
+    assert lost.failure is not None and lost.failure.type == "NodeLost"
+    assert (measured.params["index"], measured.status) == (1, "ok"), measured.failure
+    assert lost.slurm == measured.slurm  # neither requeued nor submitted again
+
+
+def worker_pid(scenario: Scenario, node_rank: int) -> int:
+    """Return the pid of the worker of one node of the scenario's only job."""
+    (job_id,) = {line.split()[0] for line in scenario.queue()}
+    wanted = {f"SLURM_JOB_ID={job_id}".encode(), f"SLURM_NODEID={node_rank}".encode()}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has ended
+            if b"submitit.core._submit" in (process / "cmdline").read_bytes() and (
+                wanted <= set((process / "environ").read_bytes().split(b"\0"))
+            ):
+                return int(process.name)
+    raise AssertionError(f"no worker of job {job_id} on node {node_rank}")
 
 
 def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
