@@ -95,7 +95,8 @@ def submit(manifest: Manifest, largest: int, refresh: Callable[[], None]) -> Non
         refresh()
         after = array_ids[array.after] if array.after is not None else None
         executor = _executor(manifest, array, after)
-        tasks = [WorkerTask(manifest.path, job.index) for job in array.jobs]
+        cwd = _cwd(manifest)
+        tasks = [WorkerTask(manifest.path, job.index, cwd) for job in array.jobs]
         # Jobs whose ids are not saved cannot be found, so a signal must not interrupt this block.
         with clean_environment(place(manifest)[1]), blocked_signals():
             try:
@@ -220,6 +221,12 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
     }
     executor.update_parameters(**{k: v for k, v in wanted.items() if v is not None})
     return executor
+
+
+def _cwd(manifest: Manifest) -> str:
+    """Return the current folder of the jobs."""
+    given = manifest.sweep.slurm.additional_parameters.get("chdir")
+    return str(given or (manifest.snapshot.cwd if manifest.snapshot else os.getcwd()))
 
 
 def _gpus(shape: Shape) -> str | None:

@@ -31,14 +31,23 @@ class WorkerTask:
     Args:
         submission: folder of the submission.
         index: index of the job in the submission's manifest.
+        cwd: current folder of the job. A container may start Python in another folder. None: stay
+            in the folder in which Python was started.
     """
 
-    def __init__(self, submission: Path, index: int):
+    cwd: str | None = None  # jobs that an older version of the project submitted do not set it
+
+    def __init__(self, submission: Path, index: int, cwd: str | None = None):
         # A str, because a pickled Path depends on the version of Python (see slurm.python).
-        self.submission, self.index = str(submission), index
+        self.submission, self.index, self.cwd = str(submission), index, cwd
         self.worker: Worker | None = None
 
     def __call__(self) -> None:
+        if self.cwd is not None:
+            try:
+                os.chdir(self.cwd)
+            except OSError as error:
+                say(f"cannot change to {self.cwd}: {error.strerror}; staying in {os.getcwd()}")
         node_rank = int(os.environ.get("SLURM_NODEID", 0))
         manifest = read_manifest(Path(self.submission))
         self.worker = Worker(manifest, self.index, node_rank=node_rank)
@@ -78,7 +87,8 @@ class WorkerTask:
         if self.worker is not None:
             limit = _is_near_limit(self.worker) and _sigterm_reason() not in ("grace", "preempted")
             self.worker.stop("limit" if limit else "preempted")
-        return submitit.helpers.DelayedSubmission(WorkerTask(Path(self.submission), self.index))
+        again = WorkerTask(Path(self.submission), self.index, self.cwd)
+        return submitit.helpers.DelayedSubmission(again)
 
     def _on_term(self, signum: int, frame: FrameType | None) -> None:
         """Handle SIGTERM from Slurm.

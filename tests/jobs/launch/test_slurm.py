@@ -112,6 +112,7 @@ APPTAINER = """\
 # Does what `apptainer exec --nv IMAGE COMMAND` does, without a container.
 [ "$1 $2 $3" = "exec --nv image.sif" ] || { echo "FATAL:   unexpected: $*" >&2; exit 255; }
 shift 3
+cd /
 CONTAINER=apptainer exec "$@"
 """
 SRUN = """\
