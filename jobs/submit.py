@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections import Counter
@@ -11,25 +10,20 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table as Grid
 
 from jobs.completion import key_values, results_folders, sweep_files
 from jobs.errors import InputError
-from jobs.formatting import counted
+from jobs.formatting import counted, relative
 from jobs.invocation import command
 from jobs.launch.folder_lock import FolderInUse
-from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
 from jobs.launch.submission_lock import SubmissionLock
+from jobs.plan import show_plan
 from jobs.results.manifest import BrokenManifest, Executor
-from jobs.results.record import Record
-from jobs.results.record_reader import iter_records
-from jobs.run import Run, varying
 from jobs.sweep.load import LoadedSweep, load_sweep
 
 CLUSTER_FILE = "cluster.yaml"
-SHOWN_RUNS = 10
 console = Console(markup=False, emoji=False)
 errors = Console(stderr=True, markup=False, emoji=False)
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -242,7 +236,7 @@ def plan_and_start(
     except FolderInUse as error:
         fail(str(error))
     except OSError as error:
-        fail(f"{error.filename or options.out}: {error.strerror}")
+        fail(f"{error.filename or options.out}: {error.strerror or error}")
 
 
 def _show_notes(prepared: Prepared) -> None:
@@ -264,7 +258,7 @@ def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock)
         The exit code of the command. Its values are listed in `submit`.
     """
     manifest = prepared.manifest
-    where = _relative(manifest.folder)
+    where = relative(manifest.folder)
     before = prepared.failed_before
     if len(prepared.done) > len(before):
         kept = len(prepared.done) - len(before)
@@ -331,112 +325,12 @@ def follow_up(words: str, folder: Path) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
-    """Print the plan of a submission: runs, jobs, job arrays, expected time and GPU-hours."""
-    manifest, expansion = prepared.manifest, prepared.expansion
-    tasks = sum(len(job.tasks) for job in manifest.jobs)
-    grid = Grid.grid(padding=(0, 2))
-    repeats = manifest.sweep.repeats
-    benchmarks = dict.fromkeys(run.benchmark for run in expansion.runs)
-    left_out = [
-        f"{count} {what}"
-        for count, what in (
-            (expansion.excluded, "excluded"),
-            (expansion.filtered, "filtered out"),
-            (expansion.duplicates, "duplicates"),
-        )
-        if count
-    ]
-    runs = f"{len(expansion.runs)}" + (f" x {repeats} repeats" if repeats > 1 else "")
-    per_job = counted(manifest.sweep.runs_per_job, "run")
-    rows = [
-        ("sweep", f"{manifest.sweep.name} ({', '.join(benchmarks)})"),
-        ("runs", runs + (f" ({', '.join(left_out)})" if left_out else "")),
-        (
-            "to run",
-            f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} queued or running)",
-        ),
-        ("jobs", f"{len(manifest.jobs)}, with at most {per_job} each"),
-    ]
-    if executor is Executor.slurm or sbatch:
-        from jobs.launch.slurm_executor import arrays, max_array_size
-
-        rows.append(("arrays", str(len(arrays(manifest, max_array_size())))))
-    rows += [
-        ("expected", _expected(prepared)),
-        ("at most", f"{worst_case_gpu_hours(manifest.jobs):.1f} GPU-hours, not counting requeues"),
-        ("results", str(_relative(manifest.folder))),
-    ]
-    for row in rows:
-        grid.add_row(*row)
-    console.print(grid, highlight=False)
-    shapes = Counter(job.shape for job in manifest.jobs)
-    for shape, count in shapes.items():
-        limit = max(job.timeout_min for job in manifest.jobs if job.shape == shape)
-        jobs = counted(count, "job")
-        console.print(f"  {jobs} of {shape}, at most {limit} min each", highlight=False)
-    names = varying(expansion.runs)
-    for run in expansion.runs[:SHOWN_RUNS]:
-        console.print(f"  {run.id}  {run.label(names)}", highlight=False, soft_wrap=True)
-    if len(expansion.runs) > SHOWN_RUNS:
-        console.print(f"  … and {len(expansion.runs) - SHOWN_RUNS} more")
-    if sbatch:
-        from jobs.launch.slurm_executor import sbatch_texts
-
-        for text in sbatch_texts(manifest):
-            print(text)
-
-
-def _expected(prepared: Prepared) -> str:
-    """Return an estimate of the total run time of a planned submission, as text.
-
-    The estimate uses the durations of earlier runs with the same benchmark and parameters that
-    ended as ok. Their records are read from the results folder and from all folders
-    logs/*/<sweep name>. The reference results of this repository are in such folders.
-    """
-    manifest = prepared.manifest
-    took: dict[str, float] = {}
-    source = ""
-    for folder in (manifest.folder, *sorted(Path("logs").glob(f"*/{manifest.sweep.name}"))):
-        for record in iter_records(folder) if manifest.jobs else ():
-            if isinstance(record, Record) and record.status == "ok":
-                took.setdefault(_point(record), record.finished_at - record.started_at)
-                source = source or str(_relative(folder))
-    wanted = [_point(manifest.runs[run]) for job in manifest.jobs for run, _ in job.tasks]
-    known = [took[run] for run in wanted if run in took]
-    if not wanted:
-        return "nothing to run"
-    if not known:
-        return "unknown: these runs have no earlier records"
-    minutes = sum(known) / len(known) * len(wanted) / 60
-    return (
-        f"{minutes:.0f} min of run time (from records of {len(known)} of {len(wanted)} runs in "
-        f"{source})"
-    )
-
-
-def _point(of: Run | Record) -> str:
-    """Return a key that is equal for runs and records with the same benchmark and parameters.
-
-    The key is used to estimate run times. It does not contain the version of the benchmark, because
-    a new version hardly changes the run time.
-    """
-    return json.dumps([of.benchmark, of.params], sort_keys=True)
-
-
 def _cluster_file(given: Path | None) -> Path | None:
     if given is not None:
         return given
     if "JOBS_CLUSTER" in os.environ:
         return Path(os.environ["JOBS_CLUSTER"])
     return Path(CLUSTER_FILE) if Path(CLUSTER_FILE).exists() else None
-
-
-def _relative(path: Path) -> Path:
-    try:
-        return path.resolve().relative_to(Path.cwd())
-    except ValueError:
-        return path
 
 
 def fail(message: str) -> NoReturn:

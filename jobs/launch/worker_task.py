@@ -55,7 +55,10 @@ class WorkerTask:
         self._requeue = signal.getsignal(signal.SIGUSR2)  # submitit's handler
         signal.signal(signal.SIGUSR2, self._on_warning)
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGUSR2))
-        self.worker.run()
+        try:
+            self.worker.run()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # do not requeue a job that is done
 
     def _on_warning(self, signum: int, frame: FrameType | None) -> None:
         """Handle Slurm's warning signal: requeue the job through submitit and `checkpoint`.
