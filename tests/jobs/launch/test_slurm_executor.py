@@ -12,8 +12,10 @@ import pytest
 from jobs import slurm_client
 from jobs.launch.sbatch_setup import restarting_srun
 from jobs.launch.slurm_executor import Array, arrays, sbatch_texts
-from jobs.results.manifest import Executor, Job, Manifest
+from jobs.results.manifest import Executor, Job, Manifest, SlurmHandle
+from jobs.results.slurm_job_states import with_last_words
 from jobs.run import Shape
+from jobs.status import JobState, Status
 from jobs.sweep.schema import Sweep
 from tests.jobs.harness import ROOT, call
 
@@ -151,6 +153,34 @@ def test_setup_line(tmp_path: Path, line: str, code: int) -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.returncode == code
     assert ("setup failed: " + line in done.stderr) == bool(code)
+
+
+RAISED = "Traceback (most recent call last):\n  File ...\nRuntimeError: no node 1\n"
+EXITED = "srun: error: n2: task {}: Exited with exit code 1\nsrun: Terminating StepId=7.0\n"
+KILLED = "srun: error: n1: task 0: Killed\n"
+AGAIN = "a worker of the job died (exit code 137); starting the job step again\n"
+
+
+@pytest.mark.parametrize(
+    ("logs", "cause"),
+    [
+        ([RAISED + EXITED.format(0)], "RuntimeError: no node 1"),
+        ([EXITED.format(1) + KILLED, RAISED], "RuntimeError: no node 1"),  # task 0 only followed
+        (["UserWarning: old driver\n" + KILLED], "srun: error: n1: task 0: Killed"),
+        ([KILLED + AGAIN + RAISED + EXITED.format(0)], "RuntimeError: no node 1"),
+        (["slurmstepd: error: execve(): /no/python: missing\n" + EXITED.format("0-1")],
+         "slurmstepd: error: execve(): /no/python: missing"),
+        ([""], ""),
+    ],
+)  # fmt: skip
+def test_line_of_stderr_that_shows_the_cause(tmp_path: Path, logs: list[str], cause: str) -> None:
+    given = manifest(tmp_path, some(1))
+    given.handles[0] = SlurmHandle("7")
+    (given.path / "slurm").mkdir(parents=True)
+    for task, text in enumerate(logs):
+        (given.path / "slurm" / f"7_{task}_log.err").write_text(text)
+    state = with_last_words(given, given.jobs[0], JobState(Status.killed, "ended"))
+    assert state.detail == "ended" + (f"; last line of its stderr: {cause}" if cause else "")
 
 
 QUICKSTART = ROOT / "sweeps" / "quickstart.yaml"
