@@ -1,8 +1,9 @@
-"""Conversion of numbers and other scalars to text."""
+"""Conversion of numbers, other scalars and paths to text."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 
@@ -37,3 +38,11 @@ def counted(count: int, noun: str) -> str:
 def is_number(value: Any) -> bool:
     """Return True for an int or a float, but not for a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def relative(path: Path) -> Path:
+    """Return a path relative to the current folder, or unchanged if it is in another folder."""
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path

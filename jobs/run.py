@@ -23,11 +23,13 @@ class Shape:
     cpus_per_task: int | None = None  # number of CPUs per node; None: the cluster's default
     mem_gb: float | None = None  # host memory per node in GiB
     timeout_min: int | None = None  # time limit; None: computed from the timeouts of the runs
+    gpu_type: str | None = None  # Slurm's name of the GPU model; None: any
 
     def __str__(self) -> str:
         parts = [counted(self.nodes, "node")]
         if self.gpus_per_node:
-            parts.append(f"{counted(self.gpus_per_node, 'GPU')} per node")
+            kind = f"{self.gpu_type} GPU" if self.gpu_type else "GPU"
+            parts.append(f"{counted(self.gpus_per_node, kind)} per node")
         if self.nproc_per_node:
             processes = f"{self.nproc_per_node} process{'' if self.nproc_per_node == 1 else 'es'}"
             parts.append(f"{processes} per node")

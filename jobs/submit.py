@@ -7,37 +7,34 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # before the imports below, which take longer
 
-import json
 import os
 import shlex
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.table import Table as Grid
 
 from jobs.completion import key_values, results_folders, sweep_files
 from jobs.errors import InputError
-from jobs.formatting import counted
+from jobs.formatting import counted, relative
 from jobs.invocation import command
-from jobs.launch.packing import worst_case_gpu_hours
+from jobs.launch.folder_lock import FolderInUse
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
+from jobs.launch.submission_lock import SubmissionLock
 from jobs.plain_console import plain_console
+from jobs.plan import show_plan
 from jobs.results.cancelled import read_cancelled
 from jobs.results.manifest import Executor
 from jobs.results.record import Record
-from jobs.results.record_reader import iter_records
 from jobs.results.slurm_ids import compact_ids
 from jobs.results.unreadable import UnreadableResults
-from jobs.run import Run, varying
-from jobs.sweep.load import load_sweep
+from jobs.sweep.load import LoadedSweep, load_sweep
 from systems.terminal import outliving_pipes, run_command
 
 CLUSTER_FILE = "cluster.yaml"
-SHOWN_RUNS = 10
 console = plain_console()
 errors = plain_console(stderr=True)
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -211,27 +208,73 @@ def submit(
             snapshot,
             save_untracked,
         )
-        prepared = prepare(loaded, options, str(sweep))
+        if dry_run:
+            prepared = prepare(loaded, options, str(sweep))
+            _show_notes(prepared)
+            show_plan(prepared, executor, sbatch)
+            return
+        code = plan_and_start(loaded, options, str(sweep))
     except (InputError, UnreadableResults, SnapshotError) as error:
         fail(str(error))
+    raise SystemExit(code)
+
+
+def plan_and_start(
+    loaded: LoadedSweep,
+    options: Options,
+    sweep_path: str,
+    announce: Callable[[Prepared], None] | None = None,
+) -> int:
+    """Plan and start a submission, and report the results.
+
+    The results folder is locked until the jobs are submitted, so that another submission at the
+    same time does not submit the same runs.
+
+    Args:
+        loaded: the sweep.
+        options: options of the submission.
+        sweep_path: path of the sweep file, to be saved in the manifest.
+        announce: function that is called with the plan. The submission is then not started if all
+            runs are done, queued or running.
+
+    Returns:
+        The exit code of the command. Its values are listed in `submit`.
+    """
+    try:
+        with SubmissionLock(options.out.resolve(), options.force) as lock:
+            prepared = prepare(loaded, options, sweep_path)
+            _show_notes(prepared)
+            if announce is not None:
+                announce(prepared)
+                if not prepared.manifest.jobs:
+                    return 0
+            return start_and_report(prepared, options, lock)
+    except FolderInUse as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.filename or options.out}: {error.strerror or error}")
+
+
+def _show_notes(prepared: Prepared) -> None:
     for warning in prepared.expansion.warnings:
         errors.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
     for note in prepared.notes:
         errors.print(f"note: {note}", highlight=False, soft_wrap=True)
-    if dry_run:
-        show_plan(prepared, executor, sbatch)
-        return
-    raise SystemExit(start_and_report(prepared, options))
 
 
-def start_and_report(prepared: Prepared, options: Options) -> int:
+def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock) -> int:
     """Start a prepared submission, then print a summary and the commands that show its results.
+
+    Args:
+        prepared: the planned submission.
+        options: options of the submission.
+        lock: lock of the results folder.
 
     Returns:
         The exit code of the command. Its values are listed in `submit`.
     """
     manifest = prepared.manifest
-    where = _relative(manifest.folder)
+    where = relative(manifest.folder)
     before = prepared.failed_before
     if len(prepared.done) > len(before):
         kept = len(prepared.done) - len(before)
@@ -251,23 +294,23 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     if not manifest.jobs and not prepared.in_flight and not prepared.done:
         fail("nothing to run: the sweep has no runs")
     try:
-        records = _start(prepared, options)
+        records = _start(prepared, options, lock)
     except KeyboardInterrupt:
         message = (
             f"interrupted: finished runs are recorded in {where}; repeat the command to continue"
         )
         errors.print(message, highlight=False, markup=False, soft_wrap=True)
         return 130
-    except OSError as error:
-        fail(f"{error.filename or where}: {error.strerror}")
     except RuntimeError as error:  # SubmissionError or FolderInUse
         fail(str(error))
+    if not manifest.jobs:
+        console.print(f"nothing to submit; results are in {where}", soft_wrap=True)
     if options.executor is Executor.slurm:
         tasks = sum(len(job.tasks) for job in manifest.jobs)
         what = f"{counted(tasks, 'run')} as {counted(len(manifest.jobs), 'job')}"
-        console.print(f"submitted {what}; results go to {where}", soft_wrap=True)
-        if manifest.slurm_ids:
+        if tasks:
             ids = compact_ids(manifest.slurm_ids.values())
+            console.print(f"submitted {what}; results go to {where}", soft_wrap=True)
             console.print(f"Slurm jobs: {ids}", highlight=False, soft_wrap=True)
         for name in ("status", "cancel", "tables"):
             follow_up(command(name), where)
@@ -293,14 +336,14 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
     return 1 if failed or before or cancelled else 0
 
 
-def _start(prepared: Prepared, options: Options) -> list[Record]:
+def _start(prepared: Prepared, options: Options, lock: SubmissionLock) -> list[Record]:
     """Start a submission. Runs on this machine continue if the reader of the output exits."""
     if options.executor is Executor.slurm:
-        return start(prepared, options, console)
-    status = f"{command('status')} {shlex.quote(str(_relative(prepared.manifest.folder)))}"
+        return start(prepared, options, console, lock)
+    status = f"{command('status')} {shlex.quote(str(relative(prepared.manifest.folder)))}"
     note = "note: the output is closed, the runs continue; to see their states, run:"
     with outliving_pipes(f"{note}\n  {status}"):
-        return start(prepared, options, console)
+        return start(prepared, options, console, lock)
 
 
 def follow_up(words: str, folder: Path) -> None:
@@ -314,118 +357,12 @@ def follow_up(words: str, folder: Path) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
-    """Print the plan of a submission: runs, jobs, job arrays, expected time and GPU-hours."""
-    manifest, expansion = prepared.manifest, prepared.expansion
-    tasks = sum(len(job.tasks) for job in manifest.jobs)
-    grid = Grid.grid(padding=(0, 2))
-    repeats = manifest.sweep.repeats
-    benchmarks = dict.fromkeys(run.benchmark for run in expansion.runs)
-    left_out = [
-        f"{count} {what}"
-        for count, what in (
-            (expansion.excluded, "excluded"),
-            (expansion.filtered, "filtered out"),
-            (expansion.duplicates, "duplicates"),
-        )
-        if count
-    ]
-    runs = f"{len(expansion.runs)}" + (f" x {repeats} repeats" if repeats > 1 else "")
-    largest = manifest.sweep.runs_per_job or max(
-        (len(job.tasks) for job in manifest.jobs), default=1
-    )
-    per_job = f"with at most {counted(largest, 'run')} each"
-    if manifest.sweep.runs_per_job is None:
-        per_job += " (chosen automatically; runs_per_job sets it)"
-    rows = [
-        ("sweep", f"{manifest.sweep.name} ({', '.join(benchmarks)})"),
-        ("runs", runs + (f" ({', '.join(left_out)})" if left_out else "")),
-        (
-            "to run",
-            f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} queued or running)",
-        ),
-        ("jobs", f"{len(manifest.jobs)}, {per_job}"),
-    ]
-    if executor is Executor.slurm or sbatch:
-        from jobs.launch.slurm_executor import arrays, max_array_size
-
-        rows.append(("arrays", str(len(arrays(manifest, max_array_size())))))
-    rows += [
-        ("expected", _expected(prepared)),
-        ("at most", f"{worst_case_gpu_hours(manifest.jobs):.1f} GPU-hours, not counting requeues"),
-        ("results", str(_relative(manifest.folder))),
-    ]
-    for row in rows:
-        grid.add_row(*row)
-    console.print(grid, highlight=False)
-    shapes = Counter(job.shape for job in manifest.jobs)
-    for shape, count in shapes.items():
-        limit = max(job.timeout_min for job in manifest.jobs if job.shape == shape)
-        jobs = counted(count, "job")
-        console.print(f"  {jobs} of {shape}, at most {limit} min each", highlight=False)
-    names = varying(expansion.runs)
-    for run in expansion.runs[:SHOWN_RUNS]:
-        console.print(f"  {run.id}  {run.label(names)}", highlight=False, soft_wrap=True)
-    if len(expansion.runs) > SHOWN_RUNS:
-        console.print(f"  … and {len(expansion.runs) - SHOWN_RUNS} more")
-    if sbatch:
-        from jobs.launch.slurm_executor import sbatch_texts
-
-        for text in sbatch_texts(manifest):
-            print(text)
-
-
-def _expected(prepared: Prepared) -> str:
-    """Return an estimate of the total run time of a planned submission, as text.
-
-    The estimate uses the durations of earlier runs with the same benchmark and parameters that
-    ended as ok. Their records are read from the results folder and from all folders
-    logs/*/<sweep name>. The reference results of this repository are in such folders.
-    """
-    manifest = prepared.manifest
-    took: dict[str, float] = {}
-    source = ""
-    for folder in (manifest.folder, *sorted(Path("logs").glob(f"*/{manifest.sweep.name}"))):
-        with suppress(UnreadableResults):  # another folder must not stop the submission
-            for record in iter_records(folder) if manifest.jobs else ():
-                if isinstance(record, Record) and record.status == "ok":
-                    took.setdefault(_point(record), record.finished_at - record.started_at)
-                    source = source or str(_relative(folder))
-    wanted = [_point(manifest.runs[run]) for job in manifest.jobs for run, _ in job.tasks]
-    known = [took[run] for run in wanted if run in took]
-    if not wanted:
-        return "nothing to run"
-    if not known:
-        return "unknown: these runs have no earlier records"
-    minutes = sum(known) / len(known) * len(wanted) / 60
-    return (
-        f"{minutes:.0f} min of run time (from records of {len(known)} of {len(wanted)} runs in "
-        f"{source})"
-    )
-
-
-def _point(of: Run | Record) -> str:
-    """Return a key that is equal for runs and records with the same benchmark and parameters.
-
-    The key is used to estimate run times. It does not contain the version of the benchmark, because
-    a new version hardly changes the run time.
-    """
-    return json.dumps([of.benchmark, of.params], sort_keys=True)
-
-
 def _cluster_file(given: Path | None) -> Path | None:
     if given is not None:
         return given
     if "JOBS_CLUSTER" in os.environ:
         return Path(os.environ["JOBS_CLUSTER"])
     return Path(CLUSTER_FILE) if Path(CLUSTER_FILE).exists() else None
-
-
-def _relative(path: Path) -> Path:
-    try:
-        return path.resolve().relative_to(Path.cwd())
-    except ValueError:
-        return path
 
 
 def fail(message: str) -> NoReturn:

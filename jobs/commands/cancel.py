@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 
 from jobs.commands.arguments import Folder
 from jobs.commands.find import observed
@@ -14,6 +13,7 @@ from jobs.plain_console import plain_console
 from jobs.results.cancelled import add_cancelled
 from jobs.results.manifest import Executor, Job, Manifest
 from jobs.results.run_states import Observation, TaskKey, TaskState
+from jobs.slurm_client import SlurmSilent, slurm_client
 from jobs.status import Status
 from jobs.submit import fail
 
@@ -100,9 +100,10 @@ def _stop(manifest: Manifest, jobs: list[Job], all_jobs: bool) -> None:
     if manifest.executor is Executor.slurm:
         ids = [manifest.slurm_ids[job.index] for job in jobs]
         for start in range(0, len(ids), 500):  # command lines have a maximum length
-            done = subprocess.run(
-                ["scancel", *ids[start : start + 500]], capture_output=True, text=True
-            )
+            try:
+                done = slurm_client("scancel", *ids[start : start + 500])
+            except SlurmSilent as error:
+                fail(str(error))
             if done.returncode:
                 fail(f"scancel failed: {done.stderr.strip()}")
     elif all_jobs or manifest.executor is Executor.debug:

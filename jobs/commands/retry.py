@@ -20,7 +20,7 @@ from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation, TaskKey
 from jobs.run import varying
 from jobs.status import Status
-from jobs.submit import fail, start_and_report
+from jobs.submit import fail, plan_and_start
 from jobs.sweep.benchmarks import NoBenchmark
 
 SHOWN_RUNS = 30
@@ -62,18 +62,21 @@ def retry(
         only=None if where is None else frozenset(wanted),
     )
     try:
-        prepared = prepare(reload(last), options, last.sweep_path)
+        if dry_run:
+            prepared = prepare(reload(last), options, last.sweep_path)
+            _announce(seen, prepared, last, wanted)
+            if prepared.manifest.jobs:
+                _show_plan(prepared)
+            return
+        code = plan_and_start(
+            reload(last),
+            options,
+            last.sweep_path,
+            lambda prepared: _announce(seen, prepared, last, wanted),
+        )
     except (InputError, NoBenchmark, SnapshotError) as error:  # the code has changed since then
         fail(str(error))
-    if not prepared.manifest.jobs:
-        text = f"nothing to retry in {seen.folder}: the sweep of submission {last.id} has results"
-        console.print(text, soft_wrap=True, highlight=False)
-        return
-    _announce(seen, prepared, last, wanted)
-    if dry_run:
-        _show_plan(prepared)
-        return
-    raise SystemExit(start_and_report(prepared, options))
+    raise SystemExit(code)
 
 
 def _show_plan(prepared: Prepared) -> None:

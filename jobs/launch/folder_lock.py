@@ -20,7 +20,7 @@ LOCK = "queue.lock"
 
 
 class FolderInUse(RuntimeError):
-    """Raised if another local or debug submission is using the same results folder."""
+    """Raised if another process submits to the same results folder or runs its jobs."""
 
 
 @contextmanager

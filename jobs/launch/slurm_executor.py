@@ -6,118 +6,35 @@ there are more jobs than the cluster's MaxArraySize allows, they are submitted a
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
-import shlex
 import shutil
-import signal
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import submitit
-from submitit.slurm.slurm import SlurmExecutor, SlurmJobEnvironment
+from submitit.slurm.slurm import SlurmExecutor
 
 from jobs.formatting import counted
+from jobs.launch.sbatch_setup import checked, restarting_srun
 from jobs.launch.snapshot import place
-from jobs.results.manifest import Job, Manifest, SlurmHandle, read_manifest, write_handles
+from jobs.launch.worker_task import WorkerTask, signal_delay_s
+from jobs.results.manifest import Job, Manifest, SlurmHandle, write_handles
+from jobs.results.slurm_job_states import REFUSAL
 from jobs.run import Shape
+from jobs.slurm_client import SlurmSilent, slurm_client
 from jobs.worker.isolation import blocked_signals
-from jobs.worker.worker import Stopped, Worker
 
-# Time from Slurm's warning signal to the time limit, in seconds. In this time the worker kills the
-# current run and writes its record, and submitit requeues the job.
-SIGNAL_DELAY_S = 30
 SPARE_TIMEOUTS = 10  # number of allowed requeues of a job, in addition to one per run
 DEFAULT_MAX_ARRAY = 1001  # Slurm's default for MaxArraySize
 
 
 class SubmissionError(RuntimeError):
     """Raised if the jobs cannot be submitted to Slurm."""
-
-
-class WorkerTask:
-    """Callable that runs one job. submitit pickles it and calls it inside the allocation.
-
-    Args:
-        submission: folder of the submission.
-        index: index of the job in the submission's manifest.
-    """
-
-    def __init__(self, submission: Path, index: int):
-        self.submission, self.index = submission, index
-        self.worker: Worker | None = None
-
-    def __call__(self) -> None:
-        node_rank = int(os.environ.get("SLURM_NODEID", 0))
-        self.worker = Worker(read_manifest(self.submission), self.index, node_rank=node_rank)
-        signal.signal(signal.SIGTERM, self._on_term)
-        self.worker.run()
-
-    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """Prepare the requeue of this job by Slurm. submitit calls this method.
-
-        submitit calls the method on Slurm's warning signal, which arrives shortly before the time
-        limit or at a preemption. The method kills the run that is executing and writes its record.
-        After the requeue, the new worker skips the runs that are done.
-
-        Returns:
-            The submission of a new `WorkerTask`, which runs the job after the requeue.
-        """
-        if self.worker is not None:
-            limit = self.worker.near_limit() and _sigterm_reason() not in ("grace", "preempted")
-            self.worker.stop("limit" if limit else "preempted")
-        return submitit.helpers.DelayedSubmission(WorkerTask(self.submission, self.index))
-
-    def _on_term(self, signum: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM from Slurm.
-
-        If the job is about to end, the handler records the current run and exits. If the job was
-        preempted but has a grace time left, node 0 records the current run and requeues the job. If
-        only a worker on another node has ended, node 0 continues.
-        """
-        assert self.worker is not None
-        leads, nodes = self.worker.node_rank == 0, self.worker.job.shape.nodes
-        why = _sigterm_reason()
-        if why == "grace":
-            # Slurm would count a job that ends in its grace time as failed. Handle SIGTERM like the
-            # warning signal (SIGUSR2): node 0 records the current run and requeues the job. The
-            # other nodes wait.
-            if leads:
-                os.kill(os.getpid(), signal.SIGUSR2)
-        elif why == "step" and leads and nodes > 1:
-            pass  # the worker of another node has ended; this worker detects and records that
-        else:
-            self.worker.stop("preempted" if why == "preempted" else "cancelled")
-            raise Stopped(128 + signum)
-
-
-def _sigterm_reason() -> str:
-    """Return why Slurm sent SIGTERM.
-
-    Returns:
-        "grace": the job was preempted, but may run until the end of its grace time.
-        "preempted": the job was preempted or requeued, and is about to end.
-        "step": only the job step is about to end. The job continues.
-        "cancelled": any other reason, or scontrol does not answer.
-    """
-    command = ["scontrol", "show", "job", "-o", SlurmJobEnvironment().job_id]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
-        return "cancelled"
-    fields = dict(re.findall(r"(\w+)=(\S+)", done.stdout))
-    # A running job has the state SIGNALING while Slurm delivers this signal.
-    running = fields.get("JobState") in ("RUNNING", "SIGNALING")
-    if fields.get("PreemptTime", "None") != "None":
-        return "grace" if running else "preempted"
-    if int(fields.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0)):
-        return "preempted"
-    return "step" if running else "cancelled"
 
 
 class _Executor(SlurmExecutor):
@@ -154,32 +71,40 @@ class Array:
     after: int | None = None  # index of the array that must end first; None: do not wait
 
 
-def submit(manifest: Manifest) -> None:
+def submit(manifest: Manifest, largest: int, refresh: Callable[[], None]) -> None:
     """Submit all jobs of a manifest to Slurm, as one or more job arrays.
 
-    As soon as Slurm has accepted an array, the Slurm ids of its jobs are saved.
+    As soon as Slurm has accepted an array, the Slurm ids of its jobs are saved. If Slurm refuses an
+    array, its reason is saved for `jobs status`.
+
+    Args:
+        manifest: manifest of the submission.
+        largest: maximum number of jobs in an array.
+        refresh: function that is called before each call of sbatch.
 
     Raises:
-        SubmissionError: if Slurm is not installed, if the path of the results folder contains % or
-            a backslash, or if sbatch refuses an array. Arrays that sbatch has already
-            accepted remain submitted.
+        SubmissionError: if the path of the results folder contains % or a backslash, or if sbatch
+            refuses an array. Arrays that sbatch has already accepted remain submitted.
     """
-    require_slurm()
     if set("%\\") & set(str(manifest.path)):  # Slurm expands patterns such as %j in paths
         raise SubmissionError(
             f"the path of the results folder must not contain % or \\, got {str(manifest.folder)!r}"
         )
     array_ids: list[str] = []
-    for array in arrays(manifest, max_array_size()):
+    for array in arrays(manifest, largest):
+        refresh()
         after = array_ids[array.after] if array.after is not None else None
         executor = _executor(manifest, array, after)
-        tasks = [WorkerTask(manifest.path, job.index) for job in array.jobs]
+        cwd = _cwd(manifest)
+        tasks = [WorkerTask(manifest.path, job.index, cwd) for job in array.jobs]
         # Jobs whose ids are not saved cannot be found, so a signal must not interrupt this block.
         with clean_environment(place(manifest)[1]), blocked_signals():
             try:
-                with executor.batch():
+                # submitit prints the reason of a refusal, which is also part of the exception.
+                with contextlib.redirect_stderr(io.StringIO()), executor.batch():
                     submitted = [executor.submit(task) for task in tasks]
             except submitit.core.utils.FailedJobError as error:
+                (manifest.path / REFUSAL).write_text(f"{error}\n", "utf-8", "replace")
                 raise SubmissionError(_refusal(array, array_ids, str(error))) from None
             for job, handle in zip(array.jobs, submitted, strict=True):
                 manifest.handles[job.index] = SlurmHandle(handle.job_id)
@@ -261,7 +186,8 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
     # is for preemptions, which submitit counts as timeouts in short jobs. The number is finite, so
     # that a job in which no run ever starts is not requeued forever.
     timeouts = max(len(job.tasks) for job in array.jobs) + SPARE_TIMEOUTS
-    executor = _Executor(manifest.path / "slurm", max_num_timeout=timeouts)
+    folder = manifest.path / "slurm"
+    executor = _Executor(folder, max_num_timeout=timeouts, python=slurm.python)
     # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
     # The copy of the current folder, if the jobs run from a snapshot. None is left out below.
@@ -272,9 +198,10 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
         "time": job.timeout_min,
         "nodes": shape.nodes,
         "ntasks_per_node": 1,
-        "gpus_per_node": shape.gpus_per_node or None,
+        "gpus_per_node": _gpus(shape),
         "cpus_per_task": shape.cpus_per_task,
-        "mem": f"{int(shape.mem_gb * 1024)}MB" if shape.mem_gb else None,
+        # Slurm gives a job with --mem=0 all the memory of its nodes.
+        "mem": f"{max(1, int(shape.mem_gb * 1024))}MB" if shape.mem_gb else None,
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -283,9 +210,10 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
         "dependency": f"afterany:{after}" if after else None,
         # Slurm may send the warning signal 30 s early. For a short job, use a smaller value, so
         # that the signal does not arrive before the worker has started.
-        "signal_delay_s": min(SIGNAL_DELAY_S, 15 * job.timeout_min),
+        "signal_delay_s": signal_delay_s(job.timeout_min),
         "array_parallelism": array.parallelism,
-        "setup": [_checked(line) for line in slurm.setup] or None,
+        # The function srun comes last, so that commands of the user call the program srun.
+        "setup": [*map(checked, slurm.setup), restarting_srun(manifest, array.jobs)],
         # If a worker dies, end the job on all nodes. Otherwise the other nodes would wait until the
         # time limit.
         "srun_args": ["--kill-on-bad-exit=1", *cpus, *slurm.srun_args],
@@ -295,28 +223,46 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
     return executor
 
 
-def _checked(line: str) -> str:
-    """Return shell code that runs one line of the sweep's `slurm.setup` commands.
+def _cwd(manifest: Manifest) -> str:
+    """Return the current folder of the jobs."""
+    given = manifest.sweep.slurm.additional_parameters.get("chdir")
+    return str(given or (manifest.snapshot.cwd if manifest.snapshot else os.getcwd()))
 
-    If the line fails, the shell code prints an error and ends the job.
+
+def _gpus(shape: Shape) -> str | None:
+    """Return the value of --gpus-per-node: `2`, or `h100:2` with a type of GPU."""
+    kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
+    return f"{kind}{shape.gpus_per_node}" if shape.gpus_per_node else None
+
+
+def require_controller() -> int:
+    """Check that Slurm's controller answers, and return the cluster's MaxArraySize.
+
+    MaxArraySize is the largest allowed index of a job array plus 1. sbatch must not be ended by a
+    time limit, because it may already have submitted a job. This check therefore comes first.
+
+    Raises:
+        SubmissionError: if Slurm does not answer.
     """
-    message = shlex.quote(f"setup failed: {line}")
-    return f"{{ :\n{line}\n}} || {{ echo {message} >&2; exit 1; }}"
+    try:
+        done = slurm_client("scontrol", "show", "config")
+    except SlurmSilent as error:
+        raise SubmissionError(f"{error}; nothing was submitted") from None
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
+    if found is None and done.returncode:
+        why = "; ".join(done.stderr.split("\n")).strip("; ")
+        raise SubmissionError(
+            f"Slurm does not answer: 'scontrol show config' failed: {why}; nothing was submitted"
+        )
+    return max(1, int(found[1])) if found else DEFAULT_MAX_ARRAY  # size 0 disables arrays
 
 
 def max_array_size() -> int:
-    """Return the cluster's MaxArraySize, which is the largest allowed array index plus 1.
-
-    If scontrol is missing or does not answer, return Slurm's default.
-    """
+    """Return the cluster's MaxArraySize, or Slurm's default if Slurm does not answer."""
     try:
-        done = subprocess.run(
-            ["scontrol", "show", "config"], capture_output=True, text=True, timeout=60
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return require_controller()
+    except SubmissionError:
         return DEFAULT_MAX_ARRAY
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
-    return max(1, int(found[1])) if found else DEFAULT_MAX_ARRAY  # size 0 disables arrays
 
 
 @contextmanager

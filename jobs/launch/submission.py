@@ -20,6 +20,8 @@ from jobs.launch import snapshot
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import Slots, local_slots, pack
 from jobs.launch.resume import Task, changed_code, split_done, tasks_of
+from jobs.launch.submission_lock import SubmissionLock
+from jobs.processes import ProcessHandle
 from jobs.results.heartbeat import RunsHere
 from jobs.results.latest import note_accepted
 from jobs.results.manifest import (
@@ -27,6 +29,7 @@ from jobs.results.manifest import (
     Manifest,
     new_id,
     submitter,
+    write_handles,
     write_manifest,
 )
 from jobs.results.record import Record
@@ -65,6 +68,8 @@ class Prepared:
     done: list[Task]  # skipped because of earlier records
     failed_before: list[Record]  # records of the tasks in `done` that failed
     in_flight: list[Task]  # skipped because they are queued or running in earlier submissions
+    # False if there are no jobs, and the folder already has these runs, tables and plots.
+    is_new: bool = True
     notes: list[str] = field(default_factory=list)  # remarks for the user, one line each
 
 
@@ -128,7 +133,25 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     if options.snapshot:
         wanted = {run.id: run for run, _ in todo}
         notes += snapshot.check(wanted.values(), folder)
-    return Prepared(manifest, expansion, done, failed_records(before), in_flight, notes)
+    is_new = bool(todo) or _is_new(manifest, earlier)
+    failed = failed_records(before)
+    return Prepared(manifest, expansion, done, failed, in_flight, is_new, notes)
+
+
+def _is_new(manifest: Manifest, earlier: dict[str, Manifest]) -> bool:
+    """Return whether a manifest lists runs, tables or plots that the folder does not have yet.
+
+    Tables show the runs of all manifests. Their layout is that of the newest manifest.
+
+    Args:
+        manifest: manifest of a planned submission.
+        earlier: manifests of earlier submissions, oldest first, by submission id.
+    """
+    if not earlier:
+        return True
+    known = {run for before in earlier.values() for run in before.runs}
+    last, now = list(earlier.values())[-1].sweep, manifest.sweep
+    return not known >= manifest.runs.keys() or (last.tables, last.plots) != (now.tables, now.plots)
 
 
 def _slots(options: Options) -> Slots | None:
@@ -191,16 +214,20 @@ def _same_device(
     return there
 
 
-def start(prepared: Prepared, options: Options, console: Console) -> list[Record]:
+def start(
+    prepared: Prepared, options: Options, console: Console, lock: SubmissionLock
+) -> list[Record]:
     """Start a planned submission: run its jobs on this machine, or submit them to Slurm.
 
     First, the function writes the submission's manifest, i.e. the file that lists its runs and
-    jobs, and before it the snapshot of the code if `options.snapshot` is True.
+    jobs, and before it the snapshot of the code if `options.snapshot` is True. It writes nothing if
+    there are no jobs and the folder already has what the manifest lists.
 
     Args:
         prepared: the planned submission.
         options: options from the command line. They select Slurm, local or debug.
         console: console on which progress is shown.
+        lock: lock of the results folder. It is released before jobs run on this machine.
 
     Returns:
         The records of this submission. For Slurm, an empty list, because the jobs run later.
@@ -217,16 +244,28 @@ def start(prepared: Prepared, options: Options, console: Console) -> list[Record
         from jobs.launch import slurm_executor
 
         slurm_executor.require_slurm()
-        manifest = _write(manifest, options)
-        try:
-            slurm_executor.submit(manifest)
-        finally:  # Slurm may have accepted some of the arrays
-            if manifest.handles or not manifest.jobs:
-                note_accepted(manifest)
+        if manifest.jobs:
+            largest = slurm_executor.require_controller()
+            manifest = _write(manifest, options)
+            try:
+                slurm_executor.submit(manifest, largest, lock.refresh)
+            finally:  # Slurm may have accepted some of the arrays
+                if manifest.handles:
+                    note_accepted(manifest.folder)
+            return []
+        if prepared.is_new:
+            _write(manifest, options)
+        note_accepted(manifest.folder)
         return []
     with sole_queue(manifest.folder, options.force):
+        note_accepted(manifest.folder)
+        if not prepared.is_new:
+            return []
         manifest = _write(manifest, options)
-        note_accepted(manifest)
+        handle = ProcessHandle.of_this_process()
+        manifest.handles.update({job.index: handle for job in manifest.jobs})
+        write_handles(manifest)
+        lock.release()
         if options.executor is Executor.debug:
             return _debug(manifest, console)
         from jobs.launch.local_queue import LocalQueue

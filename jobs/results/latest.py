@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jobs.json_files import write_json
-from jobs.results.manifest import SUBMISSIONS, Manifest, manifests_in
+from jobs.results.manifest import SUBMISSIONS, manifests_in
 from jobs.results.unreadable import BadLine
 
 LOGS = Path("logs")
@@ -20,13 +20,14 @@ LATEST = LOGS / ".latest.json"
 REPLAY = LOGS / "replay"  # results of `jobs replay`, which are not a study of the user
 
 
-def note_accepted(manifest: Manifest) -> None:
-    """Write to ./logs/.latest.json that a submission was accepted. Errors are ignored."""
-    if manifest.folder == REPLAY.resolve():
-        return
-    entry = {"folder": str(manifest.folder), "id": manifest.id, "time": manifest.created_at}
-    with suppress(OSError):
-        write_json(LATEST, entry)
+def note_accepted(folder: Path) -> None:
+    """Write to ./logs/.latest.json that a submission to a results folder was accepted.
+
+    A submission of which all runs are done is accepted, too. Errors are ignored.
+    """
+    if folder != REPLAY.resolve():
+        with suppress(OSError):
+            write_json(LATEST, {"folder": str(folder)})
 
 
 def latest_folder(bad: list[BadLine] | None = None) -> Path | None:
@@ -40,9 +41,8 @@ def latest_folder(bad: list[BadLine] | None = None) -> Path | None:
         UnreadableResults: if ./logs cannot be read.
     """
     try:
-        entry = json.loads(LATEST.read_text(encoding="utf-8"))
-        folder = Path(entry["folder"])
-        if (folder / SUBMISSIONS / entry["id"] / "manifest.json").exists():
+        folder = Path(json.loads(LATEST.read_text(encoding="utf-8"))["folder"])
+        if (folder / SUBMISSIONS).exists():
             return folder
     except (OSError, ValueError, TypeError, KeyError):
         pass

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +18,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 from jobs.json_files import write_json
 from jobs.results.manifest import Job, Manifest
 from jobs.results.unreadable import BadLine, first_problem
+from jobs.slurm_client import SlurmSilent, slurm_client
 from jobs.status import JobState, JobStates, Status
 
 ENDED = "ended.json"  # file in a submission's folder: last known states of ended jobs
+REFUSAL = "refusal.txt"  # file in a submission's folder: why sbatch refused a job array
+STEP_AGAIN = (
+    "starting the job step again"  # end of a line in stderr, see `jobs.launch.sbatch_setup`
+)
 RECENT_S = 86400.0  # squeue is still asked while ENDED is younger than this, in seconds
 _QUEUED = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED", "RESV_DEL_HOLD"}
 _RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
@@ -34,9 +37,14 @@ _ENDED_AS = {
 _STATES = TypeAdapter(dict[str, Annotated[str, Field(pattern=r"\S")]])  # content of ENDED
 # A job that exceeds its memory limit may end as FAILED. Only its stderr then shows the cause.
 _OVER_MEMORY = re.compile(r"^slurmstepd.*exceeded memory limit", re.MULTILINE | re.IGNORECASE)
+# A line of srun that says how a task of the job step ended: the numbers of the tasks, and how.
+_VERDICT = re.compile(r"^srun: error: .*\btasks? ([\d,-]+): (.*)")
+_OF_SLURM = re.compile(r"^(srun|slurmstepd)(-[^:]*)?: ")
+_OF_SUBMITIT = re.compile(r"^submitit [A-Z]+ \(")
 # Lines that Slurm writes at the end of any job step, so they do not show the cause.
 _NOISE = re.compile(
-    r"srun: (launch/slurm|Force Terminated|forcing|got SIG|Job step aborted|error: Timed out)"
+    r"srun: (launch/slurm|Force Terminated|Terminating|forcing|got SIG|Job step aborted)"
+    r"|srun: error: Timed out"
     r"|\*\*\* (STEP|JOB) .* CANCELLED"
 )
 
@@ -57,12 +65,13 @@ def slurm_job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
     # `scontrol requeue` can restart an ended job that Slurm still knows.
     recent = any(_age_s(manifest.path / ENDED) < RECENT_S for manifest in manifests)
     ids = [job_id for manifest in manifests for job_id in manifest.slurm_ids.values()]
-    answer = squeue(ids) if unknown or recent else {}
-    if answer is None and unknown:
-        notes.append(
-            "Slurm does not answer (squeue is missing, failed or timed out); jobs that are not "
-            "known to have ended are shown as running"
-        )
+    answer: dict[str, str] | None = {}
+    try:
+        answer = squeue(ids) if unknown or recent else {}
+    except SlurmSilent as error:
+        answer = None
+        if unknown:
+            notes.append(f"{error}; jobs that are not known to have ended are shown as running")
     states: JobStates = {}
     for manifest in manifests:
         before = dict(ended[manifest.id])
@@ -89,10 +98,7 @@ def _slurm_state(
     ended: dict[str, str],
 ) -> JobState:
     if job_id is None:
-        return JobState(
-            Status.missing,
-            "not submitted: Slurm refused the job or could not be reached; submit again",
-        )
+        return JobState(Status.missing, f"not submitted: {_why_not(manifest)}; submit again")
     index = str(job.index)
     words = (answer or {}).get(job_id) or ended.get(index)
     if words is None and answer is None:
@@ -117,8 +123,17 @@ def _slurm_state(
     return JobState(_ENDED_AS.get(name, Status.killed), detail)
 
 
-def _slurm_log(manifest: Manifest, job_id: str, kind: str) -> Path:
-    return manifest.path / "slurm" / f"{job_id}_0_log.{kind}"
+def _why_not(manifest: Manifest) -> str:
+    """Return why a job of a submission has no Slurm id."""
+    try:
+        lines = (manifest.path / REFUSAL).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "the submission was interrupted before Slurm accepted the job"
+    return "; ".join(line.strip() for line in lines if line.strip())[:500]
+
+
+def _slurm_log(manifest: Manifest, job_id: str, kind: str, task: str = "0") -> Path:
+    return manifest.path / "slurm" / f"{job_id}_{task}_log.{kind}"
 
 
 def _read_ended(manifest: Manifest, notes: list[str]) -> dict[str, str]:
@@ -142,7 +157,7 @@ def _age_s(path: Path) -> float:
         return math.inf
 
 
-def squeue(job_ids: list[str]) -> dict[str, str] | None:
+def squeue(job_ids: list[str]) -> dict[str, str]:
     """Return the states of jobs as squeue reports them.
 
     Args:
@@ -150,26 +165,21 @@ def squeue(job_ids: list[str]) -> dict[str, str] | None:
 
     Returns:
         The state of each job that Slurm knows, by job id. The reason, if Slurm gives one, follows
-        in parentheses, such as "PENDING (Priority)". None if Slurm does not answer.
+        in parentheses, such as "PENDING (Priority)".
+
+    Raises:
+        SlurmSilent: if Slurm does not answer.
     """
-    if not job_ids:
-        return {}
-    if shutil.which("squeue") is None:
-        return None
     whole = sorted({job_id.split("_")[0] for job_id in job_ids})
     states: dict[str, str] = {}
     for start in range(0, len(whole), 1000):  # the length of a command line is limited
         ids = ",".join(whole[start : start + 1000])
-        command = ["squeue", "-h", "-r", "-t", "all", "-j", ids, "-o", "%A|%F|%K|%T|%r"]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=60
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
+        command = ("squeue", "-h", "-r", "-t", "all", "-j", ids, "-o", "%A|%F|%K|%T|%r")
+        done = slurm_client(*command)
         # squeue also fails for a job that Slurm no longer knows. That is no error here.
         if done.returncode and "Invalid job id" not in done.stderr:
-            return None
+            why = "; ".join(done.stderr.split("\n")).strip("; ")
+            raise SlurmSilent(f"Slurm does not answer: 'squeue' failed: {why}")
         for line in done.stdout.splitlines():
             job, array, index, state, reason = line.strip().split("|", 4)
             # For a cancelled job, squeue shows the reason why the job was pending before.
@@ -180,11 +190,10 @@ def squeue(job_ids: list[str]) -> dict[str, str] | None:
 
 
 def with_last_words(manifest: Manifest, job: Job, state: JobState) -> JobState:
-    """Add the last line of a job's stderr to the detail of the job's state.
+    """Add the line of a job's stderr that shows why it failed to the detail of the job's state.
 
-    The detail is a text for the user. The last line often shows why the job failed, e.g. a setup
-    command that was not found. Lines that Slurm itself writes when a job ends are skipped. If
-    stderr reports that the memory limit was exceeded, the status `killed` is replaced by `oom`.
+    The detail is a text for the user. See `_cause` for the choice of the line. If stderr reports
+    that the memory limit was exceeded, the status `killed` is replaced by `oom`.
 
     Args:
         manifest: manifest of the job's submission.
@@ -197,13 +206,53 @@ def with_last_words(manifest: Manifest, job: Job, state: JobState) -> JobState:
     job_id = manifest.slurm_ids.get(job.index)
     if job_id is None:
         return state
+    over_memory = state.status is Status.killed and exceeded_memory(manifest, job_id)
+    line = _cause(manifest, job_id)
+    detail = state.detail + (f"; last line of its stderr: {line[:200]}" if line else "")
+    return JobState(Status.oom if over_memory else state.status, detail)
+
+
+def exceeded_memory(manifest: Manifest, job_id: str) -> bool:
+    """Return whether Slurm ended a step of a job because it exceeded its memory limit."""
+    return _OVER_MEMORY.search("\n".join(_stderr(manifest, job_id))) is not None
+
+
+def _cause(manifest: Manifest, job_id: str) -> str:
+    """Return the line of a job's stderr that probably shows why the job failed.
+
+    If srun reports that a task exited with an exit code, the task has printed the cause, and the
+    last line that is not from Slurm is returned. Otherwise, e.g. if a signal ended the task, the
+    report of srun is the cause. The first report counts, because the other tasks end as a result.
+    """
+    lines = _stderr(manifest, job_id)
+    starts = [i for i, line in enumerate(lines) if line.endswith(STEP_AGAIN)]
+    lines = lines[starts[-1] + 1 :] if starts else lines
+    verdict = next((found for line in lines if (found := _VERDICT.match(line))), None)
+    if verdict is None:
+        return lines[-1] if lines else ""
+    if not verdict[2].startswith("Exited with exit code"):
+        return verdict[0]
+    first = re.split("[,-]", verdict[1])[0]
+    own = lines if first == "0" else _stderr(manifest, job_id, first)
+    words = [line for line in own if not _OF_SLURM.match(line) and not _OF_SUBMITIT.match(line)]
+    errors = [line for line in own if line.startswith("slurmstepd")]  # such as a failed execve
+    return [verdict[0], *errors[-1:], *words[-1:]][-1]
+
+
+def _stderr(manifest: Manifest, job_id: str, task: str = "0") -> list[str]:
+    """Return the last lines of a job's stderr, without those that say nothing about the cause.
+
+    The result is empty if the job never started, or if its log cannot be read.
+
+    Args:
+        manifest: manifest of the job's submission.
+        job_id: Slurm id of the job.
+        task: number of the task. Task 0 shares its file with the batch script and srun.
+    """
     try:
-        with _slurm_log(manifest, job_id, "err").open("rb") as file:
+        with _slurm_log(manifest, job_id, "err", task).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
             text = file.read().decode(errors="replace")
-    except OSError:  # the job never started, or its log cannot be read
-        return state
-    over_memory = state.status is Status.killed and _OVER_MEMORY.search(text)
-    words = [line.strip() for line in text.split("\n") if line.strip() and not _NOISE.search(line)]
-    detail = state.detail + (f"; last line of its stderr: {words[-1][:200]}" if words else "")
-    return JobState(Status.oom if over_memory else state.status, detail)
+    except OSError:
+        return []
+    return [line.strip() for line in text.split("\n") if line.strip() and not _NOISE.search(line)]

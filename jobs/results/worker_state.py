@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from jobs.json_files import write_json
 from jobs.results.unreadable import BadLine, first_problem
 
-STATE = "state.json"
+STATE = "state.json"  # file in the folder of a job
 END = "worker_end.json"
 T = TypeVar("T", bound=BaseModel)
 

@@ -27,7 +27,7 @@ from jobs.sweep.check_parameters import comparison, exclusions
 from jobs.sweep.check_views import view_problems
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.load import LoadedSweep
-from jobs.sweep.schema import AXES, Case, Plot, Shuffle, Sweep, Table
+from jobs.sweep.schema import AXES, GPU_TYPE, Case, Plot, Shuffle, Sweep, Table
 from jobs.sweep.strict_yaml import DataPath
 
 MAX_RUNS = 1_000_000  # a larger sweep is probably a typo
@@ -273,7 +273,7 @@ class _Expander:
             wanted |= case.launch.model_dump(exclude_unset=True)
         wanted.pop("tasks_per_node", None)
         for key, value in wanted.items():
-            if not isinstance(value, str):
+            if not isinstance(value, str) or not value.startswith("$"):
                 continue
             given = params[value[1:]]
             wrong = _wanted_instead(key, given)
@@ -285,6 +285,8 @@ class _Expander:
                 self.problems[Problem(self.document.at(where), what)] = []
                 given = None
             wanted[key] = given
+        if not wanted["gpus_per_node"]:
+            wanted["gpu_type"] = None
         return Shape(**wanted)
 
     def nothing_left(self) -> Problem:
@@ -328,6 +330,9 @@ def _wanted_instead(key: str, given: Any) -> str | None:
         key: a key of `resources` or `launch`, such as `nodes`.
         given: the value of the key.
     """
+    if key == "gpu_type":
+        valid = isinstance(given, str) and re.fullmatch(GPU_TYPE, given)
+        return None if valid else f"a name that matches the pattern '{GPU_TYPE}'"
     number = not isinstance(given, bool) and isinstance(given, (int, float))
     if key == "mem_gb":
         return None if number and given > 0 else "a number above 0"

@@ -18,6 +18,8 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=365 * 86400)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+# A type of GPU as in Slurm's Gres, such as h100 in gpu:h100:8. ASCII, because it is an option.
+GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 AXES = ("fixed", "grid", "zip")  # the sections that set parameters
 # Names of the values that a table can show. `jobs.report.metrics` computes the values.
 FACT = "fact."  # prefix for a fact, which is a result that the benchmark returned
@@ -56,6 +58,8 @@ class Resources(_Strict):
     nodes: Positive | Reference = 1
     tasks_per_node: Literal[1] = 1  # one worker per node, which starts the processes
     gpus_per_node: Count | Reference = 0
+    # Ignored without GPUs, because a cluster file sets it for all sweeps.
+    gpu_type: Annotated[str, Field(pattern=GPU_TYPE)] | Reference | None = None
     cpus_per_task: Positive | Reference | None = None
     mem_gb: Annotated[float, Field(gt=0)] | Reference | None = None
     timeout_min: Positive | Reference | None = None  # default: computed from timeout_s
@@ -82,6 +86,8 @@ class Slurm(_Strict):
     array_parallelism: Positive = 256
     setup: list[str] = []
     srun_args: list[str] = []
+    # Shell code that starts Python in the job. Default: the interpreter that submits.
+    python: Annotated[str, Field(pattern=r"^\S[^\n\r]*$")] | None = None
     additional_parameters: dict[str, Scalar] = {}
 
 

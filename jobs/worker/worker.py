@@ -24,6 +24,7 @@ from jobs.results.cancelled import read_cancelled
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
+from jobs.results.slurm_job_states import exceeded_memory
 from jobs.results.worker_state import WorkerState, read_worker_state, write_worker_state
 from jobs.run import Run
 from jobs.status import Status
@@ -43,9 +44,6 @@ from jobs.worker.run_process import Request, execute
 from jobs.worker.run_with_timeout import run_with_timeout
 
 MAX_DEATHS = 2  # number of workers that may die during a run before the run is skipped
-# Interval before the job's time limit, in seconds. A warning signal that Slurm sends in this
-# interval is due to the time limit, unless Slurm reports a preemption.
-LIMIT_MARGIN_S = 120.0
 
 
 class Stopped(SystemExit):
@@ -140,11 +138,7 @@ class Worker:
             if reason is not None:
                 self._record(attempt, failed(Status.unsupported, "Unsupported", reason))
             elif self._deaths[f"{run_id}/{repeat}"] >= MAX_DEATHS:
-                message = (
-                    f"the job's worker died {MAX_DEATHS} times during this run; see the job's log, "
-                    "and submit the sweep again to try once more"
-                )
-                self._record(attempt, failed(Status.killed, "WorkerDied", message))
+                self._record(attempt, self._outcome_of_deaths())
             else:
                 self._attempt_run(attempt)
             if self.in_process and self.failures:
@@ -213,6 +207,22 @@ class Worker:
             recorded = any((r.submission, r.run, r.repeat, r.attempt) == mine for r in self.records)
             deaths[f"{running.run}/{running.repeat}"] += not recorded
         return deaths
+
+    def _outcome_of_deaths(self) -> Outcome:
+        """Return the outcome of a run during which too many workers died."""
+        array, job_id = self.slurm.get("array_job_id"), self.slurm.get("job_id", "")
+        job_id = f"{array}_{self.slurm.get('array_task_id')}" if array else job_id
+        if job_id and exceeded_memory(self.manifest, job_id):
+            message = (
+                f"Slurm ended the job step {MAX_DEATHS} times during this run, because it exceeded "
+                "its memory limit; raise resources.mem_gb in the sweep"
+            )
+            return failed(Status.oom, "OutOfMemory", message, memory="host")
+        message = (
+            f"the job's worker died {MAX_DEATHS} times during this run; see the job's log, "
+            "and submit the sweep again to try once more"
+        )
+        return failed(Status.killed, "WorkerDied", message)
 
     def _write_state(self, attempt: Attempt | None) -> None:
         """Write to the file state.json which attempt of a run this worker is executing.
@@ -370,13 +380,6 @@ class Worker:
             self._record(attempt, outcome)
             self._current = None
             shutil.rmtree(scratch, ignore_errors=True)
-
-    def near_limit(self) -> bool:
-        """Return whether the job is close to its time limit.
-
-        If it is, a warning signal from Slurm is probably due to the time limit.
-        """
-        return time.monotonic() - self.started > self.job.timeout_min * 60 - LIMIT_MARGIN_S
 
     def handle_term(self) -> None:
         """Install handlers for SIGTERM and SIGINT that record the current run and exit.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,10 @@ VERSION = 1
 PRELOAD = ()
 LONGEST_S = 240.0
 MOST_EATEN = 40  # upper bound of the memory that a run uses up, in units of 100 MB
-SHOWN = ("RANK", "MASTER_PORT", "SLURM_CPU_BIND", "CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK")
+SHOWN = (
+    "RANK", "MASTER_PORT", "SLURM_CPU_BIND", "CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK",
+    "CONTAINER",
+)  # fmt: skip
 
 
 class Params(BenchmarkParams):
@@ -42,7 +46,11 @@ def run(params: Params) -> dict[str, Any]:
         time.sleep(LONGEST_S)  # Slurm checks the memory once per second and ends the job
     return {
         "samples_ms": {"forward": [1.0]},
-        "facts": {"environment": {name: os.environ.get(name) for name in SHOWN}},
+        "facts": {
+            "environment": {name: os.environ.get(name) for name in SHOWN},
+            "executable": sys.executable,
+            "folder": os.getcwd(),
+        },
     }
 
 

@@ -108,7 +108,7 @@ class SlurmCluster:
         folder: Path,
         nodes: int = 3,
         cpus: int = 4,
-        gpus: int = 2,
+        gpus: tuple[str, ...] = ("a100", "h100"),  # different types, to test requests for a type
         memory_mb: int = 6000,
         max_array_size: int = 1001,
     ) -> None:
@@ -213,10 +213,10 @@ class SlurmCluster:
 
     def _write_configuration(self) -> None:
         gres = "AutoDetect=off\n"
-        for number in range(self.gpus):
+        for number, kind in enumerate(self.gpus):
             device = self.folder / "dev" / f"gpu{number}"
             os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # a copy of /dev/null
-            gres += f"Name=gpu File={device}\n"
+            gres += f"Name=gpu Type={kind} File={device}\n"
         (self.folder / "gres.conf").write_text(gres)
         # Slurm reads this file even with proctrack/linuxproc. "disabled" needs version 24.11.
         version = re.findall(r"\d+", self.client("slurmctld", "-V").stdout)
@@ -224,9 +224,12 @@ class SlurmCluster:
         (self.folder / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
         host = socket.gethostname().split(".")[0]
         self._controller_port, *node_ports = _free_ports(1 + len(self.nodes))
+        gres_of_node = ",".join(
+            f"gpu:{kind}:{self.gpus.count(kind)}" for kind in dict.fromkeys(self.gpus)
+        )
         nodes = [
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus}"
-            f" RealMemory={self.memory_mb}" + (f" Gres=gpu:{self.gpus}" if self.gpus else "")
+            f" RealMemory={self.memory_mb}" + (f" Gres={gres_of_node}" if gres_of_node else "")
             for node, port in zip(self.nodes, node_ports, strict=True)
         ]
         text = _SLURM_CONF.format(

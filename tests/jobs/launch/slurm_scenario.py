@@ -88,6 +88,18 @@ class Scenario:
             text=True,
         )
 
+    def start_alone(self, *command: str) -> subprocess.Popen[str]:
+        """Start a command as a separate process in the scenario's folder, and return it."""
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=os.environ | self.cluster.environment | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
     def status(self) -> dict[str, Any]:
         return json.loads(self.call("jobs", "status", "out", "--json").stdout)  # type: ignore[no-any-return]
 

@@ -6,11 +6,15 @@ The tests that delay others (the restart of the controller) come last.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,13 +64,23 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
         runs_per_job=3,
         resources={"mem_gb": 1.5},
     )
-    scenarios.submit("gpu", grid={"index": [0]}, resources={"gpus_per_node": 1})
+    typed = {"gpus_per_node": 1, "gpu_type": slurm_cluster.gpus[-1]}
+    scenarios.submit("gpu", grid={"index": [0]}, resources=typed)
+    scenarios.submit("short", zip={"index": [0], "until": ["go"]}, **LIMIT)
+    submit_to_containers(scenarios)
     scenarios.submit(
         "nodes",
         benchmark="all_reduce",
         fixed={"backend": "gloo", "size_mb": 1, "world_size": 4, "samples": 5, "measure_s": 0.2},
         resources={"nodes": 2},
         launch={"nproc_per_node": 2},
+    )
+    scenarios.submit(
+        "follower",
+        zip={"index": [0, 1], "until": ["never", ""]},
+        runs_per_job=2,
+        resources={"nodes": 2},
+        launch={"nproc_per_node": 1},
     )
     scenarios.submit(
         "setup", grid={"index": [0, 1]}, slurm={"setup": ["# comment", "cat /nowhere"]}
@@ -81,6 +95,7 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
     )
     done = array.submit_alone()
     assert done.returncode == 0, done.stdout
+    warn_early(scenarios["short"])
     preempt(scenarios["preempted"])
     warn(scenarios["warned"])
     return scenarios
@@ -100,6 +115,61 @@ def limits(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
     return scenarios
 
 
+APPTAINER = """\
+#!/bin/sh
+# Does what `apptainer exec --nv IMAGE COMMAND` does, without a container.
+[ "$1 $2 $3" = "exec --nv image.sif" ] || { echo "FATAL:   unexpected: $*" >&2; exit 255; }
+shift 3
+cd /
+CONTAINER=apptainer exec "$@"
+"""
+SRUN = """\
+#!/bin/bash
+# Does what the options of pyxis do, without a container.
+options=()
+for option; do
+  case $option in
+    --container-image=*) export CONTAINER=${option#*=} ;;
+    *) options+=("$option") ;;
+  esac
+done
+exec %s "${options[@]}"
+"""
+
+
+def submit_to_containers(scenarios: Scenarios) -> None:
+    """Submit scenarios that run another interpreter, through programs that act as containers."""
+    folder = scenarios.folder / "image"
+    python = install_interpreter(folder)
+    programs = folder / "programs"
+    programs.mkdir()
+    for name, text in (("apptainer", APPTAINER), ("srun", SRUN % shutil.which("srun"))):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    apptainer = f"apptainer exec --nv image.sif {shlex.quote(str(python))}"
+    pyxis = {"python": shlex.quote(str(python)), "srun_args": ["--container-image=lab/torch:2"]}
+    settings: dict[str, dict[str, Any]] = {
+        "apptainer": {"python": apptainer},
+        "pyxis": pyxis,
+        "wrong_image": {"python": apptainer.replace("image", "other")},
+        "wrong_python": {"python": "/nowhere/python"},
+    }
+    for name, slurm in settings.items():
+        scenario = scenarios.new(name, grid={"index": [0]}, slurm=slurm)
+        done = scenario.submit_alone(PATH=path)
+        assert done.returncode == 0, done.stdout
+
+
+def install_interpreter(folder: Path) -> Path:
+    """Make a virtual environment with the packages of this one, and return its interpreter."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    for name in ("pyvenv.cfg", "lib"):
+        (folder / name).symlink_to(Path(sys.prefix) / name)
+    return folder / "bin" / "python"
+
+
 def preempt(scenario: Scenario) -> None:
     """Once the first run is done, preempt the job by a job of a partition with priority."""
     scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
@@ -112,6 +182,22 @@ def preempt(scenario: Scenario) -> None:
 def warn(scenario: Scenario) -> None:
     """Once the second run executes, send the warning signal that precedes the time limit."""
     scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
+    send_warning(scenario)
+
+
+def warn_early(scenario: Scenario) -> None:
+    """Send the warning signal, and let the run end once the worker has handled the signal."""
+    send_warning(scenario)
+
+    def handled() -> bool:
+        logs = scenario.out.glob("submissions/*/slurm/*_log.out")
+        return any("is early; continuing" in path.read_text() for path in logs)
+
+    scenario.cluster.wait_for(handled, SOON_S, "the worker to handle the signal")
+    scenario.release("go")
+
+
+def send_warning(scenario: Scenario) -> None:
     scenario.wait_until_executing()
     (line,) = scenario.queue()
     scancel = scenario.cluster.client("scancel", "--signal=USR2", line.split()[0])
@@ -133,7 +219,8 @@ def test_submitting_in_flight_submits_nothing_twice(scenarios: Scenarios) -> Non
     scenario = scenarios["cancelled"]
     done = scenario.submit()
     assert done.returncode == 0
-    assert "submitted 0 runs as 0 jobs" in done.stdout
+    assert "nothing to submit" in done.stdout
+    assert len(list((scenario.out / "submissions").iterdir())) == 1
     assert "skipping 3 runs already queued or running" in done.stdout
     assert len(scenario.queue()) == 3
 
@@ -184,28 +271,56 @@ def test_cancel_some_runs_and_resubmit_them(scenarios: Scenarios) -> None:
 
 
 def test_killed_worker(scenarios: Scenarios) -> None:
-    """The states of runs without records come from Slurm and the manifest."""
+    """The job continues in the same allocation, without the run that killed two workers."""
     scenario = scenarios["worker"]
     scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
-    os.kill(scenario.wait_until_executing()["pid"], signal.SIGKILL)
-    (record,) = scenario.finish()
-    assert record.status == "ok"
-    status = scenario.status()
-    assert states(status) == ["ok", "killed", "killed"]
-    assert all("FAILED" in task["detail"] for task in status["tasks"][1:])
-    assert all("task 0: Killed" in task["detail"] for task in status["tasks"][1:])
-    table = scenario.call("aggregate", "out")
-    assert table.returncode == 0, table.stdout
-    assert table.stdout.count(" killed |") == 2
-    assert "killed: Slurm job" in table.stdout and "is FAILED" in table.stdout
+    pids: list[int] = []
+    while len(pids) < 2:
+        pid = scenario.cluster.wait_for(
+            lambda: {s["pid"] for s in scenario.worker_states()} - {*pids}, SOON_S, "a worker"
+        ).pop()
+        scenario.wait_until_executing()
+        os.kill(pid, signal.SIGKILL)
+        pids.append(pid)
+    records = scenario.finish()
+    assert [(r.params["index"], r.status) for r in records] == [(0, "ok"), (1, "killed"), (2, "ok")]
+    assert records[1].failure is not None and records[1].failure.type == "WorkerDied"
+    assert len({record.slurm["job_id"] for record in records}) == 1
+    assert all("restart_count" not in record.slurm for record in records)
+
+
+def test_killed_worker_of_another_node(scenarios: Scenarios) -> None:
+    """The run during which a node is lost is recorded, and the next run executes on all nodes."""
+    scenario = scenarios["follower"]
+    scenario.wait_until_executing()
+    # Node 1 has received the request when the run's log on that node exists.
+    logs = "submissions/*/jobs/0/*.node1.log"
+    scenario.cluster.wait_for(lambda: list(scenario.out.glob(logs)), SOON_S, "node 1 to execute")
+    os.kill(worker_pid(scenario, node_rank=1), signal.SIGKILL)
+    lost, measured = scenario.finish()
+    assert lost.failure is not None and lost.failure.type == "NodeLost"
+    assert (measured.params["index"], measured.status) == (1, "ok"), measured.failure
+    assert lost.slurm == measured.slurm  # neither requeued nor submitted again
+
+
+def worker_pid(scenario: Scenario, node_rank: int) -> int:
+    """Return the pid of the worker of one node of the scenario's only job."""
+    (job_id,) = {line.split()[0] for line in scenario.queue()}
+    wanted = {f"SLURM_JOB_ID={job_id}".encode(), f"SLURM_NODEID={node_rank}".encode()}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has ended
+            if b"submitit.core._submit" in (process / "cmdline").read_bytes() and (
+                wanted <= set((process / "environ").read_bytes().split(b"\0"))
+            ):
+                return int(process.name)
+    raise AssertionError(f"no worker of job {job_id} on node {node_rank}")
 
 
 def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
-    """If Slurm ends a job for its memory, only the run that was executing counts as oom."""
+    """If Slurm ends a job step for its memory, the run that was executing counts as oom."""
     scenario = scenarios["memory"]
-    (record,) = scenario.finish()
-    assert record.status == "ok"
-    assert states(scenario.status()) == ["ok", "oom", "killed"]
+    assert [record.status for record in scenario.finish()] == ["ok", "oom", "error"]
+    assert states(scenario.status()) == ["ok", "oom", "error"]
 
 
 def test_failing_runs(scenarios: Scenarios) -> None:
@@ -238,7 +353,8 @@ def test_gpu_job_sees_its_gpu_alone(scenarios: Scenarios) -> None:
     """A job sees only its own GPU. It is fictitious, so the run fails and the error names it."""
     (record,) = scenarios["gpu"].finish()
     assert record.status == "error" and record.failure is not None
-    assert re.search(r"given 1 GPU \(CUDA_VISIBLE_DEVICES=[01]\)", record.failure.message)
+    number = len(scenarios.cluster.gpus) - 1  # the GPU of the requested type
+    assert f"given 1 GPU (CUDA_VISIBLE_DEVICES={number})" in record.failure.message
 
 
 def test_two_nodes_of_two_processes(scenarios: Scenarios) -> None:
@@ -259,12 +375,60 @@ def test_failing_setup_ends_the_job(scenarios: Scenarios) -> None:
     assert "No such file or directory" in logs.stdout
 
 
+# Prints a line when it is ready to submit, and submits when its stdin ends.
+SUBMIT_TOGETHER = """
+import sys
+from jobs.submit import app
+print("ready", flush=True)
+sys.stdin.read()
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "rounds", [2, pytest.param(20, marks=pytest.mark.exhaustive)], ids=["few", "many"]
+)
+def test_two_submissions_at_the_same_time(scenarios: Scenarios, rounds: int) -> None:
+    """Every run is submitted once, whichever submission is first."""
+    indices = [0, 1, 2]
+    together: list[Scenario] = []
+    for number in range(rounds):
+        scenario = scenarios.new(f"together{rounds}-{number}", grid={"index": indices})
+        together.append(scenario)
+        arguments = [scenario.write_sweep(), "--out", "out"]
+        both = [
+            scenario.start_alone(sys.executable, "-c", SUBMIT_TOGETHER, *arguments) for _ in "ab"
+        ]
+        for process in both:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        for process in both:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in both:
+            process.stdin = None
+        outputs = {p.communicate()[0]: p.returncode for p in both}
+        for output, code in outputs.items():
+            if code == 0:
+                assert "submitted 3 runs" in output or "3 runs already queued or run" in output
+            else:
+                assert code == 2 and "is in use by process" in output
+                assert str(scenario.out / "submit.lock") in output and "--force" in output
+        assert sum("submitted 3 runs" in output for output in outputs) == 1
+        assert not (scenario.out / "submit.lock").exists()
+    for scenario in together:
+        assert sorted(r.params["index"] for r in scenario.finish()) == indices
+
+
 def test_unknown_partition(scenarios: Scenarios) -> None:
     scenario = scenarios.new("unknown", grid={"index": [0, 1]}, slurm={"partition": "nowhere"})
     done = scenario.submit()
     assert done.returncode == 2
-    assert "sbatch refused 2 jobs" in done.stdout and "invalid partition" in done.stdout
-    assert states(scenario.status()) == ["missing", "missing"]
+    assert "sbatch refused 2 jobs" in done.stdout
+    assert done.stdout.count("invalid partition specified: nowhere") == 1
+    status = scenario.status()
+    assert states(status) == ["missing", "missing"]
+    reason = "not submitted: sbatch: error: invalid partition specified: nowhere; sbatch: error: "
+    assert all(task["detail"].startswith(reason) for task in status["tasks"])
     possible = scenario.submit("slurm.partition=debug", "--dry-run")
     assert "2 (0 done, 0 queued or running)" in possible.stdout
 
@@ -298,9 +462,7 @@ def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
     scenario.finish()
     status = scenario.status()
     assert states(status) == ["ok", "missing"]
-    assert status["tasks"][1]["detail"] == (
-        "not submitted: Slurm refused the job or could not be reached; submit again"
-    )
+    assert status["tasks"][1]["detail"].startswith("not submitted: sbatch: error")
 
 
 def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
@@ -321,7 +483,7 @@ def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
     again = scenario.submit()
     assert again.returncode == 0
     assert "skipping 1 run with a result" in again.stdout
-    assert "submitted 0 runs" in again.stdout
+    assert "nothing to submit" in again.stdout
 
 
 def test_array(scenarios: Scenarios) -> None:
@@ -366,6 +528,37 @@ def test_run_that_never_fits_the_limit(limits: Scenarios) -> None:
     (record,) = limits["endless"].finish()
     assert record.status == "timeout"
     assert record.failure is not None and "limit of 1 min" in record.failure.message
+
+
+def test_early_warning_of_the_time_limit(scenarios: Scenarios) -> None:
+    """Slurm may warn most of a minute early. A run that ends in time is not interrupted."""
+    scenario = scenarios["short"]
+    assert [record.status for record in scenario.finish()] == ["ok"]
+
+
+def test_other_interpreter(scenarios: Scenarios) -> None:
+    """All processes of a job use the interpreter in the container."""
+    python = str(scenarios.folder / "image" / "bin" / "python")
+    for name, container in (("apptainer", "apptainer"), ("pyxis", "lab/torch:2")):
+        (record,) = scenarios[name].finish()
+        assert record.measurements is not None, record.failure
+        facts = record.measurements.facts
+        assert (facts["environment"]["CONTAINER"], facts["executable"]) == (container, python)
+        assert facts["folder"] == str(scenarios[name].folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("wrong_image", "FATAL:   unexpected: exec --nv other.sif"),
+        ("wrong_python", "/nowhere/python: No such file or directory"),
+    ],
+)
+def test_interpreter_that_does_not_start(scenarios: Scenarios, name: str, reason: str) -> None:
+    scenario = scenarios[name]
+    assert scenario.finish() == []
+    (task,) = scenario.status()["tasks"]
+    assert task["state"] == "killed" and reason in task["detail"]
 
 
 def test_restarted_controller(scenarios: Scenarios) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from jobs import slurm_client
+from jobs.launch.sbatch_setup import restarting_srun
 from jobs.launch.slurm_executor import Array, arrays, sbatch_texts
-from jobs.results.manifest import Executor, Job, Manifest
+from jobs.results.manifest import Executor, Job, Manifest, SlurmHandle
+from jobs.results.slurm_job_states import with_last_words
 from jobs.run import Shape
+from jobs.status import JobState, Status
 from jobs.sweep.schema import Sweep
 from tests.jobs.harness import ROOT, call
 
@@ -78,15 +84,103 @@ def test_sbatch_text(tmp_path: Path) -> None:
     assert "--kill-on-bad-exit=1 --cpus-per-task=6 --cpu-bind=none" in text
 
 
+@pytest.mark.parametrize(("mem_gb", "line"), [(0.0005, "--mem=1MB"), (1.9999, "--mem=2047MB")])
+def test_memory_is_never_zero(tmp_path: Path, mem_gb: float, line: str) -> None:
+    """Slurm gives a job with --mem=0 all the memory of its nodes."""
+    (text,) = sbatch_texts(manifest(tmp_path, some(1, Shape(mem_gb=mem_gb))))
+    assert f"#SBATCH {line}" in text.splitlines()
+
+
+def test_type_of_gpu_and_python(tmp_path: Path) -> None:
+    shape = Shape(gpus_per_node=2, gpu_type="h100")
+    python = "apptainer exec --nv 'my image.sif' python3"
+    (text,) = sbatch_texts(manifest(tmp_path, some(1, shape), python=python))
+    assert "#SBATCH --gpus-per-node=h100:2" in text.splitlines()
+    assert f" {python} -u -m submitit.core._submit " in text
+
+
+# Stands for the program srun. Each call reads an exit code from the file `codes`. If "+" precedes
+# it, the call changes the state of job 7, as a worker does that begins a run.
+SRUN = """\
+#!/bin/sh
+read -r code < codes
+sed -i 1d codes
+echo call >> calls
+case $code in +*) echo x >> id/jobs/7/state.json ;; esac
+exit "${code#+}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("codes", "calls", "code"),
+    [
+        (["0"], 1, 0),
+        (["1"], 1, 1),
+        (["143"], 1, 143),  # cancelled or over the time limit
+        (["+137", "+139", "+134", "+135", "+137", "+0"], 6, 0),  # each began a run
+        (["137", "137", "137", "0"], 3, 137),  # none began a run
+        (["137", "137", "+137", "137", "137", "137", "0"], 6, 137),
+    ],
+)
+def test_restarts_of_the_job_step(tmp_path: Path, codes: list[str], calls: int, code: int) -> None:
+    wanted = Manifest(
+        tmp_path, "id", 0.0, Executor.slurm, manifest(tmp_path, []).sweep, "", "", {}, [], [], {}
+    )
+    (tmp_path / "id").symlink_to(wanted.path)
+    wanted.job_folder(7).mkdir(parents=True)
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    function = restarting_srun(wanted, some(3, first=5))
+    for shell in ("", "set -e\n"):
+        script = f"{shell}{function}\nsrun --unbuffered"
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "2"}
+        (tmp_path / "codes").write_text("\n".join([*codes, ""]))
+        (tmp_path / "calls").write_text("")
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stderr
+        assert len((tmp_path / "calls").read_text().splitlines()) == calls
+        assert done.stderr.count("starting the job step again") == calls - 1
+
+
 @pytest.mark.parametrize(
     ("line", "code"), [("true", 0), ("# nothing", 0), ("export A=1\n[ $A = 1 ]", 0), ("cd /no", 1)]
 )
 def test_setup_line(tmp_path: Path, line: str, code: int) -> None:
     (text,) = sbatch_texts(manifest(tmp_path, some(1), setup=[line]))
-    script = text.replace("\nsrun", "\ntrue")
+    script = text.replace("\nsrun --", "\ntrue --")
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.returncode == code
     assert ("setup failed: " + line in done.stderr) == bool(code)
+
+
+RAISED = "Traceback (most recent call last):\n  File ...\nRuntimeError: no node 1\n"
+EXITED = "srun: error: n2: task {}: Exited with exit code 1\nsrun: Terminating StepId=7.0\n"
+KILLED = "srun: error: n1: task 0: Killed\n"
+AGAIN = "a worker of the job died (exit code 137); starting the job step again\n"
+
+
+@pytest.mark.parametrize(
+    ("logs", "cause"),
+    [
+        ([RAISED + EXITED.format(0)], "RuntimeError: no node 1"),
+        ([EXITED.format(1) + KILLED, RAISED], "RuntimeError: no node 1"),  # task 0 only followed
+        (["UserWarning: old driver\n" + KILLED], "srun: error: n1: task 0: Killed"),
+        ([KILLED + AGAIN + RAISED + EXITED.format(0)], "RuntimeError: no node 1"),
+        (["slurmstepd: error: execve(): /no/python: missing\n" + EXITED.format("0-1")],
+         "slurmstepd: error: execve(): /no/python: missing"),
+        ([""], ""),
+    ],
+)  # fmt: skip
+def test_line_of_stderr_that_shows_the_cause(tmp_path: Path, logs: list[str], cause: str) -> None:
+    given = manifest(tmp_path, some(1))
+    given.handles[0] = SlurmHandle("7")
+    (given.path / "slurm").mkdir(parents=True)
+    for task, text in enumerate(logs):
+        (given.path / "slurm" / f"7_{task}_log.err").write_text(text)
+    state = with_last_words(given, given.jobs[0], JobState(Status.killed, "ended"))
+    assert state.detail == "ended" + (f"; last line of its stderr: {cause}" if cause else "")
 
 
 QUICKSTART = ROOT / "sweeps" / "quickstart.yaml"
@@ -101,6 +195,26 @@ def test_dry_run_shows_the_cluster_file(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for option in ("partition=h100", "account=lab", "qos=long", "constraint=nvlink"):
         assert f"#SBATCH --{option}\n" in done.stdout
+    assert not out.exists()
+
+
+def test_controller_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submission ends soon, says what was tried, and writes nothing."""
+    monkeypatch.setattr(slurm_client, "CLIENT_S", 0.5)
+    if shutil.which("scontrol") is None:
+        pytest.skip("Slurm is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, never answers
+        configuration = tmp_path / "slurm.conf"
+        configuration.write_text(
+            f"ClusterName=silent\nSlurmctldHost=silent(127.0.0.1)\nAuthType=auth/none\n"
+            f"SlurmctldPort={silent.getsockname()[1]}\nNodeName=silent\n"
+        )
+        environment = {"SLURM_CONF": str(configuration)}
+        out = tmp_path / "out"
+        done = call("jobs.submit", QUICKSTART, "--out", out, environment=environment)
+    assert done.returncode == 2
+    assert "'scontrol show config' did not end within" in done.stderr
+    assert str(configuration) in done.stderr and "nothing was submitted" in done.stderr
     assert not out.exists()
 
 

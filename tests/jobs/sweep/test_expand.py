@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
+from jobs.errors import InputError
 from jobs.run_id import run_id
 from jobs.sweep import benchmarks
 from jobs.sweep.benchmarks import Benchmark, load_benchmark
@@ -116,6 +117,19 @@ def test_mem_may_come_from_a_fraction(tmp_path: Path) -> None:
         load(tmp_path, TOY + "fixed: {size: 1, scale: 0.5}\nresources: {mem_gb: $scale}\n")
     ).runs
     assert run.shape.mem_gb == 0.5
+
+
+def test_type_of_gpu(tmp_path: Path) -> None:
+    """A type may be the value of a parameter. It has no effect without GPUs."""
+    text = TOY + "fixed: {size: 1, label: h100}\nresources: {gpu_type: $label, gpus_per_node: 2}\n"
+    (run,) = expand(load(tmp_path, text)).runs
+    assert (run.shape.gpu_type, str(run.shape)) == ("h100", "1 node, 2 h100 GPUs per node")
+    (run,) = expand(load(tmp_path, text, "resources.gpus_per_node=0")).runs
+    assert run.shape.gpu_type is None
+    with pytest.raises(InputError, match=r"gpu_type must be a name .* got .label = "):
+        expand(load(tmp_path, text, 'label="a\'b"'))
+    with pytest.raises(InputError, match=r"gpu_type: got 'h100:2', expected text"):
+        load(tmp_path, text, "resources.gpu_type=h100:2")
 
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {

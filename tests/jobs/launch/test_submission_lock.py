@@ -1,0 +1,152 @@
+"""The lock of a results folder during a submission, held by real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.launch.folder_lock import FolderInUse
+from jobs.launch.submission_lock import LOCK, STALE_S, SubmissionLock
+from tests.jobs.harness import ROOT, call, records, write_sweep
+
+# Takes the lock when stdin has a line, reports whether it got it, and keeps it until stdin ends.
+TAKE = """
+import sys
+from pathlib import Path
+from jobs.launch.submission_lock import FolderInUse, SubmissionLock
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    lock = SubmissionLock(Path(sys.argv[1]))
+except FolderInUse as error:
+    print(f"refused {error}", flush=True)
+else:
+    print("taken", flush=True)
+    sys.stdin.read()
+    lock.release()
+"""
+
+
+def start_taker(folder: Path) -> subprocess.Popen[str]:
+    """Start a process that is ready to take the lock."""
+    taker = subprocess.Popen(
+        [sys.executable, "-c", TAKE, str(folder)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert line(taker) == "ready\n"
+    return taker
+
+
+def line(taker: subprocess.Popen[str]) -> str:
+    assert taker.stdout is not None
+    return taker.stdout.readline()
+
+
+def take(*takers: subprocess.Popen[str]) -> list[str]:
+    """Let processes take the lock at the same time, and return what each of them reports."""
+    for taker in takers:
+        assert taker.stdin is not None
+        taker.stdin.write("\n")
+        taker.stdin.flush()
+    return [line(taker) for taker in takers]
+
+
+def change(lock: Path, age_s: float = 0.0, **process: Any) -> None:
+    """Change the holder of a lock, and the age of the file."""
+    data = json.loads(lock.read_text())
+    data["process"] |= process
+    lock.write_text(json.dumps(data))
+    then = lock.stat().st_mtime - age_s
+    os.utime(lock, (then, then))
+
+
+@pytest.mark.parametrize(
+    "rounds", [2, pytest.param(50, marks=pytest.mark.exhaustive)], ids=["few", "many"]
+)
+def test_one_of_many_takes_over_the_lock_of_a_killed_process(tmp_path: Path, rounds: int) -> None:
+    for number in range(rounds):
+        folder = tmp_path / str(number)
+        killed = start_taker(folder)
+        assert take(killed) == ["taken\n"]
+        killed.kill()
+        killed.communicate()
+        assert (folder / LOCK).exists()
+        takers = [start_taker(folder) for _ in range(4)]
+        answers = take(*takers)
+        assert sorted(answer.split()[0] for answer in answers) == ["refused"] * 3 + ["taken"]
+        assert [path.name for path in folder.iterdir()] == [LOCK]
+        for taker in takers:
+            taker.communicate()
+        assert list(folder.iterdir()) == []
+
+
+def test_takeover_by_a_process_that_is_killed_itself(tmp_path: Path) -> None:
+    """The file that permits a takeover may be left behind, too."""
+    dead = start_taker(tmp_path)
+    take(dead)
+    dead.kill()
+    dead.communicate()
+    token = json.loads((tmp_path / LOCK).read_text())["token"]
+    (tmp_path / f"{LOCK}.{token}").write_text(
+        (tmp_path / LOCK).read_text().replace(token, "another")
+    )
+    with SubmissionLock(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+
+
+def test_lock_of_another_host(tmp_path: Path) -> None:
+    """It is valid until its holder has not refreshed it for a while."""
+    lock = SubmissionLock(tmp_path)
+    path = tmp_path / LOCK
+    change(path, STALE_S - 60, host="elsewhere")
+    with pytest.raises(FolderInUse, match=rf"on elsewhere since .*{path}.* --force"):
+        SubmissionLock(tmp_path)
+    with SubmissionLock(tmp_path, force=True):
+        pass
+    assert path.exists()  # a forced submission leaves the lock to its holder
+    change(path, STALE_S + 60)
+    lock.refresh()
+    with pytest.raises(FolderInUse):
+        SubmissionLock(tmp_path)
+    change(path, STALE_S + 60)
+    with SubmissionLock(tmp_path):
+        lock.release()  # no longer owns the file
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_file_that_no_process_wrote(tmp_path: Path) -> None:
+    """An unreadable lock file counts as that of another host."""
+    (tmp_path / LOCK).write_text("half")
+    with pytest.raises(FolderInUse, match="unknown process"):
+        SubmissionLock(tmp_path)
+    os.utime(tmp_path / LOCK, (0, 0))
+    SubmissionLock(tmp_path).release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_local_submission_is_refused_while_another_process_submits(tmp_path: Path) -> None:
+    sweep, out = write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out"
+    holder = start_taker(out)
+    assert take(holder) == ["taken\n"]
+    refused = call("jobs.submit", sweep, "--local", "--out", out)
+    assert refused.returncode == 2 and f"is in use by process {holder.pid}" in refused.stdout
+    planned = call("jobs.submit", sweep, "--local", "--out", out, "--dry-run")
+    assert planned.returncode == 0, planned.stdout
+    assert [path.name for path in out.iterdir()] == [LOCK]
+    holder.kill()
+    holder.communicate()
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    assert not (out / LOCK).exists()
+    again = call("jobs.submit", sweep, "--local", "--out", out)
+    assert again.returncode == 0 and "nothing to submit" in again.stdout
+    assert len(list((out / "submissions").iterdir())) == len(records(out)) == 1
