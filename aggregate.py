@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from jobs.arguments import as_path
 from jobs.completion import results_folders, sweep_files
 from jobs.errors import InputError, TableError
 from jobs.report.compare import REGRESSIONS, compare, comparison_columns
@@ -59,7 +60,11 @@ app = typer.Typer(
 def tables(
     folder: Annotated[
         Path,
-        typer.Argument(help="Results folder, such as logs/flash.", autocompletion=results_folders),
+        typer.Argument(
+            help="Results folder, such as logs/flash.",
+            parser=as_path,
+            autocompletion=results_folders,
+        ),
     ],
     output_format: Annotated[
         Format, typer.Option("--format", help="Output format of the tables.")
@@ -68,7 +73,8 @@ def tables(
         Path | None,
         typer.Option(
             help="Folder for images: the plots of the sweep, and copies of the PNG files that runs "
-            "produced. Markdown output links to the images."
+            "produced. Markdown output links to the images.",
+            parser=as_path,
         ),
     ] = None,
     table: Annotated[str | None, typer.Option(help="Print only the table with this name.")] = None,
@@ -79,6 +85,7 @@ def tables(
             metavar="SWEEP",
             help="Sweep file that declares the tables and plots. [default: the sweep of the "
             "folder's latest submission]",
+            parser=as_path,
             autocompletion=sweep_files,
         ),
     ] = None,
@@ -88,6 +95,7 @@ def tables(
             metavar="TEMPLATE",
             help="Jinja2 template with the texts to print below the tables, one block per table. "
             "Example: jobs/report/texts/flash.md.j2.",
+            parser=as_path,
         ),
     ] = None,
 ) -> None:
@@ -174,12 +182,16 @@ def _collect_images(
 def compare_folders(
     before: Annotated[
         Path,
-        typer.Argument(help="Results folder of the baseline.", autocompletion=results_folders),
+        typer.Argument(
+            help="Results folder of the baseline.", parser=as_path, autocompletion=results_folders
+        ),
     ],
     after: Annotated[
         Path,
         typer.Argument(
-            help="Results folder to compare with the baseline.", autocompletion=results_folders
+            help="Results folder to compare with the baseline.",
+            parser=as_path,
+            autocompletion=results_folders,
         ),
     ],
     tolerance: Annotated[

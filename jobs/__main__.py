@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table as Grid
 
+from jobs.arguments import as_path, run_prefix
 from jobs.check import check
 from jobs.code.git import GitError
 from jobs.code.short_names import short_names
@@ -52,6 +53,7 @@ Folder = Annotated[
     Path | None,
     typer.Argument(
         help="Results folder. [default: the folder in ./logs with the newest submission]",
+        parser=as_path,
         autocompletion=results_folders,
     ),
 ]
@@ -60,6 +62,7 @@ In = Annotated[
     typer.Option(
         "--in",
         help="Results folder that contains the run. [default: search all folders in ./logs]",
+        parser=as_path,
         autocompletion=results_folders,
     ),
 ]
@@ -69,6 +72,7 @@ RunId = Annotated[
         metavar="RUN",
         help="Id of a run, or its first characters, for example 3fa2. "
         "'python -m jobs status --json' lists the ids of all runs.",
+        parser=run_prefix,
         autocompletion=run_ids,
     ),
 ]

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as Grid
 
+from jobs.arguments import as_path
 from jobs.completion import key_values, results_folders, sweep_files
 from jobs.errors import InputError
 from jobs.formatting import counted
@@ -25,6 +26,7 @@ from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
 from jobs.run import Run, varying
 from jobs.sweep.load import load_sweep
+from jobs.user_files import invalid_path
 
 CLUSTER_FILE = "cluster.yaml"
 SHOWN_RUNS = 10
@@ -55,7 +57,9 @@ def submit(
     sweep: Annotated[
         Path,
         typer.Argument(
-            help="Sweep file, for example sweeps/flash.yaml.", autocompletion=sweep_files
+            help="Sweep file, for example sweeps/flash.yaml.",
+            parser=as_path,
+            autocompletion=sweep_files,
         ),
     ],
     overrides: Annotated[
@@ -69,12 +73,12 @@ def submit(
         ),
     ] = None,
     cluster: Annotated[
-        Executor,
+        Executor | None,
         typer.Option(
             help="Where to run: 'slurm' submits the jobs to Slurm, 'local' runs them on this "
-            "machine, and 'debug' runs them in the foreground."
+            "machine, and 'debug' runs them in the foreground. [default: slurm]"
         ),
-    ] = Executor.slurm,
+    ] = None,
     local: Annotated[
         bool,
         typer.Option(
@@ -111,7 +115,7 @@ def submit(
         typer.Option(
             help="Keep only the runs whose parameters satisfy this condition, for example 'seq_len "
             "> 4096 and dtype in [bf16, fp16]'. Operators: ==, !=, <, <=, >, >=, in, not in, and, "
-            "or, not. [default: all runs]"
+            "or, not. The name 'benchmark' stands for the benchmark of a run. [default: all runs]"
         ),
     ] = None,
     out: Annotated[
@@ -119,6 +123,7 @@ def submit(
         typer.Option(
             help="Results folder. Runs that already have a result in it are skipped. [default: "
             "logs/<sweep name>]",
+            parser=as_path,
             autocompletion=results_folders,
         ),
     ] = None,
@@ -169,7 +174,8 @@ def submit(
         typer.Option(
             help="YAML file with the settings of your cluster: keys 'slurm' (partition, account, "
             "...) and 'resources'. The sweep file and KEY=VALUE take precedence over it. [default: "
-            "$JOBS_CLUSTER, else ./cluster.yaml if it exists]"
+            "$JOBS_CLUSTER, else ./cluster.yaml if it exists]",
+            parser=as_path,
         ),
     ] = None,
 ) -> None:
@@ -183,11 +189,13 @@ def submit(
     unsupported; 1 if a run failed, now or in an earlier submission; 2 if the input is invalid or
     the submission failed; 130 if interrupted.
     """
-    if (local and debug) or ((local or debug) and cluster is not Executor.slurm):
+    if local + debug + (cluster is not None) > 1:
         fail("only one of --local, --debug and --cluster is allowed")
-    executor = Executor.local if local else Executor.debug if debug else cluster
+    executor = Executor.local if local else Executor.debug if debug else cluster or Executor.slurm
     if sbatch and not dry_run:
         fail("--sbatch requires --dry-run")
+    if parallel is not None and executor is not Executor.local:
+        fail(f"--parallel requires --local, got --parallel {parallel} with executor {executor}")
     if snapshot and executor is Executor.debug:
         fail("--snapshot is not allowed together with --debug")
     try:
@@ -384,6 +392,9 @@ def _cluster_file(given: Path | None) -> Path | None:
     if given is not None:
         return given
     if "JOBS_CLUSTER" in os.environ:
+        wrong = invalid_path(os.environ["JOBS_CLUSTER"])
+        if wrong:
+            fail(f"the environment variable JOBS_CLUSTER must name a cluster file: {wrong}")
         return Path(os.environ["JOBS_CLUSTER"])
     return Path(CLUSTER_FILE) if Path(CLUSTER_FILE).exists() else None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from jobs.errors import Position, Problem, nearest
+from jobs.errors import ENOUGH, Position, Problem, nearest
 from jobs.published.figures import Published
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, adapter
 from jobs.sweep.conditions import Check
@@ -45,7 +45,10 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
     # If a value may have several types, pydantic reports one error per type. The errors for one
     # value are joined into one message.
     expected: dict[tuple[Position, str], list[str]] = {}
-    for item in error.errors():
+    hints: dict[str, str] = {}
+    for item in error.errors(include_url=False):
+        if len(problems) + len(expected) >= ENOUGH:
+            break
         path = _locate(item["loc"], document.data)
         if item["type"] == "missing":
             path = (*path, item["loc"][-1])
@@ -59,11 +62,22 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
             problems.append(Problem(document.at(path[:-1]), f"{dotted} is required"))
         else:
             prefix = f"{dotted}: got {_shown(item['input'])}"
+            hints[prefix] = _other_section(path, item["input"])
             expected.setdefault((document.at(path), prefix), []).append(_expected(item))
     return problems + [
-        Problem(position, f"{prefix}, expected {' or '.join(dict.fromkeys(wanted))}")
+        Problem(position, f"{prefix}, expected {' or '.join(dict.fromkeys(wanted))}{hints[prefix]}")
         for (position, prefix), wanted in expected.items()
     ]
+
+
+def _other_section(path: DataPath, value: Any) -> str:
+    """Return a hint on the section to which a parameter's value belongs, or "" if there is none."""
+    section = path[-2] if len(path) > 1 else None
+    if section == "fixed" and isinstance(value, list):
+        return "; a list of values goes in grid (every combination) or zip"
+    if section in ("grid", "zip") and not isinstance(value, (list, dict)):
+        return "; a single value goes in fixed"
+    return ""
 
 
 def _expected(item: Any) -> str:
