@@ -7,6 +7,7 @@ python aggregate.py compare logs/before logs/after
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -30,6 +31,7 @@ from jobs.results.run_states import Observation, observe
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Sweep
+from jobs.user_files import not_a_folder
 
 
 class TablesByDefault(TyperGroup):
@@ -100,6 +102,8 @@ def tables(
     ] = None,
 ) -> None:
     """Print the tables of a results folder. Failed and missing runs are shown with their status."""
+    if plot is not None and (file := not_a_folder(plot)):
+        _fail(f"--plot must be a folder, got the file {str(file)!r}")
     observation = _observe(folder)
     sweep = observation.manifests[-1].sweep if sweep_file is None else _load(sweep_file)
     results = list_results(observation)
@@ -228,6 +232,8 @@ def compare_folders(
 
     not measured: the run is queued or running in AFTER, or has no times in either folder.
     """
+    if not math.isfinite(tolerance):
+        _fail(f"--tolerance must be a finite number, got {tolerance}")
     comparisons = compare(_observe(before), _observe(after), tolerance)
     hidden = () if every else ("same", "not measured")
     chosen = [comparison for comparison in comparisons if comparison.verdict not in hidden]

@@ -26,7 +26,7 @@ from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
 from jobs.run import Run, varying
 from jobs.sweep.load import load_sweep
-from jobs.user_files import invalid_path
+from jobs.user_files import invalid_path, not_a_folder
 
 CLUSTER_FILE = "cluster.yaml"
 SHOWN_RUNS = 10
@@ -198,6 +198,8 @@ def submit(
         fail(f"--parallel requires --local, got --parallel {parallel} with executor {executor}")
     if snapshot and executor is Executor.debug:
         fail("--snapshot is not allowed together with --debug")
+    if out is not None and (file := not_a_folder(out)):
+        fail(f"--out must be a folder, got the file {str(file)!r}")
     try:
         loaded = load_sweep(sweep, overrides or [], filter, _cluster_file(cluster_file))
         options = Options(

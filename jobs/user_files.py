@@ -44,6 +44,14 @@ def invalid_path(text: str) -> str | None:
     return None
 
 
+def not_a_folder(path: Path) -> Path | None:
+    """Return the part of a path that exists and is no folder, or None if a folder can be there."""
+    for one in (path, *path.parents):
+        if os.path.lexists(one):
+            return None if os.path.isdir(one) else one
+    return None
+
+
 def read_bytes(path: Path) -> bytes:
     """Read a regular file of at most MAX_BYTES bytes.
 

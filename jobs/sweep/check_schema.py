@@ -54,7 +54,7 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
             path = (*path, item["loc"][-1])
         dotted = ".".join(str(part) for part in path)
         if item["type"] == "extra_forbidden":
-            what = f"unknown key {path[-1]!r}{nearest(str(path[-1]), _valid_keys(path))}"
+            what = f"unknown key {_shown(path[-1])}{nearest(str(path[-1]), _valid_keys(path))}"
             if path[0] == "tables" and path[-1] == "text":
                 what = "tables have no key 'text'; use a template: aggregate.py --text TEMPLATE"
             problems.append(Problem(document.at_key(path), what))
@@ -63,7 +63,10 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
         else:
             prefix = f"{dotted}: got {_shown(item['input'])}"
             hints[prefix] = _other_section(path, item["input"])
-            expected.setdefault((document.at(path), prefix), []).append(_expected(item))
+            wanted = _expected(item)
+            if path[0] in ("resources", "launch") or path[2:3] in (("resources",), ("launch",)):
+                wanted = re.sub("^(a valid string|text that matches .*)$", "$PARAMETER", wanted)
+            expected.setdefault((document.at(path), prefix), []).append(wanted)
     return problems + [
         Problem(position, f"{prefix}, expected {' or '.join(dict.fromkeys(wanted))}{hints[prefix]}")
         for (position, prefix), wanted in expected.items()
@@ -92,6 +95,11 @@ def _expected(item: Any) -> str:
     for prefix in ("Input should be ", "Value error, "):
         text = text.removeprefix(prefix)
     text = text.replace("String should match pattern", "text that matches the pattern")
+    text = re.sub(
+        r"(List|Dictionary) should have at least 1 item.*",
+        lambda found: f"a {'list' if found[1] == 'List' else 'mapping'} with at least 1 item",
+        text,
+    )
     text = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", text)
     words = re.findall(r"'([^']*)'", item.get("ctx", {}).get("expected") or "")
     if isinstance(item["input"], str) and words:

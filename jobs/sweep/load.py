@@ -30,6 +30,7 @@ from jobs.sweep.stock_sweeps import sweep_file
 from jobs.sweep.strict_yaml import DataPath, Document, decode, parse
 from jobs.user_files import Unreadable, invalid_path, read_bytes
 
+MAX_BASES = 20  # files that a sweep file inherits from
 CLUSTER_KEYS = ["slurm", "resources"]
 
 
@@ -220,6 +221,9 @@ def _inherit(
     if os.path.realpath(base_path) in chain:
         names = " -> ".join(Path(name).name for name in (*chain, str(base_path)))
         problems.append(Problem(where, f"base: a file must not inherit from itself, got {names}"))
+        return document
+    if len(chain) > MAX_BASES:
+        problems.append(Problem(where, f"base: a sweep must have at most {MAX_BASES} base files"))
         return document
     inherited = _read(base_path, problems, chain)
     return _merge(inherited, document) if isinstance(inherited.data, dict) else document

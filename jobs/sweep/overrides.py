@@ -50,6 +50,9 @@ def apply_override(
             return
     forget(document, {path})
     document.positions[path] = document.keys[path] = where
+    for end in range(1, len(path)):  # mappings that the override has created
+        document.positions.setdefault(path[:end], where)
+        document.keys.setdefault(path[:end], where)
 
 
 def repeated_overrides(arguments: Sequence[str]) -> list[Problem]:
