@@ -24,6 +24,7 @@ from jobs.run import Run, Shape
 from jobs.run_id import run_id
 from jobs.sweep.benchmarks import Benchmark, Benchmarks
 from jobs.sweep.check_parameters import BENCHMARK, comparison, exclusions
+from jobs.sweep.check_slurm import LEAST_MEM_GB
 from jobs.sweep.check_views import view_problems
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.load import LoadedSweep
@@ -336,7 +337,7 @@ def _wanted_instead(key: str, given: Any) -> str | None:
     """
     number = not isinstance(given, bool) and isinstance(given, (int, float))
     if key == "mem_gb":
-        return None if number and given > 0 else "a number above 0"
+        return None if number and given >= LEAST_MEM_GB else f"a number of at least {LEAST_MEM_GB}"
     least = 0 if key == "gpus_per_node" else 1
     whole = number and isinstance(given, int) and given >= least
     return None if whole else f"an integer of at least {least}"

@@ -146,7 +146,11 @@ _CASES: list[tuple[str, str]] = [
     (ONE + "resources: {nodes: $rank}", "'$rank' does not name a parameter; did you mean 'ranks'"),
     (ONE + "resources: {nodes: $}", "resources.nodes: got '$'"),
     (ONE + "resources: {nodes: $mode}", "nodes must be an integer of at least 1, got $mode = 'f"),
-    (ONE + "resources: {mem_gb: $causal}", "mem_gb must be a number above 0, got $causal = False"),
+    (ONE + "resources: {mem_gb: $causal}", "mem_gb must be a number of at least 0.001, got $c"),
+    (
+        "fixed: {size: 1, scale: 1.0e-5}\nresources: {mem_gb: $scale}",
+        "mem_gb must be a number of at least 0.001, got $scale = 1e-05",
+    ),
     (ONE + "resources: {tasks_per_node: 2}", "resources.tasks_per_node: got 2, expected 1"),
     (ONE + "resources: {gpus_per_node: -1}", "resources.gpus_per_node: got -1"),
     (ONE + "resources: {cpus_per_task: 0.5}", "got 0.5, expected a valid integer or $PARAMETER"),
