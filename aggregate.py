@@ -12,6 +12,7 @@ if __name__ == "__main__":
     exit_on_interrupt()  # before the imports below, which take longer
 
 import gc
+import math
 import sys
 from collections import Counter
 from functools import partial
@@ -21,6 +22,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from jobs.arguments import as_path
 from jobs.completion import results_folders, sweep_files
 from jobs.errors import InputError, TableError
 from jobs.report.compare import REGRESSIONS, compare, comparison_columns
@@ -35,6 +37,7 @@ from jobs.results.unreadable import UnreadableResults
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Sweep
+from jobs.user_files import not_a_folder
 from systems.terminal import run_command
 
 
@@ -66,7 +69,11 @@ app = typer.Typer(
 def tables(
     folder: Annotated[
         Path,
-        typer.Argument(help="Results folder, such as logs/flash.", autocompletion=results_folders),
+        typer.Argument(
+            help="Results folder, such as logs/flash.",
+            parser=as_path,
+            autocompletion=results_folders,
+        ),
     ],
     output_format: Annotated[
         Format, typer.Option("--format", help="Output format of the tables.")
@@ -75,7 +82,8 @@ def tables(
         Path | None,
         typer.Option(
             help="Folder for images: the plots of the sweep, and copies of the PNG files that runs "
-            "produced. Markdown output links to the images."
+            "produced. Markdown output links to the images.",
+            parser=as_path,
         ),
     ] = None,
     table: Annotated[str | None, typer.Option(help="Print only the table with this name.")] = None,
@@ -86,6 +94,7 @@ def tables(
             metavar="SWEEP",
             help="Sweep file that declares the tables and plots. [default: the sweep of the "
             "folder's latest submission]",
+            parser=as_path,
             autocompletion=sweep_files,
         ),
     ] = None,
@@ -95,10 +104,13 @@ def tables(
             metavar="TEMPLATE",
             help="Jinja2 template with the texts to print below the tables, one block per table. "
             "Example: jobs/report/texts/flash.md.j2.",
+            parser=as_path,
         ),
     ] = None,
 ) -> None:
     """Print the tables of a results folder. Failed and missing runs are shown with their status."""
+    if plot is not None and (file := not_a_folder(plot)):
+        _fail(f"--plot must be a folder, got the file {str(file)!r}")
     observation = _observe(folder)
     sweep = observation.manifests[-1].sweep if sweep_file is None else _load(sweep_file)
     results = list_results(observation)
@@ -181,12 +193,16 @@ def _collect_images(
 def compare_folders(
     before: Annotated[
         Path,
-        typer.Argument(help="Results folder of the baseline.", autocompletion=results_folders),
+        typer.Argument(
+            help="Results folder of the baseline.", parser=as_path, autocompletion=results_folders
+        ),
     ],
     after: Annotated[
         Path,
         typer.Argument(
-            help="Results folder to compare with the baseline.", autocompletion=results_folders
+            help="Results folder to compare with the baseline.",
+            parser=as_path,
+            autocompletion=results_folders,
         ),
     ],
     tolerance: Annotated[
@@ -223,6 +239,8 @@ def compare_folders(
 
     not measured: the run is queued or running in AFTER, or has no times in either folder.
     """
+    if not math.isfinite(tolerance):
+        _fail(f"--tolerance must be a finite number, got {tolerance}")
     observations = _observe(before), _observe(after)
     lines = [str(line) for observation in observations for line in observation.bad_lines]
     for line in dict.fromkeys(lines):

@@ -5,7 +5,18 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-MAX_SHOWN = 100  # maximum number of problems in the message of an InputError
+MAX_SHOWN = 30  # maximum number of problems in the message of an InputError
+ENOUGH = 1000  # number of problems after which a check may stop; more would only take time
+MAX_LINE = 2000  # maximum length of a problem in the message of an InputError, in characters
+
+
+def shown(text: str, length: int = 200) -> str:
+    """Return a text as one line of at most `length` characters, for an error message.
+
+    Control characters and lone surrogates, which cannot be printed, become escape sequences.
+    """
+    text = text if len(text) <= length else text[: length - 1] + "…"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def nearest(given: str, valid: list[str] | tuple[str, ...]) -> str:
@@ -50,15 +61,16 @@ class Problem:
 class InputError(ValueError):
     """Raised with all errors that were found in the user's input.
 
-    The message has one line per error. If there are more than MAX_SHOWN (100) errors, the last line
+    The message has one line per error. If there are more than MAX_SHOWN (30) errors, the last line
     gives the number of errors that are not shown.
     """
 
     def __init__(self, problems: list[Problem]):
         self.problems = sorted(set(problems))
-        lines = [str(problem) for problem in self.problems]
-        if len(lines) > MAX_SHOWN:
-            lines[MAX_SHOWN:] = [f"… and {len(lines) - MAX_SHOWN} more errors"]
+        lines = [shown(str(problem), MAX_LINE) for problem in self.problems[:MAX_SHOWN]]
+        if len(self.problems) > MAX_SHOWN:
+            least = "at least " if len(self.problems) >= ENOUGH else ""
+            lines.append(f"… and {least}{len(self.problems) - MAX_SHOWN} more errors")
         super().__init__("\n".join(lines))
 
 

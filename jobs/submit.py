@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from jobs.arguments import as_path
 from jobs.completion import key_values, results_folders, sweep_files
 from jobs.errors import InputError
 from jobs.formatting import counted, relative
@@ -32,6 +33,7 @@ from jobs.results.record import Record
 from jobs.results.slurm_ids import compact_ids
 from jobs.results.unreadable import UnreadableResults
 from jobs.sweep.load import LoadedSweep, load_sweep
+from jobs.user_files import invalid_path, not_a_folder
 from systems.terminal import outliving_pipes, run_command
 
 CLUSTER_FILE = "cluster.yaml"
@@ -62,7 +64,9 @@ def submit(
     sweep: Annotated[
         Path,
         typer.Argument(
-            help="Sweep file, for example sweeps/flash.yaml.", autocompletion=sweep_files
+            help="Sweep file, for example sweeps/flash.yaml.",
+            parser=as_path,
+            autocompletion=sweep_files,
         ),
     ],
     overrides: Annotated[
@@ -76,12 +80,12 @@ def submit(
         ),
     ] = None,
     cluster: Annotated[
-        Executor,
+        Executor | None,
         typer.Option(
             help="Where to run: 'slurm' submits the jobs to Slurm, 'local' runs them on this "
-            "machine, and 'debug' runs them in the foreground."
+            "machine, and 'debug' runs them in the foreground. [default: slurm]"
         ),
-    ] = Executor.slurm,
+    ] = None,
     local: Annotated[
         bool,
         typer.Option(
@@ -118,7 +122,7 @@ def submit(
         typer.Option(
             help="Keep only the runs whose parameters satisfy this condition, for example 'seq_len "
             "> 4096 and dtype in [bf16, fp16]'. Operators: ==, !=, <, <=, >, >=, in, not in, and, "
-            "or, not. [default: all runs]"
+            "or, not. The name 'benchmark' stands for the benchmark of a run. [default: all runs]"
         ),
     ] = None,
     out: Annotated[
@@ -126,6 +130,7 @@ def submit(
         typer.Option(
             help="Results folder. Runs that already have a result in it are skipped. [default: "
             "logs/<sweep name>]",
+            parser=as_path,
             autocompletion=results_folders,
         ),
     ] = None,
@@ -176,7 +181,8 @@ def submit(
         typer.Option(
             help="YAML file with the settings of your cluster: keys 'slurm' (partition, account, "
             "...) and 'resources'. The sweep file and KEY=VALUE take precedence over it. [default: "
-            "$JOBS_CLUSTER, else ./cluster.yaml if it exists]"
+            "$JOBS_CLUSTER, else ./cluster.yaml if it exists]",
+            parser=as_path,
         ),
     ] = None,
 ) -> None:
@@ -190,13 +196,17 @@ def submit(
     unsupported; 1 if a run failed, now or in an earlier submission; 2 if the input is invalid or
     the submission failed; 130 if interrupted.
     """
-    if (local and debug) or ((local or debug) and cluster is not Executor.slurm):
+    if local + debug + (cluster is not None) > 1:
         fail("only one of --local, --debug and --cluster is allowed")
-    executor = Executor.local if local else Executor.debug if debug else cluster
+    executor = Executor.local if local else Executor.debug if debug else cluster or Executor.slurm
     if sbatch and not dry_run:
         fail("--sbatch requires --dry-run")
+    if parallel is not None and executor is not Executor.local:
+        fail(f"--parallel requires --local, got --parallel {parallel} with executor {executor}")
     if snapshot and executor is Executor.debug:
         fail("--snapshot is not allowed together with --debug")
+    if out is not None and (file := not_a_folder(out)):
+        fail(f"--out must be a folder, got the file {str(file)!r}")
     try:
         loaded = load_sweep(sweep, overrides or [], filter, _cluster_file(cluster_file))
         options = Options(
@@ -361,6 +371,9 @@ def _cluster_file(given: Path | None) -> Path | None:
     if given is not None:
         return given
     if "JOBS_CLUSTER" in os.environ:
+        wrong = invalid_path(os.environ["JOBS_CLUSTER"])
+        if wrong:
+            fail(f"the environment variable JOBS_CLUSTER must name a cluster file: {wrong}")
         return Path(os.environ["JOBS_CLUSTER"])
     return Path(CLUSTER_FILE) if Path(CLUSTER_FILE).exists() else None
 

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from jobs.arguments import as_path, run_prefix
 from jobs.completion import results_folders, run_ids
 
 Folder = Annotated[
     Path | None,
     typer.Argument(
         help="Results folder. [default: the folder of the last accepted submission]",
+        parser=as_path,
         autocompletion=results_folders,
     ),
 ]
@@ -22,6 +24,7 @@ In = Annotated[
         "--in",
         help="Results folder that contains the run. [default: search the folder of the last "
         "submission, then all folders in ./logs]",
+        parser=as_path,
         autocompletion=results_folders,
     ),
 ]
@@ -31,6 +34,7 @@ RunId = Annotated[
         metavar="RUN",
         help="Id of a run, or its first characters, for example 3fa2. "
         "'python -m jobs status --json' lists the ids of all runs.",
+        parser=run_prefix,
         autocompletion=run_ids,
     ),
 ]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from jobs.errors import Problem, nearest
+from jobs.errors import ENOUGH, Problem, nearest
 from jobs.sweep.benchmarks import Benchmark, Benchmarks
 from jobs.sweep.check_schema import (
     benchmark_of,
@@ -28,16 +28,21 @@ from jobs.sweep.conditions import Check, Condition, ConditionError, UnknownParam
 from jobs.sweep.schema import AXES, Scalar, Sweep
 from jobs.sweep.strict_yaml import DataPath, Document
 
+BENCHMARK = "benchmark"  # name in conditions that stands for the benchmark of a run
+SHOWN_VALUES = 5  # maximum number of wrong values of one list that are reported one by one
 ByBenchmark = dict[str, Condition]  # parsed condition, by name of the benchmark
 
 
 def comparison(
     text: str,
     benchmarks: Benchmarks,
-    recorded: Sequence[str] = (),
-    check: Callable[[Benchmark], Check] = literal_check,
+    recorded: Sequence[str] = (BENCHMARK,),
+    check: Callable[[Benchmark], Check] | None = None,
 ) -> ByBenchmark:
     """Parse a comparison for each benchmark that has all parameters in the comparison.
+
+    The name `benchmark` in the comparison stands for the name of the run's benchmark, unless the
+    benchmark has a parameter of this name.
 
     A value in the comparison needs to be valid in only one of these benchmarks. For example,
     `mode == exact` is allowed if one benchmark has the mode "exact". For the runs of a benchmark
@@ -47,7 +52,8 @@ def comparison(
         text: the comparison, such as `seq_len > 4096`.
         benchmarks: the benchmarks of the sweep.
         recorded: names that the comparison may contain in addition to parameters. See `Condition`.
-        check: function that returns the check of plain values for a benchmark.
+        check: function that returns the check of plain values for a benchmark. Default: values of
+            parameters, and names of benchmarks, must be valid.
 
     Returns:
         The parsed condition for each of these benchmarks, by name of the benchmark.
@@ -60,8 +66,9 @@ def comparison(
     refused: list[ConditionError] = []
     accepted = False
     for benchmark in benchmarks:
+        checked = check(benchmark) if check else _check_with_benchmark(benchmark, benchmarks)
         try:
-            found[benchmark.name] = Condition(text, benchmark.fields, check(benchmark), recorded)
+            found[benchmark.name] = Condition(text, benchmark.fields, checked, recorded)
             accepted = True
         except UnknownParameter:
             continue
@@ -76,13 +83,32 @@ def comparison(
         return found
     if refused:
         raise refused[0]
-    Condition(
-        text, benchmarks.fields, recorded=recorded
-    )  # raises an error that names the unknown parameter
+    # Raise an error that names the unknown parameter.
+    Condition(text, benchmarks.fields, recorded=recorded)
     raise ConditionError(
         f"{text!r}: no benchmark of this sweep has all these parameters; "
         "compare parameters of one benchmark only"
     )
+
+
+def _check_with_benchmark(benchmark: Benchmark, benchmarks: Benchmarks) -> Check:
+    """Return a function that checks a plain value in a comparison, also of the name `benchmark`."""
+    of_parameter = literal_check(benchmark)
+
+    def check(name: str, value: Any) -> str | None:
+        if name in benchmark.fields:
+            return of_parameter(name, value)
+        return _unknown_benchmark(value, benchmarks)
+
+    return check
+
+
+def _unknown_benchmark(value: Any, benchmarks: Benchmarks) -> str | None:
+    """Return an error message if no run of the sweep has this benchmark, else None."""
+    known = list(benchmarks.by_name)
+    if value in known:
+        return None
+    return f"no run of this sweep has benchmark {value!r}{nearest(str(value), known)}"
 
 
 def _unchecked(text: str, benchmark: Benchmark, recorded: Sequence[str]) -> Condition | None:
@@ -103,7 +129,7 @@ def equality(values: Mapping[str, Any], benchmarks: Benchmarks) -> ByBenchmark:
         One condition for each benchmark that has all given parameters, by name of the benchmark.
     """
     condition = Condition.equal(values)
-    return {b.name: condition for b in benchmarks if values.keys() <= set(b.fields)}
+    return {b.name: condition for b in benchmarks if values.keys() <= {*b.fields, BENCHMARK}}
 
 
 def exclusions(sweep: Sweep, benchmarks: Benchmarks) -> list[ByBenchmark]:
@@ -148,6 +174,8 @@ class _Checks:
         self.run_blocks = run_blocks(document, benchmarks)
         self.checks: dict[str, Check] = {b.name: value_check(b) for b in benchmarks}
         self.problems: list[Problem] = []
+        # Positions of values that could not be parsed. They are None in the data.
+        self.unread = {problem.position for problem in document.problems}
 
     def at(self, path: DataPath, what: str) -> None:
         self.problems.append(Problem(self.document.at(path), what))
@@ -252,17 +280,22 @@ class _Checks:
         Args:
             path: path of the parameter in the sweep file.
             name: name of the parameter.
-            values: the values. Lists and mappings are skipped.
+            values: the values. Lists, mappings and values that cannot be parsed are skipped.
             having: the benchmarks that use these values.
         """
+        count = 0
         for i, value in enumerate(values):
             place = (*path, i)  # for a single value, `Document.at` ignores the index
-            if not isinstance(value, (list, dict)):
+            is_read = self.document.at(place) not in self.unread
+            if is_read and not isinstance(value, (list, dict)):
                 for benchmark in having:
                     wrong = self.checks[benchmark.name](name, value)
-                    if wrong:
+                    count += bool(wrong)
+                    if wrong and count <= SHOWN_VALUES:
                         of = f" (benchmark {benchmark.name!r})" if len(self.benchmarks) > 1 else ""
                         self.at(place, wrong + of)
+        if count > SHOWN_VALUES:
+            self.at(path, f"{name}: {count - SHOWN_VALUES} more values of this list are not valid")
 
     def conditions(self) -> None:
         """Check the entries of `exclude` and the filter, and collect the errors.
@@ -271,6 +304,8 @@ class _Checks:
         """
         kind = dict[str, Scalar | list[Scalar]] | str
         for path, item in valid_entries(self.document, "exclude", kind):
+            if len(self.problems) >= ENOUGH:
+                return
             if not item:
                 self.at(path, "exclude: an empty entry would exclude every run; remove it")
             elif isinstance(item, str):
@@ -298,7 +333,7 @@ class _Checks:
             values: for each parameter, the required value or a list of allowed values.
         """
         fields = self.benchmarks.fields
-        unknown = [name for name in values if name not in fields]
+        unknown = [name for name in values if name not in (*fields, BENCHMARK)]
         for name in unknown:
             self.at_key(
                 (*path, name),
@@ -316,7 +351,9 @@ class _Checks:
         for name, value in values.items():
             if name in unknown:
                 continue
-            checks = [self.checks[b.name] for b in self.benchmarks if name in b.fields]
+            checks = [self.checks[b.name] for b in self.benchmarks if name in b.fields] or [
+                lambda _, one: _unknown_benchmark(one, self.benchmarks)
+            ]
             for i, one in enumerate(value if isinstance(value, list) else [value]):
                 wrong = [check(name, one) for check in checks]
                 if all(wrong):

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from jobs.errors import Position, Problem, nearest
+from jobs.errors import ENOUGH, Position, Problem, nearest
 from jobs.published.figures import Published
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, adapter
 from jobs.sweep.conditions import Check
@@ -45,13 +45,16 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
     # If a value may have several types, pydantic reports one error per type. The errors for one
     # value are joined into one message.
     expected: dict[tuple[Position, str], list[str]] = {}
-    for item in error.errors():
+    hints: dict[str, str] = {}
+    for item in error.errors(include_url=False):
+        if len(problems) + len(expected) >= ENOUGH:
+            break
         path = _locate(item["loc"], document.data)
         if item["type"] == "missing":
             path = (*path, item["loc"][-1])
         dotted = ".".join(str(part) for part in path)
         if item["type"] == "extra_forbidden":
-            what = f"unknown key {path[-1]!r}{nearest(str(path[-1]), _valid_keys(path))}"
+            what = f"unknown key {_shown(path[-1])}{nearest(str(path[-1]), _valid_keys(path))}"
             if path[0] == "tables" and path[-1] == "text":
                 what = "tables have no key 'text'; use a template: aggregate.py --text TEMPLATE"
             problems.append(Problem(document.at_key(path), what))
@@ -59,11 +62,37 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
             problems.append(Problem(document.at(path[:-1]), f"{dotted} is required"))
         else:
             prefix = f"{dotted}: got {_shown(item['input'])}"
-            expected.setdefault((document.at(path), prefix), []).append(_expected(item))
+            hints[prefix] = _other_section(path, item["input"])
+            wanted = _expected(item)
+            if path[0] in ("resources", "launch") or path[2:3] in (("resources",), ("launch",)):
+                wanted = _of_reference(item, wanted)
+            expected.setdefault((document.at(path), prefix), []).append(wanted)
     return problems + [
-        Problem(position, f"{prefix}, expected {' or '.join(dict.fromkeys(wanted))}")
+        Problem(position, f"{prefix}, expected {' or '.join(dict.fromkeys(wanted))}{hints[prefix]}")
         for (position, prefix), wanted in expected.items()
     ]
+
+
+def _of_reference(item: Any, wanted: str) -> str:
+    """Return `$PARAMETER` instead of text that describes the pattern of a reference.
+
+    Args:
+        item: one error, an element of `ValidationError.errors()`.
+        wanted: the text for this error.
+    """
+    pattern = item.get("ctx", {}).get("pattern")
+    is_reference = item["type"] == "string_type" or str(pattern).startswith(r"^\$")
+    return "$PARAMETER" if is_reference else wanted
+
+
+def _other_section(path: DataPath, value: Any) -> str:
+    """Return a hint on the section to which a parameter's value belongs, or "" if there is none."""
+    section = path[-2] if len(path) > 1 else None
+    if section == "fixed" and isinstance(value, list):
+        return "; a list of values goes in grid (every combination) or zip"
+    if section in ("grid", "zip") and not isinstance(value, (list, dict)):
+        return "; a single value goes in fixed"
+    return ""
 
 
 def _expected(item: Any) -> str:
@@ -78,6 +107,11 @@ def _expected(item: Any) -> str:
     for prefix in ("Input should be ", "Value error, "):
         text = text.removeprefix(prefix)
     text = text.replace("String should match pattern", "text that matches the pattern")
+    text = re.sub(
+        r"(List|Dictionary) should have at least 1 item.*",
+        lambda found: f"a {'list' if found[1] == 'List' else 'mapping'} with at least 1 item",
+        text,
+    )
     text = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", text)
     words = re.findall(r"'([^']*)'", item.get("ctx", {}).get("expected") or "")
     if isinstance(item["input"], str) and words:

@@ -19,11 +19,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.errors import InputError, Position, Problem
+from jobs.errors import ENOUGH, InputError, Position, Problem
 from jobs.run import Run, Shape
 from jobs.run_id import run_id
 from jobs.sweep.benchmarks import Benchmark, Benchmarks
-from jobs.sweep.check_parameters import comparison, exclusions
+from jobs.sweep.check_parameters import BENCHMARK, comparison, exclusions
+from jobs.sweep.check_slurm import LEAST_MEM_GB
 from jobs.sweep.check_views import view_problems
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.load import LoadedSweep
@@ -91,16 +92,21 @@ class _Expander:
                 for part in combination:
                     point.update(part)
                 self.add(path, case, point)
+                if len(self.problems) >= ENOUGH:
+                    raise self.error()
         self.check_views()
         if not self.runs and not self.problems:
             self.problems[self.nothing_left()] = []
         if self.problems:
-            raise InputError([_with_examples(*item) for item in self.problems.items()])
+            raise self.error()
         ordered = list(self.runs.values())
         if isinstance(self.sweep.order, Shuffle):
             random.Random(self.sweep.order.shuffle).shuffle(ordered)
         warnings = [*self.without_effect(), *self.lists_all_cases_replace()]
         return Expansion(ordered, self.excluded, self.filtered, self.duplicates, warnings)
+
+    def error(self) -> InputError:
+        return InputError([_with_examples(*item) for item in self.problems.items()])
 
     def add(self, path: DataPath, case: Case | None, point: dict[str, Any]) -> None:
         benchmark = self.benchmarks.of(case.benchmark if case else None)
@@ -147,6 +153,7 @@ class _Expander:
         self.problems.setdefault(Problem(where, what), []).append(named)
 
     def count_if_left_out(self, benchmark: Benchmark, params: dict[str, Any]) -> bool:
+        params = {BENCHMARK: benchmark.name} | params  # a parameter of this name takes precedence
         excluded = False
         for i, conditions in enumerate(self.exclusions):
             condition = conditions.get(benchmark.name)
@@ -335,7 +342,7 @@ def _wanted_instead(key: str, given: Any) -> str | None:
         return None if valid else f"a name that matches the pattern '{GPU_TYPE}'"
     number = not isinstance(given, bool) and isinstance(given, (int, float))
     if key == "mem_gb":
-        return None if number and given > 0 else "a number above 0"
+        return None if number and given >= LEAST_MEM_GB else f"a number of at least {LEAST_MEM_GB}"
     least = 0 if key == "gpus_per_node" else 1
     whole = number and isinstance(given, int) and given >= least
     return None if whole else f"an integer of at least {least}"

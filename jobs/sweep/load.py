@@ -7,7 +7,8 @@ with the overrides from the command line. The result is checked. All errors are 
 each with its position.
 
 The module `schema` declares the keys of a sweep file. The modules `check_schema`,
-`check_parameters` and `check_views` check the values. The module `expand` creates the runs.
+`check_parameters`, `check_slurm` and `check_views` check the values. The module `expand` creates
+the runs.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from jobs.errors import InputError, Position, Problem, nearest
 from jobs.sweep.benchmarks import Benchmarks, NoBenchmark, load_benchmark, load_benchmarks
 from jobs.sweep.check_parameters import check_parameters
 from jobs.sweep.check_schema import validate_schema
+from jobs.sweep.check_slurm import check_slurm
 from jobs.sweep.check_views import check_views
-from jobs.sweep.overrides import apply_override, forget, remove_parameter
+from jobs.sweep.overrides import apply_override, forget, remove_parameters, repeated_overrides
 from jobs.sweep.schema import AXES, Sweep
 from jobs.sweep.stock_sweeps import sweep_file
 from jobs.sweep.strict_yaml import DataPath, Document, decode, parse
+from jobs.user_files import Unreadable, invalid_path, read_bytes
 
+MAX_BASES = 20  # files that a sweep file inherits from
 CLUSTER_KEYS = ["slurm", "resources"]
 
 
@@ -84,6 +88,7 @@ def load_sweep(
         del document.data["filter"]
     if cluster is not None:
         document = _merge(_read_cluster(cluster, problems), document)
+    problems += repeated_overrides(overrides)
     # The other overrides need the parameters of the benchmarks, so load the benchmarks first.
     first = [argument for argument in overrides if argument.startswith("benchmark=")]
     for argument in first:
@@ -99,6 +104,7 @@ def load_sweep(
     unread = {problem.position for problem in problems}
     found: list[Problem] = []
     sweep = validate_schema(document, found)
+    found += check_slurm(document)
     if benchmarks is not None:
         found += check_parameters(document, benchmarks) + check_views(document, benchmarks)
     # A value that cannot be parsed is None in the data, so later checks may reject it again. Report
@@ -153,10 +159,9 @@ def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Docume
     """
     source = str(path)
     try:
-        text, wrong = decode(path.read_bytes(), source)
-    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
-        reason = getattr(error, "strerror", None) or str(error)
-        problems.append(Problem(Position(source), f"cannot be read: {reason}"))
+        text, wrong = decode(read_bytes(path), source)
+    except Unreadable as error:
+        problems.append(Problem(Position(source), f"cannot be read: {error}"))
         return Document(source=source)
     if wrong:
         problems.append(wrong)
@@ -174,7 +179,9 @@ def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Docume
 
 
 def _kind(data: Any) -> str:
-    return "a list" if isinstance(data, list) else f"{data!r}"
+    """Describe data that is no mapping. Its content is not shown, because it may be a secret."""
+    kinds = {list: "a list", dict: "a mapping", str: "a string", bool: "a boolean"}
+    return kinds.get(type(data), "null" if data is None else "a number")
 
 
 def _inherit(
@@ -194,10 +201,14 @@ def _inherit(
     base = document.data.pop("base")
     where = document.at(("base",))
     if not isinstance(base, str):
-        problems.append(Problem(where, f"base must be a file name, got {base!r}"))
+        problems.append(Problem(where, f"base must be a file name, got {_kind(base)}"))
         return document
     base_path = path.parent / base
-    if not os.path.isfile(base_path):
+    wrong = invalid_path(base)
+    if wrong:
+        problems.append(Problem(where, f"base: {wrong}"))
+        return document
+    if not os.path.exists(base_path):
         problems.append(
             Problem(
                 where,
@@ -210,6 +221,9 @@ def _inherit(
     if os.path.realpath(base_path) in chain:
         names = " -> ".join(Path(name).name for name in (*chain, str(base_path)))
         problems.append(Problem(where, f"base: a file must not inherit from itself, got {names}"))
+        return document
+    if len(chain) > MAX_BASES:
+        problems.append(Problem(where, f"base: a sweep must have at most {MAX_BASES} base files"))
         return document
     inherited = _read(base_path, problems, chain)
     return _merge(inherited, document) if isinstance(inherited.data, dict) else document
@@ -241,20 +255,20 @@ def _merge(under: Document, over: Document) -> Document:
     Returns:
         The merged file, as a new document.
     """
-    result = Document(dict(under.data), over.source, dict(under.positions), dict(under.keys))
+    found = [*under.problems, *over.problems]
+    result = Document(dict(under.data), over.source, dict(under.positions), dict(under.keys), found)
     for axis in AXES:
         above = over.data.get(axis)
-        for name in above if isinstance(above, dict) else ():
-            remove_parameter(result, (), result.data, name)
+        if isinstance(above, dict):
+            remove_parameters(result, (), result.data, above)
     for key, value in over.data.items():
         below = result.data.get(key)
         if isinstance(value, dict) and isinstance(below, dict):
             result.data[key] = {**below, **value}
-            for inner in value:
-                forget(result, (key, inner))
+            forget(result, {(key, inner) for inner in value})
         else:
             result.data[key] = value
-            forget(result, (key,))
+            forget(result, {(key,)})
     result.positions.update(over.positions)
     result.keys.update(over.keys)
     return result

@@ -7,9 +7,10 @@ part of the key `grid`, so there are runs for each value in the list.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from jobs.errors import Position, Problem, nearest
+from jobs.errors import Position, Problem, nearest, shown
 from jobs.sweep.schema import AXES, Sweep
 from jobs.sweep.strict_yaml import DataPath, Document, parse
 
@@ -26,7 +27,7 @@ def apply_override(
         fields: names of the parameters of the sweep's benchmarks.
         problems: list to which errors in the override are added.
     """
-    where = Position(f"command line: {argument}")
+    where = _position(argument)
     key, equals, text = argument.partition("=")
     if not equals or not key:
         problems.append(Problem(where, "expected key=value, for example seq_len=[128,256]"))
@@ -47,8 +48,36 @@ def apply_override(
         if wrong:
             problems.append(Problem(where, wrong))
             return
-    forget(document, path)
+    forget(document, {path})
     document.positions[path] = document.keys[path] = where
+    for end in range(1, len(path)):  # mappings that the override has created
+        document.positions.setdefault(path[:end], where)
+        document.keys.setdefault(path[:end], where)
+
+
+def repeated_overrides(arguments: Sequence[str]) -> list[Problem]:
+    """Return an error for each override that replaces an earlier one, or a part of it.
+
+    For example, `grid.size=[1]` and `size=2` set the same parameter.
+    """
+    problems = []
+    seen: dict[DataPath, str] = {}
+    for argument in arguments:
+        key, equals, _ = argument.partition("=")
+        path = tuple(key.split("."))
+        if len(path) == 2 and path[0] in AXES:
+            path = path[1:]
+        for other, first in seen.items():
+            if equals and path[: len(other)] == other[: len(path)]:
+                what = f"{key!r} must be given once, but is already set by {shown(first)!r}"
+                problems.append(Problem(_position(argument), what))
+                break
+        seen.setdefault(path, argument)
+    return problems
+
+
+def _position(argument: str) -> Position:
+    return Position(f"command line: {shown(argument)}")
 
 
 def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
@@ -64,9 +93,9 @@ def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
     cases = data.get("cases")
     for i, case in enumerate(cases if isinstance(cases, list) else []):
         if isinstance(case, dict):
-            remove_parameter(document, ("cases", i), case, name)
+            remove_parameters(document, ("cases", i), case, {name})
     if not kept:  # a parameter in grid keeps its position, so the order of runs is unchanged
-        remove_parameter(document, (), data, name)
+        remove_parameters(document, (), data, {name})
     if data.get(section) is None:
         data[section] = {}
     if isinstance(data[section], dict):  # otherwise the schema check reports the section
@@ -96,29 +125,34 @@ def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
     return None
 
 
-def remove_parameter(
-    document: Document, prefix: DataPath, block: dict[str, Any], name: str
+def remove_parameters(
+    document: Document, prefix: DataPath, block: dict[str, Any], names: Collection[str]
 ) -> None:
-    """Remove a parameter from the keys `fixed`, `grid` and `zip` of a block.
+    """Remove parameters from the keys `fixed`, `grid` and `zip` of a block.
 
     Args:
         document: the parsed sweep file. It is changed in place.
         prefix: path of the block, empty for the top level.
         block: data of the block, which is a case or the top level of the file.
-        name: name of the parameter.
+        names: names of the parameters.
     """
     for axis in AXES:
         section = block.get(axis)
-        if isinstance(section, dict) and name in section:
-            block[axis] = {k: v for k, v in section.items() if k != name}
-            forget(document, (*prefix, axis, name))
+        if isinstance(section, dict) and not section.keys().isdisjoint(names):
+            block[axis] = {k: v for k, v in section.items() if k not in names}
+            forget(document, {(*prefix, axis, name) for name in names})
 
 
-def forget(document: Document, path: DataPath) -> None:
-    """Remove the recorded positions of the value at a path, and of all values inside it.
+def forget(document: Document, paths: set[DataPath]) -> None:
+    """Remove the recorded positions of the values at some paths, and of all values inside them.
 
     Error messages use the recorded positions (file, line and column) of keys and values.
+
+    Args:
+        document: the parsed sweep file. It is changed in place.
+        paths: the paths. All have the same length.
     """
+    length = len(next(iter(paths), ()))
     for table in (document.positions, document.keys):
-        for known in [p for p in table if p[: len(path)] == path]:
+        for known in [path for path in table if path[:length] in paths]:
             del table[known]

@@ -18,9 +18,10 @@ from jobs.errors import Position, Problem
 
 DataPath = tuple[str | int, ...]
 # Aliases can expand a small file to a huge or deep document. No real sweep reaches these limits.
-MAX_NODES = 200_000
+MAX_NODES = 100_000
 MAX_DEPTH = 20
 MAX_INT = 2**64
+TOO_MANY = f"a file must have at most {MAX_NODES} keys and values, counting each use of an alias"
 
 
 @dataclass
@@ -114,7 +115,7 @@ def parse(text: str, source: str) -> Document:
     """
     document = Document(source=source, positions={(): Position(source, 1, 1)})
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
     except yaml.reader.ReaderError as error:
         what = f"character U+{error.character:04X} is not allowed in YAML; remove it"
         document.problems.append(Problem(_place(source, text[: error.position]), what))
@@ -129,9 +130,30 @@ def parse(text: str, source: str) -> Document:
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         where = _marked(source, loader.get_mark())
         document.problems.append(Problem(where, f"not valid YAML: {what}"))
+    except _TooManyNodes as error:
+        document.problems.append(Problem(_marked(source, error.args[0]), TOO_MANY))
     else:
-        document.data = _Builder(document).build(node, ()) if node is not None else None
+        try:
+            document.data = _Builder(document).build(node, ()) if node is not None else None
+        except _TooManyNodes as error:  # aliases count at each use
+            document.problems = [Problem(_marked(source, error.args[0]), TOO_MANY)]
     return document
+
+
+class _TooManyNodes(Exception):
+    """Raised with the position of the first node after MAX_NODES nodes."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Loader that stops after MAX_NODES nodes, which take seconds to parse."""
+
+    count = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.count += 1
+        if self.count > MAX_NODES:
+            raise _TooManyNodes(self.get_mark())
+        return super().compose_node(parent, index)
 
 
 def decode(data: bytes, source: str) -> tuple[str, Problem | None]:
@@ -185,12 +207,7 @@ class _Builder:
         self.document.positions[path] = self.position(node)
         self.count += 1
         if self.count > MAX_NODES:
-            if self.count == MAX_NODES + 1:
-                self.problem(
-                    node,
-                    f"a file must have at most {MAX_NODES} values, counting each use of an alias",
-                )
-            return None
+            raise _TooManyNodes(node.start_mark)
         if len(path) > MAX_DEPTH:
             self.problem(node, f"values must not be nested more than {MAX_DEPTH} levels deep")
             return None

@@ -66,10 +66,9 @@ class Reference:
             BadReference: if there is no such file or module.
         """
         if self.is_file:
-            path = Path(self.source)
-            if not path.is_file():
+            if not os.path.isfile(self.source):
                 raise BadReference(f"there is no file {self.source!r} in {os.getcwd()!r}")
-            return path.absolute()
+            return Path(self.source).absolute()
         found = find_module(self.source)
         if found is None:
             raise BadReference(
@@ -121,11 +120,12 @@ def _in_folders(name: str, folders: Iterable[str]) -> tuple[Path | None, list[st
     namespace = []
     for folder in folders:
         package = Path(folder or os.curdir) / name
-        if (package / "__init__.py").is_file():
+        # Unlike methods of Path, these functions return False if a name is too long.
+        if os.path.isfile(package / "__init__.py"):
             return (package / "__init__.py").absolute(), [str(package)]
-        if package.with_name(f"{name}.py").is_file():
-            return package.with_name(f"{name}.py").absolute(), []
-        if package.is_dir():
+        if os.path.isfile(f"{package}.py"):
+            return Path(f"{package}.py").absolute(), []
+        if os.path.isdir(package):
             namespace.append(str(package))
     return None, namespace
 

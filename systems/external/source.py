@@ -122,7 +122,9 @@ def _parse(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
-        raise BadReference(f"{path}:{error.lineno}: {error.msg}") from None
+        # Source with a NUL character has no line.
+        where = f"{path}:{error.lineno}" if error.lineno else str(path)
+        raise BadReference(f"{where}: {error.msg}") from None
     except (OSError, ValueError) as error:
         raise BadReference(f"{path} cannot be read: {error}") from None
 

@@ -302,3 +302,65 @@ def test_retry_submits_what_failed_of_either(tmp_path: Path) -> None:
     assert done.returncode == 0 and "3 ok" in done.stdout
     again = [(r.benchmark, r.params["size"]) for r in records(folder.path)[-3:]]
     assert again == [(TOY, 2), (COUNTER, 2), (COUNTER, 2)]
+
+
+# ---- the name `benchmark` in conditions ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"benchmark == '{COUNTER}'", ["counter"] * 4),
+        (f"benchmark != '{COUNTER}'", ["toy"] * 2),
+        (f"benchmark in ['{TOY}']", ["toy"] * 2),
+        (f"benchmark == '{COUNTER}' and size == 1", ["counter"] * 2),
+        (f"benchmark == '{COUNTER}' and scale == 2", None),  # counter has no parameter scale
+    ],
+)
+def test_a_filter_selects_runs_by_benchmark(
+    tmp_path: Path, text: str, expected: list[str] | None
+) -> None:
+    if expected is None:
+        (problem,) = errors(write(tmp_path, MIXED), filter=text)
+        assert problem.startswith("--filter: the sweep has no runs (6 left out by the filter)")
+    else:
+        assert [name for name, _ in points(tmp_path, MIXED, filter=text)] == expected
+
+
+@pytest.mark.parametrize(
+    "entry", [f"{{benchmark: {TOY}, size: 1}}", f"benchmark == '{TOY}' and size == 1"]
+)
+def test_exclude_selects_runs_by_benchmark(tmp_path: Path, entry: str) -> None:
+    text = MIXED + f"exclude:\n  - {entry}\n"
+    assert [name for name, _ in points(tmp_path, text)] == ["toy"] + ["counter"] * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("benchmark == 'tests.benchmarks.countr'", "did you mean 'tests.benchmarks.counter'?"),
+        ("benchmark == fsdp", "no run of this sweep has benchmark 'fsdp' (valid: tests.bench"),
+        ("benchmrk == fsdp", "'benchmrk' is not a parameter; did you mean 'benchmark'?"),
+        ("benchmark == tests.benchmarks.toy", "write text with other characters"),
+    ],
+)
+def test_a_filter_with_an_unknown_benchmark(tmp_path: Path, text: str, words: str) -> None:
+    (problem,) = errors(write(tmp_path, MIXED), filter=text)
+    assert words in problem
+    if "countr" in text:
+        (problem,) = errors(write(tmp_path, MIXED + f"exclude: [{{benchmark: {TOY}s}}]\n"))
+        assert f"no run of this sweep has benchmark '{TOY}s'; did you mean '{TOY}'?" in problem
+
+
+def test_a_parameter_named_benchmark_takes_precedence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.benchmarks import toy
+
+    class Params(toy.Params):
+        benchmark: str = ""
+
+    monkeypatch.setattr(toy, "Params", Params)
+    text = f"{HEAD}fixed: {{size: 1}}\ngrid: {{benchmark: [a, b]}}\n"
+    (left,) = points(tmp_path, text, filter="benchmark == b")
+    assert left == ("toy", {"size": 1, "benchmark": "b"})

@@ -27,6 +27,7 @@ from jobs.report.texts.lookups import Lookups
 from jobs.report.views import select_results, without_recorded
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Table
+from jobs.user_files import Unreadable, read_bytes
 
 # Exceptions that the expressions of a template can raise.
 _RAISED = (
@@ -50,8 +51,8 @@ class StudyTexts:
     def __init__(self, path: Path, tables: list[str]):
         self.path = path
         try:
-            source = path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
-        except (OSError, UnicodeDecodeError) as error:
+            source = read_bytes(path).decode("utf-8-sig")  # with or without a byte order mark
+        except (Unreadable, UnicodeDecodeError) as error:
             raise TableError(f"{path} cannot be read: {error}") from None
         self._template = self._compile(source)
         for name in self._template.blocks:

@@ -321,7 +321,7 @@ def test_a_folder_for_plots_that_cannot_be_made(special: ResultsFolder, tmp_path
     (tmp_path / "file").touch()
     code, _, err = cli(special.path, "--plot", tmp_path / "file")
     assert code == 2
-    assert err.endswith(f"--plot {tmp_path}/file: File exists: {tmp_path}/file\n")
+    assert err == f"--plot must be a folder, got the file '{tmp_path}/file'\n"
 
 
 def test_a_plot_of_any_words_and_of_no_numbers_is_drawn(

@@ -87,10 +87,11 @@ def test_base_errors(tmp_path: Path) -> None:
     write(folder, "- 1\n", "list.yaml")
     for base, words in (
         ("no.yaml", "2:7: base: there is no file"),
-        (".", "2:7: base: there is no file"),
-        ('"a\\0b"', "2:7: base: there is no file"),
-        ("x" * 300, "2:7: base: there is no file"),
-        ("[a]", "2:7: base must be a file name, got ['a']"),
+        (".", "list: cannot be read: it must be a regular file, got a folder"),
+        ('"a\\0b"', "2:7: base: a path must not contain a NUL character, got 'a\\x00b'"),
+        ("''", "2:7: base: a path must not be empty"),
+        ("x" * 300, "2:7: base: a file name must have at most 255 bytes, got 300 bytes"),
+        ("[a]", "2:7: base must be a file name, got a list"),
         ("list.yaml", "list.yaml:1:1: the file must be a mapping"),
     ):
         problems = errors(write(folder, f"name: a\nbase: {base}\n"))

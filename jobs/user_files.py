@@ -1,0 +1,76 @@
+"""Paths and files that the user names on the command line or in a sweep file.
+
+A path may be invalid, and a file may be a device, a pipe or huge. Reading it must neither hang nor
+fill the memory.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+MAX_BYTES = 2_000_000  # the largest sweep of this project has 5 kB
+MAX_NAME = 255  # length of a file name on Linux, in bytes
+MAX_PATH = 4095  # length of a path on Linux, in bytes
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class Unreadable(ValueError):
+    """Raised if a file cannot be read. The message says why and does not contain the path."""
+
+
+def invalid_path(text: str) -> str | None:
+    """Return an error message if no file can have this path, else None."""
+    if not text:
+        return "a path must not be empty, got ''"
+    if "\0" in text:
+        return f"a path must not contain a NUL character, got {text!r}"
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError:  # Python decodes invalid bytes of arguments to lone surrogates
+        return f"a path must be valid UTF-8, got {text!r}"
+    longest = max(len(name) for name in data.split(b"/"))
+    if longest > MAX_NAME:
+        return f"a file name must have at most {MAX_NAME} bytes, got {longest} bytes"
+    if len(data) > MAX_PATH:
+        return f"a path must have at most {MAX_PATH} bytes, got {len(data)} bytes"
+    return None
+
+
+def not_a_folder(path: Path) -> Path | None:
+    """Return the part of a path that exists and is no folder, or None if a folder can be there."""
+    for one in (path, *path.parents):
+        if os.path.lexists(one):
+            return None if os.path.isdir(one) else one
+    return None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a regular file of at most MAX_BYTES bytes.
+
+    Raises:
+        Unreadable: if the file is of another kind, such as a pipe, is larger or cannot be read.
+    """
+    wrong = invalid_path(str(path))
+    if wrong:
+        raise Unreadable(wrong)
+    try:
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+        if kind != stat.S_IFREG:
+            hint = "; write its content to a file" if kind == stat.S_IFIFO else ""
+            raise Unreadable(f"it must be a regular file, got {_KINDS[kind]}{hint}")
+        # Without O_NONBLOCK, opening a file that has become a pipe waits for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            data = file.read(MAX_BYTES + 1) or b""
+    except OSError as error:
+        raise Unreadable(str(error.strerror)) from None
+    if len(data) > MAX_BYTES:
+        raise Unreadable(f"it must have at most {MAX_BYTES} bytes, got more")
+    return data

@@ -1,0 +1,56 @@
+"""One case of bad input: a command line, the files that it needs, and a part of its error."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Content = str | bytes | Callable[[Path], object]  # a function creates the file at a path
+HEAD = "name: toy\nbenchmark: tests.benchmarks.toy\n"
+ONE = "fixed: {size: 1}\n"
+PLAN = ("--local", "--dry-run")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Bad input. All cases must end with exit code 2 and a short message."""
+
+    words: tuple[str, ...]  # the command, as for tests.jobs.harness.call
+    message: str  # part of the output
+    files: dict[str, Content] = field(default_factory=dict)  # by path in the current folder
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Create the files of the case in a folder."""
+        for name, content in self.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, str):
+                content = content.encode("utf-8", "surrogateescape")
+            if isinstance(content, bytes):
+                path.write_bytes(content)
+            else:
+                content(path)
+
+
+def sweep(text: str, message: str, *options: str, head: str = HEAD, **files: Content) -> Case:
+    """Return the case of a sweep file. Keywords are further files, by stem of a .yaml file."""
+    given: dict[str, Content] = {"sweep.yaml": head + text}
+    given |= {f"{name}.yaml": content for name, content in files.items()}
+    return Case(("jobs.submit", "sweep.yaml", *PLAN, *options), message, given)
+
+
+def unix_socket(path: Path) -> None:
+    here = os.open(path.parent, os.O_RDONLY)  # the path of a socket has a maximum length
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"/proc/self/fd/{here}/{path.name}")
+    finally:
+        os.close(here)
+
+
+def link_to(target: str) -> Callable[[Path], object]:
+    return lambda path: os.symlink(target, path)
