@@ -78,7 +78,7 @@ def become_run(request: Request) -> None:
     if request.log is not None:
         flush()
         try:
-            log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:  # e.g. a full disk: keep writing to the worker's output
             print(
                 f"cannot open the run's log {request.log}: {error.strerror}; the output of "
