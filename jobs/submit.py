@@ -20,6 +20,7 @@ from jobs.invocation import command
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
+from jobs.results import unwritable
 from jobs.results.manifest import BrokenManifest, Executor
 from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
@@ -249,8 +250,13 @@ def start_and_report(prepared: Prepared, options: Options) -> int:
         errors.print(message, highlight=False, markup=False, soft_wrap=True)
         return 130
     except OSError as error:
-        fail(f"{error.filename or where}: {error.strerror}")
-    except RuntimeError as error:  # SubmissionError or FolderInUse
+        full = error.errno in unwritable.FULL
+        fail(
+            unwritable.message(manifest.folder, error.errno)
+            if full
+            else f"{error.filename or where}: {error.strerror}"
+        )
+    except RuntimeError as error:  # SubmissionError, FolderInUse or ResultsUnwritable
         fail(str(error))
     if options.executor is Executor.slurm:
         tasks = sum(len(job.tasks) for job in manifest.jobs)

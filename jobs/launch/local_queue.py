@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -32,9 +33,11 @@ from rich.progress import (
 from jobs import provenance
 from jobs.launch.snapshot import place
 from jobs.processes import ProcessHandle
+from jobs.results import unwritable
 from jobs.results.manifest import Job, Manifest, write_handles
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
+from jobs.results.unwritable import ResultsUnwritable
 from jobs.sweep.schema import Sweep
 
 POLL_S = 0.1
@@ -68,6 +71,7 @@ class LocalQueue:
         self.running: list[_Running] = []
         self.records: list[Record] = []
         self.stopped = False
+        self.unwritable = False  # whether a worker could not write a record
 
     def run(self) -> list[Record]:
         """Run all jobs and return the records of this submission.
@@ -76,6 +80,8 @@ class LocalQueue:
         exits.
 
         Raises:
+            ResultsUnwritable: if a worker could not write a record. No more jobs are started, and
+                the other workers are stopped.
             KeyboardInterrupt: if one of these signals arrived. It is raised after the workers have
                 exited.
         """
@@ -97,14 +103,15 @@ class LocalQueue:
                 *columns, console=self.console, disable=not self.console.is_terminal
             ) as bar:
                 task = bar.add_task(self.manifest.sweep.name, total=total)
-                while (self.waiting or self.running) and not self.stopped:
+                while (self.waiting or self.running) and not (self.stopped or self.unwritable):
                     self._start_what_fits()
                     time.sleep(POLL_S)
                     self._collect(tail, bar, task)
                     self._reap()
                 if self.stopped:
                     self._stop_workers()
-                    self._write_handles(interrupted=True)
+                    with suppress(OSError):  # a full disk: `jobs status` then shows killed
+                        self._write_handles(interrupted=True)
                 self._collect(tail, bar, task)
         finally:
             self._stop_workers()
@@ -112,6 +119,10 @@ class LocalQueue:
                 signal.signal(number, handler)
         if self.stopped:
             raise KeyboardInterrupt
+        if self.unwritable:
+            folder = self.manifest.folder
+            words = unwritable.problem(folder, self.manifest.path)
+            raise ResultsUnwritable(words or unwritable.message(folder, None))
         return self.records
 
     def _write_handles(self, interrupted: bool) -> None:
@@ -184,7 +195,9 @@ class LocalQueue:
                 continue
             self.running.remove(one)
             self.free += one.gpus
-            if code != 0 and not self.stopped:
+            if code == unwritable.EXIT_CODE:
+                self.unwritable = True  # this worker could not record later runs either
+            elif code != 0 and not self.stopped:
                 self.console.print(
                     f"[red]the worker of job {one.jobs[0].index} ended with exit code {code};[/] "
                     f"its log is {escape(str(self._log(one.jobs)))}",

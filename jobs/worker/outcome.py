@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from jobs.json_files import write_json
 from jobs.results.record import Failure
+from jobs.results.unwritable import FULL
 from jobs.status import Status
 from systems.benchmark import Unsupported, WrongOutput
 
@@ -152,6 +153,8 @@ def outcome_of(error: BaseException, oom: dict[str, int] | None = None) -> Outco
         status = Status.oom
     elif isinstance(error, Unsupported):
         status = Status.unsupported
+    elif isinstance(error, OSError) and error.errno in FULL:
+        status = Status.killed  # not the benchmark's fault; the same command repeats the run
     else:
         status = Status.wrong if isinstance(error, WrongOutput) else Status.error
     return Outcome(status=status, failure=failure, lost_peer=_has_lost_peer(error))

@@ -20,6 +20,7 @@ from types import FrameType
 
 from jobs import provenance
 from jobs.formatting import counted
+from jobs.results import unwritable
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
@@ -129,6 +130,7 @@ class Worker:
             reason: why this machine cannot execute the job. The runs are then recorded as
                 unsupported. None if the machine can execute the job.
         """
+        unwritable.unmark(self.manifest.path, self.job.index)
         self._deaths = self._count_deaths()
         self.recorder.code.note_start(self.manifest.runs[run] for run, _ in self.job.tasks)
         for run_id, repeat in self.job.tasks:
@@ -349,9 +351,11 @@ class Worker:
                     "the job was cancelled or interrupted; submit the sweep again to repeat "
                     "this run",
                 )
-            self._record(attempt, outcome)
-            self._current = None
-            shutil.rmtree(scratch, ignore_errors=True)
+            try:
+                self._record(attempt, outcome)
+            finally:
+                self._current = None
+                shutil.rmtree(scratch, ignore_errors=True)
 
     def near_limit(self) -> bool:
         """Return whether the job is close to its time limit.

@@ -23,6 +23,7 @@ from systems.benchmark import (
     WrongOutput,
     artifacts_folder,
 )
+from tests.jobs.small_disk import fill
 
 VERSION = 1
 PRELOAD = ()
@@ -327,6 +328,22 @@ def many_facts(params: Params) -> dict[str, Any]:
 @action
 def undecodable_fact(params: Params) -> dict[str, Any]:
     return {"facts": {"path": os.fsdecode(b"\xff")}}
+
+
+@action
+def fill_disk(params: Params) -> dict[str, Any]:
+    """Append to the file `path` until its disk is full. Do nothing if it does not exist."""
+    if Path(params.path).exists():
+        fill(Path(params.path))
+    return {}
+
+
+@action
+def print_to_full_disk(params: Params) -> dict[str, Any]:
+    """Like fill_disk, then print, which fails if the log is on this disk."""
+    fill_disk(params)
+    print("x" * 10**4)
+    return {}
 
 
 @action

@@ -10,6 +10,8 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from jobs.results.record import Record
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 from tests.jobs.launch.slurm_scenario import SOON_S, Scenario, Scenarios
+from tests.jobs.small_disk import small_disk
 
 LIMIT = {"resources": {"timeout_min": 1}}
 LAST = 99  # index of the run that raises
@@ -25,8 +28,24 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="module")
-def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
+def scenarios(
+    slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scenarios]:
     scenarios = Scenarios(slurm_cluster, tmp_path_factory.mktemp("results of scenarios"))
+    full = scenarios.new("full", benchmark="tests.benchmarks.misbehave", runs_per_job=3)
+    ballast = str(full.out / "ballast")
+    full.sweep["cases"] = [
+        {"fixed": {"what": "ok"}},
+        {"fixed": {"what": "fill_disk", "path": ballast}},
+        {"fixed": {"what": "ok", "tag": 1}},
+    ]
+    with small_disk(full.out, 512):
+        Path(ballast).touch()
+        assert full.submit().returncode == 0
+        yield with_submissions(scenarios, slurm_cluster)
+
+
+def with_submissions(scenarios: Scenarios, slurm_cluster: SlurmCluster) -> Scenarios:
     scenarios.submit(
         "preempted",
         zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
@@ -175,6 +194,20 @@ def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
     (record,) = scenario.finish()
     assert record.status == "ok"
     assert states(scenario.status()) == ["ok", "oom", "killed"]
+
+
+def test_full_disk(scenarios: Scenarios) -> None:
+    scenario = scenarios["full"]
+    assert [record.params["what"] for record in scenario.finish()] == ["ok"]
+    status = scenario.status()
+    assert states(status) == ["ok", "killed", "killed"]
+    assert "is FAILED" in status["tasks"][1]["detail"]
+    note = f"cannot write results to {scenario.out}: No space left on device; free space and repeat"
+    assert [line.startswith(note) for line in status["notes"]] == [True]
+    (scenario.out / "ballast").unlink()
+    assert scenario.submit().returncode == 0
+    assert [record.status for record in scenario.finish()] == ["ok"] * 3
+    assert not scenario.status()["notes"]
 
 
 def test_failing_runs(scenarios: Scenarios) -> None:

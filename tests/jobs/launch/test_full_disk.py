@@ -1,0 +1,87 @@
+"""Full disks: a sweep stops with the reason, and the same command continues it later."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.harness import call, records, run, statuses, waiting_sweep, write_sweep
+from tests.jobs.small_disk import fill, small_disk
+
+WORDS = "cannot write results to {}: No space left on device; free space and repeat the command"
+
+
+def test_a_full_results_folder_stops_the_queue_and_the_command_resumes(tmp_path: Path) -> None:
+    """One job fills the disk while another waits. No job starts after that."""
+    _, fifo = waiting_sweep(tmp_path)
+    with small_disk(tmp_path / "out", 512) as out:
+        ballast = out / "ballast"
+        ballast.touch()
+        cases: list[dict[str, Any]] = [
+            {"what": "wait", "path": str(fifo.path)},
+            {"what": "ok"},
+            {"what": "fill_disk", "path": str(ballast)},
+            *({"what": "ok", "tag": tag} for tag in (1, 2, 3)),
+        ]
+        sweep = write_sweep(tmp_path, cases, runs_per_job=1)
+        command = ("jobs.submit", sweep, "--local", "--parallel", "2", "--out", out)
+        done = run(*command)
+        assert done.returncode == 2
+        assert done.stdout.splitlines()[-1] == WORDS.format(out)
+        assert done.stdout.count("\n") <= 2  # one run was ok; no worker is reported as dead
+        found = statuses(out)
+        assert found.pop("ok0") == "ok" and set(found.values()) == {"killed"}
+        assert WORDS.format(out) in call("jobs", "status", out).stdout
+        logs = [path.read_text() for path in out.glob("submissions/*/jobs/*/*.log")]
+        assert len(logs) == 4 - 1 + 3  # three workers, one log for each of their runs
+        fifo.release()
+        again = run(*command)  # the disk is still full
+        assert again.returncode == 2 and again.stdout.splitlines()[-1] == WORDS.format(out)
+        ballast.unlink()
+        assert run(*command).returncode == 0
+        assert sorted(r.params["tag"] for r in records(out)) == [0, 0, 0, 1, 2, 3]
+        assert {r.status for r in records(out)} == {"ok"}
+        assert set(statuses(out).values()) == {"ok"}
+        assert "cannot write" not in call("jobs", "status", out).stdout
+        assert not list(out.rglob(".*.json.*"))  # no partial files
+
+
+def test_a_full_disk_in_the_foreground(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "out", 512) as out:
+        (out / "ballast").touch()
+        case = {"what": "print_to_full_disk", "path": str(out / "ballast")}
+        sweep = write_sweep(tmp_path, [case, {"what": "ok"}])
+        done = run("jobs.submit", sweep, "--debug", "--out", out)
+        assert done.returncode == 2 and done.stdout.splitlines()[-1] == WORDS.format(out)
+        assert '"what":"print_to_full_disk"' in done.stdout  # the record is not lost
+
+
+def test_a_log_on_a_full_disk_is_not_the_fault_of_the_run(tmp_path: Path) -> None:
+    """The record still fits into the last block of its file, but what the run prints does not."""
+    with small_disk(tmp_path / "out", 512) as out:
+        (out / "ballast").touch()
+        case = {"what": "print_to_full_disk", "path": str(out / "ballast")}
+        sweep = write_sweep(tmp_path, [{"what": "ok"}, case, {"what": "ok", "tag": 1}])
+        done = run("jobs.submit", sweep, "--local", "--out", out)
+        assert done.returncode in (1, 2)
+        assert {r.status for r in records(out)} <= {"ok", "killed"}
+        (out / "ballast").unlink()
+        assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+        assert set(statuses(out).values()) == {"ok"}
+
+
+@pytest.mark.parametrize("pages", [0, 2])
+def test_a_submission_onto_a_full_disk_says_so(tmp_path: Path, pages: int) -> None:
+    """With two free pages, the lock and usually the manifest can be written."""
+    sweep = write_sweep(tmp_path, [{"what": "ok"}])
+    with small_disk(tmp_path / "out", 64) as out:
+        fill(out / "ballast")
+        os.truncate(out / "ballast", (out / "ballast").stat().st_size - 4096 * pages)
+        done = run("jobs.submit", sweep, "--local", "--out", out)
+        assert done.returncode == 2 and done.stdout == WORDS.format(out) + "\n"
+        (out / "ballast").unlink()
+        assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+        assert [r.status for r in records(out)] == ["ok"]
