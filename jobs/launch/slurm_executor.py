@@ -26,6 +26,7 @@ from jobs.formatting import counted
 from jobs.launch.snapshot import place
 from jobs.results.manifest import Job, Manifest, SlurmHandle, read_manifest, write_handles
 from jobs.run import Shape
+from jobs.worker.fork_server import adopt_orphans
 from jobs.worker.isolation import blocked_signals
 from jobs.worker.worker import Stopped, Worker
 
@@ -53,6 +54,7 @@ class WorkerTask:
         self.worker: Worker | None = None
 
     def __call__(self) -> None:
+        adopt_orphans()  # those of a fork server that was killed
         node_rank = int(os.environ.get("SLURM_NODEID", 0))
         self.worker = Worker(read_manifest(self.submission), self.index, node_rank=node_rank)
         signal.signal(signal.SIGTERM, self._on_term)

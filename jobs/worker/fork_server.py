@@ -35,6 +35,7 @@ WORKER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, 
 PRELOAD = ("torch",)  # modules to import for a benchmark that does not define PRELOAD
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 
 
 def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
@@ -186,6 +187,13 @@ def flush() -> None:
 def adopt_orphans() -> None:
     """Make this process, instead of init, the parent of descendants whose parent has exited."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def adopts_orphans() -> bool:
+    """Return whether this process has called `adopt_orphans`."""
+    answer = ctypes.c_int(0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return bool(answer.value)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

@@ -104,7 +104,11 @@ def watch_stacks(path: Path) -> None:
     Args:
         path: the file.
     """
-    file = path.open("w")
+    try:
+        file = path.open("w")
+    except OSError as error:  # e.g. no free inode: go on without stacks
+        print(f"cannot write stacks to {path}: {error.strerror}", file=sys.stderr)
+        return
     faulthandler.register(DUMP_STACKS, file=file, all_threads=True)
     faulthandler.enable(file=file, all_threads=True)
 
@@ -120,7 +124,7 @@ def run_alone(request: Request) -> None:
     become_run(request)
     scratch = Path(request.scratch)
     watch_stacks(scratch / "stack0.txt")
-    execute(request).write(scratch / "outcome0.json")
+    execute(request).deliver(scratch / "outcome0.json")
 
 
 def run_rank(request_path: Path) -> int:
@@ -130,7 +134,7 @@ def run_rank(request_path: Path) -> int:
         request_path: JSON file that describes the run (see `Request`).
 
     Returns:
-        The exit code for this process: 0 if the rank is ok, otherwise 1.
+        The exit code for this process: 0 if the rank is ok and has written it, otherwise 1.
     """
     request = Request(**json.loads(request_path.read_text()))
     assert request.agent is not None
@@ -139,8 +143,8 @@ def run_rank(request_path: Path) -> int:
     scratch = Path(request.scratch)
     watch_stacks(scratch / f"stack{rank}.txt")
     outcome = execute(request).model_copy(update={"rank": rank})
-    outcome.write(scratch / f"outcome{rank}.json")
-    return 0 if outcome.is_ok else 1
+    delivered = outcome.deliver(scratch / f"outcome{rank}.json")
+    return 0 if outcome.is_ok and delivered else 1
 
 
 def execute(request: Request) -> Outcome:

@@ -35,7 +35,7 @@ from jobs.worker.isolation import (
     blocked_signals,
 )
 from jobs.worker.nodes import Followers, follow, lead, node_address
-from jobs.worker.outcome import Outcome, failed
+from jobs.worker.outcome import Outcome, failed, no_scratch, scratch_failed
 from jobs.worker.rank_failures import outcome_of_ranks
 from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts
 from jobs.worker.run_process import Request, execute
@@ -232,7 +232,11 @@ class Worker:
         return self.recorder.begin(run, repeat, number)
 
     def _attempt_run(self, attempt: Attempt) -> None:
-        scratch = Path(tempfile.mkdtemp(prefix="run-"))
+        try:
+            scratch = Path(tempfile.mkdtemp(prefix="run-"))
+        except OSError as error:
+            self._record(attempt, scratch_failed(no_scratch(error)))
+            return
         self._current = (attempt, scratch)
         self._write_state(attempt)
         run = attempt.run

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.jobs.harness import call, records, run, statuses, waiting_sweep, write_sweep
+from tests.jobs.harness import (
+    PATIENCE_S,
+    call,
+    only_record,
+    records,
+    run,
+    start,
+    statuses,
+    waiting_sweep,
+    write_sweep,
+)
 from tests.jobs.small_disk import fill, small_disk
 
 WORDS = "cannot write results to {}: No space left on device; free space and repeat the command"
@@ -85,3 +96,43 @@ def test_a_submission_onto_a_full_disk_says_so(tmp_path: Path, pages: int) -> No
         (out / "ballast").unlink()
         assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
         assert [r.status for r in records(out)] == ["ok"]
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_full_temporary_folder_is_named(tmp_path: Path, ranks: int | None) -> None:
+    """The same command repeats the run, because a full disk is not its fault."""
+    with small_disk(tmp_path / "tmp", 256) as temporary:
+        (temporary / "ballast").touch()
+        case = {"what": "fill_disk", "path": str(temporary / "ballast"), "rank": 0}
+        launch = {"launch": {"nproc_per_node": ranks}} if ranks else {}
+        sweep, out = write_sweep(tmp_path, [case], **launch), tmp_path / "out"
+        command = ("jobs.submit", sweep, "--local", "--out", out)
+        assert run(*command, environment={"TMPDIR": str(temporary)}).returncode == 1
+        record = only_record(out)
+        assert record.status == "killed" and record.failure is not None
+        assert record.failure.message.startswith(f"cannot write its outcome to {temporary}/run-")
+        assert ": No space left on device; set TMPDIR to " in record.failure.message
+        assert [path.name for path in temporary.iterdir()] == ["ballast"]
+        (temporary / "ballast").unlink()
+        assert run(*command, environment={"TMPDIR": str(temporary)}).returncode == 0
+        assert [r.status for r in records(out)] == ["killed", "ok"]
+
+
+def test_a_temporary_folder_that_disappears_costs_no_worker(tmp_path: Path) -> None:
+    sweep, fifo = waiting_sweep(tmp_path)
+    out, temporary = tmp_path / "out", tmp_path / "tmp"
+    temporary.mkdir()
+    command = ("jobs.submit", sweep, "--local", "--out", out)
+    queue = start(*command, environment={"TMPDIR": str(temporary)})
+    waiting, _ = fifo.pids()
+    temporary.rename(tmp_path / "elsewhere")
+    os.kill(waiting, signal.SIGKILL)
+    output, _ = queue.communicate(timeout=PATIENCE_S)
+    assert queue.returncode == 1 and "ended with exit code" not in output
+    last = only_record(out, what="ok", tag=1)
+    assert last.status == "killed" and last.failure is not None
+    assert "cannot create a temporary folder: [Errno 2] No such file" in last.failure.message
+    assert "; set TMPDIR to a folder with free space" in last.failure.message
+    fifo.release()
+    assert run(*command).returncode == 0
+    assert set(statuses(out).values()) == {"ok"}

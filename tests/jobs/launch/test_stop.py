@@ -20,6 +20,7 @@ from tests.jobs.harness import (
     alive,
     await_true,
     call,
+    facts,
     only_record,
     parent_of,
     records,
@@ -130,6 +131,27 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
         ("ok", 1, 1, "ok"),
     ]
     assert set(statuses(out).values()) == {"ok"}
+
+
+def test_a_fork_server_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """Its worker ends a child of the run in a session of its own, and starts another server."""
+    sweep, fifo = waiting_sweep(tmp_path)
+    out, temporary = tmp_path / "out", tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {"TMPDIR": str(temporary)}
+    queue = start("jobs.submit", sweep, "--local", "--out", out, environment=environment)
+    waiting, child = fifo.pids()
+    worker = parent_of(parent_of(waiting))
+    os.kill(parent_of(waiting), signal.SIGKILL)
+    await_true(lambda: len(records(out)) >= 2, "the run was recorded")
+    assert not alive(waiting) and not alive(child)  # before the record was written
+    queue.communicate(timeout=PATIENCE_S)
+    found = records(out)
+    assert [r.status for r in found] == ["ok", "killed", "ok"]
+    assert found[1].failure is not None and found[1].failure.type == "ServerDied"
+    assert facts(found[0])["worker"] == facts(found[2])["worker"] == worker
+    assert facts(found[0])["server"] != facts(found[2])["server"]
+    assert not list(temporary.iterdir())
 
 
 def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) -> None:
