@@ -142,7 +142,11 @@ def test_a_fork_server_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     queue = start("jobs.submit", sweep, "--local", "--out", out, environment=environment)
     waiting, child = fifo.pids()
     worker = parent_of(parent_of(waiting))
+    os.kill(worker, signal.SIGSTOP)  # it notices only when the child has lost its parents
     os.kill(parent_of(waiting), signal.SIGKILL)
+    await_true(lambda: not alive(waiting), "the run ended with the fork server")
+    assert alive(child)
+    os.kill(worker, signal.SIGCONT)
     await_true(lambda: len(records(out)) >= 2, "the run was recorded")
     assert not alive(waiting) and not alive(child)  # before the record was written
     queue.communicate(timeout=PATIENCE_S)
