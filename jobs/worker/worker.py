@@ -90,7 +90,7 @@ class Worker:
         self.executed = 0
         self.failures: list[Record] = []
         self._deaths: Counter[str] = Counter()
-        self._current: tuple[Attempt, Path] | None = None  # current attempt, its scratch folder
+        self._current: tuple[Attempt, Path | None] | None = None  # the attempt, its scratch folder
         self._child: Child | None = None
         self._server: ForkServer | None = None
         self._followers: Followers | None = None
@@ -232,13 +232,18 @@ class Worker:
         return self.recorder.begin(run, repeat, number)
 
     def _attempt_run(self, attempt: Attempt) -> None:
+        self._current = (attempt, None)
+        self._write_state(attempt)
+        if not self.in_process:
+            self._fork_server()  # removes the scratch folder if this worker is killed
         try:
             scratch = Path(tempfile.mkdtemp(prefix="run-"))
         except OSError as error:
-            self._record(attempt, scratch_failed(no_scratch(error)))
+            with blocked_signals():
+                self._record(attempt, scratch_failed(no_scratch(error)))
+                self._current = None
             return
         self._current = (attempt, scratch)
-        self._write_state(attempt)
         run = attempt.run
         request = Request(
             benchmark=run.benchmark,
@@ -359,7 +364,8 @@ class Worker:
                 self._record(attempt, outcome)
             finally:
                 self._current = None
-                shutil.rmtree(scratch, ignore_errors=True)
+                if scratch is not None:
+                    shutil.rmtree(scratch, ignore_errors=True)
 
     def near_limit(self) -> bool:
         """Return whether the job is close to its time limit.
