@@ -25,7 +25,8 @@ import pytest
 import yaml
 
 from jobs.results.record_reader import read_records
-from tests.jobs.harness import alive, await_true, parent_of, run, start
+from jobs.worker.fork_server import send_signal
+from tests.jobs.harness import await_true, parent_of, run, start
 
 SWEEP = {
     "name": "storm",
@@ -112,8 +113,8 @@ class Storm:
         if not found:
             return
         roles = set(found.values())
-        if roles == {QUEUE} and self.dice.random() < 0.9:  # else most kills would hit its start
-            return
+        if roles <= {QUEUE, WORKER} and self.dice.random() < 0.8:
+            return  # else most kills would hit the start of the queue or of a worker
         role = self.dice.choice(sorted(roles))
         pid = self.dice.choice(sorted(pid for pid in found if found[pid] == role))
         try:
@@ -179,9 +180,14 @@ class Storm:
         expected = {task["params"]["index"] for task in tasks}
         assert cells == {str(index): float(index) for index in expected}
         assert len(list(self.temporary.iterdir())) <= self.orphaned
-        for pid in self.processes():  # children of which nobody knows
-            os.kill(pid, signal.SIGKILL)
-            await_true(lambda pid=pid: not alive(pid), "end of a child")  # type: ignore[misc]
+        self.end()  # children of which nobody knows
+
+    def end(self) -> None:
+        """Kill all processes of this storm."""
+        while pids := self.processes():
+            for pid in pids:
+                send_signal(pid, signal.SIGKILL)
+            time.sleep(0.05)
 
 
 def storm(folder: Path, seed: int, kills: int, sweep: dict[str, object]) -> None:
@@ -198,6 +204,7 @@ def storm(folder: Path, seed: int, kills: int, sweep: dict[str, object]) -> None
             one.check()
         except BaseException:
             print(f"STORM_SEED={seed}, sweep {number}, killed: {one.killed}")
+            one.end()
             raise
         roles += Counter(one.killed)
         number += 1
