@@ -23,7 +23,6 @@ from systems.benchmark import (
     WrongOutput,
     artifacts_folder,
 )
-from tests.jobs.small_disk import fill
 
 VERSION = 1
 PRELOAD = ()
@@ -328,6 +327,17 @@ def many_facts(params: Params) -> dict[str, Any]:
 @action
 def undecodable_fact(params: Params) -> dict[str, Any]:
     return {"facts": {"path": os.fsdecode(b"\xff")}}
+
+
+def fill(path: Path) -> None:
+    """Append to a file until the disk is full."""
+    with path.open("ab", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            try:
+                while file.write(b"x" * size) == size:
+                    pass
+            except OSError:
+                continue
 
 
 @action

@@ -43,6 +43,7 @@ ROLES = {  # by words of the command line; the first that matches counts
     "-m jobs.submit": QUEUE,
     "sleep 1000": CHILD,
 }
+WEIGHTS = {QUEUE: 1, WORKER: 1, SERVER: 1, RUN: 4, RANK: 2, CHILD: 1}
 
 
 @dataclass
@@ -113,9 +114,10 @@ class Storm:
         if not found:
             return
         roles = set(found.values())
-        if roles <= {QUEUE, WORKER} and self.dice.random() < 0.8:
-            return  # else most kills would hit the start of the queue or of a worker
-        role = self.dice.choice(sorted(roles))
+        if roles <= {QUEUE, WORKER, SERVER} and self.dice.random() < 0.8:
+            return  # else most kills would hit processes that start
+        order = sorted(roles)
+        role = self.dice.choices(order, [WEIGHTS[role] for role in order])[0]
         pid = self.dice.choice(sorted(pid for pid in found if found[pid] == role))
         try:
             os.kill(pid, signal.SIGKILL)
@@ -130,7 +132,7 @@ class Storm:
         while len(self.killed) < self.kills:
             queue = self.submit()
             while queue.poll() is None and len(self.killed) < self.kills:
-                time.sleep(self.dice.expovariate(4))  # a random moment, not an event
+                time.sleep(self.dice.expovariate(10))  # a random moment, not an event
                 self.kill_one()
             output, _ = queue.communicate(timeout=120)
             if self.dice.random() < 0.5:  # else the next submission meets what is still ending
@@ -236,4 +238,4 @@ def test_many_random_kills(tmp_path: Path, seed: int) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("gloo", [False, True])
 def test_many_random_kills_of_ranks(tmp_path: Path, gloo: bool) -> None:
-    storm(tmp_path, 100 + gloo, 30, sweep(8, 3, gloo))
+    storm(tmp_path, 100 + gloo, 30, sweep(2, 6, gloo))

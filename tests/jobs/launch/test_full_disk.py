@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.benchmarks.misbehave import fill
 from tests.jobs.harness import (
     PATIENCE_S,
     call,
@@ -20,7 +21,7 @@ from tests.jobs.harness import (
     waiting_sweep,
     write_sweep,
 )
-from tests.jobs.small_disk import fill, small_disk
+from tests.jobs.small_disk import small_disk
 
 WORDS = "cannot write results to {}: No space left on device; free space and repeat the command"
 

@@ -18,8 +18,9 @@ from jobs.json_files import write_json
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.results.record_writer import RecordWriter
+from tests.benchmarks.misbehave import fill
 from tests.jobs.results_folder import ok, record, run
-from tests.jobs.small_disk import fill, small_disk
+from tests.jobs.small_disk import small_disk
 
 
 def test_two_writers_of_a_folder_never_share_a_file(tmp_path: Path) -> None:
