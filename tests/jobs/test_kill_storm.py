@@ -114,7 +114,7 @@ class Storm:
         if not found:
             return
         roles = set(found.values())
-        if roles <= {QUEUE, WORKER, SERVER} and self.dice.random() < 0.8:
+        if roles <= {QUEUE, WORKER, SERVER} and self.dice.random() < 0.97:
             return  # else most kills would hit processes that start
         order = sorted(roles)
         role = self.dice.choices(order, [WEIGHTS[role] for role in order])[0]
@@ -219,7 +219,7 @@ def sweep(single: int, ranks: int, gloo: bool = False) -> dict[str, object]:
     if ranks:
         grid = {"index": list(range(single + 1, single + ranks + 1))}
         fixed = {"gloo": gloo}
-        cases.append({"grid": grid, "fixed": fixed, "launch": {"nproc_per_node": 2}})
+        cases.insert(0, {"grid": grid, "fixed": fixed, "launch": {"nproc_per_node": 2}})
     return {"cases": cases, "repeats": 2, "runs_per_job": 8}
 
 
