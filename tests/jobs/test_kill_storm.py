@@ -43,7 +43,7 @@ ROLES = {  # by words of the command line; the first that matches counts
     "-m jobs.submit": QUEUE,
     "sleep 1000": CHILD,
 }
-WEIGHTS = {QUEUE: 1, WORKER: 1, SERVER: 1, RUN: 4, RANK: 2, CHILD: 1}
+WEIGHTS = {QUEUE: 1, WORKER: 1, SERVER: 1, RUN: 4, RANK: 8, CHILD: 1}
 
 
 @dataclass
