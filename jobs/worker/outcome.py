@@ -229,9 +229,10 @@ def leave_error(scratch: Path, error: OSError) -> None:
 
     An empty file can usually be created on a full disk, because it needs no data block.
     """
-    print(f"cannot write to {scratch}: {error.strerror}", file=sys.stderr)
     with suppress(OSError):
         (scratch / f"{_UNDELIVERED}{error.errno}").touch()
+    with suppress(OSError, ValueError):  # the log may be closed, or on the same disk
+        print(f"cannot write to {scratch}: {error.strerror}", file=sys.stderr)
 
 
 def undelivered(scratch: Path) -> str | None:

@@ -20,6 +20,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,8 @@ def watch_stacks(path: Path) -> None:
     try:
         file = path.open("w")
     except OSError as error:  # e.g. no free inode: go on without stacks
-        print(f"cannot write stacks to {path}: {error.strerror}", file=sys.stderr)
+        with suppress(OSError):  # the log may be on the same disk
+            print(f"cannot write stacks to {path}: {error.strerror}", file=sys.stderr)
         return
     faulthandler.register(DUMP_STACKS, file=file, all_threads=True)
     faulthandler.enable(file=file, all_threads=True)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobs.worker.environment import job_environment
+from jobs.worker.outcome import undelivered
 from tests.benchmarks.misbehave import fill
 from tests.jobs.harness import (
     PATIENCE_S,
+    ROOT,
     call,
     only_record,
     records,
@@ -97,6 +102,21 @@ def test_a_submission_onto_a_full_disk_says_so(tmp_path: Path, pages: int) -> No
         (out / "ballast").unlink()
         assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
         assert [r.status for r in records(out)] == ["ok"]
+
+
+def test_a_temporary_folder_and_a_log_on_the_same_full_disk(tmp_path: Path) -> None:
+    """The process of the run still leaves the error for its worker."""
+    with small_disk(tmp_path / "disk", 64) as disk:
+        log = disk / "run.log"
+        log.write_bytes(b"x" * 4096)  # a full page
+        fill(disk / "ballast")
+        code = "from pathlib import Path; from jobs.worker.outcome import leave_error\n"
+        code += f"leave_error(Path({str(disk)!r}), OSError(28, 'full'))"
+        command = [sys.executable, "-c", code]
+        with log.open("ab") as file:
+            done = subprocess.run(command, cwd=ROOT, stderr=file, env=job_environment())
+        assert done.returncode == 0 and log.stat().st_size == 4096
+        assert "No space left on device" in str(undelivered(disk))
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
