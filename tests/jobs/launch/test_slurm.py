@@ -16,7 +16,10 @@ from typing import Any
 
 import pytest
 
+from jobs.launch.slurm_executor import submit
+from jobs.results.manifest import Executor
 from jobs.results.record import Record
+from tests.jobs.harness import write_submission
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 from tests.jobs.launch.slurm_scenario import SOON_S, Scenario, Scenarios
 from tests.jobs.small_disk import small_disk
@@ -208,6 +211,20 @@ def test_full_disk(scenarios: Scenarios) -> None:
     assert scenario.submit().returncode == 0
     assert [record.status for record in scenario.finish()] == ["ok"] * 3
     assert not scenario.status()["notes"]
+
+
+def test_jobs_whose_ids_cannot_be_saved_are_cancelled(
+    scenarios: Scenarios, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without their ids, neither `status` nor `cancel` would find the jobs."""
+    scenario = scenarios.new("unsaved", grid={"index": [0, 1]}, fixed={"until": "never"})
+    for name, value in scenario.cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    manifest = write_submission(Path(scenario.write_sweep()), scenario.out, Executor.slurm)
+    (manifest.path / "handles.json").mkdir()  # the file cannot be written
+    with pytest.raises(IsADirectoryError):
+        submit(manifest)
+    scenario.cluster.wait_for(lambda: not scenario.queue(), SOON_S, "the jobs to be cancelled")
 
 
 def test_failing_runs(scenarios: Scenarios) -> None:
