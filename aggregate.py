@@ -138,15 +138,15 @@ def _print_tables(
         if not views:
             known = ", ".join(view.name for view in sweep.tables) or "none"
             _fail(f"--table: sweep {sweep.name} has no table {only!r} (valid: {known})")
+    rendered = {} if texts is None else texts.render_all(observation, views, results)
     for view in views:
         try:
             # The short name of a reference depends on the other values in a table. Programs that
             # read CSV need names that do not change.
             full_names = output_format is Format.csv
             table = make_report_table(observation, view, results, full_names)
-            if table is not None and texts is not None:
-                warn = table.warnings.append
-                table.text = texts.render(observation, view, results, warn)
+            if table is not None and view.name in rendered:
+                table.text = rendered[view.name].use(table.warnings.append)
         except TableError as error:
             _fail(f"sweep {sweep.name}, table {view.name}: {error}")
         if table is None:

@@ -27,6 +27,7 @@ from jobs.launch.submission import Options, Prepared, failed_records, prepare, s
 from jobs.launch.submission_lock import SubmissionLock
 from jobs.plain_console import plain_console
 from jobs.plan import show_plan
+from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
 from jobs.results.manifest import Executor
 from jobs.results.record import Record
@@ -262,6 +263,8 @@ def plan_and_start(
     except FolderInUse as error:
         fail(str(error))
     except OSError as error:
+        if error.errno in unwritable.FULL:
+            fail(unwritable.message(options.out, error.errno))
         fail(f"{error.filename or options.out}: {error.strerror or error}")
 
 
@@ -311,7 +314,7 @@ def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock)
         )
         errors.print(message, highlight=False, markup=False, soft_wrap=True)
         return 130
-    except RuntimeError as error:  # SubmissionError or FolderInUse
+    except RuntimeError as error:  # SubmissionError, FolderInUse or ResultsUnwritable
         fail(str(error))
     if not manifest.jobs:
         console.print(f"nothing to submit; results are in {where}", soft_wrap=True)

@@ -230,6 +230,10 @@ def save_diff(folder: Path, diff: bytes) -> str:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.uname().nodename}.{os.getpid()}")
-        temporary.write_bytes(diff)
-        temporary.replace(path)
+        try:
+            temporary.write_bytes(diff)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # a partial file would take space of a full disk
+            raise
     return digest

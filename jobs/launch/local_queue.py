@@ -25,11 +25,13 @@ from jobs import provenance
 from jobs.formatting import counted
 from jobs.launch.progress import QueueProgress
 from jobs.launch.snapshot import place
+from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
 from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
+from jobs.results.unwritable import ResultsUnwritable
 from jobs.results.worker_state import WorkerEnd, write_worker_end
 from jobs.status import Status
 
@@ -68,6 +70,7 @@ class LocalQueue:
         self.records: list[Record] = []
         self.stopped = False
         self.cancelled: set[int] = set()  # indices of jobs that `jobs cancel --where` cancelled
+        self.unwritable = False  # whether a worker could not write a record
 
     def run(self) -> list[Record]:
         """Run all jobs and return the records of this submission.
@@ -76,6 +79,8 @@ class LocalQueue:
         exits.
 
         Raises:
+            ResultsUnwritable: if a worker could not write a record. No more jobs are started, and
+                the other workers are stopped.
             KeyboardInterrupt: if one of these signals arrived. It is raised after the workers have
                 exited.
         """
@@ -90,7 +95,7 @@ class LocalQueue:
             if impossible:
                 self._start(impossible, [])
             with QueueProgress(self.manifest, self.console) as progress:
-                while (self.waiting or self.running) and not self.stopped:
+                while (self.waiting or self.running) and not (self.stopped or self.unwritable):
                     self._start_what_fits()
                     time.sleep(POLL_S)
                     ended = [one for one in self.running if one.process.poll() is not None]
@@ -109,6 +114,10 @@ class LocalQueue:
                 signal.signal(number, handler)
         if self.stopped:
             raise KeyboardInterrupt
+        if self.unwritable:
+            folder = self.manifest.folder
+            words = unwritable.problem(folder, self.manifest.path)
+            raise ResultsUnwritable(words or unwritable.message(folder, None))
         return self.records
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
@@ -166,7 +175,9 @@ class LocalQueue:
         self.running.remove(one)
         self.free += one.gpus
         code = one.process.returncode
-        if code != 0 and not self.stopped and one.jobs[0].index not in self.cancelled:
+        if code == unwritable.EXIT_CODE:
+            self.unwritable = True  # this worker could not record later runs either
+        elif code != 0 and not self.stopped and one.jobs[0].index not in self.cancelled:
             self._after_death(one, progress)
 
     def _after_death(self, one: _Running, progress: QueueProgress) -> None:

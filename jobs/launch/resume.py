@@ -14,6 +14,10 @@ from jobs.status import Status
 from jobs.sweep.expand import Expansion
 
 Task = tuple[Run, int]  # a run, and the index of its repeat
+# Signals by which a process ends itself. SIGKILL and SIGTERM come from outside, and SIGINT and
+# SIGHUP from a terminal.
+CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
+MAX_CRASHES = 3  # consecutive crashes after which a run needs --retry-failed
 
 
 def tasks_of(expansion: Expansion, repeats: int) -> list[Task]:
@@ -43,14 +47,17 @@ def split_done(
 
     - unsupported: the pair is done.
     - oom, timeout, error or wrong: the pair is done, unless `retry_failed` is True.
-    - killed, preempted or cancelled, or no attempt: the pair is executed.
+    - killed, preempted or cancelled, or no attempt: the pair is executed. But if the latest
+      MAX_CRASHES attempts all crashed by a signal of their own, such as SIGSEGV, the pair is done,
+      unless `retry_failed` is True. The next attempt would crash, too.
 
     Args:
         tasks: all (run, repeat) pairs of the sweep.
         records: records of earlier attempts.
         same_device: function that returns whether a record comes from the kind of device on which
             the run will execute. Other records are ignored.
-        retry_failed: whether to execute pairs again that ended with oom, timeout, error or wrong.
+        retry_failed: whether to execute pairs again that ended with oom, timeout, error or wrong,
+            or that crashed MAX_CRASHES times.
         force: whether to execute all pairs.
 
     Returns:
@@ -67,10 +74,22 @@ def split_done(
         attempts = [r for r in history.get((run.id, repeat), []) if same_device(r, run)]
         attempts.sort(key=lambda record: record.finished_at)
         last = attempts[-1].status if attempts else Status.missing
-        again = last.runs_again_on_submit or (retry_failed and last.runs_again_on_retry)
+        by_itself = last.runs_again_on_submit and not _keeps_crashing(attempts)
+        on_retry = last.runs_again_on_submit or last.runs_again_on_retry
+        again = by_itself or (retry_failed and on_retry)
         finished = not again or any(r.status is Status.ok for r in attempts)
         (done if finished else todo).append((run, repeat))
     return todo, done
+
+
+def _keeps_crashing(attempts: list[Record]) -> bool:
+    """Return whether the latest MAX_CRASHES attempts of a run all crashed by a signal of their own.
+
+    Args:
+        attempts: records of the attempts, oldest first.
+    """
+    latest = [record.failure.type if record.failure else "" for record in attempts[-MAX_CRASHES:]]
+    return len(latest) == MAX_CRASHES and all(cause in CRASHES for cause in latest)
 
 
 def changed_code(records: Iterable[Record]) -> list[str]:

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,7 @@ def submit(manifest: Manifest, largest: int, refresh: Callable[[], None]) -> Non
     Raises:
         SubmissionError: if the path of the results folder contains % or a backslash, or if sbatch
             refuses an array. Arrays that sbatch has already accepted remain submitted.
+        OSError: if the Slurm ids of an array cannot be saved. The array is then cancelled.
     """
     if set("%\\") & set(str(manifest.path)):  # Slurm expands patterns such as %j in paths
         raise SubmissionError(
@@ -108,8 +109,13 @@ def submit(manifest: Manifest, largest: int, refresh: Callable[[], None]) -> Non
                 raise SubmissionError(_refusal(array, array_ids, str(error))) from None
             for job, handle in zip(array.jobs, submitted, strict=True):
                 manifest.handles[job.index] = SlurmHandle(handle.job_id)
-            write_handles(manifest)
-        array_ids.append(submitted[0].job_id.split("_")[0])
+            array_ids.append(submitted[0].job_id.split("_")[0])
+            try:
+                write_handles(manifest)
+            except OSError:  # e.g. a full disk: nothing could find or cancel these jobs
+                with suppress(SlurmSilent):
+                    slurm_client("scancel", array_ids[-1])
+                raise
 
 
 def _refusal(array: Array, before: list[str], words: str) -> str:

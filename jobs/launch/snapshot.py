@@ -183,7 +183,10 @@ def _copy_file(source: Path, target: Path) -> None:
     if source.is_symlink() or source.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            shutil.copy2(source, target, follow_symlinks=False)
+            shutil.copyfile(source, target, follow_symlinks=False)
+            if os.access(source, os.X_OK) and not target.is_symlink():
+                mode = target.stat().st_mode
+                target.chmod(mode | (mode & 0o444) >> 2)  # executable for those who may read it
         except FileNotFoundError:  # deleted in the meantime, so the copy is repeated
             pass
 

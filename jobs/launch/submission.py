@@ -35,6 +35,7 @@ from jobs.results.manifest import (
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.results.run_states import observe
+from jobs.results.unwritable import ResultsUnwritable, message
 from jobs.run import Run
 from jobs.sweep.benchmarks import load_benchmarks
 from jobs.sweep.expand import Expansion, expand
@@ -237,6 +238,7 @@ def start(
         SnapshotError: if no snapshot can be taken.
         FolderInUse: if another local or debug submission uses the results folder, and
             `options.force` is False.
+        ResultsUnwritable: if a local or debug submission cannot write its records.
         KeyboardInterrupt: if a local or debug submission was interrupted.
     """
     manifest = prepared.manifest
@@ -292,6 +294,9 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
 
     Returns:
         The records of this submission.
+
+    Raises:
+        ResultsUnwritable: if a record cannot be written.
     """
     with RunsHere(manifest):
         _debug_jobs(manifest, console)
@@ -299,11 +304,16 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
 
 
 def _debug_jobs(manifest: Manifest, console: Console) -> None:
+    from jobs.worker.recorder import CannotRecord
     from jobs.worker.worker import Worker
 
     for job in manifest.jobs:
         worker = Worker(manifest, job.index, in_process=True)
-        worker.run()
+        try:
+            worker.run()
+        except CannotRecord as error:
+            words = message(manifest.folder, error.error.errno)
+            raise ResultsUnwritable(words) from None
         if worker.failures:
             failed = worker.failures[0]
             console.print(

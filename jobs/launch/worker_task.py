@@ -14,6 +14,7 @@ import submitit
 from submitit.slurm.slurm import SlurmJobEnvironment
 
 from jobs.results.manifest import read_manifest
+from jobs.worker.fork_server import adopt_orphans
 from jobs.worker.recorder import say
 from jobs.worker.worker import Stopped, Worker
 
@@ -43,6 +44,7 @@ class WorkerTask:
         self.worker: Worker | None = None
 
     def __call__(self) -> None:
+        adopt_orphans()  # those of a fork server that was killed
         if self.cwd is not None:
             try:
                 os.chdir(self.cwd)

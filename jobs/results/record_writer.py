@@ -13,6 +13,8 @@ from pathlib import Path
 
 from jobs.results.record import Record
 
+RETRY_S = 2.0  # delay before a new try to write a record, in seconds
+
 
 def _warn(text: str) -> None:
     """Print to stderr. Errors are ignored, because stderr may be a file on a full disk."""
@@ -26,8 +28,8 @@ class RecordWriter:
     """Appends records to a file that no other writer uses.
 
     The name of the file contains the host, the process id and the time, so it is unique. If a write
-    fails, e.g. on a full disk, the partial line is removed and the write is repeated. If every try
-    fails, the record is printed to stderr.
+    fails, e.g. on a full disk, the partial line is removed, the error is printed to stderr, and the
+    write is repeated. If every try fails, the record is printed to stderr.
 
     Args:
         folder: folder of the record files.
@@ -37,14 +39,14 @@ class RecordWriter:
     def __init__(self, folder: Path, name: str):
         unique = f"{name}-{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
         self.path = folder / f"{unique}.jsonl"
+        self.error: OSError | None = None  # the latest error
 
-    def write(self, record: Record, tries: int = 5) -> bool:
+    def write(self, record: Record, tries: int = 2) -> bool:
         """Append one record to the file and flush it to disk.
 
         Args:
             record: the record.
-            tries: maximum number of tries. The delay before a new try grows from 2 to
-                at most 30 seconds.
+            tries: maximum number of tries. The delay before a new try is RETRY_S seconds.
 
         Returns:
             True if the record was written, False if every try failed.
@@ -52,18 +54,19 @@ class RecordWriter:
         line = record.model_dump_json(exclude_none=True).encode() + b"\n"
         for attempt in range(tries):
             if attempt:
-                time.sleep(min(2**attempt, 30))
+                time.sleep(RETRY_S)
             try:
                 self._append(line)
                 return True
             except OSError as error:
+                self.error = error
                 _warn(f"cannot write a record to {self.path}: {error.strerror}")
         _warn(f"record not written; to keep it, append this line to {self.path}: {line.decode()}")
         return False
 
     def _append(self, line: bytes) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             size = os.fstat(handle).st_size
             if size and os.pread(handle, 1, size - 1) != b"\n":

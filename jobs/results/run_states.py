@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.formatting import counted
+from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
 from jobs.results.job_states import job_states
 from jobs.results.manifest import Executor, Job, Manifest, read_manifests
@@ -100,6 +101,9 @@ def observe(folder: Path) -> Observation:
                 status = known.status if known else Status.missing
                 tasks[key] = TaskState(manifest.runs[key[0]], key[1], status, known)
     superseded = _superseded(manifests, notes)
+    problem = unwritable.problem(folder, manifests[-1].path)
+    if problem is not None:
+        notes.append(problem)
     kept = [task for key, task in tasks.items() if key[0] not in superseded]
     return Observation(folder, manifests, records, bad, kept, notes, states)
 

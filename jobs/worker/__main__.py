@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from jobs.results.manifest import read_manifest
-from jobs.worker.fork_server import die_with_parent
+from jobs.worker.fork_server import adopt_orphans, die_with_parent
 from jobs.worker.worker import Worker
 
 
@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("index", type=int, nargs="+")
     parser.add_argument("--parent", type=int, help="pid of the parent; stop when the parent exits")
     given = parser.parse_args(arguments)
+    adopt_orphans()  # those of a fork server that was killed
     manifest = read_manifest(given.submission)
     for index in given.index:
         worker = Worker(manifest, index)

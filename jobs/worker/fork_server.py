@@ -35,6 +35,7 @@ WORKER_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, 
 PRELOAD = ("torch",)  # modules to import for a benchmark that does not define PRELOAD
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 
 
 def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
@@ -84,7 +85,7 @@ def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
         traceback.print_exc()
         code = 1
     end_descendants()
-    if server.scratch is not None:  # a worker that was killed could not remove it
+    if server.scratch is not None:  # the worker may be killed before it removes the folder
         shutil.rmtree(server.scratch, ignore_errors=True)
     flush()
     os._exit(code)  # skip torch's exit handlers, which are slow
@@ -100,7 +101,7 @@ def _import(name: str) -> ModuleType | None:
 
 class _Server:
     def __init__(self, connection: Connection):
-        self.scratch: str | None = None  # scratch folder of the current run
+        self.scratch: str | None = None  # scratch folder of the latest run
         self._connection = connection
         self._wakes, self._wake = os.pipe()
         os.set_blocking(self._wakes, False)
@@ -120,7 +121,6 @@ class _Server:
             left = end_descendants(statuses)
             status = statuses.get(child)
             code = None if status is None else os.waitstatus_to_exitcode(status)
-            self.scratch = None  # the worker reads and removes the folder
             self._connection.send(("ended", code, left))
 
     def _watch(self, child: int, statuses: dict[int, int]) -> None:
@@ -186,6 +186,13 @@ def flush() -> None:
 def adopt_orphans() -> None:
     """Make this process, instead of init, the parent of descendants whose parent has exited."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def adopts_orphans() -> bool:
+    """Return whether this process has called `adopt_orphans`."""
+    answer = ctypes.c_int(0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return bool(answer.value)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

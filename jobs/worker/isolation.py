@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from jobs.worker.environment import with_project
-from jobs.worker.fork_server import EXIT_S, WORKER_SIGNALS, descendants, send_signal
+from jobs.worker.fork_server import (
+    EXIT_S,
+    WORKER_SIGNALS,
+    adopts_orphans,
+    descendants,
+    end_descendants,
+    send_signal,
+)
 
 SLICE_S = 0.5  # maximum length of one wait, in seconds; signals are handled between waits
 START_S = 300.0  # timeout of the server's start, in seconds; imports may be slow
@@ -145,12 +152,18 @@ class ForkServer:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the fork server and all its descendants."""
+        """Kill the fork server and all its descendants.
+
+        If the server was killed before, its descendants are those of the worker now, because the
+        worker adopts orphans. A worker has no other child processes at this time.
+        """
         self.alive = False
         for pid in (self.pid, *descendants(self.pid)):
             send_signal(pid, signal.SIGKILL)
         self._process.wait()
         self.connection.close()
+        if adopts_orphans():
+            end_descendants()
 
 
 class Child:

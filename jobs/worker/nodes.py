@@ -19,7 +19,7 @@ from typing import Any
 from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import Child, ForkServer, oom_kills
 from jobs.worker.node_connections import accept_workers, connect_to_leader
-from jobs.worker.outcome import NodeReport
+from jobs.worker.outcome import NodeReport, no_scratch
 from jobs.worker.run_process import Request
 from jobs.worker.torchrun import agent, collect, outcomes_in
 
@@ -262,8 +262,12 @@ def follow(
                 continue  # an order to stop that arrived after this node's report was sent
             if not server.alive:
                 server = start_server()
-            scratch = Path(tempfile.mkdtemp(prefix="run-"))
             request: Request = message[1]
+            try:
+                scratch = Path(tempfile.mkdtemp(prefix="run-"))
+            except OSError as error:  # this node goes on, so that the run gets the true cause
+                leader.send(NodeReport(token=request.token, undelivered=no_scratch(error)))
+                continue
             log = job_folder / f"{Path(request.log or '').stem}.node{node_rank}.log"
             mine = replace(
                 request,

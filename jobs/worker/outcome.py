@@ -1,13 +1,16 @@
 """Outcomes of runs, built from exceptions, exit codes and the files that the processes write.
 
-The functions in this module do not start processes, read the clock or print.
+The functions in this module do not start processes or read the clock.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,11 +18,14 @@ from pydantic import BaseModel, ConfigDict
 
 from jobs.json_files import write_json
 from jobs.results.record import Failure
+from jobs.results.unwritable import FULL
 from jobs.status import Status
 from systems.benchmark import Unsupported, WrongOutput
 
 TEXT = 16000  # maximum length of the traceback in a record, in characters
 _LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
+_UNDELIVERED = "undelivered-"  # prefix of the file whose name has the number of an error
+_OTHER_FOLDER = "set TMPDIR to a folder with free space, and submit the sweep again"
 LOST = {
     "ServerDied": "the fork server, the parent of this run's process, ended unexpectedly; "
     "see the job's log, and submit the sweep again to repeat the run",
@@ -49,6 +55,22 @@ class _Message(BaseModel):
 
     def write(self, path: Path) -> None:
         write_json(path, {name: _without_models(value) for name, value in self})
+
+    def deliver(self, path: Path) -> bool:
+        """Write this message to a file in the scratch folder of a run.
+
+        If that fails, e.g. because the disk is full, leave an empty file that has the error in its
+        name. The worker finds the error with `undelivered`.
+
+        Returns:
+            Whether the message was written.
+        """
+        try:
+            self.write(path)
+        except OSError as error:
+            leave_error(path.parent, error)
+            return False
+        return True
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -108,6 +130,7 @@ class NodeReport(_Message):
     log_end: str = ""  # last part of the log
     out_of_memory: bool = False  # whether the OOM killer killed a process of the job
     lost: Literal["ServerDied", "NodeLost"] | None = None  # what was lost, if anything
+    undelivered: str | None = None  # why a process could not write to its scratch folder
 
     @property
     def is_ok(self) -> bool:
@@ -152,6 +175,8 @@ def outcome_of(error: BaseException, oom: dict[str, int] | None = None) -> Outco
         status = Status.oom
     elif isinstance(error, Unsupported):
         status = Status.unsupported
+    elif isinstance(error, OSError) and error.errno in FULL:
+        status = Status.killed  # not the benchmark's fault; the same command repeats the run
     else:
         status = Status.wrong if isinstance(error, WrongOutput) else Status.error
     return Outcome(status=status, failure=failure, lost_peer=_has_lost_peer(error))
@@ -197,6 +222,42 @@ def _memory_that_ran_out(error: BaseException) -> str | None:
         if "ALLOC_FAILED" in text or ("CUDA" in text.upper() and "out of memory" in text):
             return "gpu"  # first text: cuBLAS; second text: driver, Triton, NCCL
     return None
+
+
+def leave_error(scratch: Path, error: OSError) -> None:
+    """Leave an empty file in the scratch folder whose name contains the number of an error.
+
+    An empty file can usually be created on a full disk, because it needs no data block.
+    """
+    with suppress(OSError):
+        (scratch / f"{_UNDELIVERED}{error.errno}").touch()
+    with suppress(OSError, ValueError):  # the log may be closed, or on the same disk
+        print(f"cannot write to {scratch}: {error.strerror}", file=sys.stderr)
+
+
+def undelivered(scratch: Path) -> str | None:
+    """Return why a process of a run could not write to its scratch folder; None if all could."""
+    numbers = [path.name.removeprefix(_UNDELIVERED) for path in scratch.glob(f"{_UNDELIVERED}*")]
+    if not numbers:
+        return None
+    why = os.strerror(int(numbers[0])) if numbers[0].isdigit() else "unknown error"
+    return f"cannot write its outcome to {scratch}: {why}; {_OTHER_FOLDER}"
+
+
+def no_scratch(error: OSError) -> str:
+    """Return the message for a scratch folder that cannot be created."""
+    return f"cannot create a temporary folder: {error}; {_OTHER_FOLDER}"
+
+
+def scratch_failed(message: str) -> Outcome:
+    """Return the outcome of a run whose scratch folder cannot be created or written.
+
+    This is not the fault of the run, so the same submit command repeats it (status killed).
+
+    Args:
+        message: the reason, from `undelivered` or `no_scratch`.
+    """
+    return failed(Status.killed, "NoScratch", message)
 
 
 def timed_out(timeout_s: float, stacks: str) -> Outcome:

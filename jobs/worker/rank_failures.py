@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from jobs.status import Status
-from jobs.worker.outcome import LOST, NodeReport, Outcome, died, failed, timed_out
+from jobs.worker.outcome import LOST, NodeReport, Outcome, died, failed, scratch_failed, timed_out
 
 
 class Cause(IntEnum):
@@ -48,6 +48,7 @@ def outcome_of_ranks(
 
     - All ranks are ok: the outcomes of the ranks are merged.
     - A node was lost, or the fork server that starts a node's processes: the status is killed.
+    - A process could not write to its scratch folder: the status is killed.
     - The run reached its timeout, and no rank failed by itself, i.e. for a reason other than
       another rank or torchrun: the status is timeout.
     - At least one rank failed: the outcome is that of the rank with the lowest `Cause`, i.e. of the
@@ -66,6 +67,8 @@ def outcome_of_ranks(
     for node in nodes:
         if node.lost:
             return failed(Status.killed, node.lost, LOST[node.lost])
+        if node.undelivered:
+            return scratch_failed(node.undelivered)
     stacks = "\n\n".join(node.stacks for node in nodes if node.stacks)
     failures = [*_raised(outcomes), *_silent(nodes, world_size)]
     first = min(failures, key=lambda f: (f.cause, f.at, f.rank), default=None)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import provenance
+from jobs.results import unwritable
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import RECORDS, Failure, Measurements, Record, Seconds
 from jobs.results.record_writer import RecordWriter
@@ -33,6 +34,18 @@ _SLURM = (
     "job_nodelist",
     "restart_count",
 )
+
+
+class CannotRecord(SystemExit):
+    """Raised to end a worker that cannot write a record. It could not record later runs either.
+
+    Args:
+        error: the error of the last try to write the record.
+    """
+
+    def __init__(self, error: OSError):
+        super().__init__(unwritable.EXIT_CODE)
+        self.error = error
 
 
 @dataclass(frozen=True)
@@ -112,15 +125,22 @@ class Recorder:
 
         Returns:
             The record.
+
+        Raises:
+            CannotRecord: if the record cannot be written, e.g. because the disk is full.
         """
         record = self._record(attempt, outcome)
         if self._writer is None:
             name = f"{self._manifest.id}-{self._job.index}"
             self._writer = RecordWriter(self._manifest.folder / RECORDS, name)
-        self._writer.write(record)
+        written = self._writer.write(record)
         took = time.monotonic() - attempt.clock
         why = f": {record.failure.summary}" if record.failure is not None else ""
         say(f"{record.status:11} {took:7.1f} s  {record.run}  {attempt.run.label()}{why}")
+        if not written:
+            assert self._writer.error is not None
+            unwritable.mark(self._manifest.path, self._job.index, self._writer.error)
+            raise CannotRecord(self._writer.error)
         return record
 
     def _record(self, attempt: Attempt, outcome: Outcome) -> Record:

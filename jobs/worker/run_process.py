@@ -20,6 +20,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def become_run(request: Request) -> None:
     if request.log is not None:
         flush()
         try:
-            log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:  # e.g. a full disk: keep writing to the worker's output
             print(
                 f"cannot open the run's log {request.log}: {error.strerror}; the output of "
@@ -104,7 +105,12 @@ def watch_stacks(path: Path) -> None:
     Args:
         path: the file.
     """
-    file = path.open("w")
+    try:
+        file = path.open("w")
+    except OSError as error:  # e.g. no free inode: go on without stacks
+        with suppress(OSError):  # the log may be on the same disk
+            print(f"cannot write stacks to {path}: {error.strerror}", file=sys.stderr)
+        return
     faulthandler.register(DUMP_STACKS, file=file, all_threads=True)
     faulthandler.enable(file=file, all_threads=True)
 
@@ -120,7 +126,7 @@ def run_alone(request: Request) -> None:
     become_run(request)
     scratch = Path(request.scratch)
     watch_stacks(scratch / "stack0.txt")
-    execute(request).write(scratch / "outcome0.json")
+    execute(request).deliver(scratch / "outcome0.json")
 
 
 def run_rank(request_path: Path) -> int:
@@ -130,7 +136,7 @@ def run_rank(request_path: Path) -> int:
         request_path: JSON file that describes the run (see `Request`).
 
     Returns:
-        The exit code for this process: 0 if the rank is ok, otherwise 1.
+        The exit code for this process: 0 if the rank is ok and has written it, otherwise 1.
     """
     request = Request(**json.loads(request_path.read_text()))
     assert request.agent is not None
@@ -139,8 +145,8 @@ def run_rank(request_path: Path) -> int:
     scratch = Path(request.scratch)
     watch_stacks(scratch / f"stack{rank}.txt")
     outcome = execute(request).model_copy(update={"rank": rank})
-    outcome.write(scratch / f"outcome{rank}.json")
-    return 0 if outcome.is_ok else 1
+    delivered = outcome.deliver(scratch / f"outcome{rank}.json")
+    return 0 if outcome.is_ok and delivered else 1
 
 
 def execute(request: Request) -> Outcome:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import Child, ForkServer, oom_kills, read_stacks
-from jobs.worker.outcome import Outcome, died, timed_out
+from jobs.worker.outcome import Outcome, died, scratch_failed, timed_out, undelivered
 from jobs.worker.run_process import Request, run_alone
 from jobs.worker.torchrun import log_end
 
@@ -42,6 +42,9 @@ def run_with_timeout(
     child.kill()
     if path.exists():
         return Outcome.read(path)
+    problem = undelivered(scratch)
+    if problem is not None:
+        return scratch_failed(problem)
     if expired:
         return timed_out(timeout_s, stacks)
     if child.exit_code == -signal.SIGTERM:

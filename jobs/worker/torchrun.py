@@ -13,8 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from jobs.json_files import write_json
+from jobs.results.unwritable import FULL
 from jobs.worker.isolation import Child, oom_kills, read_stacks
-from jobs.worker.outcome import AgentReport, NodeReport, Outcome, RankFailure
+from jobs.worker.outcome import (
+    AgentReport,
+    NodeReport,
+    Outcome,
+    RankFailure,
+    leave_error,
+    undelivered,
+)
 from jobs.worker.run_process import Request, become_run, watch_stacks
 
 LOOPBACK = "lo"  # network interface that only processes on this machine can reach
@@ -37,7 +45,9 @@ def agent(request: Request) -> None:
         report = AgentReport(failures=_launch(request))
     except Exception as error:
         report = AgentReport(error=f"{type(error).__name__}: {error}")
-    report.write(scratch / "agent.json")
+        if isinstance(error, OSError) and error.errno in FULL:  # torchrun writes there, too
+            leave_error(scratch, error)
+    report.deliver(scratch / "agent.json")
 
 
 def _launch(request: Request) -> list[RankFailure]:
@@ -115,6 +125,7 @@ def collect(request: Request, kills: int, child: Child) -> NodeReport:
         log_end=log_end(request.log),
         out_of_memory=oom_kills() > kills,
         lost="ServerDied" if child.lost else None,
+        undelivered=undelivered(scratch),
     )
 
 

@@ -20,6 +20,7 @@ from types import FrameType
 
 from jobs import provenance
 from jobs.formatting import counted
+from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import Record
@@ -37,7 +38,7 @@ from jobs.worker.isolation import (
 )
 from jobs.worker.node_connections import node_address
 from jobs.worker.nodes import Followers, follow, lead
-from jobs.worker.outcome import Outcome, failed
+from jobs.worker.outcome import Outcome, failed, no_scratch, scratch_failed
 from jobs.worker.rank_failures import outcome_of_ranks
 from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts
 from jobs.worker.run_process import Request, execute
@@ -89,7 +90,7 @@ class Worker:
         self.executed = 0
         self.failures: list[Record] = []
         self._deaths: Counter[str] = Counter()
-        self._current: tuple[Attempt, Path] | None = None  # current attempt, its scratch folder
+        self._current: tuple[Attempt, Path | None] | None = None  # the attempt, its scratch folder
         self._child: Child | None = None
         self._server: ForkServer | None = None
         self._followers: Followers | None = None
@@ -129,6 +130,7 @@ class Worker:
             reason: why this machine cannot execute the job. The runs are then recorded as
                 unsupported. None if the machine can execute the job.
         """
+        unwritable.unmark(self.manifest.path, self.job.index)
         self._deaths = self._count_deaths()
         self.recorder.code.note_start(self.manifest.runs[run] for run, _ in self.job.tasks)
         for run_id, repeat in self.job.tasks:
@@ -258,9 +260,18 @@ class Worker:
         return self.recorder.begin(run, repeat, number)
 
     def _attempt_run(self, attempt: Attempt) -> None:
-        scratch = Path(tempfile.mkdtemp(prefix="run-"))
-        self._current = (attempt, scratch)
+        self._current = (attempt, None)
         self._write_state(attempt)
+        if not self.in_process:
+            self._fork_server()  # removes the scratch folder if this worker is killed
+        try:
+            scratch = Path(tempfile.mkdtemp(prefix="run-"))
+        except OSError as error:
+            with blocked_signals():
+                self._record(attempt, scratch_failed(no_scratch(error)))
+                self._current = None
+            return
+        self._current = (attempt, scratch)
         run = attempt.run
         request = Request(
             benchmark=run.benchmark,
@@ -377,9 +388,12 @@ class Worker:
                     "the job was cancelled or interrupted; submit the sweep again to repeat "
                     "this run",
                 )
-            self._record(attempt, outcome)
-            self._current = None
-            shutil.rmtree(scratch, ignore_errors=True)
+            try:
+                self._record(attempt, outcome)
+            finally:
+                self._current = None
+                if scratch is not None:
+                    shutil.rmtree(scratch, ignore_errors=True)
 
     def handle_term(self) -> None:
         """Install handlers for SIGTERM and SIGINT that record the current run and exit.

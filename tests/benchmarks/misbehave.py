@@ -356,6 +356,33 @@ def undecodable_fact(params: Params) -> dict[str, Any]:
     return {"facts": {"path": os.fsdecode(b"\xff")}}
 
 
+def fill(path: Path) -> None:
+    """Append to a file until the disk is full."""
+    with path.open("ab", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            try:
+                while file.write(b"x" * size) == size:
+                    pass
+            except OSError:
+                continue
+
+
+@action
+def fill_disk(params: Params) -> dict[str, Any]:
+    """Append to the file `path` until its disk is full. Do nothing if it does not exist."""
+    if Path(params.path).exists():
+        fill(Path(params.path))
+    return {}
+
+
+@action
+def print_to_full_disk(params: Params) -> dict[str, Any]:
+    """Like fill_disk, then print, which fails if the log is on this disk."""
+    fill_disk(params)
+    print("x" * 10**4)
+    return {}
+
+
 @action
 def leave_children(params: Params) -> dict[str, Any]:
     """Leave two child processes in sessions of their own: one after exec, one only forked."""

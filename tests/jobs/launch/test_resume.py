@@ -35,6 +35,24 @@ def test_what_failed_before_is_no_success_the_second_time(half_failed: tuple[Pat
     assert len(records(out)) == before
 
 
+@pytest.mark.parametrize("what", ["segfault", "abort"])
+def test_a_run_that_always_crashes_is_not_repeated_for_ever(tmp_path: Path, what: str) -> None:
+    """A run that others killed is repeated each time."""
+    sweep = write_sweep(tmp_path, [{"what": what}, {"what": "sigkill"}])
+    out = tmp_path / "out"
+    command = ("jobs.submit", sweep, "--local", "--out", out)
+    for attempt in (1, 2, 3):
+        assert run(*command).returncode == 1
+        assert len(records(out)) == 2 * attempt
+    fourth = run(*command)
+    assert fourth.returncode == 1
+    assert "skipping 1 run that failed before (1 killed); --retry-failed" in fourth.stdout
+    assert [r.params["what"] for r in records(out)[6:]] == ["sigkill"]
+    assert run("jobs", "retry", out).returncode == 1
+    assert [r.params["what"] for r in records(out)[7:]] == [what, "sigkill"]
+    assert {r.status for r in records(out)} == {"killed"}
+
+
 def test_retry_finds_failures_behind_a_filtered_submission(half_failed: tuple[Path, Path]) -> None:
     sweep, out = half_failed
     call("jobs.submit", sweep, "--local", "--out", out, "--filter", "what == ok")

@@ -14,14 +14,19 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobs.launch.slurm_executor import submit
+from jobs.results.manifest import Executor
 from jobs.results.record import Record
+from tests.jobs.harness import write_submission
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 from tests.jobs.launch.slurm_scenario import SOON_S, Scenario, Scenarios
+from tests.jobs.small_disk import small_disk
 
 LIMIT = {"resources": {"timeout_min": 1}}
 LAST = 99  # index of the run that raises
@@ -30,8 +35,24 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="module")
-def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
+def scenarios(
+    slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scenarios]:
     scenarios = Scenarios(slurm_cluster, tmp_path_factory.mktemp("results of scenarios"))
+    full = scenarios.new("full", benchmark="tests.benchmarks.misbehave", runs_per_job=3)
+    ballast = str(full.out / "ballast")
+    full.sweep["cases"] = [
+        {"fixed": {"what": "ok"}},
+        {"fixed": {"what": "fill_disk", "path": ballast}},
+        {"fixed": {"what": "ok", "tag": 1}},
+    ]
+    with small_disk(full.out, 512):
+        Path(ballast).touch()
+        assert full.submit().returncode == 0
+        yield with_submissions(scenarios, slurm_cluster)
+
+
+def with_submissions(scenarios: Scenarios, slurm_cluster: SlurmCluster) -> Scenarios:
     scenarios.submit(
         "preempted",
         zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
@@ -321,6 +342,34 @@ def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
     scenario = scenarios["memory"]
     assert [record.status for record in scenario.finish()] == ["ok", "oom", "error"]
     assert states(scenario.status()) == ["ok", "oom", "error"]
+
+
+def test_full_disk(scenarios: Scenarios) -> None:
+    scenario = scenarios["full"]
+    assert [record.params["what"] for record in scenario.finish()] == ["ok"]
+    status = scenario.status()
+    assert states(status) == ["ok", "killed", "killed"]
+    assert "is FAILED" in status["tasks"][1]["detail"]
+    note = f"cannot write results to {scenario.out}: No space left on device; free space and repeat"
+    assert [line.startswith(note) for line in status["notes"]] == [True]
+    (scenario.out / "ballast").unlink()
+    assert scenario.submit().returncode == 0
+    assert [record.status for record in scenario.finish()] == ["ok"] * 3
+    assert not scenario.status()["notes"]
+
+
+def test_jobs_whose_ids_cannot_be_saved_are_cancelled(
+    scenarios: Scenarios, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without their ids, neither `status` nor `cancel` would find the jobs."""
+    scenario = scenarios.new("unsaved", grid={"index": [0, 1]}, fixed={"until": "never"})
+    for name, value in scenario.cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    manifest = write_submission(Path(scenario.write_sweep()), scenario.out, Executor.slurm)
+    (manifest.path / "handles.json").mkdir()  # the file cannot be written
+    with pytest.raises(IsADirectoryError):
+        submit(manifest, scenario.cluster.max_array_size, lambda: None)
+    scenario.cluster.wait_for(lambda: not scenario.queue(), SOON_S, "the jobs to be cancelled")
 
 
 def test_failing_runs(scenarios: Scenarios) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,38 @@ def test_slurm_jobs_wait_while_one_commits(
     assert {state["dirty"] for state in states} == {False}
     assert facts(record)["code"] == ("old" if options else "new")
     assert [("snapshot" in state) for state in states] == [bool(options)] * 2
+
+
+@pytest.mark.parametrize(("umask", "modes"), [(0o002, (0o664, 0o775)), (0o077, (0o600, 0o700))])
+def test_results_take_the_umask_of_the_user(
+    tmp_path: Path, project: Checkout, umask: int, modes: tuple[int, int]
+) -> None:
+    """A group that shares results works with umask 002. With 077, nobody else reads them."""
+    own = own_repository(tmp_path / "own")
+    own.write("run.sh", "#!/bin/sh\n")
+    (own.folder / "run.sh").chmod(0o755)
+    own.commit()
+    own.write("helper.py", "VALUE = 'uncommitted'\n")  # for a diff
+    out = tmp_path / "out"
+    before = os.umask(umask)
+    try:
+        submitted(own, out, "--local", "--snapshot", project=project.folder)
+    finally:
+        os.umask(before)
+    file, executable = modes
+    found = {path: path.stat().st_mode & 0o777 for path in out.rglob("*")}
+    for kind in (
+        "records/*.jsonl",
+        "diffs/*.diff",
+        "submissions/*/*.json",
+        "submissions/*/jobs/0/*",
+    ):
+        assert list(out.glob(kind)), kind
+    assert {path.name for path in found if path.suffix == ".log"} > {"worker.log"}
+    wrong = {
+        str(path.relative_to(out)): oct(mode)
+        for path, mode in found.items()
+        if mode != (executable if path.is_dir() or path.name == "run.sh" else file)
+        and path.relative_to(out).parts[2:3] != ("sweeps",)
+    }
+    assert not wrong

@@ -21,6 +21,7 @@ from tests.jobs.harness import (
     alive,
     await_true,
     call,
+    facts,
     only_record,
     parent_of,
     records,
@@ -150,6 +151,31 @@ def test_a_run_that_killed_its_workers_is_shown_while_the_queue_goes_on(tmp_path
     cancelled = call("jobs", "cancel", out)
     assert cancelled.stdout.startswith("cancelled 1 job "), cancelled.stdout
     queue.communicate(timeout=PATIENCE_S)
+
+
+def test_a_fork_server_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """Its worker ends a child of the run in a session of its own, and starts another server."""
+    sweep, fifo = waiting_sweep(tmp_path)
+    out, temporary = tmp_path / "out", tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {"TMPDIR": str(temporary)}
+    queue = start("jobs.submit", sweep, "--local", "--out", out, environment=environment)
+    waiting, child = fifo.pids()
+    worker = parent_of(parent_of(waiting))
+    os.kill(worker, signal.SIGSTOP)  # it notices only when the child has lost its parents
+    os.kill(parent_of(waiting), signal.SIGKILL)
+    await_true(lambda: not alive(waiting), "the run ended with the fork server")
+    assert alive(child)
+    os.kill(worker, signal.SIGCONT)
+    await_true(lambda: len(records(out)) >= 2, "the run was recorded")
+    assert not alive(waiting) and not alive(child)  # before the record was written
+    queue.communicate(timeout=PATIENCE_S)
+    found = records(out)
+    assert [r.status for r in found] == ["ok", "killed", "ok"]
+    assert found[1].failure is not None and found[1].failure.type == "ServerDied"
+    assert facts(found[0])["worker"] == facts(found[2])["worker"] == worker
+    assert facts(found[0])["server"] != facts(found[2])["server"]
+    assert not list(temporary.iterdir())
 
 
 def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) -> None:

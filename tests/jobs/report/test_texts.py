@@ -9,6 +9,7 @@ import pytest
 
 from jobs.errors import TableError
 from jobs.report.results import list_results
+from jobs.report.texts import bounded
 from jobs.report.texts.templates import StudyTexts
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Table
@@ -187,6 +188,57 @@ def test_a_wrong_text_is_an_error(folder: ResultsFolder, text: str, words: str) 
     with pytest.raises(TableError) as caught:
         render(folder, text)
     assert words in str(caught.value)
+
+
+DOUBLING = "{% set ns = ['a'] %}{% for i in range(99) %}{% set _ = ns.append(ns[-1] * 2) %}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{{ 'a' * 10**10 }}", "needs more than 1 GB of memory"),
+        ("{% set a = 'a' %}{{ a * 10**10 }}", "toy.md.j2:1: block 't' needs more than 1 GB"),
+        (DOUBLING + "{% endfor %}", "needs more than 1 GB of memory"),
+        ("{{ '%10000000000d' % 1 }}", "toy.md.j2"),
+        ("{% set n = 10**10 %}{{ '%*d' % (n, 1) }}", "toy.md.j2:1: "),
+        ("{% set n = 10**10 %}{{ '{:{}d}'.format(1, n) }}", "toy.md.j2:1: "),
+        ("{{ 'a'.center(10**10) }}", "needs more than 1 GB of memory"),
+        ("{{ 'a' | center(10**10) }}", "No filter named 'center'"),
+        ("{% set a = 'a' %}{{ a * (2 * 10**6) }}", "must have at most 1,000,000 characters, got 2"),
+        ("{{ 9 ** (9 ** 9) }}", "toy.md.j2: takes more than 1 s of CPU time to compile"),
+        ("{% set n = 9 %}{{ n ** (n ** n) }}", "toy.md.j2: block 't' takes more than 1 s of CPU"),
+        (
+            "{% for i in range(10**5) %}{% for j in range(10**5) %}{% endfor %}{% endfor %}",
+            "toy.md.j2: block 't' takes more than 1 s of CPU time",
+        ),
+        ("{% for i in range(10**6) %}{% endfor %}", "Range too big"),
+        ("{% macro f(x) %}{{ f(x + x) }}{% endmacro %}{{ f('a') }}", "toy.md.j2:1: "),
+    ],
+)  # fmt: skip
+def test_a_text_that_costs_too_much_is_an_error_of_one_line(
+    folder: ResultsFolder, text: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "CPU_S", 1)
+    with pytest.raises(TableError) as caught:
+        render(folder, text)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_texts_before_and_after_one_that_costs_too_much_are_rendered(
+    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "CPU_S", 1)
+    path = folder.path / "toy.md.j2"
+    endless = "{% set n = 9 %}{{ n ** (n ** n) }}"
+    blocks = {"s": "{{ state(size=9) }}", "t": endless, "u": FAST.join(["{{ ", " }}"])}
+    path.write_text("".join(f"{{% block {k} %}}{v}{{% endblock %}}" for k, v in blocks.items()))
+    observation = observe(folder.path)
+    texts = StudyTexts(path, [*"stuv"])
+    views = [Table(name=name) for name in "stuv"]
+    rendered = texts.render_all(observation, views, list_results(observation))
+    assert rendered["s"].text == "missing" and len(rendered["s"].warnings) == 1
+    assert rendered["t"].error == f"{path}: block 't' takes more than 1 s of CPU time"
+    assert (rendered["u"].text, rendered["v"].text) == ("4.000", "")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -19,7 +18,9 @@ from jobs.json_files import write_json
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.results.record_writer import RecordWriter
+from tests.benchmarks.misbehave import fill
 from tests.jobs.results_folder import ok, record, run
+from tests.jobs.small_disk import small_disk
 
 
 def test_two_writers_of_a_folder_never_share_a_file(tmp_path: Path) -> None:
@@ -73,16 +74,9 @@ def test_a_torn_line_is_not_glued_to_the_next(tmp_path: Path) -> None:
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a real file system of 64 KiB, of which one file leaves about 4 KiB free."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("needs root, and the right to mount")
-    try:
+    with small_disk(tmp_path / "disk", 64) as folder:
         (folder / "ballast").write_bytes(b"x" * (56 << 10))
         yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def big(index: int) -> Record:
@@ -153,13 +147,7 @@ def test_a_limit_on_file_size_leaves_no_half_line(
 
 
 def test_a_disk_full_from_the_start_does_not_kill_the_writer(full_disk: Path) -> None:
-    (full_disk / "more").touch()
-    with (full_disk / "more").open("ab", buffering=0) as file:
-        while True:
-            try:
-                file.write(b"x" * 4096)
-            except OSError:
-                break
+    fill(full_disk / "more")
     writer = RecordWriter(full_disk / "deeper" / "records", "a")
     assert not writer.write(big(0), tries=1)
     (full_disk / "ballast").unlink()

@@ -315,6 +315,12 @@ OK = Outcome(status=Status.ok, measuring=1.0, measurements={"samples_ms": {"a": 
         ([node([], [], agent=AgentReport(error="no rendezvous"))], "error", None),
         ([node([], [], agent=None, exit_code=-9)], "killed", None),
         ([node([], [], lost="NodeLost")], "killed", None),
+        # the temporary folder of one node is full, so its ranks could not report
+        (
+            [node([left(0, 49.0, True)], [(0, 1)]), node([], [(1, 1)], undelivered="full")],
+            "killed",
+            None,
+        ),
         ([node([OK, OK.model_copy(update={"rank": 1, "measurements": {}})], [])], "error", 1),
         ([node([OK, OK.model_copy(update={"rank": 1})], [])], "ok", None),
     ],

@@ -1,0 +1,62 @@
+"""Marker of a submission whose worker could not write a record, e.g. because the disk is full.
+
+The worker then ends its job with the exit code EXIT_CODE, because it could not record later runs
+either. The marker is an empty file whose name contains the job and the error. It therefore needs no
+data block, and usually can be created on a full disk, unlike the last lines of the job's log:
+
+    DIR/submissions/<id>/cannot-write-<job>-<error>    for example cannot-write-3-ENOSPC
+
+`python -m jobs status` shows the marker of the newest submission.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+EXIT_CODE = os.EX_IOERR  # exit code of the worker, 74
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the errors of a full disk and of an exhausted quota
+_PREFIX = "cannot-write-"
+
+
+class ResultsUnwritable(RuntimeError):
+    """Raised if a worker of a local or debug submission could not write its results."""
+
+
+def mark(submission: Path, job: int, error: OSError) -> None:
+    """Leave a marker in the folder of a submission. Do nothing if the file cannot be created."""
+    name = errno.errorcode.get(error.errno or 0, "unknown")
+    with suppress(OSError):
+        (submission / f"{_PREFIX}{job}-{name}").touch()
+
+
+def unmark(submission: Path, job: int) -> None:
+    """Remove the markers that an earlier worker of a job has left."""
+    with suppress(OSError):
+        for path in submission.glob(f"{_PREFIX}{job}-*"):
+            path.unlink()
+
+
+def problem(folder: Path, submission: Path) -> str | None:
+    """Return a message if a worker of a submission could not write its results, else None.
+
+    Args:
+        folder: the results folder.
+        submission: folder of the submission.
+    """
+    names = sorted(path.name for path in submission.glob(f"{_PREFIX}*"))
+    return message(folder, getattr(errno, names[0].rpartition("-")[2], None)) if names else None
+
+
+def message(folder: Path, number: int | None) -> str:
+    """Return the error message for a results folder that cannot be written.
+
+    Args:
+        folder: the results folder.
+        number: number of the error. None if it is unknown.
+    """
+    why = "see the log of the job" if number is None else os.strerror(number)
+    remedy = "free space" if number in FULL else "correct this"
+    return f"cannot write results to {folder}: {why}; {remedy} and repeat the command"
