@@ -22,8 +22,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from jobs.arguments import as_path
-from jobs.completion import results_folders, sweep_files
+from jobs.command_line.completion import results_folders, sweep_files
+from jobs.command_line.parsers import as_path
 from jobs.errors import InputError, TableError
 from jobs.report.compare import REGRESSIONS, compare, comparison_columns
 from jobs.report.images import Image, copy_run_images, draw_plots

@@ -9,9 +9,9 @@ if __name__ == "__main__":
 
 import typer
 
-from jobs.check import check
 from jobs.commands.cancel import cancel
 from jobs.commands.carry import carry
+from jobs.commands.check import check
 from jobs.commands.logs import logs
 from jobs.commands.replay import replay
 from jobs.commands.retry import retry

@@ -26,7 +26,7 @@ from typer.main import get_command
 
 from jobs import ROOT, submit
 from jobs import __main__ as commands
-from jobs.invocation import CONSOLE, spelled_for_console
+from jobs.command_line.invocation import CONSOLE, spelled_for_console
 from systems.terminal import run_command
 
 COMPLETION = f"_{CONSOLE.upper()}_COMPLETE"  # environment variable that asks for completions

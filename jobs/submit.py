@@ -16,17 +16,17 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from jobs.arguments import as_path
-from jobs.completion import key_values, results_folders, sweep_files
+from jobs.command_line.completion import key_values, results_folders, sweep_files
+from jobs.command_line.invocation import command
+from jobs.command_line.parsers import as_path
+from jobs.command_line.plain_console import plain_console
+from jobs.command_line.plan import show_plan
 from jobs.errors import InputError
 from jobs.formatting import counted, relative
-from jobs.invocation import command
 from jobs.launch.folder_lock import FolderInUse
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
 from jobs.launch.submission_lock import SubmissionLock
-from jobs.plain_console import plain_console
-from jobs.plan import show_plan
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
 from jobs.results.manifest import Executor

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import aggregate
 from jobs import __main__ as jobs_commands
 from jobs import submit
+from jobs.command_line.invocation import CONSOLE
 from jobs.console import sweeps
-from jobs.invocation import CONSOLE
 
 WORDS = {Path: "PATH", str: "TEXT", int: "NUMBER", float: "NUMBER", list: "TEXT"}
 

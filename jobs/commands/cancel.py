@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 
+from jobs.command_line.plain_console import plain_console
 from jobs.commands.arguments import Folder
 from jobs.commands.find import observed
 from jobs.commands.where import Where, matching
 from jobs.formatting import counted
-from jobs.plain_console import plain_console
 from jobs.results.cancelled import add_cancelled
 from jobs.results.manifest import Executor, Job, Manifest
 from jobs.results.run_states import Observation, TaskKey, TaskState

@@ -7,9 +7,9 @@ import subprocess
 
 import yaml
 
+from jobs.command_line.invocation import words
 from jobs.commands.arguments import In, RunId
 from jobs.commands.find import find_run
-from jobs.invocation import words
 from jobs.results.latest import REPLAY
 from jobs.submit import fail
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark

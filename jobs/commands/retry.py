@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from jobs.command_line.plain_console import plain_console
 from jobs.commands.arguments import Folder
 from jobs.commands.find import observed
 from jobs.commands.where import Where, matching
@@ -15,7 +16,6 @@ from jobs.formatting import counted
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, prepare, reload
-from jobs.plain_console import plain_console
 from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation, TaskKey
 from jobs.run import varying

@@ -9,13 +9,13 @@ import typer
 from rich.table import Table as Grid
 
 from jobs.code.short_names import short_names
+from jobs.command_line.completion import results_folders
+from jobs.command_line.plain_console import plain_console
 from jobs.commands.arguments import Folder
 from jobs.commands.find import observed
 from jobs.commands.watch import SHORTEST_S, watch
 from jobs.commands.where import Where, matching
-from jobs.completion import results_folders
 from jobs.formatting import counted
-from jobs.plain_console import plain_console
 from jobs.results.run_states import Observation, TaskState, summary
 from jobs.results.slurm_ids import compact_ids
 from jobs.run import varying

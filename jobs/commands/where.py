@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import create_model
 
-from jobs.completion import conditions
+from jobs.command_line.completion import conditions
 from jobs.errors import nearest
 from jobs.results.run_states import Observation, TaskState
 from jobs.status import Status

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.table import Table as Grid
 
+from jobs.command_line.plain_console import plain_console
 from jobs.formatting import counted, relative
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.submission import Prepared
-from jobs.plain_console import plain_console
 from jobs.results.manifest import Executor
 from jobs.results.record import Record
 from jobs.results.record_reader import iter_records

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from jobs.command_line.plain_console import plain_console
 from jobs.formatting import counted
-from jobs.plain_console import plain_console
 from jobs.provenance import visible_gpus
 from jobs.submit import fail
 from systems.external.reference import BadReference, Reference
