@@ -26,6 +26,7 @@ from jobs.results.record import Record
 from tests.jobs.harness import write_submission
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 from tests.jobs.launch.slurm_scenario import SOON_S, Scenario, Scenarios
+from tests.jobs.open_ports import attack, listening, ranks_below
 from tests.jobs.small_disk import small_disk
 
 LIMIT = {"resources": {"timeout_min": 1}}
@@ -100,6 +101,13 @@ def with_submissions(scenarios: Scenarios, slurm_cluster: SlurmCluster) -> Scena
         "follower",
         zip={"index": [0, 1], "until": ["never", ""]},
         runs_per_job=2,
+        resources={"nodes": 2},
+        launch={"nproc_per_node": 1},
+    )
+    scenarios.submit(
+        "ports",
+        fixed={"until": "go"},
+        grid={"index": [0]},
         resources={"nodes": 2},
         launch={"nproc_per_node": 1},
     )
@@ -324,15 +332,32 @@ def test_killed_worker_of_another_node(scenarios: Scenarios) -> None:
     assert lost.slurm == measured.slurm  # neither requeued nor submitted again
 
 
+def test_a_stranger_executes_no_code_on_two_nodes(scenarios: Scenarios) -> None:
+    """A job listens on one address, and what a stranger writes to its store is not unpickled."""
+    scenario = scenarios["ports"]
+    scenario.wait_until_executing()
+    logs = "submissions/*/jobs/0/*.node1.log"
+    scenario.cluster.wait_for(lambda: list(scenario.out.glob(logs)), SOON_S, "node 1 to execute")
+    leader, follower = (worker_pid(scenario, node_rank) for node_rank in (0, 1))
+    rank = scenario.cluster.wait_for(lambda: ranks_below(follower), SOON_S, "the rank of node 1")[0]
+    (address,) = {address for address, _ in listening(leader) | listening(follower)}
+    assert address in scenario.cluster.nodes
+    attack(rank, scenario.folder / "bomb")
+    scenario.release("go")
+    (record,) = scenario.finish()
+    assert record.status == "ok", record.failure
+    assert not (scenario.folder / "bomb").exists()
+
+
 def worker_pid(scenario: Scenario, node_rank: int) -> int:
     """Return the pid of the worker of one node of the scenario's only job."""
     (job_id,) = {line.split()[0] for line in scenario.queue()}
     wanted = {f"SLURM_JOB_ID={job_id}".encode(), f"SLURM_NODEID={node_rank}".encode()}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended
-            if b"submitit.core._submit" in (process / "cmdline").read_bytes() and (
-                wanted <= set((process / "environ").read_bytes().split(b"\0"))
-            ):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            is_worker = b"submitit.core._submit" in words and not words[0].endswith(b"srun")
+            if is_worker and wanted <= set((process / "environ").read_bytes().split(b"\0")):
                 return int(process.name)
     raise AssertionError(f"no worker of job {job_id} on node {node_rank}")
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import ipaddress
 import json
 import os
-import pickle
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jobs.results.manifest import Executor
-from jobs.worker.fork_server import descendants
 from jobs.worker.node_connections import MAX_HANDSHAKES, node_address
 from tests.jobs.harness import (
     PATIENCE_S,
@@ -31,71 +25,17 @@ from tests.jobs.harness import (
     write_submission,
     write_sweep,
 )
+from tests.jobs.open_ports import (
+    Bomb,
+    addresses_of_this_machine,
+    attack,
+    connect,
+    is_loopback,
+    listening,
+)
 from tests.jobs.worker.test_torchrun import start_node
 
 LONG_S = 200  # timeout of the runs, in seconds
-STRANGER = "127.0.0.99"  # an address of this machine that no node of a job has
-LISTENS = "0A"  # state of a socket in /proc/net/tcp
-
-
-def listening(root: int) -> set[tuple[str, int]]:
-    """Return the address and port of each TCP socket that a process or a descendant listens on."""
-    inodes = set()
-    for pid in (root, *descendants(root)):
-        with suppress(FileNotFoundError):  # the process has ended, or closed the file
-            for handle in Path(f"/proc/{pid}/fd").iterdir():
-                inodes.add(os.readlink(handle).removeprefix("socket:[").rstrip("]"))
-    found = set()
-    for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
-            columns = line.split()
-            if columns[3] == LISTENS and columns[9] in inodes:
-                address, port = columns[1].split(":")
-                words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
-                found.add((str(ipaddress.ip_address(b"".join(words))), int(port, 16)))
-    return found
-
-
-def is_loopback(address: str) -> bool:
-    ip = ipaddress.ip_address(address)
-    return ip.is_loopback or bool(getattr(ip, "ipv4_mapped", None) and ip.ipv4_mapped.is_loopback)
-
-
-def connect(address: tuple[str, int]) -> socket.socket:
-    connected = socket.create_connection(address, PATIENCE_S, source_address=(STRANGER, 0))
-    connected.settimeout(None)
-    return connected
-
-
-class Bomb:
-    """An object that creates a file when it is unpickled."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-def write_to_store(address: tuple[str, int], key: str, value: bytes) -> None:
-    """Write to a torch store as a stranger, in another process: this one never imports torch."""
-    code = "import sys; from torch.distributed import TCPStore\n"
-    code += "TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False).set(*sys.argv[3:])"
-    command = [sys.executable, "-c", code, address[0], str(address[1]), key, value.decode()]
-    subprocess.run(command, check=True)
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return dict(word.decode().split("=", 1) for word in words if b"=" in word)
-
-
-def attack(rank: int, bomb: Path) -> None:
-    """Do what makes torchrun's own rendezvous execute code: write a pickle to its store."""
-    environment = environment_of(rank)
-    address = (environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
-    key = f"torch.rendezvous.{environment['TORCHELASTIC_RUN_ID']}"
-    write_to_store(address, key, base64.b64encode(pickle.dumps(Bomb(bomb))))
 
 
 def test_one_node_listens_only_on_loopback(tmp_path: Path) -> None:
@@ -109,6 +49,10 @@ def test_one_node_listens_only_on_loopback(tmp_path: Path) -> None:
     rank, _ = fifo.pids()
     found = listening(queue.pid)
     assert found and all(is_loopback(address) for address, _ in found)
+    for address in addresses_of_this_machine():
+        for _, port in found:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((address, port), PATIENCE_S)
     attack(rank, tmp_path / "bomb")
     fifo.release()
     queue.communicate(timeout=PATIENCE_S)
