@@ -74,5 +74,9 @@ class InputError(ValueError):
         super().__init__("\n".join(lines))
 
 
+class CommandError(RuntimeError):
+    """Raised if a command cannot continue. The message is written for the user."""
+
+
 class TableError(ValueError):
     """Raised if a table cannot be made. The message is written for the author of the sweep file."""

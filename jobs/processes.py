@@ -6,6 +6,8 @@ The system reuses pids. The start time distinguishes a process from a later one 
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -34,6 +36,11 @@ class ProcessHandle:
     def is_running(self) -> bool:
         """Whether the process is alive. Valid only on the host of the process."""
         return self.started is not None and start_ticks(self.pid) == self.started
+
+
+def command_line() -> str:
+    """Return the command of this process as text, with `python` as the interpreter."""
+    return shlex.join(["python", *sys.orig_argv[1:]])
 
 
 def start_ticks(pid: int) -> int | None:

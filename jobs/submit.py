@@ -21,18 +21,15 @@ from jobs.command_line.invocation import command
 from jobs.command_line.parsers import as_path
 from jobs.command_line.plain_console import plain_console
 from jobs.command_line.plan import show_plan
-from jobs.errors import InputError
+from jobs.errors import CommandError, InputError
 from jobs.formatting import counted, relative
-from jobs.launch.folder_lock import FolderInUse
-from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
 from jobs.launch.submission_lock import SubmissionLock
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
-from jobs.results.manifest import Executor
+from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import Record
 from jobs.results.slurm_ids import compact_ids
-from jobs.results.unreadable import UnreadableResults
 from jobs.sweep.load import LoadedSweep, load_sweep
 from jobs.user_files import invalid_path, not_a_folder
 from systems.terminal import outliving_pipes, run_command
@@ -221,11 +218,11 @@ def submit(
         )
         if dry_run:
             prepared = prepare(loaded, options, str(sweep))
-            _show_notes(prepared)
+            show_notes(prepared)
             show_plan(prepared, executor, sbatch)
             return
         code = plan_and_start(loaded, options, str(sweep))
-    except (InputError, UnreadableResults, SnapshotError) as error:
+    except (InputError, CommandError) as error:
         fail(str(error))
     raise SystemExit(code)
 
@@ -254,21 +251,20 @@ def plan_and_start(
     try:
         with SubmissionLock(options.out.resolve(), options.force) as lock:
             prepared = prepare(loaded, options, sweep_path)
-            _show_notes(prepared)
+            show_notes(prepared)
             if announce is not None:
                 announce(prepared)
                 if not prepared.manifest.jobs:
                     return 0
             return start_and_report(prepared, options, lock)
-    except FolderInUse as error:
-        fail(str(error))
     except OSError as error:
         if error.errno in unwritable.FULL:
             fail(unwritable.message(options.out, error.errno))
         fail(f"{error.filename or options.out}: {error.strerror or error}")
 
 
-def _show_notes(prepared: Prepared) -> None:
+def show_notes(prepared: Prepared) -> None:
+    """Print the warnings about a sweep, and the notes about a planned submission."""
     for warning in prepared.expansion.warnings:
         errors.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
     for note in prepared.notes:
@@ -309,13 +305,8 @@ def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock)
     try:
         records = _start(prepared, options, lock)
     except KeyboardInterrupt:
-        message = (
-            f"interrupted: finished runs are recorded in {where}; repeat the command to continue"
-        )
-        errors.print(message, highlight=False, markup=False, soft_wrap=True)
+        _report_interrupt(manifest)
         return 130
-    except RuntimeError as error:  # SubmissionError, FolderInUse or ResultsUnwritable
-        fail(str(error))
     if not manifest.jobs:
         console.print(f"nothing to submit; results are in {where}", soft_wrap=True)
     if options.executor is Executor.slurm:
@@ -347,6 +338,20 @@ def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock)
         follow_up(command("status"), where)
         return 1
     return 1 if failed or before or cancelled else 0
+
+
+def _report_interrupt(manifest: Manifest) -> None:
+    where = relative(manifest.folder)
+    if manifest.executor is not Executor.slurm:
+        text = f"finished runs are recorded in {where}"
+    elif manifest.slurm_ids:
+        text = f"Slurm jobs {compact_ids(manifest.slurm_ids.values())} stay submitted"
+    else:
+        text = "nothing was submitted"
+    errors.print(f"interrupted: {text}; repeat the command to continue", soft_wrap=True)
+    if manifest.slurm_ids:
+        for name in ("status", "cancel"):
+            follow_up(command(name), where)
 
 
 def _start(prepared: Prepared, options: Options, lock: SubmissionLock) -> list[Record]:

@@ -27,11 +27,12 @@ def observed(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
     except (FileNotFoundError, UnreadableResults) as error:
         fail(str(error))
     if not shows_bad_lines:
-        _note(seen.bad_lines)
+        note_bad_lines(seen.bad_lines)
     return seen
 
 
-def _note(bad_lines: list[BadLine]) -> None:
+def note_bad_lines(bad_lines: list[BadLine]) -> None:
+    """Print what cannot be read to stderr."""
     for line in bad_lines:
         errors.print(f"note: {line}", highlight=False, soft_wrap=True)
 
@@ -39,7 +40,7 @@ def _note(bad_lines: list[BadLine]) -> None:
 def _latest() -> Path:
     bad: list[BadLine] = []
     folder = latest_folder(bad)
-    _note([line for line in bad if folder is None or not line.path.is_relative_to(folder)])
+    note_bad_lines([line for line in bad if folder is None or not line.path.is_relative_to(folder)])
     if folder is None:
         fail(
             f"no results folder given, and none in ./{LOGS} has an accepted submission; pass the "

@@ -9,18 +9,17 @@ import typer
 
 from jobs.command_line.plain_console import plain_console
 from jobs.commands.arguments import Folder
-from jobs.commands.find import observed
+from jobs.commands.find import note_bad_lines, observed
 from jobs.commands.where import Where, matching
-from jobs.errors import InputError
+from jobs.errors import CommandError, InputError
 from jobs.formatting import counted
 from jobs.launch.packing import worst_case_gpu_hours
-from jobs.launch.snapshot import SnapshotError
 from jobs.launch.submission import Options, Prepared, prepare, reload
 from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation, TaskKey
 from jobs.run import varying
 from jobs.status import Status
-from jobs.submit import fail, plan_and_start
+from jobs.submit import errors, fail, plan_and_start, show_notes
 from jobs.sweep.benchmarks import NoBenchmark
 
 SHOWN_RUNS = 30
@@ -44,13 +43,14 @@ def retry(
 
     The exit codes are those of python -m jobs.submit.
     """
-    seen = observed(folder)
+    seen = observed(folder, shows_bad_lines=True)  # the plan shows them
     wanted = _to_retry(matching(seen, where))
     last = next((m for m in reversed(seen.manifests) if _contains(m, wanted)), None)
     if last is None:
         which = "" if where is None else " and satisfies the condition"
         text = f"nothing to retry in {seen.folder}: no run failed, is missing or is oom{which}"
         console.print(text, soft_wrap=True, highlight=False)
+        note_bad_lines(seen.bad_lines)
         return
     options = Options(
         last.executor,
@@ -64,6 +64,7 @@ def retry(
     try:
         if dry_run:
             prepared = prepare(reload(last), options, last.sweep_path)
+            show_notes(prepared)
             _announce(seen, prepared, last, wanted)
             if prepared.manifest.jobs:
                 _show_plan(prepared)
@@ -74,7 +75,7 @@ def retry(
             last.sweep_path,
             lambda prepared: _announce(seen, prepared, last, wanted),
         )
-    except (InputError, NoBenchmark, SnapshotError) as error:  # the code has changed since then
+    except (InputError, NoBenchmark, CommandError) as error:  # the code has changed since then
         fail(str(error))
     raise SystemExit(code)
 
@@ -130,4 +131,4 @@ def _announce(
     left = [run for run, _ in wanted if run not in last.runs]
     if left:
         text = f"note: {counted(len(left), 'run')} of earlier submissions not retried; use --where"
-        console.print(text, soft_wrap=True, highlight=False)
+        errors.print(text, soft_wrap=True, highlight=False)

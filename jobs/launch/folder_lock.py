@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shlex
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from jobs.errors import CommandError
+from jobs.processes import command_line
+
 LOCK = "queue.lock"
 
 
-class FolderInUse(RuntimeError):
+class FolderInUse(CommandError):
     """Raised if another process submits to the same results folder or runs its jobs."""
 
 
@@ -60,9 +61,8 @@ def sole_queue(folder: Path, force: bool = False) -> Iterator[None]:
 
 def _sign(handle: int) -> None:
     """Write the pid, host, time and command of this process to the lock file."""
-    command = shlex.join(["python", *sys.orig_argv[1:]])
     since = time.strftime("%Y-%m-%d %H:%M:%S")
-    text = f"process {os.getpid()} on {os.uname().nodename} since {since}: {command}\n"
+    text = f"process {os.getpid()} on {os.uname().nodename} since {since}: {command_line()}\n"
     with suppress(OSError):  # the lock works without this text, e.g. if the disk is full
         os.ftruncate(handle, 0)
         os.pwrite(handle, text.encode(errors="replace"), 0)

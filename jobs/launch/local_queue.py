@@ -27,7 +27,6 @@ from jobs.launch.progress import QueueProgress
 from jobs.launch.snapshot import place
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
-from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
@@ -84,10 +83,6 @@ class LocalQueue:
             KeyboardInterrupt: if one of these signals arrived. It is raised after the workers have
                 exited.
         """
-        with RunsHere(self.manifest):
-            return self._run()
-
-    def _run(self) -> list[Record]:
         before = {s: signal.signal(s, self._on_stop) for s in _stop_signals()}
         tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
         try:

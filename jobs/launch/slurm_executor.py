@@ -19,6 +19,7 @@ from typing import Any
 import submitit
 from submitit.slurm.slurm import SlurmExecutor
 
+from jobs.errors import CommandError
 from jobs.formatting import counted
 from jobs.launch.sbatch_setup import checked, restarting_srun
 from jobs.launch.snapshot import place
@@ -33,7 +34,7 @@ SPARE_TIMEOUTS = 10  # number of allowed requeues of a job, in addition to one p
 DEFAULT_MAX_ARRAY = 1001  # Slurm's default for MaxArraySize
 
 
-class SubmissionError(RuntimeError):
+class SubmissionError(CommandError):
     """Raised if the jobs cannot be submitted to Slurm."""
 
 

@@ -19,6 +19,7 @@ from jobs.code import git
 from jobs.code.carried_state import file_hash
 from jobs.code.measured_files import find, is_project
 from jobs.code.state import CodeState, ignored_in, read_state, repository_root
+from jobs.errors import CommandError
 from jobs.json_files import write_json
 from jobs.results.manifest import SNAPSHOTS, Manifest, Snapshot
 from jobs.run import Run
@@ -27,7 +28,7 @@ from jobs.worker.environment import job_environment
 TRIES = 3  # number of copies that are made if files change while they are copied
 
 
-class SnapshotError(RuntimeError):
+class SnapshotError(CommandError):
     """Raised if no snapshot can be taken. The message is one line."""
 
 

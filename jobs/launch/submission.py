@@ -5,10 +5,10 @@ Used by `python -m jobs.submit` and `python -m jobs retry`.
 
 from __future__ import annotations
 
-import shlex
-import sys
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import Slots, local_slots, pack
 from jobs.launch.resume import Task, changed_code, split_done, tasks_of
 from jobs.launch.submission_lock import SubmissionLock
-from jobs.processes import ProcessHandle
+from jobs.processes import command_line
 from jobs.results.heartbeat import RunsHere
 from jobs.results.latest import note_accepted
 from jobs.results.manifest import (
@@ -29,7 +29,6 @@ from jobs.results.manifest import (
     Manifest,
     new_id,
     submitter,
-    write_handles,
     write_manifest,
 )
 from jobs.results.record import Record
@@ -122,7 +121,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         executor=options.executor,
         sweep=loaded.sweep,
         sweep_path=sweep_path,
-        command=shlex.join(["python", *sys.orig_argv[1:]]),
+        command=command_line(),
         runs={run.id: run for run in expansion.runs},
         jobs=pack(todo, loaded.sweep.runs_per_job, _slots(options)),
         done=[(run.id, repeat) for run, repeat in (*done, *in_flight)],
@@ -264,15 +263,30 @@ def start(
         if not prepared.is_new:
             return []
         manifest = _write(manifest, options)
-        handle = ProcessHandle.of_this_process()
-        manifest.handles.update({job.index: handle for job in manifest.jobs})
-        write_handles(manifest)
-        lock.release()
-        if options.executor is Executor.debug:
-            return _debug(manifest, console)
-        from jobs.launch.local_queue import LocalQueue
+        with _signals_interrupt(), RunsHere(manifest):
+            lock.release()
+            if options.executor is Executor.debug:
+                return _debug(manifest, console)
+            from jobs.launch.local_queue import LocalQueue
 
-        return LocalQueue(manifest, options.parallel, console).run()
+            return LocalQueue(manifest, options.parallel, console).run()
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does, during the `with` block.
+
+    `jobs cancel` sends SIGTERM. SIGHUP stays ignored under nohup.
+    """
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _write(manifest: Manifest, options: Options) -> Manifest:
@@ -298,12 +312,6 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
     Raises:
         ResultsUnwritable: if a record cannot be written.
     """
-    with RunsHere(manifest):
-        _debug_jobs(manifest, console)
-    return [r for r in read_records(manifest.folder)[0] if r.submission == manifest.id]
-
-
-def _debug_jobs(manifest: Manifest, console: Console) -> None:
     from jobs.worker.recorder import CannotRecord
     from jobs.worker.worker import Worker
 
@@ -320,7 +328,8 @@ def _debug_jobs(manifest: Manifest, console: Console) -> None:
                 f"stopped at the first failure: run {failed.run} ended with status {failed.status}",
                 style="red",
             )
-            return
+            break
+    return [r for r in read_records(manifest.folder)[0] if r.submission == manifest.id]
 
 
 def reload(manifest: Manifest) -> LoadedSweep:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jobs.launch.folder_lock import FolderInUse
-from jobs.processes import ProcessHandle
+from jobs.processes import ProcessHandle, command_line
 
 LOCK = "submit.lock"
 STALE_S = 600.0  # age at which a lock that another host holds is taken over, in seconds
@@ -63,17 +61,18 @@ class SubmissionLock:
 
     def __init__(self, folder: Path, force: bool = False):
         self._path = folder / LOCK
-        self._created = not folder.exists()
-        command = shlex.join(["python", *sys.orig_argv[1:]])
+        self._force = force
+        self._created = self._held = False
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         me = ProcessHandle.of_this_process()
-        self._me = _Holder(os.urandom(4).hex(), me, since, command)
-        other = _acquire(self._path, self._me)
-        self._held = other is None
-        if other is not None and not force:
-            raise FolderInUse(_in_use(self._path, other))
+        self._me = _Holder(os.urandom(4).hex(), me, since, command_line())
 
     def __enter__(self) -> Self:
+        self._created = not self._path.parent.exists()
+        other = _acquire(self._path, self._me)
+        self._held = other is None
+        if other is not None and not self._force:
+            raise FolderInUse(_in_use(self._path, other))
         return self
 
     def __exit__(self, *_: object) -> None:

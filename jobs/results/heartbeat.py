@@ -46,6 +46,8 @@ class RunsHere:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
+        with suppress(OSError):  # before the handle: without a heartbeat, it counts for a day
+            self._file.touch()
         self._write(ProcessHandle.of_this_process())
         self._thread.start()
         return self

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from jobs.errors import CommandError
 
-class UnreadableResults(RuntimeError):
+
+class UnreadableResults(CommandError):
     """Raised if a folder in a results folder, such as `records`, cannot be read."""
 
 

@@ -16,12 +16,14 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from jobs.errors import CommandError
+
 EXIT_CODE = os.EX_IOERR  # exit code of the worker, 74
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the errors of a full disk and of an exhausted quota
 _PREFIX = "cannot-write-"
 
 
-class ResultsUnwritable(RuntimeError):
+class ResultsUnwritable(CommandError):
     """Raised if a worker of a local or debug submission could not write its results."""
 
 

@@ -88,15 +88,12 @@ def accept_workers(count: int, rendezvous_file: Path) -> list[Connection]:
     with socket.create_server((host, 0), family=family, backlog=128) as listener:
         port = listener.getsockname()[1]
         _write_secretly(rendezvous_file, {"host": host, "port": port, "key": key.hex()})
-        proven: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-        # Handshakes run in threads, so that a client that stays silent does not delay a worker.
-        arguments = (listener, key, proven)
-        threading.Thread(target=_accept, args=arguments, daemon=True).start()
+        acceptor = _Acceptor(listener, key)
         try:
-            return [_next(proven, found, count) for found in range(count)]
+            return [_next(acceptor.proven, found, count) for found in range(count)]
         finally:
             rendezvous_file.unlink(missing_ok=True)
-            listener.shutdown(socket.SHUT_RDWR)  # ends `_accept`
+            acceptor.close()
 
 
 def _write_secretly(path: Path, value: object) -> None:
@@ -121,35 +118,51 @@ def _next(proven: queue.SimpleQueue[Connection], found: int, count: int) -> Conn
     )
 
 
-def _accept(listener: socket.socket, key: bytes, proven: queue.SimpleQueue[Connection]) -> None:
-    """Accept connections until the listener is shut down. Drop those that do not know the secret.
+class _Acceptor:
+    """Accepts connections in a thread, and checks in other threads whether they know the secret.
+
+    A client that stays silent therefore does not delay a worker.
 
     Args:
         listener: the socket that listens.
         key: the secret.
-        proven: queue to which the connections are added that know the secret.
     """
-    slots = threading.BoundedSemaphore(MAX_HANDSHAKES)
 
-    def prove(connected: socket.socket) -> None:
-        with slots:
+    def __init__(self, listener: socket.socket, key: bytes):
+        self.proven: queue.SimpleQueue[Connection] = queue.SimpleQueue()  # know the secret
+        self._listener, self._key = listener, key
+        self._slots = threading.BoundedSemaphore(MAX_HANDSHAKES)
+        self._closing = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends a waiting `accept`
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            if not self._slots.acquire(timeout=SLICE_S):
+                continue
             try:
-                with _time_limit(connected):
-                    connection = Connection(os.dup(connected.fileno()))
-                    deliver_challenge(connection, key)
-                    answer_challenge(connection, key)
-                proven.put(connection)
-            except (AuthenticationError, EOFError, OSError):
-                pass  # not a worker of this job, e.g. a port scanner
-            finally:
-                connected.close()
+                connected, _ = self._listener.accept()
+            except OSError:  # closing, or too many open files
+                self._slots.release()
+                self._closing.wait(SLICE_S)
+                continue
+            threading.Thread(target=self._prove, args=(connected,), daemon=True).start()
 
-    while True:
+    def _prove(self, connected: socket.socket) -> None:
         try:
-            connected, _ = listener.accept()
-        except OSError:
-            return
-        threading.Thread(target=prove, args=(connected,), daemon=True).start()
+            with _time_limit(connected):
+                connection = Connection(os.dup(connected.fileno()))
+                deliver_challenge(connection, self._key)
+                answer_challenge(connection, self._key)
+            self.proven.put(connection)
+        except (AuthenticationError, EOFError, OSError):
+            pass  # not a worker of this job, e.g. a port scanner
+        finally:
+            connected.close()
+            self._slots.release()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jobs.results.heartbeat import HEARTBEAT
 from jobs.results.manifest import Executor
 from jobs.worker.worker import Worker
 from tests.jobs.harness import (
@@ -21,6 +22,7 @@ from tests.jobs.harness import (
     records,
     run,
     start,
+    statuses,
     write_submission,
     write_sweep,
 )
@@ -81,10 +83,11 @@ def test_out_of_memory_is_a_result_and_no_reason_to_stop(tmp_path: Path) -> None
     assert [record.status for record in records(out)] == ["oom", "ok"]
 
 
-@pytest.mark.parametrize("ranks", [None, 1])
+@pytest.mark.parametrize(("ranks", "by_command"), [(None, False), (None, True), (1, False)])
 def test_interrupted_is_recorded_as_cancelled_and_resumed(
-    tmp_path: Path, ranks: int | None
+    tmp_path: Path, ranks: int | None, by_command: bool
 ) -> None:
+    """Ctrl-C and `jobs cancel`, which sends SIGTERM, have the same effect."""
     fifo = Fifo(tmp_path / "fifo")
     cases: list[dict[str, Any]] = [
         {"what": "wait", "path": str(fifo.path), "rank": 0},
@@ -94,9 +97,14 @@ def test_interrupted_is_recorded_as_cancelled_and_resumed(
     out = tmp_path / "out"
     process = start("jobs.submit", sweep, "--debug", "--out", out)
     waiting, child = fifo.pids()
-    process.send_signal(signal.SIGINT)
+    if by_command:
+        assert "cancelled 1 job" in call("jobs", "cancel", out).stdout
+    else:
+        process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and "interrupted" in output
+    assert statuses(out) == {"wait0": "cancelled", "ok0": "cancelled"}
+    assert not list(out.glob(f"submissions/*/{HEARTBEAT}"))
     assert not alive(waiting)
     assert only_record(out, what="wait").status == "cancelled"
     if ranks:

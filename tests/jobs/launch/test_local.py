@@ -42,6 +42,7 @@ import sys, time
 from pathlib import Path
 from rich.console import Console
 from jobs.launch.local_queue import LocalQueue
+from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import read_manifest
 
 STUB = '''
@@ -58,7 +59,9 @@ class Queue(LocalQueue):
         return [sys.executable, "-S", "-c", STUB, begun, *(str(job.index) for job in jobs)]
 
 parallel = int(sys.argv[2]) if len(sys.argv) > 2 else None
-Queue(read_manifest(Path(sys.argv[1])), parallel, Console()).run()
+manifest = read_manifest(Path(sys.argv[1]))
+with RunsHere(manifest):
+    Queue(manifest, parallel, Console()).run()
 """
 
 

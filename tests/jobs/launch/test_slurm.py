@@ -525,6 +525,21 @@ def test_a_refused_submission_is_not_the_last_one(scenarios: Scenarios) -> None:
     assert following.returncode == 0 and "-> ok\n" in rest, rest
 
 
+def test_an_interrupted_submission_names_the_jobs_that_stay(scenarios: Scenarios) -> None:
+    cases = [{"fixed": {"index": i}, "timeout_s": 100 * (i + 1)} for i in (0, 1)]  # two arrays
+    scenario = scenarios.new("interrupted", cases=cases)
+    sbatch = scenario.folder / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f'#!/bin/sh\nkill -INT $PPID\nexec {shutil.which("sbatch")} "$@"\n')
+    sbatch.chmod(0o755)
+    done = scenario.submit_alone(PATH=f"{sbatch.parent}:{os.environ['PATH']}")
+    assert done.returncode == 130, done.stdout
+    told = re.search(r"^interrupted: Slurm jobs (\d+) stay submitted; ", done.stdout, re.MULTILINE)
+    assert told and f" cancel {scenario.out.name}" in done.stdout, done.stdout
+    scenario.finish()
+    assert states(scenario.status()) == ["ok", "missing"]
+
+
 def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
     """Jobs submitted before sbatch refuses others still run; the refused runs are missing."""
     impossible = {"fixed": {"index": 1}, "resources": {"nodes": 5}}

@@ -23,7 +23,7 @@ from jobs.launch.submission_lock import FolderInUse, SubmissionLock
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    lock = SubmissionLock(Path(sys.argv[1]))
+    lock = SubmissionLock(Path(sys.argv[1])).__enter__()
 except FolderInUse as error:
     print(f"refused {error}", flush=True)
 else:
@@ -105,18 +105,18 @@ def test_takeover_by_a_process_that_is_killed_itself(tmp_path: Path) -> None:
 
 def test_lock_of_another_host(tmp_path: Path) -> None:
     """It is valid until its holder has not refreshed it for a while."""
-    lock = SubmissionLock(tmp_path)
+    lock = SubmissionLock(tmp_path).__enter__()
     path = tmp_path / LOCK
     change(path, STALE_S - 60, host="elsewhere")
     with pytest.raises(FolderInUse, match=rf"on elsewhere since .*{path}.* --force"):
-        SubmissionLock(tmp_path)
+        SubmissionLock(tmp_path).__enter__()
     with SubmissionLock(tmp_path, force=True):
         pass
     assert path.exists()  # a forced submission leaves the lock to its holder
     change(path, STALE_S + 60)
     lock.refresh()
     with pytest.raises(FolderInUse):
-        SubmissionLock(tmp_path)
+        SubmissionLock(tmp_path).__enter__()
     change(path, STALE_S + 60)
     with SubmissionLock(tmp_path):
         lock.release()  # no longer owns the file
@@ -128,9 +128,9 @@ def test_file_that_no_process_wrote(tmp_path: Path) -> None:
     """An unreadable lock file counts as that of another host."""
     (tmp_path / LOCK).write_text("half")
     with pytest.raises(FolderInUse, match="unknown process"):
-        SubmissionLock(tmp_path)
+        SubmissionLock(tmp_path).__enter__()
     os.utime(tmp_path / LOCK, (0, 0))
-    SubmissionLock(tmp_path).release()
+    SubmissionLock(tmp_path).__enter__().release()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from jobs.results.manifest import Executor
+from jobs.worker import node_connections
 from jobs.worker.node_connections import MAX_HANDSHAKES, node_address
 from tests.jobs.harness import (
     PATIENCE_S,
@@ -126,6 +128,26 @@ def test_two_nodes_listen_on_one_address_and_strangers_do_not_matter(
     assert (follower.wait(PATIENCE_S), job.leader.wait(PATIENCE_S)) == (0, 0)
     assert only_record(job.out).status == "ok"
     assert not (tmp_path / "bomb").exists()
+
+
+def test_many_silent_clients_do_not_keep_a_worker_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silent clients are dropped after a while. The other workers then get their turn."""
+    monkeypatch.setattr(node_connections, "HANDSHAKE_S", 0.5)
+    monkeypatch.setenv("SLURMD_NODENAME", "127.0.0.2")
+    file = tmp_path / "rendezvous.json"
+    with ThreadPoolExecutor(2) as pool, ExitStack() as silent:
+        leader = pool.submit(node_connections.accept_workers, 1, file)
+        await_true(file.exists, "the leader listens")
+        where = json.loads(file.read_text())
+        for _ in range(2 * MAX_HANDSHAKES):
+            silent.enter_context(connect((where["host"], where["port"])))
+        follower = pool.submit(node_connections.connect_to_leader, file).result(PATIENCE_S)
+        (connection,) = leader.result(PATIENCE_S)
+        with connection, follower:
+            connection.send("hello")
+            assert follower.recv() == "hello"
 
 
 @pytest.mark.parametrize(
