@@ -285,10 +285,10 @@ def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock)
     manifest = prepared.manifest
     where = relative(manifest.folder)
     before = prepared.failed_before
-    if len(prepared.done) > len(before):
+    if len(prepared.done) > len(before) and not options.leave_out:
         kept = len(prepared.done) - len(before)
         console.print(f"skipping {counted(kept, 'run')} with a result")
-    if before:
+    if before and not options.leave_out:
         kinds = ", ".join(
             f"{n} {status}" for status, n in Counter(r.status for r in before).items()
         )

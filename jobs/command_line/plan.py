@@ -73,10 +73,12 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
         jobs = counted(count, "job")
         console.print(f"  {jobs} of {shape}, at most {limit} min each", highlight=False)
     names = varying(expansion.runs)
-    for run in expansion.runs[:SHOWN_RUNS]:
-        console.print(f"  {run.id}  {run.label(names)}", highlight=False, soft_wrap=True)
-    if len(expansion.runs) > SHOWN_RUNS:
-        console.print(f"  … and {len(expansion.runs) - SHOWN_RUNS} more")
+    to_run = list(dict.fromkeys(run for job in manifest.jobs for run, _ in job.tasks))
+    for run in to_run[:SHOWN_RUNS]:
+        text = f"  {run}  {manifest.runs[run].label(names)}"
+        console.print(text, highlight=False, soft_wrap=True)
+    if len(to_run) > SHOWN_RUNS:
+        console.print(f"  … and {len(to_run) - SHOWN_RUNS} more")
     if sbatch:
         from jobs.launch.slurm_executor import sbatch_texts
 

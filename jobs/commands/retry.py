@@ -19,10 +19,11 @@ from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation, TaskKey
 from jobs.run import varying
 from jobs.status import Status
-from jobs.submit import errors, fail, plan_and_start, show_notes
+from jobs.submit import fail, plan_and_start, show_notes
 from jobs.sweep.benchmarks import NoBenchmark
 
 SHOWN_RUNS = 30
+INTERRUPTED = 130  # exit code after Ctrl-C
 console = plain_console()
 
 
@@ -36,48 +37,75 @@ def retry(
 ) -> None:
     """Submit the failed and missing runs of a results folder again.
 
-    Finds the newest submission that contains a failed, missing or out-of-memory (oom) run. Submits
-    all such runs of this submission again, to the same executor (Slurm, local or debug). Runs that
-    are ok, unsupported, queued or running are not submitted. With --where, only runs that satisfy
-    the condition are considered.
+    Submits all failed, missing and out-of-memory (oom) runs of the folder again. If they come from
+    several submissions, each of these is repeated with its own sweep and executor (Slurm, local or
+    debug), the newest first. Runs that are ok, unsupported, queued or running are not submitted.
+    With --where, only runs that satisfy the condition are considered.
 
     The exit codes are those of python -m jobs.submit.
     """
     seen = observed(folder, shows_bad_lines=True)  # the plan shows them
     wanted = _to_retry(matching(seen, where))
-    last = next((m for m in reversed(seen.manifests) if _contains(m, wanted)), None)
-    if last is None:
+    if not wanted:
         which = "" if where is None else " and satisfies the condition"
         text = f"nothing to retry in {seen.folder}: no run failed, is missing or is oom{which}"
         console.print(text, soft_wrap=True, highlight=False)
         note_bad_lines(seen.bad_lines)
         return
-    options = Options(
-        last.executor,
-        seen.folder,
-        retry_failed=True,
-        snapshot=last.snapshot is not None,
-        save_untracked=last.save_untracked,
-        # Without a condition, runs that a new version of the benchmark added are submitted, too.
-        only=None if where is None else frozenset(wanted),
-    )
+    known = {(task.run.id, task.repeat) for task in seen.tasks}
+    code = 0
+    for manifest in reversed(seen.manifests):  # newest first
+        mine = {task: state for task, state in wanted.items() if task[0] in manifest.runs}
+        if mine:
+            wanted = {task: state for task, state in wanted.items() if task not in mine}
+            options = Options(
+                manifest.executor,
+                seen.folder,
+                retry_failed=True,
+                snapshot=manifest.snapshot is not None,
+                save_untracked=manifest.save_untracked,
+                # Without a condition, runs that a new version of a benchmark added are submitted.
+                only=None if where is None else frozenset(mine),
+                leave_out=frozenset(known - mine.keys()),
+            )
+            code = max(code, _retry(seen, manifest, mine, options, dry_run))
+        if code == INTERRUPTED:
+            break
+    raise SystemExit(code)
+
+
+def _retry(
+    seen: Observation,
+    manifest: Manifest,
+    wanted: dict[TaskKey, Status],
+    options: Options,
+    dry_run: bool,
+) -> int:
+    """Repeat some runs of one submission, and return the exit code.
+
+    Args:
+        seen: states of all runs in the folder.
+        manifest: manifest of the submission.
+        wanted: the runs, with their states.
+        options: options of the new submission.
+        dry_run: whether to print the runs only.
+    """
     try:
+        loaded = reload(manifest)
         if dry_run:
-            prepared = prepare(reload(last), options, last.sweep_path)
+            prepared = prepare(loaded, options, manifest.sweep_path)
             show_notes(prepared)
-            _announce(seen, prepared, last, wanted)
-            if prepared.manifest.jobs:
-                _show_plan(prepared)
-            return
-        code = plan_and_start(
-            reload(last),
+            _announce(seen, prepared, manifest, wanted)
+            _show_plan(prepared)
+            return 0
+        return plan_and_start(
+            loaded,
             options,
-            last.sweep_path,
-            lambda prepared: _announce(seen, prepared, last, wanted),
+            manifest.sweep_path,
+            lambda prepared: _announce(seen, prepared, manifest, wanted),
         )
     except (InputError, NoBenchmark, CommandError) as error:  # the code has changed since then
         fail(str(error))
-    raise SystemExit(code)
 
 
 def _show_plan(prepared: Prepared) -> None:
@@ -105,20 +133,16 @@ def _to_retry(seen: Observation) -> dict[TaskKey, Status]:
     }
 
 
-def _contains(manifest: Manifest, tasks: dict[TaskKey, Status]) -> bool:
-    return any(run in manifest.runs for run, _ in tasks)
-
-
 def _announce(
     seen: Observation, prepared: Prepared, last: Manifest, wanted: dict[TaskKey, Status]
 ) -> None:
-    """Print which runs are retried, and which runs are left because they are in other submissions.
+    """Print which runs are retried.
 
     Args:
         seen: states of all runs in the folder.
         prepared: the submission that repeats the runs.
         last: the submission whose runs are repeated.
-        wanted: all runs of the folder that could be retried.
+        wanted: the runs, with their states.
     """
     tasks = [task for job in prepared.manifest.jobs for task in job.tasks]
     states = Counter(str(wanted.get(task, "new")) for task in tasks)
@@ -128,7 +152,3 @@ def _announce(
         f"{f' ({kinds})' if kinds else ''}, from submission {last.id} ({last.executor})"
     )
     console.print(text, soft_wrap=True, highlight=False)
-    left = [run for run, _ in wanted if run not in last.runs]
-    if left:
-        text = f"note: {counted(len(left), 'run')} of earlier submissions not retried; use --where"
-        errors.print(text, soft_wrap=True, highlight=False)

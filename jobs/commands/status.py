@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from typing import Annotated
 
 import typer
@@ -22,6 +24,12 @@ from jobs.run import varying
 from jobs.status import Status
 
 SHOWN_RUNS = 30
+SHOWN_SIMILAR = 5  # maximum number of runs with the same state and reason that are listed
+URGENT = (
+    Status.running, Status.wrong, Status.error, Status.timeout, Status.killed, Status.oom,
+    Status.unsupported, Status.preempted,
+)  # fmt: skip
+LAST = len(URGENT)
 SHOWN_SUBMISSIONS = 5
 console = plain_console()
 
@@ -40,7 +48,7 @@ def status(
             metavar="[SECONDS]",
             min=SHORTEST_S,
             help="Repeat every SECONDS (5 if left out) until no run is queued or running. In a "
-            "pipe, print only what changed.",
+            "pipe, print the states again only when they change.",
             autocompletion=results_folders,
         ),
     ] = None,
@@ -49,7 +57,8 @@ def status(
 
     Prints the number of runs in each state: queued, running, missing, or the status with which a
     run ended (ok, oom, timeout, error, wrong, unsupported, killed, preempted, cancelled). Then it
-    lists the runs that are neither ok nor queued, with the reason. For submissions to Slurm, it
+    lists the runs that are neither ok nor queued, with the reason, or with --where all runs that
+    satisfy the condition. For submissions to Slurm, it
     prints the ids of the jobs.
 
     Exit code: 0 if no run failed, 1 if a run failed or is missing. The states ok, oom, unsupported,
@@ -63,7 +72,11 @@ def status(
         folder = seen.folder  # another submission may become the last one while this command runs
         chosen = matching(seen, where)
         tasks = chosen.tasks
-        text = json.dumps(summary(chosen)) + "\n" if as_json else _text(chosen, len(seen.tasks))
+        text = (
+            json.dumps(summary(chosen)) + "\n"
+            if as_json
+            else _text(chosen, len(seen.tasks), where is not None)
+        )
         return text, any(task.status.is_live for task in tasks)
 
     if every_s is None:
@@ -76,18 +89,19 @@ def status(
     raise SystemExit(1 if any(task.status.is_failure for task in tasks) else 0)
 
 
-def _text(seen: Observation, total: int) -> str:
+def _text(seen: Observation, total: int, all_runs: bool) -> str:
     with console.capture() as capture:
-        _show(seen, total)
+        _show(seen, total, all_runs)
     return capture.get()
 
 
-def _show(seen: Observation, total: int) -> None:
+def _show(seen: Observation, total: int, all_runs: bool) -> None:
     """Print the state of a results folder.
 
     Args:
         seen: the state of the folder, with the runs to show.
         total: number of runs in the folder.
+        all_runs: whether to list also runs that are ok or queued.
     """
     newest = seen.manifests[-1]
     some = f"{len(seen.tasks)} of " if len(seen.tasks) != total else ""
@@ -98,10 +112,11 @@ def _show(seen: Observation, total: int) -> None:
     )
     _show_slurm_ids(seen)
     grid = Grid.grid(padding=(0, 2))
-    for state, count in sorted(seen.counts().items(), key=lambda item: -item[1]):
+    counts = seen.counts()
+    for state, count in ((state, counts[state]) for state in Status if state in counts):
         grid.add_row("", state, str(count), _waits_for(seen) if state is Status.queued else "")
     console.print(grid)
-    _show_runs(seen)
+    _show_runs(seen, all_runs)
     for line in (*map(str, seen.bad_lines), *seen.notes):
         console.print(f"  note: {line}", highlight=False, soft_wrap=True)
 
@@ -116,21 +131,40 @@ def _show_slurm_ids(seen: Observation) -> None:
         console.print(f"  and {earlier} to Slurm; --json lists all", highlight=False)
 
 
-def _show_runs(seen: Observation) -> None:
-    """Print the runs that are neither ok nor queued, with the reason."""
+def _show_runs(seen: Observation, all_runs: bool) -> None:
+    """Print the runs that are neither ok nor queued, with the reason. Urgent states come first.
+
+    Args:
+        seen: states of the runs.
+        all_runs: whether to print also runs that are ok or queued.
+    """
     runs = [task.run for task in seen.tasks]
     names = varying(runs)
     references = {reference for run in runs for reference in run.code}
     short = short_names(references, (value for run in runs for value in run.params.values()))
-    others = [task for task in seen.tasks if task.status not in (Status.ok, Status.queued)]
-    for task in others[:SHOWN_RUNS]:
-        failure = task.record.failure if task.record and not task.status.is_live else None
-        why = failure.summary if failure else task.detail
+    hidden = () if all_runs else (Status.ok, Status.queued)
+    chosen = [task for task in seen.tasks if task.status not in hidden]
+    chosen.sort(key=lambda task: URGENT.index(task.status) if task.status in URGENT else LAST)
+    similar: Counter[tuple[Status, str]] = Counter()
+    left: Counter[tuple[Status, str]] = Counter()
+    for task in chosen:
+        why = _why(task)
+        # The reasons of many runs differ only in the number of a Slurm job or of a process.
+        kind = (task.status, re.sub(r"\d+", "N", why))
+        similar[kind] += 1
+        if (similar[kind] > SHOWN_SIMILAR and why) or sum(similar.values()) > SHOWN_RUNS:
+            left[kind] += 1
+            continue
         repeat = f" repeat={task.repeat}" if seen.manifests[-1].sweep.repeats > 1 else ""
         text = f"  {task.status:11} {task.run.id}  {task.run.label(names, short)}{repeat}  {why}"
-        console.print(text, highlight=False, soft_wrap=True)
-    if len(others) > SHOWN_RUNS:
-        console.print(f"  … and {len(others) - SHOWN_RUNS} more; --json lists all")
+        console.print(text.rstrip(), highlight=False, soft_wrap=True)
+    for (status, _), count in left.items():
+        console.print(f"  {status:11} … and {count} more; --json lists all", highlight=False)
+
+
+def _why(task: TaskState) -> str:
+    failure = task.record.failure if task.record and not task.status.is_live else None
+    return failure.summary if failure else task.detail
 
 
 def _waits_for(seen: Observation) -> str:

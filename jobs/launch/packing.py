@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jobs.launch.resume import Task
 from jobs.results.manifest import Job
-from jobs.run import Shape
+from jobs.run import Run, Shape
 
 STARTUP_MIN = 2  # time for imports and slow file systems, added to the timeouts, in minutes
 # Number of jobs per slot of the local queue, if the queue has several slots. Some runs take longer
@@ -85,6 +85,25 @@ def job_timeout_min(shape: Shape, timeouts_s: list[float]) -> int:
         timeouts_s: timeout of each run of the job, in seconds.
     """
     return shape.timeout_min or math.ceil(sum(timeouts_s) / 60) + STARTUP_MIN
+
+
+def too_short(jobs: list[Job], runs: dict[str, Run]) -> list[str]:
+    """Return a note for each time limit that is shorter than the timeout of a run of the job.
+
+    Args:
+        jobs: the jobs.
+        runs: the runs, by id.
+    """
+    timeouts: dict[int, float] = {}
+    for job in jobs:
+        longest = max(runs[run].timeout_s for run, _ in job.tasks)
+        if job.shape.timeout_min and longest > job.timeout_min * 60:
+            timeouts[job.timeout_min] = max(longest, timeouts.get(job.timeout_min, 0.0))
+    return [
+        f"resources.timeout_min is {limit} min, but timeout_s allows a run {longest:g} s; Slurm "
+        "ends a run that reaches the limit of its job"
+        for limit, longest in timeouts.items()
+    ]
 
 
 def worst_case_gpu_hours(jobs: list[Job]) -> float:

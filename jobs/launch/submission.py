@@ -18,7 +18,7 @@ from jobs import provenance
 from jobs.code.state import project_state
 from jobs.launch import snapshot
 from jobs.launch.folder_lock import sole_queue
-from jobs.launch.packing import Slots, local_slots, pack
+from jobs.launch.packing import Slots, local_slots, pack, too_short
 from jobs.launch.resume import Task, changed_code, split_done, tasks_of
 from jobs.launch.submission_lock import SubmissionLock
 from jobs.processes import command_line
@@ -54,6 +54,7 @@ class Options:
     snapshot: bool = False  # whether the jobs run from a copy of the code
     save_untracked: bool = False  # whether diffs contain small untracked files
     only: frozenset[tuple[str, int]] | None = None  # (run id, repeat) to execute; None: all
+    leave_out: frozenset[tuple[str, int]] = frozenset()  # (run id, repeat) not to execute
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     outcome |= {(r.run, r.repeat): r for r in records if r.status == "ok"}
     before = [outcome[run.id, repeat] for run, repeat in done]
     flying = {(run.id, repeat) for run, repeat in in_flight}
-    todo = [task for task in todo if (task[0].id, task[1]) not in flying]
+    todo = [task for task in todo if (task[0].id, task[1]) not in flying | options.leave_out]
     if options.only is not None:
         todo = [task for task in todo if (task[0].id, task[1]) in options.only]
     manifest = Manifest(
@@ -130,6 +131,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         save_untracked=options.save_untracked,
     )
     notes = [*map(str, bad_lines), *changed_code(before)]
+    notes += too_short(manifest.jobs, manifest.runs)
     if options.snapshot:
         wanted = {run.id: run for run, _ in todo}
         notes += snapshot.check(wanted.values(), folder)

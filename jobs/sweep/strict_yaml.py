@@ -253,9 +253,10 @@ class _Builder:
                 )
                 continue
             problems_before = len(self.document.problems)
-            # `on` is a valid key of tables. As a key it is unambiguous: no key is a boolean.
-            plain_on = key_node.value == "on" and key_node.style is None
-            key = "on" if plain_on else self.scalar(key_node)
+            # `on` is a key of tables, and `n` is a common parameter. As a key they are unambiguous:
+            # no key is a boolean.
+            plain = key_node.style is None and key_node.value in ("on", "n", "N", "y", "Y")
+            key = key_node.value if plain else self.scalar(key_node)
             if not isinstance(key, str):
                 if len(self.document.problems) == problems_before:
                     self.problem(key_node, f"key {key_node.value!r} must be text; quote it")

@@ -17,7 +17,7 @@ from tests.jobs.harness import (
     statuses,
     write_sweep,
 )
-from tests.jobs.results_folder import ResultsFolder, failed, load, ok
+from tests.jobs.results_folder import TOY, ResultsFolder, failed, load, ok
 
 MIXED = """
 name: mixed
@@ -168,3 +168,15 @@ def test_retry_of_some_runs(tmp_path: Path) -> None:
     assert f"nothing to retry in {out}: no run failed, is missing or is oom and" in done.stdout
     call("jobs", "retry", out)  # a full retry still finds all failed runs
     assert sorted(r.params["tag"] for r in records(out)[count + 1 :]) == [0, 1, 2]
+
+
+def test_status_lists_failures_first_and_few_runs_with_the_same_reason(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path / "out")
+    loaded = load(tmp_path, TOY + f"grid: {{size: {list(range(1, 41))}}}\n")
+    folder.submit(loaded, lambda params, repeat: failed("error") if params["size"] == 40 else None)
+    lines = call("jobs", "status", folder.path).stdout.splitlines()
+    listed = [line.split()[0] for line in lines if "size=" in line]
+    assert listed == ["error", *["missing"] * 5]
+    assert "… and 34 more; --json lists all" in lines[-1]
+    chosen = call("jobs", "status", folder.path, "--where", "size >= 39").stdout
+    assert chosen.count("size=") == 2

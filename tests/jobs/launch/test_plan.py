@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from jobs.launch.packing import STARTUP_MIN, local_slots, pack, worst_case_gpu_hours
 from jobs.launch.resume import Task, split_done, tasks_of
 from jobs.launch.submission import Options, prepare
+from jobs.provenance import cpu_device
 from jobs.results.manifest import Executor, Job
 from jobs.results.record import Record
 from jobs.run import Run, Shape
 from jobs.sweep.expand import Expansion, expand
-from tests.jobs.results_folder import CPU, TOY, ResultsFolder, failed, load, ok, record
+from tests.jobs.harness import call
+from tests.jobs.results_folder import CPU, TOY, ResultsFolder, failed, load, ok, record, write
 
 RUN = Run("0123456789abcdef", "toy", 1, {"size": 1}, Shape(), 60.0)
 
@@ -192,3 +194,21 @@ def test_packing_keeps_every_task_once_with_its_likes(
     for shape in set(shapes):  # no more jobs than necessary
         count = sum(job.shape == shape for job in jobs)
         assert count == -(-shapes.count(shape) * repeats // runs_per_job)
+
+
+def test_dry_run_lists_only_the_runs_that_it_would_execute(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    text = TOY + "grid: {size: [1, 2, 3]}\n"
+    folder.submit(load(tmp_path, TOY + "grid: {size: [1, 2]}\n"), lambda *_: ok(1.0), cpu_device())
+    sweep = write(tmp_path, text)
+    done = call("jobs.submit", sweep, "--local", "--dry-run", "--out", folder.path)
+    assert "1 (2 done, 0 queued or running)" in done.stdout
+    assert [line[-6:] for line in done.stdout.splitlines() if "toy size=" in line] == ["size=3"]
+
+
+def test_a_limit_shorter_than_a_timeout_is_noted(tmp_path: Path) -> None:
+    sweep = write(tmp_path, TOY + "fixed: {size: 1}\ntimeout_s: 300\nresources: {timeout_min: 1}\n")
+    done = call("jobs.submit", sweep, "--dry-run")
+    assert "note: resources.timeout_min is 1 min, but timeout_s allows a run 300 s" in done.stderr
+    assert "note: " not in call("jobs.submit", sweep, "timeout_s=60", "--dry-run").stderr

@@ -11,7 +11,7 @@ import pytest
 from jobs.provenance import cpu_device
 from jobs.worker.outcome import outcome_of
 from tests.jobs.harness import call, records, run, write_sweep
-from tests.jobs.results_folder import TOY, ResultsFolder, failed, load, ok
+from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, load, ok
 
 
 @pytest.fixture(scope="module")
@@ -89,20 +89,18 @@ def test_every_wording_of_gpu_memory_running_out(text: str) -> None:
     assert outcome.failure.memory == "gpu"
 
 
-def test_retry_after_a_submission_that_only_ran_out_of_memory(
+def test_retry_repeats_the_failed_runs_of_all_submissions(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
-    """The newest submission is retried even if its runs are only oom, which is no failure."""
-    loaded = load(tmp_path, TOY + "fixed: {size: 1}\n")
-    folder.submit(loaded, lambda params, repeat: failed("error"), cpu_device())
-    loaded = load(tmp_path, TOY + "fixed: {size: 2}\n")
-    folder.submit(loaded, lambda params, repeat: failed("oom"), cpu_device())
-    loaded = load(tmp_path, TOY + "fixed: {size: 3}\n")
-    folder.submit(loaded, lambda params, repeat: ok(1.0), cpu_device())
+    """Runs that are ok are left out, even if their result comes from another device."""
+    here = cpu_device()
+    outcomes = ((1, failed("error"), here), (2, failed("oom"), here), (3, ok(1.0), H200))
+    for size, outcome, device in outcomes:
+        loaded = load(tmp_path, TOY + f"fixed: {{size: {size}}}\n")
+        folder.submit(loaded, lambda params, repeat, o=outcome: o, device)  # type: ignore[misc]
     done = call("jobs", "retry", folder.path)
-    assert f"retrying 1 run of {folder.path} (1 oom), from submission" in done.stdout
-    assert "note: 1 run of earlier submissions not retried; use --where" in done.stdout
-    assert records(folder.path)[-1].params["size"] == 2
-    done = call("jobs", "retry", folder.path)
-    assert done.returncode == 0 and "(1 error)" in done.stdout
-    assert records(folder.path)[-1].params["size"] == 1
+    assert done.returncode == 0, done.stdout
+    for state in ("oom", "error"):
+        assert f"retrying 1 run of {folder.path} (1 {state}), from submission" in done.stdout
+    assert [record.params["size"] for record in records(folder.path)[3:]] == [2, 1]
+    assert "nothing to retry in" in call("jobs", "retry", folder.path).stdout

@@ -100,9 +100,11 @@ def test_what_is_no_trap_is_read(text: str, value: object) -> None:
     assert type(document.data["a"]) is type(value)
 
 
-def test_on_is_a_key_though_no_value() -> None:
-    document = parse("a: {on: {size: model}}", "f")
-    assert (document.problems, document.data) == ([], {"a": {"on": {"size": "model"}}})
+@pytest.mark.parametrize("key", ["on", "n", "y"])
+def test_word_for_a_boolean_is_a_key_though_no_value(key: str) -> None:
+    document = parse(f"a: {{{key}: {{size: model}}}}", "f")
+    assert (document.problems, document.data) == ([], {"a": {key: {"size": "model"}}})
+    assert parse(f"a: {key}", "f").problems
 
 
 def test_duplicate_key_names_the_first_line_and_the_first_value_stays() -> None:
