@@ -34,8 +34,22 @@ class ProcessHandle:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is alive. Valid only on the host of the process."""
-        return self.started is not None and start_ticks(self.pid) == self.started
+        """Whether the process is alive. Valid only on the host of the process.
+
+        If the system hides the processes of other users in /proc (mount option hidepid), a process
+        of another user with this pid is assumed to be this process.
+        """
+        if self.started is None:
+            return False
+        if Path(f"/proc/{self.pid}").exists():
+            return start_ticks(self.pid) == self.started
+        try:
+            os.kill(self.pid, 0)
+        except PermissionError:
+            return True
+        except (ProcessLookupError, OverflowError):
+            pass
+        return False
 
 
 def command_line() -> str:

@@ -18,7 +18,9 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Self
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from jobs.launch.folder_lock import FolderInUse
 from jobs.processes import ProcessHandle, command_line
@@ -31,7 +33,8 @@ STALE_S = 600.0  # age at which a lock that another host holds is taken over, in
 class _Holder:
     """The process that holds a lock, as written in the lock file."""
 
-    token: str  # random text that identifies this lock; empty if the file cannot be read
+    # Identifies this lock, and is part of a file name. Empty if the file cannot be read.
+    token: Annotated[str, Field(pattern="^([0-9a-f]{8})?$")]
     process: ProcessHandle
     since: str
     command: str
@@ -41,6 +44,9 @@ class _Holder:
             return "an unknown process"
         where = f"process {self.process.pid} on {self.process.host}"
         return f"{where} since {self.since}: {self.command}"
+
+
+_HOLDER = TypeAdapter(_Holder)
 
 
 class SubmissionLock:
@@ -69,7 +75,11 @@ class SubmissionLock:
 
     def __enter__(self) -> Self:
         self._created = not self._path.parent.exists()
-        other = _acquire(self._path, self._me)
+        try:
+            other = _acquire(self._path, self._me)
+        except OSError:
+            self._remove_folder()
+            raise
         self._held = other is None
         if other is not None and not self._force:
             raise FolderInUse(_in_use(self._path, other))
@@ -91,9 +101,12 @@ class SubmissionLock:
             with suppress(OSError):
                 if _read(self._path) == self._me:
                     self._path.unlink()
-            if self._created:
-                with suppress(OSError):  # not empty
-                    self._path.parent.rmdir()
+            self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._created:
+            with suppress(OSError):  # not empty
+                self._path.parent.rmdir()
 
 
 def _in_use(path: Path, holder: _Holder) -> str:
@@ -158,6 +171,9 @@ class _Draft:
                 return self
             except FileNotFoundError:  # another process has removed the folder, which was empty
                 continue
+            except OSError:  # e.g. a full disk
+                self.path.unlink(missing_ok=True)
+                raise
 
     def __exit__(self, *_: object) -> None:
         self.path.unlink(missing_ok=True)
@@ -181,14 +197,13 @@ class _Draft:
 
 def _read(path: Path) -> _Holder | None:
     """Return the holder of a lock, or None if the lock file does not exist."""
+    unknown = _Holder("", ProcessHandle(0, None, ""), "", "")
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-        process = ProcessHandle(**data.pop("process"))
-        return _Holder(process=process, **data)
+        return _HOLDER.validate_json(path.read_bytes())
     except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, KeyError, AttributeError):  # half written, or from elsewhere
-        return _Holder("", ProcessHandle(0, None, ""), "", "")
+        return unknown if path.is_symlink() else None  # a link without a target
+    except ValidationError:  # half written, or from elsewhere
+        return unknown
 
 
 def _is_gone(path: Path, holder: _Holder, fresh: Path) -> bool:

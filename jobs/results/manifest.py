@@ -282,6 +282,8 @@ def _manifest(
         runs[run.id] = Run(
             run.id, run.benchmark, run.version, run.params, shape, run.timeout_s, run.code
         )
+    if data.id != path.name:
+        raise LookupError(f"the id must be the name of its folder, {path.name!r}, got {data.id!r}")
     for task, _ in (*data.done, *(task for job in data.jobs for task in job.tasks)):
         if task not in runs:
             raise LookupError(f"every task must name one of the runs, got {task!r}")

@@ -15,6 +15,12 @@ from jobs.sweep.strict_yaml import DataPath, Document
 
 ONE_LINE = ("partition", "account", "qos", "constraint", "exclude", "srun_args")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # name of an option of sbatch
+# Options with which sbatch does not submit one job per job of the sweep, or does not print its id,
+# or with which the jobs lack their environment or their output.
+RESERVED = (
+    "array", "error", "export", "export-file", "help", "input", "output", "parsable", "test-only",
+    "usage", "version", "wait", "wrap",
+)  # fmt: skip
 LEAST_MEM_GB = 0.001  # a smaller value becomes --mem=0MB, which requests all memory of a node
 
 
@@ -47,6 +53,9 @@ def check_slurm(document: Document) -> list[Problem]:
                 "slurm.additional_parameters: a key must be an option of sbatch without the "
                 f"leading --, such as mail-type, got {name!r}"
             )
+            problems.append(Problem(document.at_key(path), what))
+        elif name.replace("_", "-") in RESERVED:
+            what = f"slurm.additional_parameters: {name!r} is set by the submit command; remove it"
             problems.append(Problem(document.at_key(path), what))
         elif any(unicodedata.category(character) == "Cc" for character in str(value)):
             what = f"{_dotted(path)} must be one line without control characters, got {value!r}"

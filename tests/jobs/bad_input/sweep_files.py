@@ -184,6 +184,8 @@ _CASES: list[tuple[str, str]] = [
     (ONE + "slurm: {additional_parameters: {--mem: 1}}", "without the leading --"),
     (ONE + "slurm: {additional_parameters: {'a=b c': 1}}", "such as mail-type, got 'a=b c'"),
     (ONE + "slurm: {additional_parameters: {'': 1}}", "such as mail-type, got ''"),
+    (ONE + "slurm: {additional_parameters: {parsable: true}}", "'parsable' is set by the submit"),
+    (ONE + "slurm: {additional_parameters: {test_only: true}}", "'test_only' is set by the submit"),
     (ONE + 'slurm: {additional_parameters: {a: "x\\ny"}}', "slurm.additional_parameters.a must be"),
     # ---- YAML that is not allowed
     ("fixed: {size: 1, causal: yes}", "'yes': YAML 1.1 reads this as a boolean; write true or"),

@@ -97,7 +97,7 @@ def test_takeover_by_a_process_that_is_killed_itself(tmp_path: Path) -> None:
     dead.communicate()
     token = json.loads((tmp_path / LOCK).read_text())["token"]
     (tmp_path / f"{LOCK}.{token}").write_text(
-        (tmp_path / LOCK).read_text().replace(token, "another")
+        (tmp_path / LOCK).read_text().replace(token, "0" * 8)
     )
     with SubmissionLock(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]
@@ -125,10 +125,19 @@ def test_lock_of_another_host(tmp_path: Path) -> None:
 
 
 def test_file_that_no_process_wrote(tmp_path: Path) -> None:
-    """An unreadable lock file counts as that of another host."""
+    """An unreadable lock file counts as that of another host, and so does a dangling link."""
+    other = {"pid": 1, "started": 1, "host": os.uname().nodename}
+    odd = json.dumps({"token": "../x", "process": other, "since": "", "command": ""})
+    for text in ("half", odd, None):
+        (tmp_path / LOCK).unlink(missing_ok=True)
+        if text is None:
+            (tmp_path / LOCK).symlink_to("nowhere")
+        else:
+            (tmp_path / LOCK).write_text(text)
+        with pytest.raises(FolderInUse, match="unknown process"):
+            SubmissionLock(tmp_path).__enter__()
+    (tmp_path / LOCK).unlink()
     (tmp_path / LOCK).write_text("half")
-    with pytest.raises(FolderInUse, match="unknown process"):
-        SubmissionLock(tmp_path).__enter__()
     os.utime(tmp_path / LOCK, (0, 0))
     SubmissionLock(tmp_path).__enter__().release()
     assert list(tmp_path.iterdir()) == []
