@@ -362,26 +362,3 @@ def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manif
             f"{folder} holds no submission (expected {folder}/{SUBMISSIONS}/*/manifest.json)"
         )
     return sorted(manifests, key=lambda m: m.created_at)
-
-
-def manifests_in(parent: Path) -> tuple[dict[Path, list[Manifest]], list[BadLine]]:
-    """Return the manifests of each results folder in a folder, and what cannot be read.
-
-    Folders that cannot be read are reported and skipped.
-
-    Args:
-        parent: the folder of the results folders, such as `logs`.
-    """
-    found: dict[Path, list[Manifest]] = {}
-    bad: list[BadLine] = []
-    for name in names_in(parent):
-        try:
-            found[parent / name] = read_manifests(parent / name, bad)
-        except FileNotFoundError:
-            continue  # not a results folder
-        except BrokenManifest as error:
-            bad.append(error.problem)
-        except UnreadableResults as error:
-            if (parent / name).is_dir():
-                bad.append(BadLine(parent / name, 0, str(error)))
-    return found, bad

@@ -203,6 +203,14 @@ def test_completion_of_results(elsewhere: Path) -> None:
     assert complete(elsewhere, "replay", "--in", "nowhere", ids[0][:6]) == []
     assert complete(elsewhere, "status", "--watch", "lo") == ["logs/my"]
     assert "--follow" in complete(elsewhere, "logs", ids[0], "--")
+    (elsewhere / "logs" / "h").mkdir()
+    (elsewhere / "logs" / "my").rename(elsewhere / "logs" / "h" / "my")
+    try:
+        assert complete(elsewhere, "status", "lo") == ["logs/h/my"]
+        assert complete(elsewhere, "logs", "") == ids
+    finally:
+        (elsewhere / "logs" / "h" / "my").rename(elsewhere / "logs" / "my")
+        (elsewhere / "logs" / "h").rmdir()
 
 
 def test_completion_of_conditions(elsewhere: Path) -> None:
