@@ -27,7 +27,8 @@ from jobs.results.record import RECORDS
 from jobs.results.unreadable import BadLine, UnreadableResults, names_in
 
 LOGS = Path("logs")
-LATEST = LOGS / ".latest.json"
+# The variable is internal. The tests set it, so that they do not change the file of the user.
+LATEST = LOGS / os.environ.get("JOBS_LATEST_NAME", ".latest.json")
 REPLAY = LOGS / "replay"  # results of `jobs replay`, which are not a study of the user
 # Folders that never contain results folders. They can have thousands of entries.
 NOT_SEARCHED = (RECORDS, SUBMISSIONS, ARTIFACTS, SNAPSHOTS, DIFFS)

@@ -61,12 +61,14 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / ".hidden.yaml").write_text(SWEEP)
     done = sweeps(folder, "submit", "my.yaml", "--local")
     assert done.returncode == 0, done.stdout
+    assert (folder / "logs" / ".latest.json").exists()
     return folder
 
 
 def environment(folder: Path) -> dict[str, str]:
     path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)])
-    return os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, "COLUMNS": "80"}
+    inherited = {k: v for k, v in os.environ.items() if k != "JOBS_LATEST_NAME"}
+    return inherited | {"PYTHONPATH": str(ROOT), "PATH": path, "COLUMNS": "80"}
 
 
 def sweeps(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

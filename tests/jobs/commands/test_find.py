@@ -21,6 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sweep = write_sweep(tmp_path, [{"what": "ok"}, {"what": "raises", "tag": 1}])
     for out in ("elsewhere/out", "logs/ok"):
         assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 1
+    assert not Path("logs/.latest.json").exists()  # the file of the user, if this is his folder
     return tmp_path
 
 
