@@ -1,19 +1,14 @@
 """Writes and reads manifests. A manifest lists the runs and the jobs of one submission.
 
 A run is one combination of parameters. A job executes one or more runs. An attempt is one execution
-of a run. A submission has these files in the results folder DIR:
+of a run. This module writes these files in the results folder DIR:
 
-    DIR/submissions/<id>/manifest.json     the merged sweep file, the runs and the jobs
-    DIR/submissions/<id>/handles.json      for each job, its Slurm id or its local process
-    DIR/submissions/<id>/cancelled.json    runs that must not start, see jobs/results/cancelled.py
-    DIR/submissions/<id>/heartbeat         while a local or debug submission runs; see `heartbeat`
-    DIR/submissions/<id>/jobs/<index>/     logs and state of the job; see `worker_state`
-    DIR/artifacts/<run>-<repeat>-<attempt>/   files that the benchmark wrote during an attempt
-    DIR/snapshots/<id>/<repository>/       copy of the code, for submissions with --snapshot
-    DIR/snapshots/<id>/<submission>.json   states of the copied repositories at the submission
+    DIR/submissions/<id>/manifest.json    the merged sweep file, the runs and the jobs
+    DIR/submissions/<id>/handles.json     for each job, its Slurm id or its local process
+    DIR/submissions/<id>/jobs/<index>/    folder of the job, empty
 
-The manifest is written before the jobs are submitted. Each submission has a separate folder, so
-concurrent submissions do not conflict.
+docs/results_folders.md lists all files of a results folder. The manifest is written before the jobs
+are submitted. Each submission has a separate folder, so concurrent submissions do not conflict.
 """
 
 from __future__ import annotations
