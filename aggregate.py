@@ -242,7 +242,10 @@ def compare_folders(
     if not math.isfinite(tolerance):
         _fail(f"--tolerance must be a finite number, got {tolerance}")
     observations = _observe(before), _observe(after)
-    lines = [str(line) for observation in observations for line in observation.bad_lines]
+    lines: list[str] = []
+    for folder, observation in zip((before, after), observations, strict=True):
+        lines += map(str, observation.bad_lines)
+        lines += [f"{folder}: {note}" for note in observation.notes]
     for line in dict.fromkeys(lines):
         print(f"note: {line}", file=sys.stderr)
     comparisons = compare(*observations, tolerance)

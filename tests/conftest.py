@@ -28,6 +28,10 @@ if "ATEN_CPU_CAPABILITY" in os.environ:
 # vector instructions the CPU has.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# Tests submit from the project's root folder. The user's last submission must not change, also not
+# if the tests are killed.
+os.environ["JOBS_LATEST_NAME"] = ".latest-of-tests.json"
+
 INTERPRETED = Path(__file__).parent / "interpreted"
 
 # The files that take longest, which start first. Some of them mostly wait, others compute. Of the
@@ -53,24 +57,6 @@ INDEPENDENT = (
     "tests/test_examples.py",
     "tests/test_studies.py",
 )
-
-
-LATEST = Path(__file__).parents[1] / "logs" / ".latest.json"
-_latest_before: list[bytes] = []
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Save which submission is the user's last one. Tests submit from the same folder."""
-    if not hasattr(session.config, "workerinput") and LATEST.exists():
-        _latest_before.append(LATEST.read_bytes())
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if not hasattr(session.config, "workerinput"):
-        if _latest_before:
-            LATEST.write_bytes(_latest_before[0])
-        else:
-            LATEST.unlink(missing_ok=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

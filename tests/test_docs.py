@@ -13,6 +13,13 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from jobs.launch.folder_lock import LOCK as QUEUE_LOCK
+from jobs.launch.submission_lock import LOCK as SUBMIT_LOCK
+from jobs.results.cancelled import CANCELLED, OLD_CANCELLED
+from jobs.results.heartbeat import HEARTBEAT
+from jobs.results.latest import NOT_SEARCHED
+from jobs.results.slurm_job_states import ENDED, REFUSAL
+from jobs.results.worker_state import END, STATE
 from jobs.status import Status
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
@@ -112,6 +119,17 @@ def test_every_value_and_status_is_documented() -> None:
     )
     assert [value for value in VALUES if f"`{value}`" not in sweeps] == []
     assert [status for status in Status if f"`{status}`" not in folders] == []
+
+
+def test_every_file_of_a_results_folder_is_documented_once() -> None:
+    page = (DOCS / "results_folders.md").read_text()
+    table = page.partition("## Files of a results folder\n")[2].partition("\n## ")[0]
+    in_submission = (HEARTBEAT, CANCELLED, OLD_CANCELLED, ENDED, REFUSAL, STATE, END)
+    names = [*NOT_SEARCHED, SUBMIT_LOCK, QUEUE_LOCK, "manifest.json", "handles.json"]
+    names += [*in_submission, "worker.log", "cannot-write-", "slurm/", "logs/.latest.json"]
+    assert [name for name in names if name not in table] == []
+    other_pages = (path for path in DOCS.glob("*.md") if path.name != "results_folders.md")
+    assert [path.name for path in other_pages if SUBMIT_LOCK in path.read_text()] == []
 
 
 def test_the_example_of_a_benchmark_runs(tmp_path: Path) -> None:

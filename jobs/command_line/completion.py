@@ -13,8 +13,8 @@ from pathlib import Path
 import typer
 
 from jobs.errors import InputError
-from jobs.results.latest import latest_folder
-from jobs.results.manifest import SUBMISSIONS, manifests_in, read_manifests
+from jobs.results.latest import LOGS, folders_in, latest_folder, manifests_of
+from jobs.results.manifest import read_manifests
 from jobs.results.unreadable import UnreadableResults
 from jobs.run import varying
 from jobs.status import Status
@@ -114,9 +114,11 @@ def _values(benchmarks: Benchmarks | None, key: str, incomplete: str) -> list[st
 
 def results_folders(incomplete: str) -> list[str]:
     """Return the results folders in ./logs whose paths begin with a word."""
-    patterns = (f"*/{SUBMISSIONS}", f"*/*/{SUBMISSIONS}")
-    found = (path.parent.as_posix() for one in patterns for path in Path("logs").glob(one))
-    return sorted(path for path in found if path.startswith(incomplete))
+    try:
+        found = [path.as_posix() for path in folders_in(LOGS)]
+    except UnreadableResults:
+        return []
+    return [path for path in found if path.startswith(incomplete)]
 
 
 def run_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -130,10 +132,8 @@ def run_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     given = ctx.params.get("folder")
     labels: dict[str, str] = {}
     try:
-        found = (
-            {Path(given): read_manifests(Path(given))} if given else manifests_in(Path("logs"))[0]
-        )
-    except (FileNotFoundError, UnreadableResults):
+        found = manifests_of([Path(given)] if given else folders_in(LOGS))
+    except UnreadableResults:
         return []
     for manifests in found.values():
         runs = [run for manifest in manifests for run in manifest.runs.values()]

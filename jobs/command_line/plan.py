@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 from rich.table import Table as Grid
 
@@ -13,6 +12,7 @@ from jobs.command_line.plain_console import plain_console
 from jobs.formatting import counted, relative
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.submission import Prepared
+from jobs.results.latest import LOGS, folders_in
 from jobs.results.manifest import Executor
 from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
@@ -90,13 +90,16 @@ def _expected(prepared: Prepared) -> str:
     """Return an estimate of the total run time of a planned submission, as text.
 
     The estimate uses the durations of earlier runs with the same benchmark and parameters that
-    ended as ok. Their records are read from the results folder and from all folders
-    logs/*/<sweep name>. The reference results of this repository are in such folders.
+    ended as ok. Their records are read from the results folder and from the results folders in
+    ./logs that have the name of the sweep, as the reference results of this repository.
     """
     manifest = prepared.manifest
     took: dict[str, float] = {}
     source = ""
-    for folder in (manifest.folder, *sorted(Path("logs").glob(f"*/{manifest.sweep.name}"))):
+    folders = [manifest.folder]
+    with suppress(UnreadableResults):
+        folders += [path for path in folders_in(LOGS) if path.name == manifest.sweep.name]
+    for folder in dict.fromkeys(path.resolve() for path in folders):
         with suppress(UnreadableResults):  # another folder must not stop the submission
             for record in iter_records(folder) if manifest.jobs else ():
                 if isinstance(record, Record) and record.status == "ok":

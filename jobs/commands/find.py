@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from jobs.results.latest import LOGS, REPLAY, latest_folder, results_folders
-from jobs.results.manifest import SUBMISSIONS
+from jobs.results.latest import LOGS, REPLAY, folders_in, latest_folder, manifests_of
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.unreadable import BadLine, UnreadableResults
 from jobs.status import Status
@@ -87,30 +85,22 @@ def _folders_with(run: str) -> list[Path]:
     contains the run, otherwise all folders that contain the run. The folder ./logs/replay is
     returned only if no other folder contains the run.
     """
-    latest, replay = latest_folder(), REPLAY.resolve()
-    folders = [latest] if latest else []
-    ids = {path.resolve(): _ids_in(path, run) for path in (*folders, *results_folders())}
+    try:
+        latest, replay = latest_folder(), REPLAY.resolve()
+        folders = [path.resolve() for path in (*([latest] if latest else []), *folders_in(LOGS))]
+    except UnreadableResults as error:
+        fail(str(error))
+    # Manifests that cannot be read are left out. Reading the records, too, would take long.
+    ids = {
+        path: {one for manifest in manifests for one in manifest.runs if one.startswith(run)}
+        for path, manifests in manifests_of(dict.fromkeys(folders)).items()
+    }
     holding = [path for path in ids if ids[path]]
     if len(set().union(*ids.values())) > 1:
         return holding  # the run is ambiguous, unless some of the ids are of outdated versions
     if latest and latest.resolve() in holding:
         return [latest.resolve()]
     return [path for path in holding if path != replay] or holding
-
-
-def _ids_in(folder: Path, start: str) -> set[str]:
-    """Return the run ids in the manifests of a folder that begin with `start`.
-
-    Manifests that cannot be read are left out. Records are not read, which would take longer.
-    """
-    ids: set[str] = set()
-    for path in (folder / SUBMISSIONS).glob("*/manifest.json"):
-        try:
-            runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-            ids |= {run["id"] for run in runs if run["id"].startswith(start)}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            continue
-    return ids
 
 
 def _rank(task: TaskState, prefer_live: bool) -> tuple[int, bool, float]:

@@ -1,4 +1,4 @@
-"""Finds the results folder of the last accepted submission.
+"""Finds the results folders in ./logs, and the folder of the last accepted submission.
 
 A submission is accepted when its local queue starts, or when Slurm accepts at least one of its job
 arrays. It then writes its folder to the file ./logs/.latest.json. Without this file, the manifests
@@ -8,16 +8,30 @@ in ./logs are searched.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from jobs.code.state import DIFFS
 from jobs.json_files import write_json
-from jobs.results.manifest import SUBMISSIONS, manifests_in
-from jobs.results.unreadable import BadLine
+from jobs.results.manifest import (
+    ARTIFACTS,
+    SNAPSHOTS,
+    SUBMISSIONS,
+    BrokenManifest,
+    Manifest,
+    read_manifests,
+)
+from jobs.results.record import RECORDS
+from jobs.results.unreadable import BadLine, UnreadableResults, names_in
 
 LOGS = Path("logs")
-LATEST = LOGS / ".latest.json"
+# The variable is internal. The tests set it, so that they do not change the file of the user.
+LATEST = LOGS / os.environ.get("JOBS_LATEST_NAME", ".latest.json")
 REPLAY = LOGS / "replay"  # results of `jobs replay`, which are not a study of the user
+# Folders that never contain results folders. They can have thousands of entries.
+NOT_SEARCHED = (RECORDS, SUBMISSIONS, ARTIFACTS, SNAPSHOTS, DIFFS)
 
 
 def note_accepted(folder: Path) -> None:
@@ -46,19 +60,65 @@ def latest_folder(bad: list[BadLine] | None = None) -> Path | None:
             return folder
     except (OSError, ValueError, TypeError, KeyError):
         pass
-    manifests, unreadable = manifests_in(LOGS)
-    if bad is not None:
-        bad += unreadable
     accepted = [
         (manifest.created_at, folder)
-        for folder in manifests
+        for folder, manifests in manifests_of(folders_in(LOGS, bad), bad).items()
         if folder != REPLAY
-        for manifest in manifests[folder]
+        for manifest in manifests
         if manifest.handles
     ]
     return max(accepted)[1] if accepted else None
 
 
-def results_folders() -> list[Path]:
-    """Return the results folders in ./logs that contain a submission, sorted."""
-    return sorted({path.parents[2] for path in LOGS.glob(f"*/{SUBMISSIONS}/*/manifest.json")})
+def folders_in(parent: Path, bad: list[BadLine] | None = None) -> list[Path]:
+    """Return the results folders in a folder and in its folders, as logs/flash and logs/h200/flash.
+
+    Args:
+        parent: the folder, such as `LOGS`.
+        bad: list to which a `BadLine` is added for each folder that cannot be read.
+
+    Raises:
+        UnreadableResults: if `parent` cannot be read.
+    """
+
+    def names(folder: Path) -> list[str]:
+        try:
+            return names_in(folder)
+        except UnreadableResults as error:
+            if bad is not None and os.path.isdir(folder):
+                bad.append(BadLine(folder, 0, str(error)))
+            return []
+
+    found: list[Path] = []
+    for folder in [parent / name for name in names_in(parent)]:
+        inside = names(folder)
+        if SUBMISSIONS in inside:
+            found.append(folder)
+        deeper = [folder / name for name in inside if name not in NOT_SEARCHED]
+        found += [path for path in deeper if SUBMISSIONS in names(path)]
+    return found
+
+
+def manifests_of(
+    folders: Iterable[Path], bad: list[BadLine] | None = None
+) -> dict[Path, list[Manifest]]:
+    """Return the manifests of each results folder. Folders that cannot be read are left out.
+
+    Args:
+        folders: the results folders.
+        bad: list to which a `BadLine` is added for each file or folder that cannot be read.
+    """
+    found: dict[Path, list[Manifest]] = {}
+    problems: list[BadLine] = []
+    for folder in folders:
+        try:
+            found[folder] = read_manifests(folder, problems)
+        except FileNotFoundError:
+            continue  # no submission has a manifest
+        except BrokenManifest as error:
+            problems.append(error.problem)
+        except UnreadableResults as error:
+            problems.append(BadLine(folder, 0, str(error)))
+    if bad is not None:
+        bad += problems
+    return found

@@ -1,19 +1,14 @@
 """Writes and reads manifests. A manifest lists the runs and the jobs of one submission.
 
 A run is one combination of parameters. A job executes one or more runs. An attempt is one execution
-of a run. A submission has these files in the results folder DIR:
+of a run. This module writes these files in the results folder DIR:
 
-    DIR/submissions/<id>/manifest.json     the merged sweep file, the runs and the jobs
-    DIR/submissions/<id>/handles.json      for each job, its Slurm id or its local process
-    DIR/submissions/<id>/cancelled.json    runs that must not start, see jobs/results/cancelled.py
-    DIR/submissions/<id>/heartbeat         while a local or debug submission runs; see `heartbeat`
-    DIR/submissions/<id>/jobs/<index>/     logs and state of the job; see `worker_state`
-    DIR/artifacts/<run>-<repeat>-<attempt>/   files that the benchmark wrote during an attempt
-    DIR/snapshots/<id>/<repository>/       copy of the code, for submissions with --snapshot
-    DIR/snapshots/<id>/<submission>.json   states of the copied repositories at the submission
+    DIR/submissions/<id>/manifest.json    the merged sweep file, the runs and the jobs
+    DIR/submissions/<id>/handles.json     for each job, its Slurm id or its local process
+    DIR/submissions/<id>/jobs/<index>/    folder of the job, empty
 
-The manifest is written before the jobs are submitted. Each submission has a separate folder, so
-concurrent submissions do not conflict.
+docs/results_folders.md lists all files of a results folder. The manifest is written before the jobs
+are submitted. Each submission has a separate folder, so concurrent submissions do not conflict.
 """
 
 from __future__ import annotations
@@ -364,26 +359,3 @@ def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manif
             f"{folder} holds no submission (expected {folder}/{SUBMISSIONS}/*/manifest.json)"
         )
     return sorted(manifests, key=lambda m: m.created_at)
-
-
-def manifests_in(parent: Path) -> tuple[dict[Path, list[Manifest]], list[BadLine]]:
-    """Return the manifests of each results folder in a folder, and what cannot be read.
-
-    Folders that cannot be read are reported and skipped.
-
-    Args:
-        parent: the folder of the results folders, such as `logs`.
-    """
-    found: dict[Path, list[Manifest]] = {}
-    bad: list[BadLine] = []
-    for name in names_in(parent):
-        try:
-            found[parent / name] = read_manifests(parent / name, bad)
-        except FileNotFoundError:
-            continue  # not a results folder
-        except BrokenManifest as error:
-            bad.append(error.problem)
-        except UnreadableResults as error:
-            if (parent / name).is_dir():
-                bad.append(BadLine(parent / name, 0, str(error)))
-    return found, bad

@@ -19,7 +19,7 @@ from tests.jobs.harness import ROOT, call
 from tests.jobs.results_folder import TOY, load
 
 CASES = [*sweep_files.CASES, *views.CASES, *command_lines.CASES, *folders.CASES]
-SEED = "BAD_INPUT_SEED"  # environment variable that selects the drawn cases
+SEED = "BAD_INPUT_SEED"  # environment variable that selects the drawn cases, by default 0
 DRAWN = 25
 MAX_LINES = 40
 SECONDS = 5  # of CPU time
@@ -48,9 +48,8 @@ def test_every_case(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_some_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check a random draw of the cases. The output of a failed test shows the seed."""
-    seed = int(os.environ.get(SEED, random.randrange(10**6)))
-    print(f"{SEED}={seed}")
+    """Check a draw of the cases, always the same, so that no commit passes or fails by chance."""
+    seed = int(os.environ.get(SEED, 0))
     for i, case in enumerate(random.Random(seed).sample(CASES, DRAWN)):
         folder = tmp_path / str(i)
         folder.mkdir()

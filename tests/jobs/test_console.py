@@ -61,12 +61,14 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / ".hidden.yaml").write_text(SWEEP)
     done = sweeps(folder, "submit", "my.yaml", "--local")
     assert done.returncode == 0, done.stdout
+    assert (folder / "logs" / ".latest.json").exists()
     return folder
 
 
 def environment(folder: Path) -> dict[str, str]:
     path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)])
-    return os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, "COLUMNS": "80"}
+    inherited = {k: v for k, v in os.environ.items() if k != "JOBS_LATEST_NAME"}
+    return inherited | {"PYTHONPATH": str(ROOT), "PATH": path, "COLUMNS": "80"}
 
 
 def sweeps(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -203,6 +205,14 @@ def test_completion_of_results(elsewhere: Path) -> None:
     assert complete(elsewhere, "replay", "--in", "nowhere", ids[0][:6]) == []
     assert complete(elsewhere, "status", "--watch", "lo") == ["logs/my"]
     assert "--follow" in complete(elsewhere, "logs", ids[0], "--")
+    (elsewhere / "logs" / "h").mkdir()
+    (elsewhere / "logs" / "my").rename(elsewhere / "logs" / "h" / "my")
+    try:
+        assert complete(elsewhere, "status", "lo") == ["logs/h/my"]
+        assert complete(elsewhere, "logs", "") == ids
+    finally:
+        (elsewhere / "logs" / "h" / "my").rename(elsewhere / "logs" / "my")
+        (elsewhere / "logs" / "h").rmdir()
 
 
 def test_completion_of_conditions(elsewhere: Path) -> None:

@@ -2,7 +2,8 @@
 
 Whatever is killed, the records stay readable, and the same command completes the sweep. The
 environment variable STORM_SEED sets the seed, which is otherwise that of the test's parameter. It
-determines which processes are killed and the delays, but not what the processes do meanwhile.
+determines the roles of the processes that are killed, and how many processes start or end before
+each kill, but not what the processes do meanwhile.
 
 Two kinds of things may be left, and only by a kill of both a worker and its fork server, so that
 nobody is left who knows them: a scratch folder, and a child in a session of its own.
@@ -26,7 +27,7 @@ import yaml
 
 from jobs.results.record_reader import read_records
 from jobs.worker.fork_server import send_signal
-from tests.jobs.harness import await_true, parent_of, run, start
+from tests.jobs.harness import PATIENCE_S, await_true, parent_of, run, start
 
 SWEEP = {
     "name": "storm",
@@ -35,6 +36,7 @@ SWEEP = {
     "timeout_s": 120,
     "tables": [{"name": "times", "rows": ["index"]}],
 }
+END_S = 2 * PATIENCE_S  # timeout of a queue that executes all runs, in seconds
 QUEUE, WORKER, SERVER, RUN, RANK, CHILD = "queue", "worker", "server", "run", "rank", "child"
 ROLES = {  # by words of the command line; the first that matches counts
     "fork_server import serve": SERVER,  # also a run, or torchrun's agent, whose parent is a server
@@ -108,6 +110,20 @@ class Storm:
                 found[pid] = role
         return found
 
+    def await_changes(self, queue: subprocess.Popen[str], count: int) -> None:
+        """Wait until processes have started or ended a number of times, or the queue has ended.
+
+        The moment of a kill after a change is random, because polls and runs are not synchronized.
+        """
+        seen = self.processes().keys()
+
+        def changed() -> bool:
+            return queue.poll() is not None or self.processes().keys() != seen
+
+        for _ in range(count):
+            await_true(changed, "a process starts or ends")
+            seen = self.processes().keys()
+
     def kill_one(self) -> None:
         """Kill a process of a random role."""
         found = self.processes()
@@ -132,9 +148,9 @@ class Storm:
         while len(self.killed) < self.kills:
             queue = self.submit()
             while queue.poll() is None and len(self.killed) < self.kills:
-                time.sleep(self.dice.expovariate(10))  # a random moment, not an event
+                self.await_changes(queue, self.dice.randrange(1, 4))
                 self.kill_one()
-            output, _ = queue.communicate(timeout=120)
+            output, _ = queue.communicate(timeout=END_S)
             if self.dice.random() < 0.5:  # else the next submission meets what is still ending
                 self.settle()
             self.check_records()
@@ -146,7 +162,7 @@ class Storm:
         """Repeat the command until it succeeds."""
         for _ in range(4):
             queue = self.submit()
-            output, _ = queue.communicate(timeout=200)
+            output, _ = queue.communicate(timeout=END_S)
             self.check_records()
             if queue.returncode == 0:
                 return
@@ -225,6 +241,7 @@ def sweep(single: int, ranks: int, gloo: bool = False) -> dict[str, object]:
     return {"cases": cases, "repeats": 2, "runs_per_job": 8}
 
 
+@pytest.mark.timeout(1200)
 def test_random_kills(tmp_path: Path) -> None:
     storm(tmp_path, 1, 8, sweep(8, 0))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.command_line.completion import results_folders
 from jobs.results.latest import LATEST
 from jobs.results.record import Record
 from tests.jobs.harness import ROOT, call, records, write_submission, write_sweep
@@ -20,6 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sweep = write_sweep(tmp_path, [{"what": "ok"}, {"what": "raises", "tag": 1}])
     for out in ("elsewhere/out", "logs/ok"):
         assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 1
+    assert not Path("logs/.latest.json").exists()  # the file of the user, if this is his folder
     return tmp_path
 
 
@@ -56,6 +58,28 @@ def test_the_last_accepted_submission_is_the_default(here: Path) -> None:
     for out in ("ok", "refused"):
         Path("logs", out).rename(f"gone {out}")
     assert "-> error\n" in call("jobs", "logs", failed.run).stdout  # of logs/replay
+
+
+def test_folders_in_folders_of_logs_are_found(here: Path) -> None:
+    """`--out logs/h/one` is found by each command, and is named in the completion."""
+    LATEST.unlink()
+    (here / "logs/h").mkdir()
+    Path("logs/ok").rename("logs/h/one")
+    Path("logs/notes.txt").touch()
+    assert shown() == "logs/h/one"
+    failed = failed_run("logs/h/one")
+    assert f"{here}/logs/h/one/submissions" in call("jobs", "logs", failed.run[:8]).stdout
+    assert results_folders("logs/") == ["logs/h/one"]
+
+    unreadable = Path("logs/h/two/submissions")
+    unreadable.parent.mkdir()
+    unreadable.touch()
+    assert f"note: logs/h/two: skipped: {unreadable} cannot" in call("jobs", "status").stdout
+    assert call("jobs", "logs", failed.run).returncode == 0
+    Path("logs").rename("moved")
+    Path("logs").touch()
+    done = call("jobs", "logs", failed.run)
+    assert done.returncode == 2 and done.stdout == "logs cannot be read: Not a directory\n"
 
 
 def test_retry_without_a_folder_repeats_the_runs_of_the_last_submission(here: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from jobs.results.cancelled import read_cancelled
 from tests.jobs.harness import (
     PATIENCE_S,
+    ROOT,
     Fifo,
     call,
     records,
@@ -151,6 +154,29 @@ def test_cancel_in_a_debug_submission(tmp_path: Path) -> None:
     assert "cancelled 1 job" in call("jobs", "cancel", out, "--where", "what == wait").stdout
     submitted.communicate(timeout=PATIENCE_S)
     assert set(statuses(out).values()) <= {"cancelled", "killed"}
+
+
+def test_lists_of_cancelled_runs_of_processes_at_the_same_time_are_merged(tmp_path: Path) -> None:
+    """`cancelled.json` is the list of an earlier version."""
+    (tmp_path / "cancelled.json").write_text('[["old", 1]]')
+    code = (
+        "import sys; from pathlib import Path; from jobs.results.cancelled import add_cancelled\n"
+    )
+    code += "sys.stdin.readline()\n"
+    code += "for i in range(20): add_cancelled(Path(sys.argv[1]), [(sys.argv[2], i)])"
+    added = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, tmp_path, name], cwd=ROOT, stdin=subprocess.PIPE
+        )
+        for name in "abcd"
+    ]
+    for process in added:
+        assert process.stdin is not None
+        process.stdin.close()
+    assert [process.wait(PATIENCE_S) for process in added] == [0] * 4
+    assert read_cancelled(tmp_path) == {("old", 1)} | {(n, i) for n in "abcd" for i in range(20)}
+    (tmp_path / "cancelled" / "0.json").write_text("[")  # a damaged list does not hide the others
+    assert len(read_cancelled(tmp_path)) == 81
 
 
 def test_retry_of_some_runs(tmp_path: Path) -> None:

@@ -77,16 +77,24 @@ def test_a_full_disk_in_the_foreground(tmp_path: Path) -> None:
 
 
 def test_a_log_on_a_full_disk_is_not_the_fault_of_the_run(tmp_path: Path) -> None:
-    """The record still fits into the last block of its file, but what the run prints does not."""
-    with small_disk(tmp_path / "out", 512) as out:
-        (out / "ballast").touch()
-        case = {"what": "print_to_full_disk", "path": str(out / "ballast")}
+    """The logs are on a disk of their own, so that the record can be written."""
+    out = tmp_path / "out"
+    out.mkdir()
+    with small_disk(out / "submissions", 512) as disk:
+        ballast = disk / "ballast"
+        ballast.touch()
+        case = {"what": "print_to_full_disk", "path": str(ballast)}
         sweep = write_sweep(tmp_path, [{"what": "ok"}, case, {"what": "ok", "tag": 1}])
         done = run("jobs.submit", sweep, "--local", "--out", out)
-        assert done.returncode in (1, 2)
-        assert {r.status for r in records(out)} <= {"ok", "killed"}
-        (out / "ballast").unlink()
-        assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+        assert done.returncode == 1 and "2 ok, 1 killed" in done.stdout
+        found = [(r.params["what"], r.status) for r in records(out)]
+        assert found == [("ok", "ok"), ("print_to_full_disk", "killed"), ("ok", "ok")]
+        failure = records(out)[1].failure
+        assert failure is not None and failure.message == "[Errno 28] No space left on device"
+        ballast.unlink()
+        again = run("jobs.submit", sweep, "--local", "--out", out)
+        assert again.returncode == 0 and "skipping 2 runs with a result" in again.stdout
+        assert [(r.params["what"], r.status) for r in records(out)[3:]] == [(case["what"], "ok")]
         assert set(statuses(out).values()) == {"ok"}
 
 

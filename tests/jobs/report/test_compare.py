@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from jobs.processes import ProcessHandle
 from jobs.report.compare import MIN_SAMPLES, bootstrap_ratio, compare, verdict
+from jobs.results import unwritable
 from jobs.results.manifest import write_handles
 from jobs.results.run_states import observe
 from tests.jobs.harness import call
@@ -298,6 +300,19 @@ def test_exit_code_says_regression(tmp_path: Path, changed: Outcome, code: int, 
         (row,) = [line for line in done.stdout.splitlines() if f"| {words} " in line]
         ratio = {"faster": "0.5", "slower": "1.5"}[words]
         assert f"| {ratio}00 " in row
+
+
+def test_notes_on_both_folders_are_printed(tmp_path: Path) -> None:
+    """Also notes that are no damaged files, such as a worker that could not write its results."""
+    pair = Pair(tmp_path, "grid: {size: [1]}\n")
+    pair.fill(lambda *_: ok(*noise(1.0)), lambda *_: ok(*noise(1.0)))
+    for folder in (pair.before, pair.after):
+        (submission,) = (folder.path / "submissions").iterdir()
+        unwritable.mark(submission, 0, OSError(errno.ENOSPC, ""))
+    done = script(pair.before.path, pair.after.path)
+    assert done.returncode == 0
+    for folder in (pair.before, pair.after):
+        assert f"note: {folder.path}: cannot write results to {folder.path}: No sp" in done.stderr
 
 
 def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
