@@ -27,6 +27,7 @@ from jobs.launch.submission import Options, Prepared, failed_records, prepare, s
 from jobs.launch.submission_lock import SubmissionLock
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
+from jobs.results.latest import LOGS
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import Record
 from jobs.results.slurm_ids import compact_ids
@@ -209,7 +210,7 @@ def submit(
         loaded = load_sweep(sweep, overrides or [], filter, _cluster_file(cluster_file))
         options = Options(
             executor,
-            out or Path("logs") / loaded.sweep.name,
+            out or LOGS / loaded.sweep.name,
             retry_failed,
             force,
             parallel,

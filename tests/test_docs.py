@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from jobs.launch.folder_lock import LOCK as QUEUE_LOCK
 from jobs.launch.submission_lock import LOCK as SUBMIT_LOCK
-from jobs.results.cancelled import CANCELLED, OLD_CANCELLED
+from jobs.results.cancelled import CANCELLED
 from jobs.results.heartbeat import HEARTBEAT
 from jobs.results.latest import NOT_SEARCHED
 from jobs.results.slurm_job_states import ENDED, REFUSAL
@@ -124,7 +124,7 @@ def test_every_value_and_status_is_documented() -> None:
 def test_every_file_of_a_results_folder_is_documented_once() -> None:
     page = (DOCS / "results_folders.md").read_text()
     table = page.partition("## Files of a results folder\n")[2].partition("\n## ")[0]
-    in_submission = (HEARTBEAT, CANCELLED, OLD_CANCELLED, ENDED, REFUSAL, STATE, END)
+    in_submission = (HEARTBEAT, CANCELLED, ENDED, REFUSAL, STATE, END)
     names = [*NOT_SEARCHED, SUBMIT_LOCK, QUEUE_LOCK, "manifest.json", "handles.json"]
     names += [*in_submission, "worker.log", "cannot-write-", "slurm/", "logs/.latest.json"]
     assert [name for name in names if name not in table] == []

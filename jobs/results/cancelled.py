@@ -7,42 +7,46 @@ local queue also stops the jobs of which all runs are listed.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from jobs.json_files import write_json
-from jobs.results.unreadable import UnreadableResults, names_in
+from jobs.results.unreadable import BadLine, UnreadableResults, first_problem, names_in
 
 CANCELLED = "cancelled"  # folder of the lists inside the folder of a submission
-OLD_CANCELLED = "cancelled.json"  # the only list in submissions of earlier versions
+_LIST = TypeAdapter(set[tuple[str, int]])
 
 
-def read_cancelled(submission: Path) -> set[tuple[str, int]]:
+def read_cancelled(submission: Path, bad: list[BadLine] | None = None) -> set[tuple[str, int]]:
     """Return the (run id, repeat) pairs of a submission that were cancelled before they started.
-
-    Files that cannot be read are ignored.
 
     Args:
         submission: folder of the submission.
+        bad: list to which a `BadLine` is added for each list that cannot be read.
     """
     tasks: set[tuple[str, int]] = set()
-    for path in _lists(submission):
-        with suppress(OSError, ValueError, TypeError):
-            listed = json.loads(path.read_text(encoding="utf-8"))
-            tasks |= {(run, repeat) for run, repeat in listed}
+    problems: list[BadLine] = []
+    folder = submission / CANCELLED
+    try:
+        names = names_in(folder)
+    except UnreadableResults as error:
+        names, problems = [], [BadLine(folder, 0, str(error))]
+    for name in names:
+        if not name.endswith(".json"):
+            continue  # the temporary file of a list that is being written
+        try:
+            tasks |= _LIST.validate_json((folder / name).read_bytes())
+        except OSError as error:
+            problems.append(BadLine(folder / name, 0, str(error.strerror)))
+        except ValidationError as error:
+            problems.append(BadLine(folder / name, 0, first_problem(error)))
+    if bad is not None:
+        bad += problems
     return tasks
-
-
-def _lists(submission: Path) -> Iterator[Path]:
-    yield submission / OLD_CANCELLED
-    with suppress(UnreadableResults):
-        for name in names_in(submission / CANCELLED):
-            if name.endswith(".json"):  # not the temporary file of a list that is being written
-                yield submission / CANCELLED / name
 
 
 def add_cancelled(submission: Path, tasks: Iterable[tuple[str, int]]) -> None:

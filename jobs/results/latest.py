@@ -60,10 +60,11 @@ def latest_folder(bad: list[BadLine] | None = None) -> Path | None:
             return folder
     except (OSError, ValueError, TypeError, KeyError):
         pass
+    # Deeper folders, such as logs/h200/flash, are not those of a submission by default.
+    folders = [one for one in folders_in(LOGS, bad) if one.parent == LOGS and one != REPLAY]
     accepted = [
         (manifest.created_at, folder)
-        for folder, manifests in manifests_of(folders_in(LOGS, bad), bad).items()
-        if folder != REPLAY
+        for folder, manifests in manifests_of(folders, bad).items()
         for manifest in manifests
         if manifest.handles
     ]

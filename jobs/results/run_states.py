@@ -84,7 +84,7 @@ def observe(folder: Path) -> Observation:
         latest_of[(record.submission, *key)] = record
     tasks: dict[TaskKey, TaskState] = {}
     for manifest in manifests:  # oldest first: a newer submission of a run overrides an older one
-        cancelled = read_cancelled(manifest.path)
+        cancelled = read_cancelled(manifest.path, bad)
         for job in manifest.jobs:
             latest_here = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
             for key, task in _job_tasks(

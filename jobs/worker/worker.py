@@ -90,6 +90,7 @@ class Worker:
         self.executed = 0
         self.failures: list[Record] = []
         self._deaths: Counter[str] = Counter()
+        self._cancelled: set[tuple[str, int]] = set()  # runs that `jobs cancel --where` listed
         self._current: tuple[Attempt, Path | None] | None = None  # the attempt, its scratch folder
         self._child: Child | None = None
         self._server: ForkServer | None = None
@@ -189,7 +190,9 @@ class Worker:
         A run that a later submission has recorded is not recorded again, because the latest record
         determines the status of the run.
         """
-        if (run_id, repeat) not in read_cancelled(self.manifest.path):
+        # A union, because a network file system may fail for a moment.
+        self._cancelled |= read_cancelled(self.manifest.path)
+        if (run_id, repeat) not in self._cancelled:
             return False
         since = self.manifest.created_at
         earlier = (r for r in self.records if (r.run, r.repeat) == (run_id, repeat))

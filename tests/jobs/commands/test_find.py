@@ -61,12 +61,12 @@ def test_the_last_accepted_submission_is_the_default(here: Path) -> None:
 
 
 def test_folders_in_folders_of_logs_are_found(here: Path) -> None:
-    """`--out logs/h/one` is found by each command, and is named in the completion."""
+    """`logs RUN` and the completion find logs/h/one. It is no default: it may be a reference."""
     LATEST.unlink()
     (here / "logs/h").mkdir()
     Path("logs/ok").rename("logs/h/one")
     Path("logs/notes.txt").touch()
-    assert shown() == "logs/h/one"
+    assert "none in ./logs has an accepted submission" in call("jobs", "status").stdout
     failed = failed_run("logs/h/one")
     assert f"{here}/logs/h/one/submissions" in call("jobs", "logs", failed.run[:8]).stdout
     assert results_folders("logs/") == ["logs/h/one"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.results.unreadable import BadLine
 from jobs.results.cancelled import read_cancelled
 from tests.jobs.harness import (
     PATIENCE_S,
@@ -157,10 +158,9 @@ def test_cancel_in_a_debug_submission(tmp_path: Path) -> None:
 
 
 def test_lists_of_cancelled_runs_of_processes_at_the_same_time_are_merged(tmp_path: Path) -> None:
-    """`cancelled.json` is the list of an earlier version."""
-    (tmp_path / "cancelled.json").write_text('[["old", 1]]')
     code = (
-        "import sys; from pathlib import Path; from jobs.results.cancelled import add_cancelled\n"
+        "import sys; from pathlib import Path; from jobs.results.unreadable import BadLine
+from jobs.results.cancelled import add_cancelled\n"
     )
     code += "sys.stdin.readline()\n"
     code += "for i in range(20): add_cancelled(Path(sys.argv[1]), [(sys.argv[2], i)])"
@@ -174,9 +174,11 @@ def test_lists_of_cancelled_runs_of_processes_at_the_same_time_are_merged(tmp_pa
         assert process.stdin is not None
         process.stdin.close()
     assert [process.wait(PATIENCE_S) for process in added] == [0] * 4
-    assert read_cancelled(tmp_path) == {("old", 1)} | {(n, i) for n in "abcd" for i in range(20)}
+    assert read_cancelled(tmp_path) == {(n, i) for n in "abcd" for i in range(20)}
     (tmp_path / "cancelled" / "0.json").write_text("[")  # a damaged list does not hide the others
-    assert len(read_cancelled(tmp_path)) == 81
+    bad: list[BadLine] = []
+    assert len(read_cancelled(tmp_path, bad)) == 80
+    assert [line.path.name for line in bad] == ["0.json"]
 
 
 def test_retry_of_some_runs(tmp_path: Path) -> None:

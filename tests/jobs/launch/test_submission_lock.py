@@ -96,9 +96,7 @@ def test_takeover_by_a_process_that_is_killed_itself(tmp_path: Path) -> None:
     dead.kill()
     dead.communicate()
     token = json.loads((tmp_path / LOCK).read_text())["token"]
-    (tmp_path / f"{LOCK}.{token}").write_text(
-        (tmp_path / LOCK).read_text().replace(token, "0" * 8)
-    )
+    (tmp_path / f"{LOCK}.{token}").write_text((tmp_path / LOCK).read_text().replace(token, "0" * 8))
     with SubmissionLock(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
