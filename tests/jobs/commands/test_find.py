@@ -74,7 +74,6 @@ def test_folders_in_folders_of_logs_are_found(here: Path) -> None:
     unreadable = Path("logs/h/two/submissions")
     unreadable.parent.mkdir()
     unreadable.touch()
-    assert f"note: logs/h/two: skipped: {unreadable} cannot" in call("jobs", "status").stdout
     assert call("jobs", "logs", failed.run).returncode == 0
     Path("logs").rename("moved")
     Path("logs").touch()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.results.unreadable import BadLine
 from jobs.results.cancelled import read_cancelled
+from jobs.results.unreadable import BadLine
 from tests.jobs.harness import (
     PATIENCE_S,
     ROOT,
@@ -159,8 +159,7 @@ def test_cancel_in_a_debug_submission(tmp_path: Path) -> None:
 
 def test_lists_of_cancelled_runs_of_processes_at_the_same_time_are_merged(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from jobs.results.unreadable import BadLine
-from jobs.results.cancelled import add_cancelled\n"
+        "import sys; from pathlib import Path; from jobs.results.cancelled import add_cancelled\n"
     )
     code += "sys.stdin.readline()\n"
     code += "for i in range(20): add_cancelled(Path(sys.argv[1]), [(sys.argv[2], i)])"
