@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict
 
 from jobs.json_files import write_json
+from jobs.printing import say
 from jobs.results.record import Failure
 from jobs.results.unwritable import FULL
 from jobs.status import Status
@@ -231,8 +232,7 @@ def leave_error(scratch: Path, error: OSError) -> None:
     """
     with suppress(OSError):
         (scratch / f"{_UNDELIVERED}{error.errno}").touch()
-    with suppress(OSError, ValueError):  # the log may be closed, or on the same disk
-        print(f"cannot write to {scratch}: {error.strerror}", file=sys.stderr)
+    say(f"cannot write to {scratch}: {error.strerror}", sys.stderr)
 
 
 def undelivered(scratch: Path) -> str | None:

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 import uuid
@@ -20,6 +21,7 @@ from types import FrameType
 
 from jobs import provenance
 from jobs.formatting import counted
+from jobs.printing import say
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
 from jobs.results.manifest import Executor, Manifest
@@ -40,7 +42,7 @@ from jobs.worker.node_connections import node_address
 from jobs.worker.nodes import Followers, follow, lead
 from jobs.worker.outcome import Outcome, failed, no_scratch, scratch_failed
 from jobs.worker.rank_failures import outcome_of_ranks
-from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts
+from jobs.worker.recorder import Attempt, Recorder, slurm_facts
 from jobs.worker.run_process import Request, execute
 from jobs.worker.run_with_timeout import run_with_timeout
 
@@ -247,7 +249,8 @@ class Worker:
         except OSError as error:  # a full disk must not end the job
             say(
                 f"cannot write {self.folder}/state.json: {error.strerror}; "
-                "`python -m jobs status` cannot show the current run"
+                "`python -m jobs status` cannot show the current run",
+                sys.stdout,
             )
 
     # ---- one run ---------------------------------------------------------------------------------
@@ -337,7 +340,8 @@ class Worker:
         try:
             return ForkServer(modules, benchmarks)
         except ServerDied as error:  # a run imports what it needs, if nothing is preloaded
-            say(f"{error}; continuing without preloaded modules, so runs start more slowly")
+            slowly = "continuing without preloaded modules, so runs start more slowly"
+            say(f"{error}; {slowly}", sys.stdout)
             return ForkServer()
 
     def _record(self, attempt: Attempt, outcome: Outcome) -> None:
