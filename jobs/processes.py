@@ -1,4 +1,4 @@
-"""Handles that identify a process by its host, pid and start time.
+"""Handles that identify a process by its host, pid and start time, and names of signals.
 
 The system reuses pids. The start time distinguishes a process from a later one with the same pid.
 """
@@ -6,6 +6,7 @@ The system reuses pids. The start time distinguishes a process from a later one 
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -34,6 +35,14 @@ class ProcessHandle:
     def is_running(self) -> bool:
         """Whether the process is alive. Valid only on the host of the process."""
         return self.started is not None and start_ticks(self.pid) == self.started
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, for example SIGKILL. Real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def start_ticks(pid: int) -> int | None:

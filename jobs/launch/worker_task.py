@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from submitit.slurm.slurm import SlurmJobEnvironment
 
 from jobs.printing import say
 from jobs.results.manifest import read_manifest
+from jobs.slurm_client import SlurmSilent, slurm_client
 from jobs.worker.fork_server import adopt_orphans
 from jobs.worker.worker import Stopped, Worker
 
@@ -154,10 +154,10 @@ def _sigterm_reason() -> str:
         "step": only the job step is about to end. The job continues.
         "cancelled": any other reason, or scontrol does not answer.
     """
-    command = ["scontrol", "show", "job", "-o", SlurmJobEnvironment().job_id]
+    command = ("scontrol", "show", "job", "-o", SlurmJobEnvironment().job_id)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
+        done = slurm_client(*command, timeout_s=5.0)
+    except SlurmSilent:
         return "cancelled"
     fields = dict(re.findall(r"(\w+)=(\S+)", done.stdout))
     # A running job has the state SIGNALING while Slurm delivers this signal.

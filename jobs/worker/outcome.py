@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from jobs.json_files import write_json
 from jobs.printing import say
+from jobs.processes import signal_name
 from jobs.results.record import Failure
 from jobs.results.unwritable import FULL
 from jobs.status import Status
@@ -288,10 +289,7 @@ def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
             "see `python -m jobs logs`"
         )
         return failed(Status.error, f"exit code {exit_code}", message, traces)
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
+    name = signal_name(-exit_code)
     if out_of_memory and exit_code == -signal.SIGKILL:
         message = (
             "host memory ran out: the kernel killed the process because its memory cgroup was "

@@ -172,13 +172,11 @@ class Worker:
         for record in self.records:
             if (record.run, record.repeat) != (run_id, repeat):
                 continue
-            # Within one submission, a run that was killed is not repeated.
-            status = record.status
             own = record.submission == self.manifest.id
-            if own and (not status.runs_again_on_submit or status is Status.killed):
+            if own and not record.status.runs_again_in_its_job:
                 return True
             if (
-                status is Status.ok
+                record.status is Status.ok
                 and record.device == self.recorder.device
                 and not self.manifest.force
             ):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +242,21 @@ def test_texts_before_and_after_one_that_costs_too_much_are_rendered(
     assert rendered["s"].text == "missing" and len(rendered["s"].warnings) == 1
     assert rendered["t"].error == f"{path}: block 't' takes more than 1 s of CPU time"
     assert (rendered["u"].text, rendered["v"].text) == ("4.000", "")
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 1, "signal 35")]
+)
+def test_a_child_that_is_killed_while_it_sends_keeps_its_earlier_messages(
+    number: int, name: str
+) -> None:
+    def work(send: Any) -> None:
+        send("first")
+        os.write(send.__self__.fileno(), struct.pack("!i", 1000) + b"the rest is missing")
+        os.kill(os.getpid(), number)
+
+    messages, reason = bounded.call_bounded(work)
+    assert messages == ["first"] and str(reason).endswith(f"rendered it by {name}")
 
 
 @pytest.mark.parametrize(
