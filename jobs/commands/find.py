@@ -76,7 +76,7 @@ def find_run(
         fail(
             f"{run!r} is ambiguous: {len(ids)} run ids begin with it, such as {', '.join(ids[:5])}"
         )
-    return max(found, key=lambda item: _rank(item[1], prefer_live))
+    return max(found, key=lambda item: _preference(item[1], prefer_live))
 
 
 def _folders_with(run: str) -> list[Path]:
@@ -86,7 +86,11 @@ def _folders_with(run: str) -> list[Path]:
     contains the run, otherwise all folders that contain the run. The folder ./logs/replay is
     returned only if no other folder contains the run.
     """
-    latest, replay = latest_folder(), REPLAY.resolve()
+    try:
+        latest = latest_folder()
+    except UnreadableResults as error:
+        fail(str(error))
+    replay = REPLAY.resolve()
     folders = [latest] if latest else []
     ids = {path.resolve(): _ids_in(path, run) for path in (*folders, *results_folders())}
     holding = [path for path in ids if ids[path]]
@@ -112,7 +116,7 @@ def _ids_in(folder: Path, start: str) -> set[str]:
     return ids
 
 
-def _rank(task: TaskState, prefer_live: bool) -> tuple[int, bool, float]:
+def _preference(task: TaskState, prefer_live: bool) -> tuple[int, bool, float]:
     """Return a sort key of the repeats of a run. The last one is shown."""
     live = [Status.queued, Status.running]
     record = task.record

@@ -13,7 +13,7 @@ from jobs.command_line.completion import results_folders
 from jobs.command_line.plain_console import plain_console
 from jobs.commands.arguments import Folder
 from jobs.commands.find import observed
-from jobs.commands.watch import SHORTEST_S, watch
+from jobs.commands.watch import LONGEST_S, SHORTEST_S, watch
 from jobs.commands.where import Where, matching
 from jobs.formatting import counted
 from jobs.results.run_states import Observation, TaskState, summary
@@ -39,6 +39,7 @@ def status(
             "--watch",
             metavar="[SECONDS]",
             min=SHORTEST_S,
+            max=LONGEST_S,
             help="Repeat every SECONDS (5 if left out) until no run is queued or running. In a "
             "pipe, print only what changed.",
             autocompletion=results_folders,

@@ -58,6 +58,15 @@ def test_the_last_accepted_submission_is_the_default(here: Path) -> None:
     assert "-> error\n" in call("jobs", "logs", failed.run).stdout  # of logs/replay
 
 
+def test_replay_where_it_cannot_write_says_so(here: Path) -> None:
+    failed = failed_run("elsewhere/out")
+    Path("logs").rename("gone")
+    Path("logs").touch()
+    done = call("jobs", "replay", failed.run, "--in", "elsewhere/out")
+    assert done.returncode == 2, done.stdout
+    assert done.stdout == f"cannot write logs/replay/{failed.run}.yaml: Not a directory\n"
+
+
 def test_retry_without_a_folder_repeats_the_runs_of_the_last_submission(here: Path) -> None:
     call("jobs.submit", "sweep.yaml", "--local", "--out", "elsewhere/out")
     done = call("jobs", "retry")
