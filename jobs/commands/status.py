@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table as Grid
 
-from jobs.code.short_names import short_names
+from jobs.code.short_names import run_labels
 from jobs.command_line.completion import results_folders
 from jobs.command_line.plain_console import plain_console
 from jobs.commands.arguments import Folder
@@ -18,7 +18,6 @@ from jobs.commands.where import Where, matching
 from jobs.formatting import counted
 from jobs.results.run_states import Observation, TaskState, summary
 from jobs.results.slurm_ids import compact_ids
-from jobs.run import varying
 from jobs.status import Status
 
 SHOWN_RUNS = 30
@@ -119,16 +118,13 @@ def _show_slurm_ids(seen: Observation) -> None:
 
 def _show_runs(seen: Observation) -> None:
     """Print the runs that are neither ok nor queued, with the reason."""
-    runs = [task.run for task in seen.tasks]
-    names = varying(runs)
-    references = {reference for run in runs for reference in run.code}
-    short = short_names(references, (value for run in runs for value in run.params.values()))
+    label = run_labels([task.run for task in seen.tasks])
     others = [task for task in seen.tasks if task.status not in (Status.ok, Status.queued)]
     for task in others[:SHOWN_RUNS]:
         failure = task.record.failure if task.record and not task.status.is_live else None
         why = failure.summary if failure else task.detail
         repeat = f" repeat={task.repeat}" if seen.manifests[-1].sweep.repeats > 1 else ""
-        text = f"  {task.status:11} {task.run.id}  {task.run.label(names, short)}{repeat}  {why}"
+        text = f"  {task.status:11} {task.run.id}  {label(task.run)}{repeat}  {why}"
         console.print(text, highlight=False, soft_wrap=True)
     if len(others) > SHOWN_RUNS:
         console.print(f"  … and {len(others) - SHOWN_RUNS} more; --json lists all")
