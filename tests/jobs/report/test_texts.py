@@ -24,6 +24,7 @@ from tests.jobs.results_folder import (
     failed,
     load,
     ok,
+    text_below,
 )
 
 GRID = "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n"
@@ -57,9 +58,7 @@ def render(folder: ResultsFolder, text: str, warnings: list[str] | None = None, 
     path.write_text(f"{{% block t %}}{text}{{% endblock %}}")
     observation = observe(folder.path)
     found: list[str] = []
-    text = StudyTexts(path, ["t"]).render(
-        observation, Table(name="t", **view), list_results(observation), found.append
-    )
+    text = text_below(path, Table(name="t", **view), observation, found.append)
     assert found == (warnings or [])
     return text
 
@@ -289,8 +288,7 @@ def test_a_byte_order_mark_is_not_text(folder: ResultsFolder) -> None:
     path = folder.path / "toy.md.j2"
     path.write_bytes(b"\xef\xbb\xbf{% block t %}a{% endblock %}")
     observation = observe(folder.path)
-    texts = StudyTexts(path, ["t"])
-    assert texts.render(observation, Table(name="t"), [], pytest.fail) == "a"
+    assert text_below(path, Table(name="t"), observation) == "a"
 
 
 def test_a_template_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
@@ -299,11 +297,9 @@ def test_a_template_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_table_without_a_block_has_no_text(folder: ResultsFolder) -> None:
-    (folder.path / "toy.md.j2").write_text("{% block u %}{{ 1 / 0 }}{% endblock %}")
-    texts = StudyTexts(folder.path / "toy.md.j2", ["t", "u"])
-    observation = observe(folder.path)
-    results = list_results(observation)
-    assert texts.render(observation, Table(name="t"), results, pytest.fail) == ""
+    path = folder.path / "toy.md.j2"
+    path.write_text("{% block u %}{{ 1 / 0 }}{% endblock %}")
+    assert text_below(path, Table(name="t"), observe(folder.path), tables=["t", "u"]) == ""
 
 
 def test_a_phase_that_nothing_measured_is_told_to_who_makes_the_report(
