@@ -271,6 +271,45 @@ def timed_out(timeout_s: float, stacks: str) -> Outcome:
     )
 
 
+def stopped(
+    reason: Literal["preempted", "cancelled", "limit"], timeout_min: int, is_first: bool
+) -> Outcome:
+    """Return the outcome of a run that its worker stops because the job ends.
+
+    Args:
+        reason: why the job ends.
+            "preempted", "cancelled": the status of the run.
+            "limit": the job is about to reach its time limit. If the run is the first that the
+            worker executes, it had almost the whole time limit for itself, and its status is
+            timeout. Otherwise its status is preempted, and the run is repeated.
+        timeout_min: time limit of the job, in minutes.
+        is_first: whether the run is the first that the worker executes.
+    """
+    if reason == "limit" and is_first:
+        message = (
+            f"takes longer than the job's time limit of {timeout_min} min; raise "
+            "resources.timeout_min in the sweep and repeat the submit command with --retry-failed"
+        )
+        return failed(Status.timeout, "Limit", message)
+    if reason == "limit":
+        message = "the job reached its time limit; Slurm requeues it to repeat this run"
+        return failed(Status.preempted, "Limit", message)
+    if reason == "preempted":
+        message = (
+            "Slurm preempted the job; this run is repeated when the job is requeued or the sweep "
+            "is submitted again"
+        )
+        return failed(Status.preempted, "Preempted", message)
+    message = "the job was cancelled or interrupted; submit the sweep again to repeat this run"
+    return failed(Status.cancelled, "Cancelled", message)
+
+
+def cancelled_before_start() -> Outcome:
+    """Return the outcome of a run that `jobs cancel --where` cancelled before it started."""
+    message = "cancelled before it started; submit the sweep again to execute this run"
+    return failed(Status.cancelled, "Cancelled", message)
+
+
 def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
     """Return the outcome of a process that ended without reporting a result.
 
