@@ -15,8 +15,8 @@ def shown(text: str, length: int = 200) -> str:
 
     Control characters and lone surrogates, which cannot be printed, become escape sequences.
     """
-    text = text if len(text) <= length else text[: length - 1] + "…"
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: length + 1])
+    return line if len(line) <= length else line[: length - 1] + "…"
 
 
 def nearest(given: str, valid: list[str] | tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Conversion of numbers, other scalars and paths to text."""
+"""Conversion of numbers, other scalars, paths and lines to text."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def format_number(number: float, digits: int = 4) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun in singular or plural, for example `1 run` or `2 runs`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def on_one_line(text: str) -> str:
+    """Return the lines of a text on one line, separated by "; ". Empty lines are left out."""
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def is_number(value: Any) -> bool:

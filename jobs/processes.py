@@ -1,4 +1,4 @@
-"""Handles that identify a process by its host, pid and start time.
+"""Handles that identify a process by its host, pid and start time, and names of signals.
 
 The system reuses pids. The start time distinguishes a process from a later one with the same pid.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,14 @@ class ProcessHandle:
 def command_line() -> str:
     """Return the command of this process as text, with `python` as the interpreter."""
     return shlex.join(["python", *sys.orig_argv[1:]])
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, for example SIGKILL. Real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def start_ticks(pid: int) -> int | None:

@@ -12,26 +12,28 @@ class SlurmSilent(RuntimeError):
     """Raised if a client command of Slurm is missing or does not answer in time."""
 
 
-def slurm_client(*command: str) -> subprocess.CompletedProcess[str]:
+def slurm_client(*command: str, timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
     """Run a client command of Slurm, and return its output and exit code.
 
     Args:
         command: the program and its arguments. The command must not submit a job: a job whose
             sbatch was ended by the time limit may be in the queue without a known id.
+        timeout_s: time limit of the command, in seconds. None: CLIENT_S.
 
     Raises:
-        SlurmSilent: if the program is missing, or if it does not end within CLIENT_S seconds.
+        SlurmSilent: if the program is missing, or if it does not end within the time limit.
     """
     tried = " ".join(command[:3])
+    limit = CLIENT_S if timeout_s is None else timeout_s
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=CLIENT_S
+            command, capture_output=True, text=True, errors="replace", timeout=limit
         )
     except subprocess.TimeoutExpired:
         given = os.environ.get("SLURM_CONF")
         source = f"SLURM_CONF={given}" if given else "the default configuration"
         raise SlurmSilent(
-            f"Slurm does not answer: '{tried}' did not end within {CLIENT_S:.0f} s (with {source})"
+            f"Slurm does not answer: '{tried}' did not end within {limit:.0f} s (with {source})"
         ) from None
     except OSError as error:
         raise SlurmSilent(

@@ -53,6 +53,14 @@ class Status(StrEnum):
         return self in _INTERRUPTED
 
     @property
+    def runs_again_in_its_job(self) -> bool:
+        """Whether a job executes a run again that it has recorded with this status.
+
+        The job does so after Slurm has requeued it, or after its worker was started again.
+        """
+        return self in _INTERRUPTED_IN_ITS_JOB
+
+    @property
     def runs_again_on_retry(self) -> bool:
         """Whether a run with this status is executed again if the user adds `--retry-failed`.
 
@@ -65,6 +73,7 @@ class Status(StrEnum):
 _LIVE = {Status.queued, Status.running}
 _RESULTS = {Status.ok, Status.oom, Status.unsupported}
 _INTERRUPTED = {Status.killed, Status.preempted, Status.cancelled, Status.missing}
+_INTERRUPTED_IN_ITS_JOB = {Status.preempted, Status.cancelled}
 _RETRIED = {Status.oom, Status.timeout, Status.error, Status.wrong}
 
 

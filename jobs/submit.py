@@ -33,7 +33,7 @@ from jobs.results.record import Record
 from jobs.results.slurm_ids import compact_ids
 from jobs.sweep.load import LoadedSweep, load_sweep
 from jobs.user_files import invalid_path, not_a_folder
-from systems.terminal import outliving_pipes, run_command
+from systems.terminal import outliving_output, run_command
 
 CLUSTER_FILE = "cluster.yaml"
 console = plain_console()
@@ -360,8 +360,8 @@ def _start(prepared: Prepared, options: Options, lock: SubmissionLock) -> list[R
     if options.executor is Executor.slurm:
         return start(prepared, options, console, lock)
     status = f"{command('status')} {shlex.quote(str(relative(prepared.manifest.folder)))}"
-    note = "note: the output is closed, the runs continue; to see their states, run:"
-    with outliving_pipes(f"{note}\n  {status}"):
+    note = "note: the output cannot be written, the runs continue; to see their states, run:"
+    with outliving_output(f"{note}\n  {status}"):
         return start(prepared, options, console, lock)
 
 

@@ -22,7 +22,7 @@ _KINDS = {
 }
 
 
-class Unreadable(ValueError):
+class InvalidFile(ValueError):
     """Raised if a file cannot be read. The message says why and does not contain the path."""
 
 
@@ -56,21 +56,21 @@ def read_bytes(path: Path) -> bytes:
     """Read a regular file of at most MAX_BYTES bytes.
 
     Raises:
-        Unreadable: if the file is of another kind, such as a pipe, is larger or cannot be read.
+        InvalidFile: if the file is of another kind, such as a pipe, is larger or cannot be read.
     """
     wrong = invalid_path(str(path))
     if wrong:
-        raise Unreadable(wrong)
+        raise InvalidFile(wrong)
     try:
         kind = stat.S_IFMT(os.stat(path).st_mode)
         if kind != stat.S_IFREG:
             hint = "; write its content to a file" if kind == stat.S_IFIFO else ""
-            raise Unreadable(f"it must be a regular file, got {_KINDS[kind]}{hint}")
+            raise InvalidFile(f"it must be a regular file, got {_KINDS[kind]}{hint}")
         # Without O_NONBLOCK, opening a file that has become a pipe waits for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             data = file.read(MAX_BYTES + 1) or b""
     except OSError as error:
-        raise Unreadable(str(error.strerror)) from None
+        raise InvalidFile(str(error.strerror)) from None
     if len(data) > MAX_BYTES:
-        raise Unreadable(f"it must have at most {MAX_BYTES} bytes, got more")
+        raise InvalidFile(f"it must have at most {MAX_BYTES} bytes, got more")
     return data

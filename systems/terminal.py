@@ -11,12 +11,14 @@ A command calls `exit_on_interrupt` before its imports and `run_command` after t
 
 Ctrl-C then ends the command with exit code 130 and without a traceback, also during imports. If
 the reader of a pipe exits, as in `python -m jobs status | head`, the command ends without a message
-and with exit code 141, as commands that SIGPIPE ends. Characters that the encoding of the output
-does not have are written as escapes such as \\u2026.
+and with exit code 141, as commands that SIGPIPE ends. If the output cannot be written for another
+reason, e.g. to a file on a full disk, the command ends with one line on stderr and exit code 2.
+Characters that the encoding of the output does not have are written as escapes such as \\u2026.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -28,6 +30,7 @@ from typing import Any, NoReturn
 
 INTERRUPTED = 128 + signal.SIGINT
 CLOSED_PIPE = 128 + signal.SIGPIPE
+UNWRITABLE = 2
 
 
 def exit_on_interrupt() -> None:
@@ -64,11 +67,13 @@ def run_command(main: Callable[[], Any]) -> NoReturn:
 
 
 @contextmanager
-def outliving_pipes(note: str) -> Iterator[None]:
-    """Continue if the reader of stdout or stderr exits while the `with` block runs.
+def outliving_output(note: str) -> Iterator[None]:
+    """Continue if stdout or stderr cannot be written while the `with` block runs.
+
+    Causes are a pipe whose reader has exited, a full disk or a closed terminal.
 
     Args:
-        note: line to print to stderr if the reader of stdout exits.
+        note: line to print to stderr if stdout cannot be written.
     """
     streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, _Output)]
     for stream in streams:
@@ -81,31 +86,35 @@ def outliving_pipes(note: str) -> Iterator[None]:
 
 
 class _Output(io.TextIOWrapper):
-    """Stream for stdout or stderr that handles a closed pipe and characters it cannot encode."""
+    """Stream for stdout or stderr that handles failed writes and characters it cannot encode."""
 
-    note: str | None = None  # if set, a closed pipe does not end the process
+    note: str | None = None  # if set, a failed write does not end the process
 
     def write(self, text: str) -> int:
         try:
             return super().write(text)
-        except BrokenPipeError:
-            self._on_closed_pipe()
+        except OSError as error:
+            self._on_failure(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             super().flush()
-        except BrokenPipeError:
-            self._on_closed_pipe()
+        except OSError as error:
+            self._on_failure(error)
 
-    def _on_closed_pipe(self) -> None:
+    def _on_failure(self, error: OSError) -> None:
+        """Discard this and all later output. End the process, unless there is a note to print."""
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self.fileno())  # what is still in buffers goes there, too
         os.close(null)
-        if self.note is None:
+        if self.note is None and error.errno == errno.EPIPE:
             raise SystemExit(CLOSED_PIPE)
+        why = f"cannot write the output: {error.strerror}"
         if self is sys.stdout:
-            print(self.note, file=sys.stderr)
+            print(self.note or why, file=sys.stderr)
+        if self.note is None:
+            raise SystemExit(UNWRITABLE)
 
 
 def _output(stream: Any) -> Any:

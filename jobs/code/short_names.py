@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from jobs.run import Run, varying
 from systems.external.reference import BadReference, Reference, is_reference
 
 
@@ -31,6 +32,20 @@ def short_names(references: Iterable[str], shown: Iterable[Any]) -> dict[str, st
         for reference, own in endings.items()
         if reference in values
     }
+
+
+def run_labels(runs: list[Run]) -> Callable[[Run], str]:
+    """Return a function that labels a run by the parameters whose values differ between runs.
+
+    References to code outside this project have their short names in the labels.
+
+    Args:
+        runs: the runs that the reader sees next to each other.
+    """
+    names = varying(runs)
+    references = {reference for run in runs for reference in run.code}
+    short = short_names(references, (value for run in runs for value in run.params.values()))
+    return lambda run: run.label(names, short)
 
 
 def _endings(reference: str) -> list[str]:

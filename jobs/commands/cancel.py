@@ -9,15 +9,19 @@ from jobs.command_line.plain_console import plain_console
 from jobs.commands.arguments import Folder
 from jobs.commands.find import observed
 from jobs.commands.where import Where, matching
-from jobs.formatting import counted
+from jobs.formatting import counted, on_one_line
 from jobs.results.cancelled import add_cancelled
 from jobs.results.manifest import Executor, Job, Manifest
-from jobs.results.run_states import Observation, TaskKey, TaskState
+from jobs.results.run_states import Observation, TaskKey
 from jobs.slurm_client import SlurmSilent, slurm_client
 from jobs.status import Status
 from jobs.submit import fail
 
 console = plain_console()
+
+
+class CannotCancel(RuntimeError):
+    """Raised if jobs of a submission cannot be cancelled. The message is one line."""
 
 
 def cancel(folder: Folder = None, where: Where = None) -> None:
@@ -29,12 +33,16 @@ def cancel(folder: Folder = None, where: Where = None) -> None:
     With --where, cancels only runs that satisfy the condition. A job is cancelled if all of its
     queued and running runs satisfy it. In other jobs, these runs are skipped when their turn comes,
     and a run that executes now is left to end.
+
+    Exit code: 0 if all these jobs were cancelled, 2 if a job cannot be cancelled, for example
+    because its queue runs on another host. The other jobs are cancelled.
     """
     seen = observed(folder)
     chosen = matching(seen, where)
     live, picked = _live(seen), _live(chosen)
-    executing = {_key(task) for task in chosen.tasks if task.status is Status.running}
+    executing = {task.key for task in chosen.tasks if task.status is Status.running}
     cancelled = skipped = left = 0
+    problems: list[str] = []
     for manifest in seen.manifests:
         states = seen.job_states[manifest.id]
         jobs = [
@@ -43,9 +51,13 @@ def cancel(folder: Folder = None, where: Where = None) -> None:
         whole = _whole(manifest, jobs, live, picked)
         inside = {task for job in whole for task in job.tasks}
         shared = {task for job in jobs for task in job.tasks} & picked - inside
-        if where is not None and jobs:
-            _list(manifest, (inside & picked) | (shared - executing))
-        _stop(manifest, whole, all_jobs=where is None)
+        try:
+            if where is not None and jobs:
+                _note_cancelled(manifest, (inside & picked) | (shared - executing))
+            _stop(manifest, whole, all_jobs=where is None)
+        except CannotCancel as error:
+            problems.append(str(error))
+            continue
         cancelled += len(whole)
         skipped += len(shared - executing)
         left += len(shared & executing)
@@ -55,14 +67,12 @@ def cancel(folder: Folder = None, where: Where = None) -> None:
     if left:
         text += f"; {counted(left, 'executing run')} of jobs that continue left to end"
     console.print(text, soft_wrap=True)
-
-
-def _key(task: TaskState) -> TaskKey:
-    return task.run.id, task.repeat
+    if problems:
+        fail("\n".join(problems))
 
 
 def _live(seen: Observation) -> set[TaskKey]:
-    return {_key(task) for task in seen.tasks if task.status.is_live}
+    return {task.key for task in seen.tasks if task.status.is_live}
 
 
 def _whole(
@@ -78,12 +88,14 @@ def _whole(
     return [job for job in jobs if live & set(job.tasks) <= picked]
 
 
-def _list(manifest: Manifest, tasks: set[TaskKey]) -> None:
+def _note_cancelled(manifest: Manifest, tasks: set[TaskKey]) -> None:
     """Write the runs to the file that the workers and the queue of a submission read."""
     try:
         add_cancelled(manifest.path, tasks)
     except OSError as error:
-        fail(f"{error.filename or manifest.path}: {error.strerror}")
+        raise CannotCancel(
+            f"cannot write {error.filename or manifest.path}: {error.strerror}"
+        ) from None
 
 
 def _stop(manifest: Manifest, jobs: list[Job], all_jobs: bool) -> None:
@@ -94,6 +106,9 @@ def _stop(manifest: Manifest, jobs: list[Job], all_jobs: bool) -> None:
         jobs: the jobs.
         all_jobs: whether these are all live jobs of the folder. A local queue is then stopped as a
             whole. Otherwise it reads from the list of cancelled runs which jobs it stops.
+
+    Raises:
+        CannotCancel: if Slurm does not answer or refuses, or if the queue cannot be stopped.
     """
     if not jobs:
         return
@@ -103,9 +118,9 @@ def _stop(manifest: Manifest, jobs: list[Job], all_jobs: bool) -> None:
             try:
                 done = slurm_client("scancel", *ids[start : start + 500])
             except SlurmSilent as error:
-                fail(str(error))
+                raise CannotCancel(str(error)) from None
             if done.returncode:
-                fail(f"scancel failed: {done.stderr.strip()}")
+                raise CannotCancel(f"scancel failed: {on_one_line(done.stderr)}")
     elif all_jobs or manifest.executor is Executor.debug:
         _stop_process(manifest)
 
@@ -115,6 +130,16 @@ def _stop_process(manifest: Manifest) -> None:
     if process is None:
         return
     if not process.is_on_this_host:
-        fail(f"submission {manifest.id} runs on host {process.host}; run this command on that host")
+        raise CannotCancel(
+            f"submission {manifest.id} runs on host {process.host}; run this command on that host"
+        )
     if process.is_running:
-        os.kill(process.pid, signal.SIGTERM)
+        try:
+            os.kill(process.pid, signal.SIGTERM)
+        except ProcessLookupError:  # it has just ended
+            return
+        except PermissionError:
+            raise CannotCancel(
+                f"submission {manifest.id} runs in process {process.pid} of another user, who must "
+                "cancel it"
+            ) from None

@@ -75,7 +75,7 @@ def find_run(
         fail(
             f"{run!r} is ambiguous: {len(ids)} run ids begin with it, such as {', '.join(ids[:5])}"
         )
-    return max(found, key=lambda item: _rank(item[1], prefer_live))
+    return max(found, key=lambda item: _preference(item[1], prefer_live))
 
 
 def _folders_with(run: str) -> list[Path]:
@@ -103,7 +103,7 @@ def _folders_with(run: str) -> list[Path]:
     return [path for path in holding if path != replay] or holding
 
 
-def _rank(task: TaskState, prefer_live: bool) -> tuple[int, bool, float]:
+def _preference(task: TaskState, prefer_live: bool) -> tuple[int, bool, float]:
     """Return a sort key of the repeats of a run. The last one is shown."""
     live = [Status.queued, Status.running]
     record = task.record

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jobs.results.record_reader import RecordTail
 from jobs.results.run_states import Observation, TaskState, observe
+from jobs.results.unreadable import UnreadableResults
 from jobs.status import Status
 
 POLL_S = 0.5  # interval at which log and records are read, in seconds
@@ -31,6 +32,7 @@ def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, 
 
     Raises:
         KeyboardInterrupt: if the user interrupts.
+        FileNotFoundError: if the submissions are removed.
     """
     tail = RecordTail(seen.folder, {task.run.id})
     tail.new()
@@ -57,14 +59,19 @@ def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, 
 
 
 def _again(seen: Observation, task: TaskState) -> tuple[Observation, TaskState]:
-    seen = observe(seen.folder)
-    same = (t for t in seen.tasks if (t.run.id, t.repeat) == (task.run.id, task.repeat))
+    """Determine the states again. Return the given ones if the folder cannot be read now."""
+    try:
+        seen = observe(seen.folder)
+    except UnreadableResults as error:  # a network file system may fail for a moment
+        print(f"note: {error}; trying again", file=sys.stderr)
+        return seen, task
+    same = (t for t in seen.tasks if t.key == task.key)
     return seen, next(same, task)
 
 
 def logs_of(seen: Observation, task: TaskState) -> list[Path]:
     """Return the log files of a run on all nodes, those of later attempts last."""
-    key = (task.run.id, task.repeat)
+    key = task.key
     folders = (
         m.job_folder(job.index) for m in seen.manifests for job in m.jobs if key in job.tasks
     )
@@ -93,9 +100,12 @@ class _Printer:
             if path in self._skipped:
                 continue
             read, decoder = self._files.get(path, (0, _Decoder("replace")))
-            with path.open("rb") as file:
-                file.seek(read)
-                data = file.read()
+            try:
+                with path.open("rb") as file:
+                    file.seek(read)
+                    data = file.read()
+            except OSError:  # left to a later call
+                continue
             if data and path != self.last:
                 self.last = path
                 print(f"# {path}")

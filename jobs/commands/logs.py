@@ -13,6 +13,7 @@ from jobs.commands.find import find_run
 from jobs.commands.follow import follow, logs_of
 from jobs.results.manifest import ARTIFACTS
 from jobs.results.run_states import Observation, TaskState
+from jobs.submit import fail
 
 
 def logs(
@@ -44,6 +45,8 @@ def logs(
         seen, task, printed = follow(seen, task)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except FileNotFoundError as error:
+        fail(str(error))
     _print(seen, task, printed)
 
 
@@ -94,7 +97,7 @@ def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
     """
     for manifest in reversed(seen.manifests):
         for job in manifest.jobs:
-            if (task.run.id, task.repeat) in job.tasks:
+            if task.key in job.tasks:
                 job_id = manifest.slurm_ids.get(job.index, "-")
                 found = sorted((manifest.path / "slurm").glob(f"{job_id}_*log.*"))
                 found += [p for p in [manifest.job_folder(job.index) / "worker.log"] if p.exists()]

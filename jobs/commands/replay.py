@@ -38,8 +38,11 @@ def replay(run: RunId, folder: In = None) -> None:
     if shape.nproc_per_node is not None:
         sweep["launch"] = {"nproc_per_node": shape.nproc_per_node}
     path = REPLAY / f"{task.run.id}.yaml"  # the results folder may be read-only
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(sweep), encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(sweep), encoding="utf-8")
+    except OSError as error:  # e.g. ./logs is a file
+        fail(f"cannot write {path}: {error.strerror}")
     command = [*words("submit"), str(path), "--debug", "--force", "--out", str(REPLAY)]
     print(shlex.join(command), flush=True)
     raise SystemExit(subprocess.run(command).returncode)

@@ -127,7 +127,7 @@ def _show_plan(prepared: Prepared) -> None:
 def _to_retry(seen: Observation) -> dict[TaskKey, Status]:
     """Return the runs that `retry` submits if their submission contains them, with their states."""
     return {
-        (task.run.id, task.repeat): task.status
+        task.key: task.status
         for task in seen.tasks
         if task.status.is_failure or task.status.runs_again_on_retry
     }

@@ -10,17 +10,16 @@ from typing import Annotated
 import typer
 from rich.table import Table as Grid
 
-from jobs.code.short_names import short_names
+from jobs.code.short_names import run_labels
 from jobs.command_line.completion import results_folders
 from jobs.command_line.plain_console import plain_console
 from jobs.commands.arguments import Folder
 from jobs.commands.find import observed
-from jobs.commands.watch import SHORTEST_S, watch
+from jobs.commands.watch import LONGEST_S, SHORTEST_S, watch
 from jobs.commands.where import Where, matching
 from jobs.formatting import counted
 from jobs.results.run_states import Observation, TaskState, summary
 from jobs.results.slurm_ids import compact_ids
-from jobs.run import varying
 from jobs.status import Status
 
 SHOWN_RUNS = 30
@@ -47,6 +46,7 @@ def status(
             "--watch",
             metavar="[SECONDS]",
             min=SHORTEST_S,
+            max=LONGEST_S,
             help="Repeat every SECONDS (5 if left out) until no run is queued or running. In a "
             "pipe, print the states again only when they change.",
             autocompletion=results_folders,
@@ -138,10 +138,7 @@ def _show_runs(seen: Observation, all_runs: bool) -> None:
         seen: states of the runs.
         all_runs: whether to print also runs that are ok or queued.
     """
-    runs = [task.run for task in seen.tasks]
-    names = varying(runs)
-    references = {reference for run in runs for reference in run.code}
-    short = short_names(references, (value for run in runs for value in run.params.values()))
+    label = run_labels([task.run for task in seen.tasks])
     hidden = () if all_runs else (Status.ok, Status.queued)
     chosen = [task for task in seen.tasks if task.status not in hidden]
     chosen.sort(key=lambda task: URGENT.index(task.status) if task.status in URGENT else LAST)
@@ -156,7 +153,7 @@ def _show_runs(seen: Observation, all_runs: bool) -> None:
             left[kind] += 1
             continue
         repeat = f" repeat={task.repeat}" if seen.manifests[-1].sweep.repeats > 1 else ""
-        text = f"  {task.status:11} {task.run.id}  {task.run.label(names, short)}{repeat}  {why}"
+        text = f"  {task.status:11} {task.run.id}  {label(task.run)}{repeat}  {why}"
         console.print(text.rstrip(), highlight=False, soft_wrap=True)
     for (status, _), count in left.items():
         console.print(f"  {status:11} … and {count} more; --json lists all", highlight=False)

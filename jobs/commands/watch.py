@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 
 DEFAULT_S = 5.0
 SHORTEST_S = 0.5  # minimum of the option: each report reads the folder and asks Slurm
+LONGEST_S = 86400.0  # maximum of the option: a day
 
 
 class WatchingCommand(TyperCommand):

@@ -31,12 +31,10 @@ from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
 from jobs.results.unwritable import ResultsUnwritable
-from jobs.results.worker_state import WorkerEnd, write_worker_end
-from jobs.status import Status
+from jobs.results.worker_state import IDLE_RESTARTS, WorkerEnd, write_worker_end
 
 POLL_S = 0.1
 STOP_S = 20.0  # grace period in which stopped workers record their runs, in seconds
-MAX_RESTARTS = 2  # restarts of a worker in a row without a new result of its job
 
 
 @dataclass
@@ -187,12 +185,12 @@ class LocalQueue:
         restarts = 0 if left < one.left else one.restarts
         if left == 0:
             then = "all its runs have a record"
-        elif restarts < MAX_RESTARTS:
+        elif restarts < IDLE_RESTARTS:
             then = f"starting it again for {counted(left, 'run')}"
             self.free = [gpu for gpu in self.free if gpu not in one.gpus]
             self._start(one.jobs, one.gpus, restarts + 1)
         else:
-            then = f"not starting it again after {MAX_RESTARTS + 1} deaths without a new result"
+            then = f"not starting it again after {IDLE_RESTARTS + 1} deaths without a new result"
             for job in one.jobs:
                 with suppress(OSError):  # a full disk must not stop the other jobs
                     write_worker_end(self.manifest.job_folder(job.index), end)
@@ -201,12 +199,16 @@ class LocalQueue:
 
     def _left(self, jobs: list[Job]) -> int:
         """Return the number of runs of some jobs that a worker still has to execute."""
-        done = {
+        done = self._done()
+        return sum(task not in done for job in jobs for task in job.tasks)
+
+    def _done(self) -> set[tuple[str, int]]:
+        """Return the (run id, repeat) pairs that no worker of this submission executes again."""
+        return {
             (record.run, record.repeat)
             for record in self.records
-            if not record.status.runs_again_on_submit or record.status is Status.killed
+            if not record.status.runs_again_in_its_job
         }
-        return sum(task not in done for job in jobs for task in job.tasks)
 
     def _collect(self, tail: RecordTail, progress: QueueProgress) -> None:
         for record in tail.new():
@@ -220,10 +222,10 @@ class LocalQueue:
         if not listed:
             return
         self.waiting = [job for job in self.waiting if not listed.issuperset(job.tasks)]
-        ended = {(record.run, record.repeat) for record in self.records}
+        done = self._done()
         for one in self.running:
             index = one.jobs[0].index
-            left = {task for job in one.jobs for task in job.tasks} - ended
+            left = {task for job in one.jobs for task in job.tasks} - done
             if index not in self.cancelled and left and left <= listed:
                 self.cancelled.add(index)
                 one.process.terminate()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from jobs.formatting import format_scalar
+from jobs.code.short_names import run_labels
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
 from jobs.results.worker_state import read_worker_state
@@ -46,8 +46,7 @@ class QueueProgress:
 
     def __init__(self, manifest: Manifest, console: Console):
         self._manifest = manifest
-        self._names = _swept(manifest)
-        self._several = any(case.benchmark for case in manifest.sweep.cases)
+        self._label = run_labels(list(manifest.runs.values()))
         self._started = self._last = time.monotonic()
         self._bar = _Bar(
             TextColumn("{task.description}", markup=False),
@@ -80,7 +79,7 @@ class QueueProgress:
         """Print how a run ended, and advance the bar."""
         self._last = time.monotonic()
         self._bar.advance(self._task, 1)
-        what = self._label(record.benchmark, record.params)
+        what = self._label(self._manifest.runs[record.run])
         if record.failure is not None:
             what += f": {record.failure.summary}"
         took = max(0.0, record.finished_at - record.started_at)
@@ -97,8 +96,7 @@ class QueueProgress:
             return
         states = (read_worker_state(self._manifest.job_folder(job.index)).running for job in jobs)
         runs = [self._manifest.runs[state.run] for state in states if state is not None]
-        labels = [self._label(run.benchmark, run.params) for run in runs]
-        self._bar.running = " | ".join(labels)
+        self._bar.running = " | ".join(map(self._label, runs))
         self._bar.update(self._task, left=self._time_left())
 
     def _time_left(self) -> str:
@@ -109,15 +107,3 @@ class QueueProgress:
         each = (self._last - self._started) / task.completed
         left = each * (task.total - task.completed) - (time.monotonic() - self._last)
         return f"about {timedelta(seconds=round(max(0.0, left)))} left"
-
-    def _label(self, benchmark: str, params: dict[str, Any]) -> str:
-        """Return the parameters that the sweep varies, and the benchmark if there are several."""
-        names = [name for name in params if name in self._names] or list(params)
-        label = " ".join(f"{name}={format_scalar(params[name])}" for name in names)
-        return f"{benchmark} {label}" if self._several else label
-
-
-def _swept(manifest: Manifest) -> set[str]:
-    sweep = manifest.sweep
-    blocks = [(sweep.grid, sweep.zip), *((c.fixed, c.grid, c.zip) for c in sweep.cases)]
-    return {name for block in blocks for part in block for name in part}

@@ -6,9 +6,7 @@ import shlex
 
 from jobs.results.manifest import Job, Manifest
 from jobs.results.slurm_job_states import STEP_AGAIN
-from jobs.results.worker_state import STATE
-
-IDLE_RESTARTS = 2  # restarts in a row of a worker that dies before it begins a run
+from jobs.results.worker_state import IDLE_RESTARTS, STATE
 
 _SRUN = """\
 # Start the worker again if a signal such as SIGKILL or SIGSEGV ended it. The new worker continues

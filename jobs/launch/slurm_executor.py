@@ -20,7 +20,7 @@ import submitit
 from submitit.slurm.slurm import SlurmExecutor
 
 from jobs.errors import CommandError
-from jobs.formatting import counted
+from jobs.formatting import counted, on_one_line
 from jobs.launch.sbatch_setup import checked, restarting_srun
 from jobs.launch.snapshot import place
 from jobs.launch.worker_task import WorkerTask, signal_delay_s
@@ -257,7 +257,7 @@ def require_controller() -> int:
         raise SubmissionError(f"{error}; nothing was submitted") from None
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
     if found is None and done.returncode:
-        why = "; ".join(done.stderr.split("\n")).strip("; ")
+        why = on_one_line(done.stderr)
         raise SubmissionError(
             f"Slurm does not answer: 'scontrol show config' failed: {why}; nothing was submitted"
         )

@@ -103,7 +103,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     else:
         records, bad_lines = observation.records, observation.bad_lines
         earlier = {manifest.id: manifest for manifest in observation.manifests}
-        live = {(t.run.id, t.repeat) for t in observation.tasks if t.status.is_live}
+        live = {t.key for t in observation.tasks if t.status.is_live}
         if not options.force:
             in_flight = [task for task in tasks if (task[0].id, task[1]) in live]
     same_device = _same_device(options.executor, loaded, records, earlier)

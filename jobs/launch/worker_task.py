@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
+import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -13,9 +13,10 @@ from types import FrameType
 import submitit
 from submitit.slurm.slurm import SlurmJobEnvironment
 
+from jobs.printing import say
 from jobs.results.manifest import read_manifest
+from jobs.slurm_client import SlurmSilent, slurm_client
 from jobs.worker.fork_server import adopt_orphans
-from jobs.worker.recorder import say
 from jobs.worker.worker import Stopped, Worker
 
 # Time from Slurm's warning signal to the time limit, in seconds. In this time the worker kills the
@@ -49,7 +50,8 @@ class WorkerTask:
             try:
                 os.chdir(self.cwd)
             except OSError as error:
-                say(f"cannot change to {self.cwd}: {error.strerror}; staying in {os.getcwd()}")
+                where = f"staying in {os.getcwd()}"
+                say(f"cannot change to {self.cwd}: {error.strerror}; {where}", sys.stdout)
         node_rank = int(os.environ.get("SLURM_NODEID", 0))
         manifest = read_manifest(Path(self.submission))
         self.worker = Worker(manifest, self.index, node_rank=node_rank)
@@ -73,7 +75,8 @@ class WorkerTask:
         if self.worker.node_rank == 0 and _is_near_limit(self.worker):
             early_s = _seconds_left(self.worker) - signal_delay_s(self.worker.job.timeout_min)
             if early_s > 0.5 and _sigterm_reason() not in ("grace", "preempted"):
-                say(f"Slurm's warning of the time limit is early; continuing for {early_s:.0f} s")
+                early = f"continuing for {early_s:.0f} s"
+                say(f"Slurm's warning of the time limit is early; {early}", sys.stdout)
                 signal.setitimer(signal.ITIMER_REAL, early_s)
                 return
         if callable(self._requeue):
@@ -151,10 +154,10 @@ def _sigterm_reason() -> str:
         "step": only the job step is about to end. The job continues.
         "cancelled": any other reason, or scontrol does not answer.
     """
-    command = ["scontrol", "show", "job", "-o", SlurmJobEnvironment().job_id]
+    command = ("scontrol", "show", "job", "-o", SlurmJobEnvironment().job_id)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
+        done = slurm_client(*command, timeout_s=5.0)
+    except SlurmSilent:
         return "cancelled"
     fields = dict(re.findall(r"(\w+)=(\S+)", done.stdout))
     # A running job has the state SIGNALING while Slurm delivers this signal.

@@ -109,7 +109,7 @@ def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> li
         if not devices:
             results.append(_as_observed(task, task.record.device if task.record else ""))
         for device in devices:
-            here = best.get((task.run.id, task.repeat, device))
+            here = best.get((*task.key, device))
             if here is not None:
                 results += [
                     Result(task.run, task.repeat, device, record.status, record)

@@ -11,17 +11,10 @@ import sys
 import time
 from pathlib import Path
 
+from jobs.printing import say
 from jobs.results.record import Record
 
 RETRY_S = 2.0  # delay before a new try to write a record, in seconds
-
-
-def _warn(text: str) -> None:
-    """Print to stderr. Errors are ignored, because stderr may be a file on a full disk."""
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except OSError:
-        pass
 
 
 class RecordWriter:
@@ -60,8 +53,9 @@ class RecordWriter:
                 return True
             except OSError as error:
                 self.error = error
-                _warn(f"cannot write a record to {self.path}: {error.strerror}")
-        _warn(f"record not written; to keep it, append this line to {self.path}: {line.decode()}")
+                say(f"cannot write a record to {self.path}: {error.strerror}", sys.stderr)
+        keep = f"to keep it, append this line to {self.path}: {line.decode()}"
+        say(f"record not written; {keep}", sys.stderr)
         return False
 
     def _append(self, line: bytes) -> None:

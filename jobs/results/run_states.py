@@ -27,7 +27,6 @@ from jobs.run import Run
 from jobs.status import JobState, JobStates, Status
 
 TaskKey = tuple[str, int]  # run id, repeat
-_RUNS_AGAIN_IN_ITS_JOB = (Status.preempted, Status.cancelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,10 @@ class TaskState:
     status: Status
     record: Record | None = None  # record of the latest ok attempt, or else of the latest attempt
     detail: str = ""  # detail of the job's state, if the status is not from a record
+
+    @property
+    def key(self) -> TaskKey:
+        return self.run.id, self.repeat
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def _job_tasks(
         known = best.get(key)
         run, repeat = manifest.runs[key[0]], key[1]
         # A job that is queued or running repeats its runs that were preempted or cancelled.
-        if status.is_live and (latest is None or latest.status in _RUNS_AGAIN_IN_ITS_JOB):
+        if status.is_live and (latest is None or latest.status.runs_again_in_its_job):
             yield key, TaskState(run, repeat, status, known, detail)
         elif known is not None and (latest is not None or known.status is Status.ok):
             yield key, TaskState(run, repeat, known.status, known)

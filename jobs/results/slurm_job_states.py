@@ -15,6 +15,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from jobs.formatting import on_one_line
 from jobs.json_files import write_json
 from jobs.results.manifest import Job, Manifest
 from jobs.results.unreadable import BadLine, first_problem
@@ -126,10 +127,10 @@ def _slurm_state(
 def _why_not(manifest: Manifest) -> str:
     """Return why a job of a submission has no Slurm id."""
     try:
-        lines = (manifest.path / REFUSAL).read_text(encoding="utf-8", errors="replace").splitlines()
+        text = (manifest.path / REFUSAL).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "the submission was interrupted before Slurm accepted the job"
-    return "; ".join(line.strip() for line in lines if line.strip())[:500]
+    return on_one_line(text)[:500]
 
 
 def _slurm_log(manifest: Manifest, job_id: str, kind: str, task: str = "0") -> Path:
@@ -178,7 +179,7 @@ def squeue(job_ids: list[str]) -> dict[str, str]:
         done = slurm_client(*command)
         # squeue also fails for a job that Slurm no longer knows. That is no error here.
         if done.returncode and "Invalid job id" not in done.stderr:
-            why = "; ".join(done.stderr.split("\n")).strip("; ")
+            why = on_one_line(done.stderr)
             raise SlurmSilent(f"Slurm does not answer: 'squeue' failed: {why}")
         for line in done.stdout.splitlines():
             job, array, index, state, reason = line.strip().split("|", 4)

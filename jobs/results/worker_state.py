@@ -10,17 +10,18 @@ folder of the job:
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jobs.json_files import write_json
+from jobs.processes import signal_name
 from jobs.results.unreadable import BadLine, first_problem
 
 STATE = "state.json"  # file in the folder of a job
 END = "worker_end.json"
+IDLE_RESTARTS = 2  # restarts in a row of a worker that dies without progress
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -58,17 +59,10 @@ class WorkerEnd(BaseModel):
     def text(self, job: int) -> str:
         """Return how the worker of a job ended, e.g. `the worker ... was killed by SIGKILL`."""
         if self.exit_code < 0:
-            how = f"was killed by {_signal_name(-self.exit_code)}"
+            how = f"was killed by {signal_name(-self.exit_code)}"
         else:
             how = f"ended with exit code {self.exit_code}"
         return f"the worker (process {self.pid}) of job {job} {how}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def write_worker_state(job_folder: Path, state: WorkerState) -> None:

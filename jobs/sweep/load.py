@@ -28,7 +28,7 @@ from jobs.sweep.overrides import apply_override, forget, remove_parameters, repe
 from jobs.sweep.schema import AXES, Sweep
 from jobs.sweep.stock_sweeps import sweep_file
 from jobs.sweep.strict_yaml import DataPath, Document, decode, parse
-from jobs.user_files import Unreadable, invalid_path, read_bytes
+from jobs.user_files import InvalidFile, invalid_path, read_bytes
 
 MAX_BASES = 20  # files that a sweep file inherits from
 CLUSTER_KEYS = ["slurm", "resources"]
@@ -68,36 +68,10 @@ def load_sweep(
             with file, line and column.
     """
     problems: list[Problem] = []
-    document = _read(sweep_file(path), problems, ())
-    if not isinstance(document.data, dict):
-        raise InputError(problems)
-    if not document.data:
-        raise InputError(
-            problems
-            or [
-                Problem(
-                    document.at(()), "the file is empty; the keys name and benchmark are required"
-                )
-            ]
-        )
-    if "filter" in document.data:
-        where = document.at_key(("filter",))
-        problems.append(
-            Problem(where, "'filter' is not a key of a sweep file; use the option --filter")
-        )
-        del document.data["filter"]
+    document = _read_sweep(path, problems)
     if cluster is not None:
         document = _merge(_read_cluster(cluster, problems), document)
-    problems += repeated_overrides(overrides)
-    # The other overrides need the parameters of the benchmarks, so load the benchmarks first.
-    first = [argument for argument in overrides if argument.startswith("benchmark=")]
-    for argument in first:
-        apply_override(document, argument, [], problems)
-    benchmarks = _benchmarks(document, problems)
-    parameters = benchmarks.fields if benchmarks else []
-    for argument in overrides:
-        if argument not in first:
-            apply_override(document, argument, parameters, problems)
+    benchmarks = _apply_overrides(document, overrides, problems)
     if filter is not None:
         document.data["filter"] = filter
         document.positions[("filter",)] = Position("--filter")
@@ -144,6 +118,48 @@ def load_sweep_benchmarks(
 # ---- reading and merging -------------------------------------------------------------------------
 
 
+def _read_sweep(path: Path, problems: list[Problem]) -> Document:
+    """Read a sweep file, and merge it with its base file.
+
+    Raises:
+        InputError: if the file cannot be read or is empty.
+    """
+    document = _read(sweep_file(path), problems, ())
+    if not isinstance(document.data, dict):
+        raise InputError(problems)
+    if not document.data:
+        empty = "the file is empty; the keys name and benchmark are required"
+        raise InputError(problems or [Problem(document.at(()), empty)])
+    if "filter" in document.data:
+        where = document.at_key(("filter",))
+        problems.append(
+            Problem(where, "'filter' is not a key of a sweep file; use the option --filter")
+        )
+        del document.data["filter"]
+    return document
+
+
+def _apply_overrides(
+    document: Document, overrides: list[str] | tuple[str, ...], problems: list[Problem]
+) -> Benchmarks | None:
+    """Apply the overrides from the command line to a sweep file, and load its benchmarks.
+
+    Returns:
+        The benchmarks. None if they cannot be loaded.
+    """
+    problems += repeated_overrides(overrides)
+    # The other overrides need the parameters of the benchmarks, so load the benchmarks first.
+    first = [argument for argument in overrides if argument.startswith("benchmark=")]
+    for argument in first:
+        apply_override(document, argument, [], problems)
+    benchmarks = _benchmarks(document, problems)
+    parameters = benchmarks.fields if benchmarks else []
+    for argument in overrides:
+        if argument not in first:
+            apply_override(document, argument, parameters, problems)
+    return benchmarks
+
+
 def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Document:
     """Read a sweep file or cluster file, and merge it with its base file.
 
@@ -160,7 +176,7 @@ def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Docume
     source = str(path)
     try:
         text, wrong = decode(read_bytes(path), source)
-    except Unreadable as error:
+    except InvalidFile as error:
         problems.append(Problem(Position(source), f"cannot be read: {error}"))
         return Document(source=source)
     if wrong:

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from jobs.printing import say
 from jobs.worker.environment import with_project
 from jobs.worker.fork_server import (
     EXIT_S,
@@ -203,11 +204,10 @@ class Child:
             return
         _, self.exit_code, left = answer
         if left:
-            print(
+            say(
                 f"processes {left} of a run are still alive {EXIT_S:.0f} s after SIGKILL and may "
                 "still hold GPU memory",
-                file=sys.stderr,
-                flush=True,
+                sys.stderr,
             )
 
     def kill(self) -> None:

@@ -126,27 +126,13 @@ def lead(
     patience = _Patience(scratch, timeout_s)
     child = server.start(agent, request, scratch=request.scratch)
     on_start(child)
-    reports: list[NodeReport] = []
     try:
         others: list[Connection] = []
         if followers is not None and (endpoint := _endpoint(child, scratch, patience)):
             followers.send(("run", replace(request, endpoint=endpoint)))
             others = list(followers.connections)
         waiting: list[Any] = [child, *others]
-        while waiting and patience.look():
-            for one in _ready(child, waiting, patience.pause()):
-                if one is child:
-                    child.wait(0)
-                    report = collect(request, kills, child)
-                else:
-                    received = _receive(one, request.token)
-                    if received is None:
-                        continue
-                    report = received
-                    reports.append(report)
-                waiting.remove(one)
-                if not report.is_ok:
-                    patience.note_failure()
+        reports = _await_reports(child, waiting, request, kills, patience)
         expired = bool(waiting) and not patience.failed
         late = [one for one in waiting if one is not child]
         for connection in late:
@@ -160,6 +146,40 @@ def lead(
         return [own, *reports, *(_last_word(one, request.token) for one in late)], expired
     finally:
         child.kill()
+
+
+def _await_reports(
+    child: Child, waiting: list[Any], request: Request, kills: int, patience: _Patience
+) -> list[NodeReport]:
+    """Wait until all nodes have reported or the deadline passes.
+
+    Args:
+        child: handle of the process of this node's torchrun agent.
+        waiting: `child` and the connections to the other nodes. Those that have reported are
+            removed.
+        request: the run.
+        kills: number of processes of the job that the OOM killer had killed before the run.
+        patience: deadline of the run.
+
+    Returns:
+        The reports of the other nodes that have reported.
+    """
+    reports: list[NodeReport] = []
+    while waiting and patience.look():
+        for one in _ready(child, waiting, patience.pause()):
+            if one is child:
+                child.wait(0)
+                report = collect(request, kills, child)
+            else:
+                received = _receive(one, request.token)
+                if received is None:
+                    continue
+                report = received
+                reports.append(report)
+            waiting.remove(one)
+            if not report.is_ok:
+                patience.note_failure()
+    return reports
 
 
 def _ready(child: Child, waiting: list[Any], seconds: float) -> list[Any]:

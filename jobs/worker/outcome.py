@@ -17,6 +17,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict
 
 from jobs.json_files import write_json
+from jobs.printing import say
+from jobs.processes import signal_name
 from jobs.results.record import Failure
 from jobs.results.unwritable import FULL
 from jobs.status import Status
@@ -231,8 +233,7 @@ def leave_error(scratch: Path, error: OSError) -> None:
     """
     with suppress(OSError):
         (scratch / f"{_UNDELIVERED}{error.errno}").touch()
-    with suppress(OSError, ValueError):  # the log may be closed, or on the same disk
-        print(f"cannot write to {scratch}: {error.strerror}", file=sys.stderr)
+    say(f"cannot write to {scratch}: {error.strerror}", sys.stderr)
 
 
 def undelivered(scratch: Path) -> str | None:
@@ -270,6 +271,45 @@ def timed_out(timeout_s: float, stacks: str) -> Outcome:
     )
 
 
+def stopped(
+    reason: Literal["preempted", "cancelled", "limit"], timeout_min: int, is_first: bool
+) -> Outcome:
+    """Return the outcome of a run that its worker stops because the job ends.
+
+    Args:
+        reason: why the job ends.
+            "preempted", "cancelled": the status of the run.
+            "limit": the job is about to reach its time limit. If the run is the first that the
+            worker executes, it had almost the whole time limit for itself, and its status is
+            timeout. Otherwise its status is preempted, and the run is repeated.
+        timeout_min: time limit of the job, in minutes.
+        is_first: whether the run is the first that the worker executes.
+    """
+    if reason == "limit" and is_first:
+        message = (
+            f"takes longer than the job's time limit of {timeout_min} min; raise "
+            "resources.timeout_min in the sweep and repeat the submit command with --retry-failed"
+        )
+        return failed(Status.timeout, "Limit", message)
+    if reason == "limit":
+        message = "the job reached its time limit; Slurm requeues it to repeat this run"
+        return failed(Status.preempted, "Limit", message)
+    if reason == "preempted":
+        message = (
+            "Slurm preempted the job; this run is repeated when the job is requeued or the sweep "
+            "is submitted again"
+        )
+        return failed(Status.preempted, "Preempted", message)
+    message = "the job was cancelled or interrupted; submit the sweep again to repeat this run"
+    return failed(Status.cancelled, "Cancelled", message)
+
+
+def cancelled_before_start() -> Outcome:
+    """Return the outcome of a run that `jobs cancel --where` cancelled before it started."""
+    message = "cancelled before it started; submit the sweep again to execute this run"
+    return failed(Status.cancelled, "Cancelled", message)
+
+
 def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
     """Return the outcome of a process that ended without reporting a result.
 
@@ -288,10 +328,7 @@ def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
             "see `python -m jobs logs`"
         )
         return failed(Status.error, f"exit code {exit_code}", message, traces)
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
+    name = signal_name(-exit_code)
     if out_of_memory and exit_code == -signal.SIGKILL:
         message = (
             "host memory ran out: the kernel killed the process because its memory cgroup was "

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import provenance
+from jobs.printing import say
 from jobs.results import unwritable
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import RECORDS, Failure, Measurements, Record, Seconds
@@ -134,13 +135,14 @@ class Recorder:
             name = f"{self._manifest.id}-{self._job.index}"
             self._writer = RecordWriter(self._manifest.folder / RECORDS, name)
         written = self._writer.write(record)
-        took = time.monotonic() - attempt.clock
-        why = f": {record.failure.summary}" if record.failure is not None else ""
-        say(f"{record.status:11} {took:7.1f} s  {record.run}  {attempt.run.label()}{why}")
         if not written:
             assert self._writer.error is not None
             unwritable.mark(self._manifest.path, self._job.index, self._writer.error)
             raise CannotRecord(self._writer.error)
+        took = time.monotonic() - attempt.clock
+        why = f": {record.failure.summary}" if record.failure is not None else ""
+        label = f"{record.run}  {attempt.run.label()}"
+        say(f"{record.status:11} {took:7.1f} s  {label}{why}", sys.stdout)
         return record
 
     def _record(self, attempt: Attempt, outcome: Outcome) -> Record:
@@ -217,13 +219,3 @@ def _around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         for when, state in (("before", before), ("after", after))
     }
     return {name: before[name] for name in which} | states
-
-
-def say(line: str) -> None:
-    """Print a line to the job's output. Ignore errors, because a full disk must not end the job."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    line = line.encode(encoding, "backslashreplace").decode(encoding)  # it may be ASCII
-    try:
-        print(line, flush=True)
-    except OSError:
-        pass

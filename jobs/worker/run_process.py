@@ -20,13 +20,13 @@ import os
 import sys
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from jobs.formatting import counted
 from jobs.json_files import write_json
+from jobs.printing import say
 from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
 from jobs.worker.fork_server import DUMP_STACKS, die_with_parent, flush
@@ -81,10 +81,10 @@ def become_run(request: Request) -> None:
         try:
             log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:  # e.g. a full disk: keep writing to the worker's output
-            print(
+            say(
                 f"cannot open the run's log {request.log}: {error.strerror}; the output of "
                 "the run goes to the job's log",
-                file=sys.stderr,
+                sys.stderr,
             )
         else:
             os.dup2(log, 1)
@@ -108,8 +108,7 @@ def watch_stacks(path: Path) -> None:
     try:
         file = path.open("w")
     except OSError as error:  # e.g. no free inode: go on without stacks
-        with suppress(OSError):  # the log may be on the same disk
-            print(f"cannot write stacks to {path}: {error.strerror}", file=sys.stderr)
+        say(f"cannot write stacks to {path}: {error.strerror}", sys.stderr)
         return
     faulthandler.register(DUMP_STACKS, file=file, all_threads=True)
     faulthandler.enable(file=file, all_threads=True)
@@ -185,17 +184,9 @@ def execute(request: Request) -> Outcome:
         if called is not None:
             measuring = time.monotonic() - called
         outcome = outcome_of(error, oom)
-        _print_traceback(error)
+        say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
     known = {"starting": starting, "measuring": measuring, "versions": _loaded_versions()}
     return outcome.model_copy(update=known | {"ended_at": time.time()})
-
-
-def _print_traceback(error: BaseException) -> None:
-    try:
-        traceback.print_exception(error)
-        sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # stderr is closed, or the disk is full
-        pass
 
 
 def _check_plain(fact: Any, name: str) -> None:

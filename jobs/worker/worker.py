@@ -11,15 +11,18 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 import uuid
 from collections import Counter
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 from jobs import provenance
 from jobs.formatting import counted
+from jobs.printing import say
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
 from jobs.results.manifest import Executor, Manifest
@@ -38,9 +41,16 @@ from jobs.worker.isolation import (
 )
 from jobs.worker.node_connections import node_address
 from jobs.worker.nodes import Followers, follow, lead
-from jobs.worker.outcome import Outcome, failed, no_scratch, scratch_failed
+from jobs.worker.outcome import (
+    Outcome,
+    cancelled_before_start,
+    failed,
+    no_scratch,
+    scratch_failed,
+    stopped,
+)
 from jobs.worker.rank_failures import outcome_of_ranks
-from jobs.worker.recorder import Attempt, Recorder, say, slurm_facts
+from jobs.worker.recorder import Attempt, Recorder, slurm_facts
 from jobs.worker.run_process import Request, execute
 from jobs.worker.run_with_timeout import run_with_timeout
 
@@ -171,13 +181,11 @@ class Worker:
         for record in self.records:
             if (record.run, record.repeat) != (run_id, repeat):
                 continue
-            # Within one submission, a run that was killed is not repeated.
-            status = record.status
             own = record.submission == self.manifest.id
-            if own and (not status.runs_again_on_submit or status is Status.killed):
+            if own and not record.status.runs_again_in_its_job:
                 return True
             if (
-                status is Status.ok
+                record.status is Status.ok
                 and record.device == self.recorder.device
                 and not self.manifest.force
             ):
@@ -198,8 +206,7 @@ class Worker:
         earlier = (r for r in self.records if (r.run, r.repeat) == (run_id, repeat))
         if not any(record.started_at > since for record in earlier):
             attempt = self._begin(self.manifest.runs[run_id], repeat)
-            message = "cancelled before it started; submit the sweep again to execute this run"
-            self.recorder.write(attempt, failed(Status.cancelled, "Cancelled", message))
+            self.recorder.write(attempt, cancelled_before_start())
         return True
 
     def _count_deaths(self) -> Counter[str]:
@@ -250,7 +257,8 @@ class Worker:
         except OSError as error:  # a full disk must not end the job
             say(
                 f"cannot write {self.folder}/state.json: {error.strerror}; "
-                "`python -m jobs status` cannot show the current run"
+                "`python -m jobs status` cannot show the current run",
+                sys.stdout,
             )
 
     # ---- one run ---------------------------------------------------------------------------------
@@ -340,7 +348,8 @@ class Worker:
         try:
             return ForkServer(modules, benchmarks)
         except ServerDied as error:  # a run imports what it needs, if nothing is preloaded
-            say(f"{error}; continuing without preloaded modules, so runs start more slowly")
+            slowly = "continuing without preloaded modules, so runs start more slowly"
+            say(f"{error}; {slowly}", sys.stdout)
             return ForkServer()
 
     def _record(self, attempt: Attempt, outcome: Outcome) -> None:
@@ -350,16 +359,11 @@ class Worker:
 
     # ---- stopping --------------------------------------------------------------------------------
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: Literal["preempted", "cancelled", "limit"]) -> None:
         """Kill the run that is executing, and write its record.
 
         Args:
-            reason: why the worker stops.
-                "preempted", "cancelled": the record gets this status.
-                "limit": the job is about to reach its time limit. If the run is the first that this
-                worker executes, it had almost the whole time limit for itself, and the record gets
-                the status timeout. Otherwise the record gets the status preempted, and the run is
-                repeated.
+            reason: why the worker stops, see `stopped`.
         """
         with blocked_signals():
             if self._current is None:
@@ -367,30 +371,7 @@ class Worker:
             attempt, scratch = self._current
             if self._child is not None:
                 self._child.kill()
-            if reason == "limit" and self.executed == 0:
-                message = (
-                    f"takes longer than the job's time limit of {self.job.timeout_min} min; raise "
-                    "resources.timeout_min in the sweep and repeat the submit command with "
-                    "--retry-failed"
-                )
-                outcome = failed(Status.timeout, "Limit", message)
-            elif reason == "limit":
-                message = "the job reached its time limit; Slurm requeues it to repeat this run"
-                outcome = failed(Status.preempted, "Limit", message)
-            elif reason == "preempted":
-                outcome = failed(
-                    Status.preempted,
-                    "Preempted",
-                    "Slurm preempted the job; this run is repeated when the job is requeued or the "
-                    "sweep is submitted again",
-                )
-            else:
-                outcome = failed(
-                    Status.cancelled,
-                    "Cancelled",
-                    "the job was cancelled or interrupted; submit the sweep again to repeat "
-                    "this run",
-                )
+            outcome = stopped(reason, self.job.timeout_min, is_first=self.executed == 0)
             try:
                 self._record(attempt, outcome)
             finally:

@@ -6,6 +6,8 @@ import pytest
 
 from jobs.status import Status
 
+INTERRUPTED = {"can_be_recorded", "is_failure", "runs_again_on_submit", "runs_again_in_its_job"}
+
 
 @pytest.mark.parametrize(
     ("status", "follows"),
@@ -17,8 +19,8 @@ from jobs.status import Status
         ("wrong", {"can_be_recorded", "is_failure", "runs_again_on_retry"}),
         ("unsupported", {"can_be_recorded"}),
         ("killed", {"can_be_recorded", "is_failure", "runs_again_on_submit"}),
-        ("preempted", {"can_be_recorded", "is_failure", "runs_again_on_submit"}),
-        ("cancelled", {"can_be_recorded", "is_failure", "runs_again_on_submit"}),
+        ("preempted", INTERRUPTED),
+        ("cancelled", INTERRUPTED),
         ("queued", {"is_live"}),
         ("running", {"is_live"}),
         ("missing", {"is_failure", "runs_again_on_submit"}),
@@ -31,6 +33,7 @@ def test_what_follows_from_a_status(status: str, follows: set[str]) -> None:
         "is_live",
         "runs_again_on_submit",
         "runs_again_on_retry",
+        "runs_again_in_its_job",
     )
     assert {name for name in properties if getattr(Status(status), name)} == follows
 

@@ -141,6 +141,37 @@ def test_runs_on_this_machine_continue_without_their_reader(tmp_path: Path, exec
     assert [record.status for record in records(out)] == ["ok"] * 3
 
 
+def test_output_on_a_full_disk_ends_a_command_with_one_line(done: Path) -> None:
+    commands = [
+        ["-m", "jobs", "status", str(done)],
+        ["-m", "jobs", "status", str(done), "--watch"],
+        ["-m", "jobs.submit", str(done.parent / "sweep.yaml"), "--dry-run"],
+        ["aggregate.py", str(done)],
+        ["-m", "systems.accounting"],
+    ]
+    with open("/dev/full", "w") as full:
+        processes = [start_command(command, full.fileno()) for command in commands]
+    for command, process in zip(commands, processes, strict=True):
+        _, error = process.communicate(timeout=PATIENCE_S)
+        said = "cannot write the output: No space left on device\n"
+        assert (process.returncode, error) == (2, said), command
+
+
+@pytest.mark.parametrize("executor", ["--local", "--debug"])
+def test_runs_on_this_machine_continue_if_their_output_is_on_a_full_disk(
+    tmp_path: Path, executor: str
+) -> None:
+    sweep = write_sweep(tmp_path, [{"what": "ok", "tag": tag} for tag in range(3)], runs_per_job=1)
+    out = tmp_path / "out"
+    with open("/dev/full", "w") as full:
+        command = ["-m", "jobs.submit", str(sweep), executor, "--out", str(out)]
+        process = start_command(command, full.fileno())
+    _, error = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0 and error.count("\n") == 2, error
+    assert "the runs continue" in error and f"jobs status {out}" in error
+    assert [record.status for record in records(out)] == ["ok"] * 3
+
+
 def test_any_text_can_be_printed_in_any_encoding(done: Path, tmp_path: Path) -> None:
     sweep = tmp_path / "swé….yaml"
     sweep.write_text((done.parent / "sweep.yaml").read_text().replace("ok}", 'ok, path: "é…"}'))
@@ -182,7 +213,7 @@ def test_the_bar_shows_the_time_left_and_what_is_running(tmp_path: Path) -> None
 
     def stop_when_shown(text: str) -> int | None:
         pids or pids.append(fifo.pids())
-        shown = re.search(r" 1/3 .* about \d:\d\d:\d\d left\s+running: what=wait tag=0", text)
+        shown = re.search(r" 1/3 .* about \d:\d\d:\d\d left\s+running: \S+ what=wait", text)
         return signal.SIGINT if shown else None
 
     command = ["-m", "jobs.submit", str(sweep), "--local", "--out", str(tmp_path / "out")]

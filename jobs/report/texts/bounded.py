@@ -15,6 +15,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+from jobs.processes import signal_name
+
 CPU_S = 20  # limit of the CPU time of a child, in seconds
 MEMORY_GB = 1  # limit of the memory that a child may use in addition to that of its parent, in GB
 
@@ -47,7 +49,7 @@ def call_bounded(work: Callable[[Callable[[Any], None]], None]) -> tuple[list[An
     try:
         while True:
             messages.append(ours.recv())
-    except EOFError:
+    except (EOFError, OSError):  # OSError: the child was killed while it sent a message
         pass
     except BaseException:  # e.g. Ctrl-C
         os.kill(child, signal.SIGKILL)
@@ -74,5 +76,5 @@ def _reason(exit_code: int) -> str | None:
     if exit_code == -signal.SIGXCPU:
         return f"takes more than {CPU_S} s of CPU time"
     if exit_code < 0:
-        return f"ended the process that rendered it by {signal.Signals(-exit_code).name}"
+        return f"ended the process that rendered it by {signal_name(-exit_code)}"
     return f"ended the process that rendered it with exit code {exit_code}"

@@ -30,7 +30,7 @@ from jobs.report.texts.lookups import Lookups
 from jobs.report.views import select_results, without_recorded
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Table
-from jobs.user_files import Unreadable, read_bytes
+from jobs.user_files import InvalidFile, read_bytes
 
 # Exceptions that the expressions of a template can raise.
 _RAISED = (
@@ -80,7 +80,7 @@ class StudyTexts:
         self.path = path
         try:
             source = read_bytes(path).decode("utf-8-sig")  # with or without a byte order mark
-        except (Unreadable, UnicodeDecodeError) as error:
+        except (InvalidFile, UnicodeDecodeError) as error:
             raise TableError(f"{path} cannot be read: {error}") from None
         self._code, self._blocks = self._compile(source)
         for name in self._blocks:
@@ -135,42 +135,20 @@ class StudyTexts:
             raise TableError(f"{self.path}: a constant is too large")
         return data, names
 
-    def render(
-        self,
-        observation: Observation,
-        view: Table,
-        results: list[Result],
-        warn: Callable[[str], None],
-    ) -> str:
-        """Return the text below a table, or "" if the template has no block for the table.
-
-        Args:
-            observation: the results folder.
-            view: declaration of the table in the sweep file.
-            results: all results of the folder. The text can also use runs that are not in the table
-                because of its `where` condition.
-            warn: function that receives warnings. A warning is a problem that does not prevent
-                rendering, for example that a run in the text is not in the folder.
-
-        Raises:
-            TableError: if an expression in the text is invalid. For example, it uses an unknown
-                name, or its parameters select several runs instead of one. Also if the text is too
-                long, or needs too much CPU time or memory.
-        """
-        return self.render_all(observation, [view], results)[view.name].use(warn)
-
     def render_all(
         self, observation: Observation, views: list[Table], results: list[Result]
     ) -> dict[str, Rendered]:
         """Render the texts below several tables, and return them by name of the table.
 
         A child process renders them, because a template can need any amount of CPU time and memory.
-        If a block exceeds a limit, another child process renders the blocks after it.
+        If a block exceeds a limit, another child process renders the blocks after it. If a text
+        cannot be rendered, e.g. because an expression is invalid, the result has the error.
 
         Args:
             observation: the results folder.
             views: declarations of the tables in the sweep file.
-            results: all results of the folder.
+            results: all results of the folder. A text can also use runs that are not in its table
+                because of the `where` condition of the table.
         """
         rendered = {view.name: Rendered() for view in views}
         left = [view for view in views if view.name in self._blocks]

@@ -101,6 +101,9 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("jobs", "status", "out", "--jsn"), "No such option: --jsn"),
     (("jobs", "status", "out", "out"), "Got unexpected extra argument"),
     (("jobs", "status", "--in", "out"), "No such option: --in"),
+    (("jobs", "status", "out", "--watch", "0"), "greater than or equal to 0.5"),
+    (("jobs", "status", "out", "--watch", "inf"), "less than or equal to 86400"),
+    (("jobs", "status", "out", "--watch=nan"), "Invalid value for '--watch'"),
     (("jobs", "cancel", "no"), MISSING),
     (("jobs", "retry", "no"), MISSING),
     (("jobs", "cancel", "--all", "out"), "No such option: --all"),
@@ -239,6 +242,7 @@ _REFERENCES = [
     ("pipe.py:f", "there is no file 'pipe.py'"),
     ("no.such.module:f", "there is no module 'no.such.module'"),
 ]
+_LOGS = "logs cannot be read: Not a directory"
 _HERE: dict[str, Content] = {"sweep.yaml": HEAD + ONE, "out": results}
 CASES = [
     *(Case(("jobs", "status", name), message, files) for name, files, message in _FOLDERS),
@@ -256,6 +260,7 @@ CASES = [
         )
         for value, message in _REFERENCES
     ),
+    *(Case(("jobs", *words), _LOGS, {"logs": ""}) for words in (["status"], ["logs", "a"])),
     Case(
         ("jobs.submit", "sweep.yaml", *PLAN, "--out", "out"),
         "manifest.json is not a manifest that this version can read: Invalid JSON",

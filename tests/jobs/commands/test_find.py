@@ -81,6 +81,15 @@ def test_folders_in_folders_of_logs_are_found(here: Path) -> None:
     assert done.returncode == 2 and done.stdout == "logs cannot be read: Not a directory\n"
 
 
+def test_replay_where_it_cannot_write_says_so(here: Path) -> None:
+    failed = failed_run("elsewhere/out")
+    Path("logs").rename("gone")
+    Path("logs").touch()
+    done = call("jobs", "replay", failed.run, "--in", "elsewhere/out")
+    assert done.returncode == 2, done.stdout
+    assert done.stdout == f"cannot write logs/replay/{failed.run}.yaml: Not a directory\n"
+
+
 def test_retry_without_a_folder_repeats_the_runs_of_the_last_submission(here: Path) -> None:
     call("jobs.submit", "sweep.yaml", "--local", "--out", "elsewhere/out")
     done = call("jobs", "retry")

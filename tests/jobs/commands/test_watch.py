@@ -85,6 +85,23 @@ def test_watch_prints_changes_until_nothing_is_live(tmp_path: Path) -> None:
     assert "said fail" in call("jobs", "logs", run_id(out, "chat"), "--in", out, "-f").stdout
 
 
+def test_follow_goes_on_after_a_moment_in_which_the_folder_cannot_be_read(tmp_path: Path) -> None:
+    sweep, fifo = sweep_of(tmp_path)
+    out = tmp_path / "out"
+    queue = start("jobs.submit", sweep, "--local", "--out", out)
+    waiting, _ = fifo.pids()
+    following = start("jobs", "logs", run_id(out, "wait"), "--in", out, "--follow")
+    read_until(following, "-> running")
+    (out / "records").touch()  # the run has no record yet
+    note = read_until(following, "records cannot be read: ")
+    assert note.endswith(": Not a directory; trying again\n")
+    (out / "records").unlink()
+    os.kill(waiting, signal.SIGKILL)
+    rest, _ = following.communicate(timeout=PATIENCE_S)
+    assert following.returncode == 0 and "-> killed\n" in rest, rest
+    assert queue.wait(PATIENCE_S) == 1
+
+
 def run_id(out: Path, what: str) -> str:
     tasks = json.loads(call("jobs", "status", out, "--json").stdout)["tasks"]
     return next(str(task["run"]) for task in tasks if task["params"]["what"] == what)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from tests.jobs.harness import (
     ROOT,
     Fifo,
     call,
+    parent_of,
     records,
     start,
     statuses,
@@ -140,6 +143,20 @@ def test_cancel_stops_jobs_and_skips_runs_of_a_local_queue(tmp_path: Path) -> No
     again = call("jobs.submit", sweep, "--local", "--out", out)
     assert again.returncode == 0 and "5 ok" in again.stdout
     assert set(statuses(out).values()) == {"ok"}
+
+
+def test_cancel_stops_a_run_that_its_restarted_worker_executes_again(tmp_path: Path) -> None:
+    """The run has a record with the status cancelled, of the worker before."""
+    fifo = Fifo(tmp_path / "fifo")
+    sweep = write_sweep(tmp_path, [{"what": "wait", "path": str(fifo.path)}])
+    out = tmp_path / "out"
+    queue = start("jobs.submit", sweep, "--local", "--out", out)
+    waiting, _ = fifo.pids()
+    os.kill(parent_of(parent_of(waiting)), signal.SIGTERM)  # as a user ends the worker
+    fifo.pids()  # the queue has started it again
+    assert "cancelled 1 job" in call("jobs", "cancel", out, "--where", "what == wait").stdout
+    queue.communicate(timeout=PATIENCE_S)
+    assert [record.status for record in records(out)] == ["cancelled"] * 2
 
 
 def test_cancel_in_a_debug_submission(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_a_full_disk_in_the_foreground(tmp_path: Path) -> None:
         done = run("jobs.submit", sweep, "--debug", "--out", out)
         assert done.returncode == 2 and done.stdout.splitlines()[-1] == WORDS.format(out)
         assert '"what":"print_to_full_disk"' in done.stdout  # the record is not lost
+        assert not [line for line in done.stdout.splitlines() if line.startswith("ok ")]
 
 
 def test_a_log_on_a_full_disk_is_not_the_fault_of_the_run(tmp_path: Path) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobs.processes import start_ticks
 from jobs.results.heartbeat import HEARTBEAT, RunsHere
 from jobs.results.manifest import Manifest
 from tests.jobs.harness import (
@@ -21,6 +25,7 @@ from tests.jobs.harness import (
     await_true,
     call,
     parent_of,
+    restore_signals,
     run,
     start,
     statuses,
@@ -141,6 +146,58 @@ def test_an_old_version_on_another_host_writes_no_heartbeat(
     (submission.path / "handles.json").write_text(json.dumps({"0": handle}))
     assert statuses(submission.folder) == {"ok0": state}
     assert "on elsewhere" in call("jobs", "status", submission.folder, "--json").stdout
+
+
+def belongs_to(submission: Manifest, pid: int, host: str) -> None:
+    """Make a submission one that a process of a host executes."""
+    handle = {"pid": pid, "started": start_ticks(pid), "host": host, "interrupted": False}
+    (submission.path / "handles.json").write_text(json.dumps({"0": handle}))
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "1000"], preexec_fn=restore_signals)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_cancel_goes_on_after_a_submission_that_it_cannot_cancel(
+    submission: Manifest, tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    second = write_submission(tmp_path / "sweep.yaml", submission.folder)
+    belongs_to(submission, 1, "elsewhere")
+    belongs_to(second, sleeper.pid, os.uname().nodename)
+    done = call("jobs", "cancel", submission.folder)
+    assert done.returncode == 2
+    assert done.stdout.splitlines() == [
+        f"cancelled 1 job of {submission.folder}",
+        f"submission {submission.id} runs on host elsewhere; run this command on that host",
+    ]
+    assert sleeper.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_cancel_cannot_stop_the_queue_of_another_user(sleeper: subprocess.Popen[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # tmp_path is not readable for other users
+        os.chmod(folder, 0o755)
+        out = Path(folder, "out")
+        submission = write_submission(write_sweep(Path(folder), [{"what": "ok"}]), out)
+        belongs_to(submission, sleeper.pid, os.uname().nodename)
+        code = "import os; from jobs.__main__ import app; os.setuid(65534); app()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "cancel", str(out)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 2, done.stdout
+        assert done.stdout.splitlines() == [
+            f"cancelled 0 jobs of {out}",
+            f"submission {submission.id} runs in process {sleeper.pid} of another user, who must "
+            "cancel it",
+        ]
 
 
 def test_a_queue_that_stopped_in_order_is_ended_although_its_process_is_alive(

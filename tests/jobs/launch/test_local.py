@@ -232,6 +232,16 @@ def test_a_worker_that_always_dies_is_not_restarted_forever(tmp_path: Path) -> N
     )
 
 
+def test_progress_labels_a_run_as_status_does(tmp_path: Path) -> None:
+    """By the parameters that differ between the runs, not by all that the sweep file names."""
+    cases = [{"what": "raises", "tag": 7}, {"what": "sys_exit", "tag": 7}]
+    sweep, out = write_sweep(tmp_path, cases), tmp_path / "out"
+    shown = call("jobs.submit", sweep, "--local", "--out", out).stdout
+    listed = call("jobs", "status", out).stdout
+    for label in (f"tests.benchmarks.misbehave what={case['what']}" for case in cases):
+        assert f"  {label}: " in shown and f"  {label}  " in listed
+
+
 def test_progress_is_a_line_a_run_in_full_where_there_is_no_terminal(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, [{"what": "ok", "path": "x" * 200}])
     out = tmp_path / "out"

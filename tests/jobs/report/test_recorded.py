@@ -10,7 +10,6 @@ import pytest
 
 from jobs.report.plots import draw_plot
 from jobs.report.results import list_results
-from jobs.report.texts.templates import StudyTexts
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot, Table
 from tests.benchmarks import toy
@@ -26,6 +25,7 @@ from tests.jobs.results_folder import (
     ok,
     report_table,
     table,
+    text_below,
 )
 
 OLD, NEW = "f" * 40, "4bb999b" + "0" * 33
@@ -198,8 +198,7 @@ def test_the_text_below_a_table_uses_the_result_that_counts(
     template.write_text("{% block t %}{{ value('time') }} ms{% endblock %}")
     seen = observe(folder.path)
     view = Table(name="t", rows=["commit"], where="commit == fffffff")
-    text = StudyTexts(template, ["t"]).render(seen, view, list_results(seen), print)
-    assert text == "1.000 ms"
+    assert text_below(template, view, seen) == "1.000 ms"
 
 
 # ---- where ---------------------------------------------------------------------------------------

@@ -25,8 +25,9 @@ def render(template: Path, results_folder: Path) -> dict[str, str]:
     texts = StudyTexts(template, [view.name for view in views])
     observation = observe(results_folder)
     results = list_results(observation)
-    rendered = {v.name: texts.render(observation, v, results, pytest.fail) for v in views}
-    return {name: text for name, text in rendered.items() if text}
+    rendered = texts.render_all(observation, views, results)
+    used = {name: one.use(pytest.fail) for name, one in rendered.items()}
+    return {name: text for name, text in used.items() if text}
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from tests.jobs.results_folder import (
     failed,
     load,
     ok,
+    text_below,
 )
 
 GRID = "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n"
@@ -54,9 +58,7 @@ def render(folder: ResultsFolder, text: str, warnings: list[str] | None = None, 
     path.write_text(f"{{% block t %}}{text}{{% endblock %}}")
     observation = observe(folder.path)
     found: list[str] = []
-    text = StudyTexts(path, ["t"]).render(
-        observation, Table(name="t", **view), list_results(observation), found.append
-    )
+    text = text_below(path, Table(name="t", **view), observation, found.append)
     assert found == (warnings or [])
     return text
 
@@ -242,6 +244,21 @@ def test_texts_before_and_after_one_that_costs_too_much_are_rendered(
 
 
 @pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 1, "signal 35")]
+)
+def test_a_child_that_is_killed_while_it_sends_keeps_its_earlier_messages(
+    number: int, name: str
+) -> None:
+    def work(send: Any) -> None:
+        send("first")
+        os.write(send.__self__.fileno(), struct.pack("!i", 1000) + b"the rest is missing")
+        os.kill(os.getpid(), number)
+
+    messages, reason = bounded.call_bounded(work)
+    assert messages == ["first"] and str(reason).endswith(f"rendered it by {name}")
+
+
+@pytest.mark.parametrize(
     ("source", "words"),
     [
         (b"{% block t %}{{ 1 }", ":1: "),
@@ -271,8 +288,7 @@ def test_a_byte_order_mark_is_not_text(folder: ResultsFolder) -> None:
     path = folder.path / "toy.md.j2"
     path.write_bytes(b"\xef\xbb\xbf{% block t %}a{% endblock %}")
     observation = observe(folder.path)
-    texts = StudyTexts(path, ["t"])
-    assert texts.render(observation, Table(name="t"), [], pytest.fail) == "a"
+    assert text_below(path, Table(name="t"), observation) == "a"
 
 
 def test_a_template_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
@@ -281,11 +297,9 @@ def test_a_template_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_table_without_a_block_has_no_text(folder: ResultsFolder) -> None:
-    (folder.path / "toy.md.j2").write_text("{% block u %}{{ 1 / 0 }}{% endblock %}")
-    texts = StudyTexts(folder.path / "toy.md.j2", ["t", "u"])
-    observation = observe(folder.path)
-    results = list_results(observation)
-    assert texts.render(observation, Table(name="t"), results, pytest.fail) == ""
+    path = folder.path / "toy.md.j2"
+    path.write_text("{% block u %}{{ 1 / 0 }}{% endblock %}")
+    assert text_below(path, Table(name="t"), observe(folder.path), tables=["t", "u"]) == ""
 
 
 def test_a_phase_that_nothing_measured_is_told_to_who_makes_the_report(

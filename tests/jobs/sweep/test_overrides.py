@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import InputError
+from jobs.errors import InputError, shown
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
 from tests.jobs.results_folder import TOY, errors, load, params_of, write
@@ -226,3 +226,9 @@ def test_overrides_of_a_broken_file_only_add_errors(tmp_path: Path) -> None:
             path = write(tmp_path, TOY + text)
             with pytest.raises(InputError):
                 expand(load_sweep(path, [override]))
+
+
+def test_the_text_of_an_argument_in_an_error_has_a_maximum_length_also_if_it_is_escaped() -> None:
+    assert len(shown("\0" * 300)) == 200 and shown("\0" * 300).endswith("…")
+    assert shown("a\0" * 40) == r"a\x00" * 40
+    assert shown("a" * 200) == "a" * 200 and shown("a" * 201) == "a" * 199 + "…"

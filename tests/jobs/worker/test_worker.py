@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from jobs.results.record import Record
+from jobs.worker.environment import job_environment
 from jobs.worker.fork_server import descendants
 from jobs.worker.isolation import ForkServer, ServerDied
 from jobs.worker.outcome import Outcome
@@ -348,6 +349,21 @@ def test_a_full_disk_for_the_log_does_not_hide_the_failure(tmp_path: Path) -> No
         outcome = Outcome.read(folder / "outcome0.json")
         assert outcome.failure is not None and outcome.failure.type == "ValueError"
     server.close()
+
+
+def test_a_full_disk_for_the_output_of_a_worker_and_its_run_changes_no_result(
+    tmp_path: Path,
+) -> None:
+    """The log of the run cannot be opened, and the note about that cannot be printed."""
+    manifest = write_submission(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out")
+    ((run_id, repeat),) = manifest.jobs[0].tasks
+    (manifest.job_folder(0) / f"{run_id}-{repeat}-1.log").mkdir(parents=True)
+    command = [sys.executable, "-u", "-m", "jobs.worker", str(manifest.path), "0"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=ROOT, env=job_environment(), stdout=full, stderr=full, timeout=PATIENCE_S
+        )
+    assert done.returncode == 0 and only_record(manifest.folder).status == "ok"
 
 
 def test_what_a_benchmark_preloads_is_there_when_its_runs_begin(endings: Endings) -> None:
