@@ -269,6 +269,7 @@ def test_a_stock_sweep(elsewhere: Path) -> None:
 
 
 @pytest.mark.slurm
+@pytest.mark.slow
 def test_implementations_of_ones_own_on_slurm(
     environment: Path,
     slurm_cluster: SlurmCluster,  # noqa: F811

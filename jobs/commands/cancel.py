@@ -55,6 +55,9 @@ def cancel(folder: Folder = None, where: Where = None) -> None:
             if where is not None and jobs:
                 _note_cancelled(manifest, (inside & picked) | (shared - executing))
             _stop(manifest, whole, all_jobs=where is None)
+            if where is None and manifest.executor is Executor.slurm:
+                # squeue does not show an element of an array that was cancelled before it started.
+                _note_cancelled(manifest, (inside & live) - executing)
         except CannotCancel as error:
             problems.append(str(error))
             continue
@@ -66,6 +69,8 @@ def cancel(folder: Folder = None, where: Where = None) -> None:
         text += f"; {counted(skipped, 'run')} of jobs that continue will be skipped"
     if left:
         text += f"; {counted(left, 'executing run')} of jobs that continue left to end"
+    if where is not None and not picked:
+        text += ": no queued or running run satisfies the condition"
     console.print(text, soft_wrap=True)
     if problems:
         fail("\n".join(problems))

@@ -68,8 +68,8 @@ def find_run(
     ids = sorted({task.run.id for _, task in found})
     if not ids:
         fail(
-            f"no run whose id begins with {run!r} in {folder or f'./{LOGS}'}; "
-            "'python -m jobs status --json' lists the ids of all runs"
+            f"no run whose id begins with {run!r} in {folder or f'./{LOGS}'}; name another folder "
+            "with --in FOLDER; 'python -m jobs status FOLDER --json' lists the ids of all runs"
         )
     if len(ids) > 1:
         fail(

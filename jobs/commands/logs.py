@@ -69,9 +69,9 @@ def _print(seen: Observation, task: TaskState, printed: bool = False) -> None:
     if shown is None:
         for path in _job_logs(seen, task):
             print(f"# the run has no log file; this is the output of its job, {path}:")
-            sys.stdout.write(path.read_text(errors="replace"))
+            sys.stdout.write(_text(path))
         return
-    text = shown.read_text(errors="replace")
+    text = _text(shown)
     if not printed:
         print(f"# {shown}")
         sys.stdout.write(text)
@@ -79,13 +79,34 @@ def _print(seen: Observation, task: TaskState, printed: bool = False) -> None:
         print(f"# traceback:\n{failure.traceback}")  # a hang logs no traceback
 
 
+def _text(path: Path) -> str:
+    """Return the content of a log, or a line that says why it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        return f"# {path} cannot be read: {error.strerror}\n"
+
+
 def _log(seen: Observation, task: TaskState) -> Path | None:
     """Return the log file of a run: that of its record if it exists, or else the newest."""
     recorded = task.record.log if task.record is not None else None
-    if recorded is not None and (seen.folder / recorded).exists():
+    if recorded and (seen.folder / recorded).exists():
         return seen.folder / recorded
-    found = logs_of(seen, task)
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    return max(logs_of(seen, task), key=_written_at, default=None)
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
@@ -101,5 +122,5 @@ def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
                 job_id = manifest.slurm_ids.get(job.index, "-")
                 found = sorted((manifest.path / "slurm").glob(f"{job_id}_*log.*"))
                 found += [p for p in [manifest.job_folder(job.index) / "worker.log"] if p.exists()]
-                return [p for p in found if p.stat().st_size]
+                return [p for p in found if _size(p)]
     return []

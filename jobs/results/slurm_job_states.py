@@ -130,7 +130,7 @@ def _why_not(manifest: Manifest) -> str:
         text = (manifest.path / REFUSAL).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "the submission was interrupted before Slurm accepted the job"
-    return on_one_line(text)[:500]
+    return on_one_line(text)[:500] or "sbatch failed without a message"
 
 
 def _slurm_log(manifest: Manifest, job_id: str, kind: str, task: str = "0") -> Path:

@@ -88,6 +88,14 @@ def shell(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def completion_of_bash(folder: Path) -> Path:
+    """Return the file with the completion for bash, which `sweeps` prints. It is made once."""
+    file = folder / ".completion.bash"
+    if not file.exists():
+        file.write_text(shell(folder, "_SWEEPS_COMPLETE=source_bash sweeps").stdout)
+    return file
+
+
 def complete(folder: Path, *words: str) -> list[str]:
     """Return the candidates for the last word of a command line in bash.
 
@@ -97,7 +105,7 @@ def complete(folder: Path, *words: str) -> list[str]:
     """
     given = shlex.join(["sweeps", *words])
     line = (
-        'eval "$(_SWEEPS_COMPLETE=source_bash sweeps)"; '
+        f"source {shlex.quote(str(completion_of_bash(folder)))}; "
         f"COMP_WORDS=({given}); COMP_CWORD={len(words)}; _sweeps_completion sweeps; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
@@ -229,7 +237,7 @@ def terminal(elsewhere: Path) -> Iterator[int]:
     ours, its = pty.openpty()
     setup = elsewhere / "bashrc"
     setup.write_text(
-        'eval "$(_SWEEPS_COMPLETE=source_bash sweeps)"\n'
+        f"source {completion_of_bash(elsewhere)}\n"
         "bind 'set enable-bracketed-paste off'\n"
         """bind -x '"\\C-t": printf "LINE<%s>" "$READLINE_LINE"'\n"""
     )

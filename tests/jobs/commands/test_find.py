@@ -139,3 +139,17 @@ def test_logs_reads_only_the_folder_that_contains_the_run(here: Path) -> None:
     assert f"{common!r} is ambiguous: " in call("jobs", "logs", common).stdout
     done = call("jobs", "logs", "nothing")
     assert done.returncode == 2 and "no run whose id begins with 'nothing'" in done.stdout
+
+
+def test_logs_that_cannot_be_read_are_named(here: Path) -> None:
+    failed = failed_run("logs/ok")
+    assert failed.log is not None
+    log = Path("logs/ok") / failed.log
+    log.unlink()
+    log.mkdir()
+    done = call("jobs", "logs", failed.run)
+    assert done.returncode == 0 and f"{log.name} cannot be read: Is a directory" in done.stdout
+    assert "of the exception" in done.stdout  # the failure is in the record
+    log.rmdir()
+    log.symlink_to(log.name)
+    assert call("jobs", "logs", failed.run).returncode == 0

@@ -99,7 +99,7 @@ def test_a_log_on_a_full_disk_is_not_the_fault_of_the_run(tmp_path: Path) -> Non
         assert set(statuses(out).values()) == {"ok"}
 
 
-@pytest.mark.parametrize("pages", [0, 2])
+@pytest.mark.parametrize("pages", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_submission_onto_a_full_disk_says_so(tmp_path: Path, pages: int) -> None:
     """With two free pages, the lock and usually the manifest can be written."""
     sweep = write_sweep(tmp_path, [{"what": "ok"}])
@@ -128,7 +128,7 @@ def test_a_temporary_folder_and_a_log_on_the_same_full_disk(tmp_path: Path) -> N
         assert "No space left on device" in str(undelivered(disk))
 
 
-@pytest.mark.parametrize("ranks", [None, 2])
+@pytest.mark.parametrize("ranks", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_full_temporary_folder_is_named(tmp_path: Path, ranks: int | None) -> None:
     """The same command repeats the run, because a full disk is not its fault."""
     with small_disk(tmp_path / "tmp", 256) as temporary:
@@ -148,6 +148,7 @@ def test_a_full_temporary_folder_is_named(tmp_path: Path, ranks: int | None) -> 
         assert [r.status for r in records(out)] == ["killed", "ok"]
 
 
+@pytest.mark.slow
 def test_a_temporary_folder_that_disappears_costs_no_worker(tmp_path: Path) -> None:
     sweep, fifo = waiting_sweep(tmp_path)
     out, temporary = tmp_path / "out", tmp_path / "tmp"

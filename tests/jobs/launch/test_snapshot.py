@@ -83,6 +83,7 @@ def test_local_jobs_run_from_a_snapshot(tmp_path: Path, project: Checkout) -> No
     assert own.python("jobs", "status", out, project=project.folder).returncode == 0
 
 
+@pytest.mark.slow
 def test_equal_content_is_copied_once(tmp_path: Path, project: Checkout) -> None:
     own = own_repository(tmp_path / "own")
     out = tmp_path / "out"

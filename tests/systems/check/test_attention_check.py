@@ -153,6 +153,7 @@ def test_bad_input_is_one_line(folder: Path) -> None:
         assert done.returncode == 2 and words in done.stdout and done.stdout.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_exponentials_that_overflow_are_found() -> None:
     told = check("no_maximum", "--dtype", "fp32", "--cpu", "--seconds", "1000")
     assert "wrong: 1 of 29 cases" in told

@@ -340,7 +340,9 @@ def test_trains_as_one_process_with_checkpoints(ranks, policy, options):
 
 
 @two_ranks
-@pytest.mark.parametrize("change", [compile_blocks, wrap_compiled_blocks])
+@pytest.mark.parametrize(
+    "change", [compile_blocks, pytest.param(wrap_compiled_blocks, marks=pytest.mark.slow)]
+)
 def test_trains_as_one_process_with_compiled_blocks(ranks, change):
     ranks.assert_passes(compiled_blocks, change, repeats=1)
 
