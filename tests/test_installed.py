@@ -158,9 +158,14 @@ def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path, o
     ("commands", "submit", "tables"),
     [
         ("sweeps", "sweeps submit", "sweeps tables"),
-        ("env/bin/sweeps", "env/bin/sweeps submit", "env/bin/sweeps tables"),
+        *(
+            pytest.param(*words, marks=pytest.mark.slow)
+            for words in [
+                ("env/bin/sweeps", "env/bin/sweeps submit", "env/bin/sweeps tables"),
+                ("python3 -m jobs", "python3 -m jobs.submit", "python3 -m aggregate"),
+            ]
+        ),
         ("env/bin/python -m jobs", "env/bin/python -m jobs.submit", "env/bin/python -m aggregate"),
-        ("python3 -m jobs", "python3 -m jobs.submit", "python3 -m aggregate"),
         ("python -m jobs", "python -m jobs.submit", "python -m aggregate"),
     ],
 )

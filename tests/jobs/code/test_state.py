@@ -87,6 +87,7 @@ def test_git_refuses_is_missing_or_hangs(tmp_path: Path, monkeypatch: pytest.Mon
     assert read_state(own.folder, tmp_path).why == hung.why  # not asked again
 
 
+@pytest.mark.slow
 def test_a_benchmark_of_another_repository(tmp_path: Path, project: Checkout) -> None:
     """A record has the state of this project and that of the repository of the benchmark."""
     own = own_repository(tmp_path / "own", "0, 1")

@@ -167,6 +167,7 @@ def nsys(tmp_path, monkeypatch) -> Path:
     return tmp_path / "seen.json"
 
 
+@pytest.mark.slow
 def test_under_nsys_the_steps_run_and_the_report_stays(nsys, tmp_path, monkeypatch):
     """Check the command and the exchange of params and facts, with a script that imitates nsys."""
     monkeypatch.chdir(tmp_path)  # the package must be found from any working directory

@@ -135,6 +135,7 @@ def test_the_grid_finds_the_smallest_shape_dtype_and_layout() -> None:
     assert CONTIGUOUS not in {case.layout for case in wrong} and len(wrong) >= 2
 
 
+@pytest.mark.slow
 def test_refusals_are_no_failure_but_nothing_right_is() -> None:
     told = check("only_16", "--seq-len", "16", "--seq-len", "20", "--cpu", code=0)
     assert "refused: 6 cases: ValueError: seq_len must be a multiple of 16" in told

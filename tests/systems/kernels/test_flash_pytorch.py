@@ -304,6 +304,7 @@ def test_backward_is_compiled_once_for_all_lengths(counted, small_tiles):
     assert counted.frame_count == 1
 
 
+@pytest.mark.slow
 def test_a_caller_that_is_compiled_takes_it_in(small_tiles):
     inputs = _inputs((9, 7), F64, (2,))
     known = _results(_flash(True), *inputs)

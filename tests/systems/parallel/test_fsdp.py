@@ -340,9 +340,8 @@ def test_trains_as_one_process_with_checkpoints(ranks, policy, options):
 
 
 @two_ranks
-@pytest.mark.parametrize(
-    "change", [compile_blocks, pytest.param(wrap_compiled_blocks, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [compile_blocks, wrap_compiled_blocks])
 def test_trains_as_one_process_with_compiled_blocks(ranks, change):
     ranks.assert_passes(compiled_blocks, change, repeats=1)
 
