@@ -143,19 +143,21 @@ def _show_runs(seen: Observation, all_runs: bool) -> None:
     chosen = [task for task in seen.tasks if task.status not in hidden]
     chosen.sort(key=lambda task: URGENT.index(task.status) if task.status in URGENT else LAST)
     similar: Counter[tuple[Status, str]] = Counter()
-    left: Counter[tuple[Status, str]] = Counter()
+    left: Counter[Status] = Counter()
+    shown = 0
     for task in chosen:
         why = _why(task)
         # The reasons of many runs differ only in the number of a Slurm job or of a process.
         kind = (task.status, re.sub(r"\d+", "N", why))
         similar[kind] += 1
-        if (similar[kind] > SHOWN_SIMILAR and why) or sum(similar.values()) > SHOWN_RUNS:
-            left[kind] += 1
+        if (similar[kind] > SHOWN_SIMILAR and why) or shown == SHOWN_RUNS:
+            left[task.status] += 1
             continue
+        shown += 1
         repeat = f" repeat={task.repeat}" if seen.manifests[-1].sweep.repeats > 1 else ""
         text = f"  {task.status:11} {task.run.id}  {label(task.run)}{repeat}  {why}"
         console.print(text.rstrip(), highlight=False, soft_wrap=True)
-    for (status, _), count in left.items():
+    for status, count in left.items():
         console.print(f"  {status:11} … and {count} more; --json lists all", highlight=False)
 
 
