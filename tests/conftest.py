@@ -38,6 +38,8 @@ INTERPRETED = Path(__file__).parent / "interpreted"
 # files that share ranks, one is enough here, because all run in the same process.
 FIRST = [
     "test_slurm.py",
+    "test_slurm_interruptions.py",
+    "test_slurm_containers.py",
     "test_flash_pytorch.py",
     "test_fsdp.py",
     "test_stop.py",

@@ -109,6 +109,18 @@ def run(
     return subprocess.CompletedProcess(arguments, process.returncode, output)
 
 
+def run_as_nobody(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `python -m jobs ARGUMENTS` as another user, which only root can. See `run`."""
+    code = "import os; from jobs.__main__ import app; os.setuid(65534); app()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 def call(
     *arguments: str | Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:

@@ -164,3 +164,27 @@ class Scenarios:
         done = scenario.submit()
         assert done.returncode == 0, done.stdout
         return scenario
+
+
+def by_index(records: list[Record]) -> dict[int, list[Record]]:
+    found: dict[int, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.params["index"], []).append(record)
+    return found
+
+
+def states(status: dict[str, Any]) -> list[str]:
+    return [task["state"] for task in status["tasks"]]
+
+
+def worker_pid(scenario: Scenario, node_rank: int) -> int:
+    """Return the pid of the worker of one node of the scenario's only job."""
+    (job_id,) = {line.split()[0] for line in scenario.queue()}
+    wanted = {f"SLURM_JOB_ID={job_id}".encode(), f"SLURM_NODEID={node_rank}".encode()}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has ended
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            is_worker = b"submitit.core._submit" in words and not words[0].endswith(b"srun")
+            if is_worker and wanted <= set((process / "environ").read_bytes().split(b"\0")):
+                return int(process.name)
+    raise AssertionError(f"no worker of job {job_id} on node {node_rank}")

@@ -16,7 +16,15 @@ import pytest
 
 from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import Executor, SlurmHandle, write_handles
-from tests.jobs.harness import ROOT, call, records, run, write_submission, write_sweep
+from tests.jobs.harness import (
+    ROOT,
+    call,
+    records,
+    run,
+    run_as_nobody,
+    write_submission,
+    write_sweep,
+)
 
 # ---- a results folder ----------------------------------------------------------------------------
 
@@ -199,14 +207,7 @@ def test_a_folder_of_another_user_is_an_error() -> None:
         write_submission(sweep, out)
         (out / "records").mkdir(mode=0o700)
         os.chmod(folder, 0o755)
-        read = "import os, sys; from jobs.__main__ import app; os.setuid(65534); app()"
-        done = subprocess.run(
-            [sys.executable, "-c", read, "status", str(out)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        done = run_as_nobody("status", out)
         assert done.returncode == 2, done.stdout
         assert done.stdout == f"{out}/records cannot be read: Permission denied\n"
 

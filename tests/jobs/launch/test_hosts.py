@@ -27,6 +27,7 @@ from tests.jobs.harness import (
     parent_of,
     restore_signals,
     run,
+    run_as_nobody,
     start,
     statuses,
     waiting_sweep,
@@ -184,14 +185,7 @@ def test_cancel_cannot_stop_the_queue_of_another_user(sleeper: subprocess.Popen[
         out = Path(folder, "out")
         submission = write_submission(write_sweep(Path(folder), [{"what": "ok"}]), out)
         belongs_to(submission, sleeper.pid, os.uname().nodename)
-        code = "import os; from jobs.__main__ import app; os.setuid(65534); app()"
-        done = subprocess.run(
-            [sys.executable, "-c", code, "cancel", str(out)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        done = run_as_nobody("cancel", out)
         assert done.returncode == 2, done.stdout
         assert done.stdout.splitlines() == [
             f"cancelled 0 jobs of {out}",

@@ -6,30 +6,31 @@ The tests that delay others (the restart of the controller) come last.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jobs.launch.slurm_executor import submit
 from jobs.results.manifest import Executor
-from jobs.results.record import Record
 from tests.jobs.harness import write_submission
 from tests.jobs.launch.slurm_cluster import SlurmCluster
-from tests.jobs.launch.slurm_scenario import SOON_S, Scenario, Scenarios
+from tests.jobs.launch.slurm_scenario import (
+    SOON_S,
+    Scenario,
+    Scenarios,
+    by_index,
+    states,
+    worker_pid,
+)
 from tests.jobs.open_ports import attack, listening, ranks_below
 from tests.jobs.small_disk import small_disk
 
-LIMIT = {"resources": {"timeout_min": 1}}
 LAST = 99  # index of the run that raises
 
 pytestmark = pytest.mark.slurm
@@ -55,19 +56,6 @@ def scenarios(
 
 def with_submissions(scenarios: Scenarios, slurm_cluster: SlurmCluster) -> Scenarios:
     scenarios.submit(
-        "preempted",
-        zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
-        runs_per_job=3,
-        slurm={"partition": "low"},
-        resources={"cpus_per_task": slurm_cluster.cpus},
-    )
-    scenarios.submit(
-        "warned",
-        zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
-        runs_per_job=3,
-        **LIMIT,
-    )
-    scenarios.submit(
         "cancelled",
         zip={"index": [0, 1, 2], "until": ["go", "", ""]},
         slurm={"array_parallelism": 1},
@@ -78,31 +66,15 @@ def with_submissions(scenarios: Scenarios, slurm_cluster: SlurmCluster) -> Scena
         runs_per_job=3,
         slurm={"array_parallelism": 1},
     )
-    scenarios.submit("worker", zip={"index": [0, 1, 2], "until": ["", "never", ""]}, runs_per_job=3)
     scenarios.submit("failing", grid={"do": ["raise", "kill_self", "measure"]}, runs_per_job=3)
-    scenarios.submit(
-        "memory",
-        grid={"do": ["measure", "eat_memory", "raise"]},
-        runs_per_job=3,
-        resources={"mem_gb": 1.5},
-    )
     typed = {"gpus_per_node": 1, "gpu_type": slurm_cluster.gpus[-1]}
     scenarios.submit("gpu", grid={"index": [0]}, resources=typed)
-    scenarios.submit("short", zip={"index": [0], "until": ["go"]}, **LIMIT)
-    submit_to_containers(scenarios)
     scenarios.submit(
         "nodes",
         benchmark="all_reduce",
         fixed={"backend": "gloo", "size_mb": 1, "world_size": 4, "samples": 5, "measure_s": 0.2},
         resources={"nodes": 2},
         launch={"nproc_per_node": 2},
-    )
-    scenarios.submit(
-        "follower",
-        zip={"index": [0, 1], "until": ["never", ""]},
-        runs_per_job=2,
-        resources={"nodes": 2},
-        launch={"nproc_per_node": 1},
     )
     scenarios.submit(
         "ports",
@@ -124,124 +96,7 @@ def with_submissions(scenarios: Scenarios, slurm_cluster: SlurmCluster) -> Scena
     )
     done = array.submit_alone()
     assert done.returncode == 0, done.stdout
-    warn_early(scenarios["short"])
-    preempt(scenarios["preempted"])
-    warn(scenarios["warned"])
     return scenarios
-
-
-@pytest.fixture(scope="module")
-def limits(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
-    """Scenarios that reach the time limit. One minute is the shortest limit in Slurm."""
-    scenarios = Scenarios(slurm_cluster, tmp_path_factory.mktemp("limits"))
-    scenarios.submit(
-        "limit",
-        zip={"index": [0, 1, 2], "until": ["", "requeued", ""]},
-        runs_per_job=3,
-        **LIMIT,
-    )
-    scenarios.submit("endless", fixed={"until": "never"}, grid={"index": [0]}, **LIMIT)
-    return scenarios
-
-
-APPTAINER = """\
-#!/bin/sh
-# Does what `apptainer exec --nv IMAGE COMMAND` does, without a container.
-[ "$1 $2 $3" = "exec --nv image.sif" ] || { echo "FATAL:   unexpected: $*" >&2; exit 255; }
-shift 3
-cd /
-CONTAINER=apptainer exec "$@"
-"""
-SRUN = """\
-#!/bin/bash
-# Does what the options of pyxis do, without a container.
-options=()
-for option; do
-  case $option in
-    --container-image=*) export CONTAINER=${option#*=} ;;
-    *) options+=("$option") ;;
-  esac
-done
-exec %s "${options[@]}"
-"""
-
-
-def submit_to_containers(scenarios: Scenarios) -> None:
-    """Submit scenarios that run another interpreter, through programs that act as containers."""
-    folder = scenarios.folder / "image"
-    python = install_interpreter(folder)
-    programs = folder / "programs"
-    programs.mkdir()
-    for name, text in (("apptainer", APPTAINER), ("srun", SRUN % shutil.which("srun"))):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    path = f"{programs}:{os.environ['PATH']}"
-    apptainer = f"apptainer exec --nv image.sif {shlex.quote(str(python))}"
-    pyxis = {"python": shlex.quote(str(python)), "srun_args": ["--container-image=lab/torch:2"]}
-    settings: dict[str, dict[str, Any]] = {
-        "apptainer": {"python": apptainer},
-        "pyxis": pyxis,
-        "wrong_image": {"python": apptainer.replace("image", "other")},
-        "wrong_python": {"python": "/nowhere/python"},
-    }
-    for name, slurm in settings.items():
-        scenario = scenarios.new(name, grid={"index": [0]}, slurm=slurm)
-        done = scenario.submit_alone(PATH=path)
-        assert done.returncode == 0, done.stdout
-
-
-def install_interpreter(folder: Path) -> Path:
-    """Make a virtual environment with the packages of this one, and return its interpreter."""
-    (folder / "bin").mkdir(parents=True)
-    (folder / "bin" / "python").symlink_to(sys.executable)
-    for name in ("pyvenv.cfg", "lib"):
-        (folder / name).symlink_to(Path(sys.prefix) / name)
-    return folder / "bin" / "python"
-
-
-def preempt(scenario: Scenario) -> None:
-    """Once the first run is done, preempt the job by a job of a partition with priority."""
-    scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
-    scenario.wait_until_executing()
-    cpus = f"--cpus-per-task={scenario.cluster.cpus}"
-    other = ("sbatch", "--partition=high", cpus, "--output=/dev/null", "--wrap=true")
-    assert scenario.cluster.client(*other).returncode == 0
-
-
-def warn(scenario: Scenario) -> None:
-    """Once the second run executes, send the warning signal that precedes the time limit."""
-    scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
-    send_warning(scenario)
-
-
-def warn_early(scenario: Scenario) -> None:
-    """Send the warning signal, and let the run end once the worker has handled the signal."""
-    send_warning(scenario)
-
-    def handled() -> bool:
-        logs = scenario.out.glob("submissions/*/slurm/*_log.out")
-        return any("is early; continuing" in path.read_text() for path in logs)
-
-    scenario.cluster.wait_for(handled, SOON_S, "the worker to handle the signal")
-    scenario.release("go")
-
-
-def send_warning(scenario: Scenario) -> None:
-    scenario.wait_until_executing()
-    (line,) = scenario.queue()
-    scancel = scenario.cluster.client("scancel", "--signal=USR2", line.split()[0])
-    assert scancel.returncode == 0, scancel.stderr
-
-
-def by_index(records: list[Record]) -> dict[int, list[Record]]:
-    found: dict[int, list[Record]] = {}
-    for record in records:
-        found.setdefault(record.params["index"], []).append(record)
-    return found
-
-
-def states(status: dict[str, Any]) -> list[str]:
-    return [task["state"] for task in status["tasks"]]
 
 
 def test_submitting_in_flight_submits_nothing_twice(scenarios: Scenarios) -> None:
@@ -299,39 +154,6 @@ def test_cancel_some_runs_and_resubmit_them(scenarios: Scenarios) -> None:
     assert states(scenario.status()) == ["ok"] * 5
 
 
-def test_killed_worker(scenarios: Scenarios) -> None:
-    """The job continues in the same allocation, without the run that killed two workers."""
-    scenario = scenarios["worker"]
-    scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
-    pids: list[int] = []
-    while len(pids) < 2:
-        pid = scenario.cluster.wait_for(
-            lambda: {s["pid"] for s in scenario.worker_states()} - {*pids}, SOON_S, "a worker"
-        ).pop()
-        scenario.wait_until_executing()
-        os.kill(pid, signal.SIGKILL)
-        pids.append(pid)
-    records = scenario.finish()
-    assert [(r.params["index"], r.status) for r in records] == [(0, "ok"), (1, "killed"), (2, "ok")]
-    assert records[1].failure is not None and records[1].failure.type == "WorkerDied"
-    assert len({record.slurm["job_id"] for record in records}) == 1
-    assert all("restart_count" not in record.slurm for record in records)
-
-
-def test_killed_worker_of_another_node(scenarios: Scenarios) -> None:
-    """The run during which a node is lost is recorded, and the next run executes on all nodes."""
-    scenario = scenarios["follower"]
-    scenario.wait_until_executing()
-    # Node 1 has received the request when the run's log on that node exists.
-    logs = "submissions/*/jobs/0/*.node1.log"
-    scenario.cluster.wait_for(lambda: list(scenario.out.glob(logs)), SOON_S, "node 1 to execute")
-    os.kill(worker_pid(scenario, node_rank=1), signal.SIGKILL)
-    lost, measured = scenario.finish()
-    assert lost.failure is not None and lost.failure.type == "NodeLost"
-    assert (measured.params["index"], measured.status) == (1, "ok"), measured.failure
-    assert lost.slurm == measured.slurm  # neither requeued nor submitted again
-
-
 def test_a_stranger_executes_no_code_on_two_nodes(scenarios: Scenarios) -> None:
     """A job listens on one address, and what a stranger writes to its store is not unpickled."""
     scenario = scenarios["ports"]
@@ -347,26 +169,6 @@ def test_a_stranger_executes_no_code_on_two_nodes(scenarios: Scenarios) -> None:
     (record,) = scenario.finish()
     assert record.status == "ok", record.failure
     assert not (scenario.folder / "bomb").exists()
-
-
-def worker_pid(scenario: Scenario, node_rank: int) -> int:
-    """Return the pid of the worker of one node of the scenario's only job."""
-    (job_id,) = {line.split()[0] for line in scenario.queue()}
-    wanted = {f"SLURM_JOB_ID={job_id}".encode(), f"SLURM_NODEID={node_rank}".encode()}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # the process has ended
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            is_worker = b"submitit.core._submit" in words and not words[0].endswith(b"srun")
-            if is_worker and wanted <= set((process / "environ").read_bytes().split(b"\0")):
-                return int(process.name)
-    raise AssertionError(f"no worker of job {job_id} on node {node_rank}")
-
-
-def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
-    """If Slurm ends a job step for its memory, the run that was executing counts as oom."""
-    scenario = scenarios["memory"]
-    assert [record.status for record in scenario.finish()] == ["ok", "oom", "error"]
-    assert states(scenario.status()) == ["ok", "oom", "error"]
 
 
 def test_full_disk(scenarios: Scenarios) -> None:
@@ -587,67 +389,6 @@ def test_array(scenarios: Scenarios) -> None:
     assert raised.failure is not None and "told to raise" in (raised.failure.traceback or "")
     at_once = [sum(r.started_at <= t.started_at < r.finished_at for r in records) for t in records]
     assert 1 < max(at_once) <= 4
-
-
-def assert_requeued(records: list[Record]) -> None:
-    """Check that only the interrupted run was repeated after the requeue, and the rest executed."""
-    attempts = by_index(records)
-    statuses = {index: [record.status for record in attempts[index]] for index in attempts}
-    assert statuses == {0: ["ok"], 1: ["preempted", "ok"], 2: ["ok"]}
-    assert "restart_count" not in attempts[0][0].slurm
-    assert attempts[1][1].slurm["restart_count"] == attempts[2][0].slurm["restart_count"] == "1"
-
-
-def test_warning_of_the_time_limit(scenarios: Scenarios) -> None:
-    assert_requeued(scenarios["warned"].finish())
-
-
-def test_preemption(scenarios: Scenarios) -> None:
-    """A job that ends in its grace time is requeued. Slurm would count it as failed otherwise."""
-    assert_requeued(scenarios["preempted"].finish())
-
-
-@pytest.mark.slow  # faster: test_warning_of_the_time_limit, and test_sbatch_text for --signal
-def test_time_limit(limits: Scenarios) -> None:
-    assert_requeued(limits["limit"].finish())
-
-
-@pytest.mark.slow  # faster: test_preempted_then_over_the_limit_then_done
-def test_run_that_never_fits_the_limit(limits: Scenarios) -> None:
-    (record,) = limits["endless"].finish()
-    assert record.status == "timeout"
-    assert record.failure is not None and "limit of 1 min" in record.failure.message
-
-
-def test_early_warning_of_the_time_limit(scenarios: Scenarios) -> None:
-    """Slurm may warn most of a minute early. A run that ends in time is not interrupted."""
-    scenario = scenarios["short"]
-    assert [record.status for record in scenario.finish()] == ["ok"]
-
-
-def test_other_interpreter(scenarios: Scenarios) -> None:
-    """All processes of a job use the interpreter in the container."""
-    python = str(scenarios.folder / "image" / "bin" / "python")
-    for name, container in (("apptainer", "apptainer"), ("pyxis", "lab/torch:2")):
-        (record,) = scenarios[name].finish()
-        assert record.measurements is not None, record.failure
-        facts = record.measurements.facts
-        assert (facts["environment"]["CONTAINER"], facts["executable"]) == (container, python)
-        assert facts["folder"] == str(scenarios[name].folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("wrong_image", "FATAL:   unexpected: exec --nv other.sif"),
-        ("wrong_python", "/nowhere/python: No such file or directory"),
-    ],
-)
-def test_interpreter_that_does_not_start(scenarios: Scenarios, name: str, reason: str) -> None:
-    scenario = scenarios[name]
-    assert scenario.finish() == []
-    (task,) = scenario.status()["tasks"]
-    assert task["state"] == "killed" and reason in task["detail"]
 
 
 def test_restarted_controller(scenarios: Scenarios) -> None:
