@@ -48,6 +48,9 @@ class Run:
     timeout_s: float  # time limit of this run, in seconds
     # References to code outside this project that the run measures, such as my_ddp.py:MyDDP.
     code: tuple[str, ...] = ()
+    # Name of another checkout of the code, such as a commit, with which the run is executed. Empty:
+    # the present code.
+    checkout: str = ""
 
     def label(
         self, names: list[str] | None = None, short: Mapping[str, str] = MappingProxyType({})

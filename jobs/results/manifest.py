@@ -23,6 +23,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from jobs.block import Block
 from jobs.json_files import write_json
 from jobs.processes import ProcessHandle
 from jobs.results.unreadable import BadLine, UnreadableResults, first_problem, names_in
@@ -94,6 +95,7 @@ class Manifest:
     force: bool = False
     save_untracked: bool = False  # whether diffs contain small untracked files
     snapshot: Snapshot | None = None  # None: the jobs run the code where it is
+    blocks: list[Block] = field(default_factory=list)  # empty: the runs are not paired
     handles: dict[int, SlurmHandle | ProcessHandle] = field(default_factory=dict, compare=False)
 
     @property
@@ -162,6 +164,7 @@ def write_manifest(manifest: Manifest) -> None:
                     "shape": shapes.index(run.shape),
                     "timeout_s": run.timeout_s,
                     **({"code": run.code} if run.code else {}),
+                    **({"checkout": run.checkout} if run.checkout else {}),
                 }
                 for run in manifest.runs.values()
             ],
@@ -179,6 +182,7 @@ def write_manifest(manifest: Manifest) -> None:
             "force": manifest.force,
             "save_untracked": manifest.save_untracked,
             "snapshot": asdict(manifest.snapshot) if manifest.snapshot else None,
+            "blocks": [asdict(block) for block in manifest.blocks],
         },
     )
 
@@ -206,6 +210,7 @@ class _RunData(BaseModel):
     shape: int  # position in the list of shapes
     timeout_s: float
     code: tuple[str, ...] = ()
+    checkout: str = ""
 
 
 class _ManifestData(BaseModel):
@@ -225,6 +230,7 @@ class _ManifestData(BaseModel):
     force: bool
     save_untracked: bool = False
     snapshot: Snapshot | None = None
+    blocks: list[Block] = []
 
 
 class _SlurmData(BaseModel):
@@ -275,13 +281,24 @@ def _manifest(
             raise LookupError(f"the shape of run {run.id} must be {valid}, got {run.shape}")
         shape = data.shapes[run.shape]
         runs[run.id] = Run(
-            run.id, run.benchmark, run.version, run.params, shape, run.timeout_s, run.code
+            run.id,
+            run.benchmark,
+            run.version,
+            run.params,
+            shape,
+            run.timeout_s,
+            run.code,
+            run.checkout,
         )
     if data.id != path.name:
         raise LookupError(f"the id must be the name of its folder, {path.name!r}, got {data.id!r}")
     for task, _ in (*data.done, *(task for job in data.jobs for task in job.tasks)):
         if task not in runs:
             raise LookupError(f"every task must name one of the runs, got {task!r}")
+    for block in data.blocks:
+        for run_id in (block.baseline, *block.runs):
+            if run_id not in runs:
+                raise LookupError(f"every block must name runs of the manifest, got {run_id!r}")
     return Manifest(
         folder=path.parent.parent,
         id=data.id,
@@ -297,6 +314,7 @@ def _manifest(
         force=data.force,
         save_untracked=data.save_untracked,
         snapshot=data.snapshot,
+        blocks=data.blocks,
         handles=handles,
     )
 

@@ -5,6 +5,7 @@ The module `record_writer` writes records. The module `record_reader` reads reco
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from functools import partial
 from typing import Annotated, Any, Literal, Self
@@ -141,6 +142,22 @@ class Seconds(_Part):
     measuring: float | None = None  # the rest of the time inside run()
 
 
+class BlockPlace(_Part):
+    """Where an attempt was executed in a block, see `jobs.block`.
+
+    Only attempts with the same `execution` are compared. A round that is interrupted, or that is
+    repeated for another reason, has a new `execution`.
+    """
+
+    id: str  # id of the block
+    round: int  # number of the round; the first is 0
+    execution: str  # identifies one execution of the round
+    position: int  # position of the attempt in the execution; the first is 0
+    size: int  # number of attempts in a complete execution
+    baseline: bool  # whether the run is the baseline of the block
+    second: bool = False  # whether it is the second attempt of the baseline in the round
+
+
 class Record(_Part):
     """The outcome of one attempt. An attempt is one execution of a run.
 
@@ -167,8 +184,26 @@ class Record(_Part):
     environment: Annotated[dict[str, Any], AfterValidator(_readable), AfterValidator(_shared)] = {}
     gpus: list[dict[str, Any]] = []  # for each GPU: name, uuid, and state before and after the run
     slurm: Annotated[dict[str, str], AfterValidator(_shared)] = {}
+    block: BlockPlace | None = None  # None: the run was not measured in a block
+    checkout: str = ""  # name of another checkout of the code, see `jobs.run.Run`
+    source_hash: str | None = None  # hash of the sources that were measured; None: unknown
     log: str | None = None  # path of the log, relative to the results folder
     artifacts: str | None = None  # folder of the run's files, relative to the results folder
+
+    @property
+    def allocation(self) -> str | None:
+        """Identifies the GPUs and the boot of the host on which the run was executed.
+
+        8 hexadecimal digits. None if the record does not contain the id of the boot, as in records
+        of older versions.
+        """
+        boot = self.environment.get("boot_id")
+        if not isinstance(boot, str):
+            return None
+        gpus = sorted(str(gpu.get("uuid")) for gpu in self.gpus)
+        nodes = self.slurm.get("job_nodelist", "")
+        text = " ".join([boot, *gpus, nodes])
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @model_validator(mode="after")
     def _facts_fit_the_status(self) -> Self:

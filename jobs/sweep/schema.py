@@ -95,6 +95,31 @@ class Shuffle(_Strict):
     shuffle: int  # the seed
 
 
+class Sustained(_Strict):
+    """Runs whose speed over seconds is measured, once in each block.
+
+    A GPU can be faster for a tenth of a second than it is for seconds, because of its power limit.
+    """
+
+    seconds: Annotated[float, Field(gt=0, le=60)]  # duration of the measurement of each phase
+    where: str | None = None  # condition on the parameters; None: all runs
+
+
+class Blocks(_Strict):
+    """How runs are paired that are compared with each other, see `jobs.block`.
+
+    Runs that differ only in the parameters in `interleave` form a block.
+    """
+
+    interleave: Annotated[list[str], Field(min_length=1)]  # names of the compared parameters
+    baseline: Annotated[dict[str, Scalar], Field(min_length=1)]  # values in the baseline
+    rounds: Annotated[int, Field(ge=1, le=1000)] = 5  # how often each run is executed
+    aa: bool = True  # whether the baseline is executed twice in each round
+    # Relative difference up to which two times count as the same. None: 0.01.
+    margin: Annotated[float, Field(gt=0, lt=1)] | None = None
+    sustained: Sustained | None = None
+
+
 class Axes(_Strict):
     """The keys `fixed`, `grid` and `zip`, which give the parameters of the runs.
 
@@ -240,6 +265,7 @@ class Sweep(Axes):
     cases: list[Case] = []
     exclude: list[dict[str, Scalar | list[Scalar]] | str] = []
     repeats: Positive = 1
+    blocks: Blocks | None = None
     order: Literal["as_written"] | Shuffle = "as_written"
     resources: Resources = Resources()
     slurm: Slurm = Slurm()

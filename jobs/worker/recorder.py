@@ -96,6 +96,7 @@ class Recorder:
         self.device = provenance.device_kind(gpus)
         self._environment = {
             "host": socket.gethostname(),
+            "boot_id": provenance.boot_id(),
             "processor": provenance.processor(),
             "driver": provenance.driver_version(),
             "packages": provenance.packages(),
