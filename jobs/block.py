@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ class Block:
     runs: tuple[str, ...]  # all run ids, the baseline first
     rounds: int
     aa: bool  # whether the baseline is executed twice in each round
+    sustained: tuple[str, ...] = ()  # ids of runs that are also measured over seconds
 
     def tasks(self, round: int) -> list[TaskKey]:
         """Return the (run id, repeat) pairs of a round in the order of execution.
@@ -54,6 +56,33 @@ class Block:
     def is_twice(self, run: str) -> bool:
         """Return whether a run is executed twice in each round."""
         return self.aa and run == self.baseline
+
+
+def in_blocks(
+    tasks: Iterable[TaskKey], blocks: Iterable[Block]
+) -> list[tuple[Block | None, list[TaskKey]]]:
+    """Group the (run id, repeat) pairs of a job, in the order of execution.
+
+    Args:
+        tasks: the pairs.
+        blocks: blocks of the submission.
+
+    Returns:
+        Each block with all its pairs, and None with each pair that belongs to no block.
+    """
+    block_of = {run: block for block in blocks for run in block.runs}
+    groups: list[tuple[Block | None, list[TaskKey]]] = []
+    members: dict[str, list[TaskKey]] = {}
+    for task in tasks:
+        block = block_of.get(task[0])
+        if block is None:
+            groups.append((None, [task]))
+        elif block.id in members:
+            members[block.id].append(task)
+        else:
+            members[block.id] = [task]
+            groups.append((block, members[block.id]))
+    return groups
 
 
 def block_id(run: Run, interleaved: tuple[str, ...]) -> str:

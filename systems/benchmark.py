@@ -44,6 +44,7 @@ AttentionName = Literal[
 AttentionChoice = Annotated[str, Implementation("attention", get_args(AttentionName))]
 
 ARTIFACTS = "RUN_ARTIFACTS"  # environment variable with the path of the artifacts folder
+ROUND = "RUN_ROUND"  # environment variable with the options of a round of a block, as JSON
 
 
 class BenchmarkParams(BaseModel):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
+from jobs.block import Block, TaskKey, in_blocks
 from jobs.launch.resume import Task
 from jobs.results.manifest import Job
 from jobs.run import Run, Shape
@@ -17,29 +18,49 @@ JOBS_PER_SLOT = 4
 Slots = Callable[[Shape], int]
 
 
-def pack(tasks: list[Task], runs_per_job: int | None, slots: Slots | None = None) -> list[Job]:
+def pack(
+    tasks: list[Task],
+    runs_per_job: int | None,
+    slots: Slots | None = None,
+    blocks: Iterable[Block] = (),
+) -> list[Job]:
     """Group (run, repeat) pairs into jobs.
 
     All runs of a job have the same resources and launch settings (`Shape`). The order of the pairs
-    is kept.
+    is kept. The pairs of a block are in one job, so that they are executed in one allocation.
 
     Args:
         tasks: the (run, repeat) pairs to execute.
-        runs_per_job: maximum number of pairs in a job. None: chosen for each `Shape`, from `slots`.
+        runs_per_job: maximum number of pairs in a job, unless a single block has more. None: chosen
+            for each `Shape`, from `slots`.
         slots: function that returns how many jobs of a `Shape` run at the same time. None: unknown,
-            as on a Slurm cluster. If both are None, each pair is a separate job.
+            as on a Slurm cluster. If both are None, each pair or block is a separate job.
+        blocks: groups of runs that are measured in turn.
     """
-    by_shape: dict[Shape, list[Task]] = {}
-    for run, repeat in tasks:
-        by_shape.setdefault(run.shape, []).append((run, repeat))
+    runs = {run.id: run for run, _ in tasks}
+    by_shape: dict[Shape, list[list[TaskKey]]] = {}
+    for _, members in in_blocks(((run.id, repeat) for run, repeat in tasks), blocks):
+        by_shape.setdefault(runs[members[0][0]].shape, []).append(members)
     jobs: list[Job] = []
-    for shape, members in by_shape.items():
-        size = runs_per_job or _chosen_size(len(members), slots(shape) if slots else None)
-        for start in range(0, len(members), size):
-            chunk = members[start : start + size]
-            minutes = job_timeout_min(shape, [run.timeout_s for run, _ in chunk])
-            jobs.append(Job(len(jobs), shape, minutes, [(run.id, repeat) for run, repeat in chunk]))
+    for shape, groups in by_shape.items():
+        count = sum(map(len, groups))
+        size = runs_per_job or _chosen_size(count, slots(shape) if slots else None)
+        for chunk in _chunks(groups, size):
+            minutes = job_timeout_min(shape, [runs[run].timeout_s for run, _ in chunk])
+            jobs.append(Job(len(jobs), shape, minutes, chunk))
     return jobs
+
+
+def _chunks(groups: list[list[TaskKey]], size: int) -> Iterator[list[TaskKey]]:
+    """Yield consecutive groups together, as long as they have at most `size` pairs."""
+    chunk: list[TaskKey] = []
+    for group in groups:
+        if chunk and len(chunk) + len(group) > size:
+            yield chunk
+            chunk = []
+        chunk = chunk + group
+    if chunk:
+        yield chunk
 
 
 def _chosen_size(count: int, slots: int | None) -> int:

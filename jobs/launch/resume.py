@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
+from jobs.block import Block
 from jobs.code.carried_state import file_hash
 from jobs.code.measured_files import find, source
 from jobs.results.record import Record
+from jobs.results.rounds import complete_rounds, throttled
 from jobs.run import Run
 from jobs.status import Status
-from jobs.sweep.expand import Expansion
 
 Task = tuple[Run, int]  # a run, and the index of its repeat
 # Signals by which a process ends itself. SIGKILL and SIGTERM come from outside, and SIGINT and
@@ -20,17 +21,17 @@ CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRA
 MAX_CRASHES = 3  # consecutive crashes after which a run needs --retry-failed
 
 
-def tasks_of(expansion: Expansion, repeats: int) -> list[Task]:
-    """Return all (run, repeat) pairs of a sweep, sorted by repeat.
+def tasks_of(runs: Sequence[Run], repeats: int) -> list[Task]:
+    """Return all (run, repeat) pairs of some runs, sorted by repeat.
 
     Every run is executed once before any run is repeated. If the speed of the machine changes
     slowly, the change affects all runs equally.
 
     Args:
-        expansion: the runs of the sweep.
+        runs: the runs.
         repeats: number of times that each run is executed.
     """
-    return [(run, repeat) for repeat in range(repeats) for run in expansion.runs]
+    return [(run, repeat) for repeat in range(repeats) for run in runs]
 
 
 def split_done(
@@ -79,6 +80,58 @@ def split_done(
         again = by_itself or (retry_failed and on_retry)
         finished = not again or any(r.status is Status.ok for r in attempts)
         (done if finished else todo).append((run, repeat))
+    return todo, done
+
+
+def split_rounds(
+    blocks: Iterable[Block],
+    runs: Mapping[str, Run],
+    records: Iterable[Record],
+    same_device: Callable[[Record, Run], bool],
+    retry_failed: bool = False,
+    force: bool = False,
+) -> tuple[list[list[Task]], list[Task]]:
+    """Split the rounds of blocks into rounds to execute and rounds that are done.
+
+    A round is done if all its (run, repeat) pairs are, in one execution of the round. Otherwise the
+    whole round is executed again. A run that crashed by a signal of its own counts as done, unless
+    `retry_failed` is True.
+
+    Args:
+        blocks: groups of runs that are measured in turn, in rounds.
+        runs: the runs of the blocks, by id.
+        records: records of earlier attempts.
+        same_device: as in `split_done`.
+        retry_failed: whether to execute rounds again in which a run failed.
+        force: whether to execute all rounds.
+
+    Returns:
+        The pairs of each round to execute, and all pairs that are done.
+    """
+
+    def is_result(record: Record) -> bool:
+        status = record.status
+        crashed = record.failure is not None and record.failure.type in CRASHES
+        failed = status.runs_again_on_retry or crashed
+        interrupted = status.runs_again_on_submit and not crashed
+        again = interrupted or (retry_failed and failed)
+        return not again and same_device(record, runs[record.run])
+
+    of_block: dict[str, list[Record]] = {}
+    for record in () if force else records:
+        if record.block is not None:
+            of_block.setdefault(record.block.id, []).append(record)
+    todo: list[list[Task]] = []
+    done: list[Task] = []
+    for block in blocks:
+        known = [record for record in of_block.get(block.id, ()) if record.run in block.runs]
+        complete = complete_rounds(block, known, is_result, throttled)
+        for round in range(block.rounds):
+            pairs = [(runs[run], repeat) for run, repeat in block.tasks(round)]
+            if round in complete:
+                done += pairs
+            else:
+                todo.append(pairs)
     return todo, done
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from rich.console import Console
 
 from jobs import provenance
+from jobs.block import Block, TaskKey
 from jobs.code.state import project_state
 from jobs.launch import snapshot
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import Slots, local_slots, pack, too_short
-from jobs.launch.resume import Task, changed_code, split_done, tasks_of
+from jobs.launch.resume import Task, changed_code, split_done, split_rounds, tasks_of
 from jobs.launch.submission_lock import SubmissionLock
 from jobs.processes import command_line
 from jobs.results.heartbeat import RunsHere
@@ -39,6 +40,7 @@ from jobs.run import Run
 from jobs.sweep.benchmarks import load_benchmarks
 from jobs.sweep.expand import Expansion, expand
 from jobs.sweep.load import LoadedSweep
+from jobs.sweep.schema import Sweep
 from jobs.sweep.strict_yaml import Document
 
 
@@ -93,8 +95,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     """
     expansion = expand(loaded)
     folder = options.out.resolve()
-    tasks = tasks_of(expansion, loaded.sweep.repeats)
-    in_flight: list[Task] = []
+    live: set[TaskKey] = set()
     earlier: dict[str, Manifest] = {}
     try:
         observation = observe(folder)
@@ -103,18 +104,13 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     else:
         records, bad_lines = observation.records, observation.bad_lines
         earlier = {manifest.id: manifest for manifest in observation.manifests}
-        live = {t.key for t in observation.tasks if t.status.is_live}
         if not options.force:
-            in_flight = [task for task in tasks if (task[0].id, task[1]) in live]
+            live = {t.key for t in observation.tasks if t.status.is_live}
     same_device = _same_device(options.executor, loaded, records, earlier)
-    todo, done = split_done(tasks, records, same_device, options.retry_failed, options.force)
+    todo, done, in_flight = _split(expansion, loaded.sweep, records, live, same_device, options)
     outcome = {(r.run, r.repeat): r for r in records if r.status != "ok"}
     outcome |= {(r.run, r.repeat): r for r in records if r.status == "ok"}
     before = [outcome[run.id, repeat] for run, repeat in done]
-    flying = {(run.id, repeat) for run, repeat in in_flight}
-    todo = [task for task in todo if (task[0].id, task[1]) not in flying | options.leave_out]
-    if options.only is not None:
-        todo = [task for task in todo if (task[0].id, task[1]) in options.only]
     manifest = Manifest(
         folder=folder,
         id=new_id(),
@@ -124,11 +120,12 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         sweep_path=sweep_path,
         command=command_line(),
         runs={run.id: run for run in expansion.runs},
-        jobs=pack(todo, loaded.sweep.runs_per_job, _slots(options)),
+        jobs=pack(todo, loaded.sweep.runs_per_job, _slots(options), expansion.blocks),
         done=[(run.id, repeat) for run, repeat in (*done, *in_flight)],
         provenance={},
         force=options.force,
         save_untracked=options.save_untracked,
+        blocks=expansion.blocks,
     )
     notes = [*map(str, bad_lines), *changed_code(before)]
     notes += too_short(manifest.jobs, manifest.runs)
@@ -138,6 +135,54 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     is_new = bool(todo) or _is_new(manifest, earlier)
     failed = failed_records(before)
     return Prepared(manifest, expansion, done, failed, in_flight, is_new, notes)
+
+
+def _split(
+    expansion: Expansion,
+    sweep: Sweep,
+    records: list[Record],
+    live: set[TaskKey],
+    same_device: Callable[[Record, Run], bool],
+    options: Options,
+) -> tuple[list[Task], list[Task], list[Task]]:
+    """Split the (run, repeat) pairs of a sweep by what a submission does with them.
+
+    A round of a block is executed as a whole, or not at all. A block of which a pair is queued or
+    running is not executed.
+
+    Args:
+        expansion: the runs and blocks of the sweep.
+        sweep: the sweep.
+        records: records in the results folder.
+        live: pairs that are queued or running.
+        same_device: see `split_done`.
+        options: options of the submission.
+
+    Returns:
+        The pairs to execute, the pairs that are done, and the pairs that are queued or running.
+    """
+    runs = {run.id: run for run in expansion.runs}
+    paired = {run for block in expansion.blocks for run in block.runs}
+    tasks = tasks_of([run for run in expansion.runs if run.id not in paired], sweep.repeats)
+    flying = live & {(run.id, repeat) for run, repeat in tasks}
+    free: list[Block] = []
+    for block in expansion.blocks:
+        if live.isdisjoint(block.all_tasks()):
+            free.append(block)
+        else:
+            flying |= set(block.all_tasks())
+    how = (records, same_device, options.retry_failed, options.force)
+    single, done = split_done(tasks, *how)
+    rounds, done_in_rounds = split_rounds(free, runs, *how)
+    todo: list[Task] = []
+    for together in [*([task] for task in single), *rounds]:
+        keys = {(run.id, repeat) for run, repeat in together}
+        if options.only is not None and keys.isdisjoint(options.only):
+            continue
+        if not keys <= flying | options.leave_out:
+            todo += together
+    in_flight = [(runs[run], repeat) for run, repeat in flying]
+    return todo, done + done_in_rounds, sorted(in_flight, key=lambda task: task[1])
 
 
 def _is_new(manifest: Manifest, earlier: dict[str, Manifest]) -> bool:

@@ -17,7 +17,18 @@ from jobs.errors import ENOUGH, Position, Problem, nearest
 from jobs.published.figures import Published
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, adapter
 from jobs.sweep.conditions import Check
-from jobs.sweep.schema import Case, Launch, Plot, Resources, Shuffle, Slurm, Sweep, Table
+from jobs.sweep.schema import (
+    Blocks,
+    Case,
+    Launch,
+    Plot,
+    Resources,
+    Shuffle,
+    Slurm,
+    Sustained,
+    Sweep,
+    Table,
+)
 from jobs.sweep.strict_yaml import DataPath, Document
 
 STRICT = ConfigDict(strict=True)
@@ -155,6 +166,8 @@ def _valid_keys(path: DataPath) -> list[str]:
         "published": Published,
         "plots": Plot,
         "order": Shuffle,
+        "blocks": Blocks,
+        "sustained": Sustained,
     }
     names = [part for part in path[:-1] if isinstance(part, str)]
     model = models.get(names[-1], Sweep) if names else Sweep

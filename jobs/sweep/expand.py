@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from jobs.block import Block
 from jobs.errors import ENOUGH, InputError, Position, Problem
 from jobs.run import Run, Shape
 from jobs.run_id import run_id
@@ -27,6 +28,7 @@ from jobs.sweep.check_parameters import BENCHMARK, comparison, exclusions
 from jobs.sweep.check_slurm import LEAST_MEM_GB
 from jobs.sweep.check_views import view_problems
 from jobs.sweep.conditions import Condition, ConditionError
+from jobs.sweep.form_blocks import form_blocks
 from jobs.sweep.load import LoadedSweep
 from jobs.sweep.schema import AXES, GPU_TYPE, Case, Plot, Shuffle, Sweep, Table
 from jobs.sweep.strict_yaml import DataPath
@@ -46,6 +48,7 @@ class Expansion:
     filtered: int  # number of combinations that the filter leaves out
     duplicates: int  # number of combinations that repeat an earlier run
     warnings: list[Problem] = field(default_factory=list, compare=False)
+    blocks: list[Block] = field(default_factory=list)  # groups of runs that are measured in turn
 
 
 def expand(loaded: LoadedSweep) -> Expansion:
@@ -80,10 +83,12 @@ class _Expander:
     def expansion(self) -> Expansion:
         blocks = list(_blocks(self.sweep, self.benchmarks))
         points = sum(math.prod(len(group) for group in groups) for *_, groups in blocks)
-        if points * self.sweep.repeats > MAX_RUNS:
+        paired = self.sweep.blocks
+        times = self.sweep.repeats if paired is None else paired.rounds
+        if points * times > MAX_RUNS:
             what = (
                 f"a sweep must have at most {MAX_RUNS} runs, got {points} combinations x "
-                f"{self.sweep.repeats} repeats; make the lists shorter"
+                f"{times} {'repeats' if paired is None else 'rounds'}; make the lists shorter"
             )
             raise InputError([Problem(self.document.at(()), what)])
         for path, case, fixed, groups in blocks:
@@ -102,8 +107,12 @@ class _Expander:
         ordered = list(self.runs.values())
         if isinstance(self.sweep.order, Shuffle):
             random.Random(self.sweep.order.shuffle).shuffle(ordered)
+        wrong: list[Problem] = []
+        formed = form_blocks(ordered, self.sweep, self.benchmarks, self.document, wrong)
+        if wrong:
+            raise InputError(wrong)
         warnings = [*self.without_effect(), *self.lists_all_cases_replace()]
-        return Expansion(ordered, self.excluded, self.filtered, self.duplicates, warnings)
+        return Expansion(ordered, self.excluded, self.filtered, self.duplicates, warnings, formed)
 
     def error(self) -> InputError:
         return InputError([_with_examples(*item) for item in self.problems.items()])

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from jobs.json_files import write_json
 from jobs.printing import say
 from jobs.processes import signal_name
-from jobs.results.record import Failure
+from jobs.results.record import Failure, Record
 from jobs.results.unwritable import FULL
 from jobs.status import Status
 from systems.benchmark import Unsupported, WrongOutput
@@ -308,6 +308,22 @@ def cancelled_before_start() -> Outcome:
     """Return the outcome of a run that `jobs cancel --where` cancelled before it started."""
     message = "cancelled before it started; submit the sweep again to execute this run"
     return failed(Status.cancelled, "Cancelled", message)
+
+
+def not_repeated(before: Record) -> Outcome:
+    """Return the outcome of a run that is not executed, because an earlier round says how it ends.
+
+    Args:
+        before: record of the earlier round.
+    """
+    failure = before.failure
+    assert failure is not None
+    round = before.block.round if before.block is not None else 0
+    message = f"not executed again, because it ended so in round {round}: {failure.message}"
+    return Outcome(
+        status=before.status,
+        failure=failure.model_copy(update={"message": message, "traceback": None}),
+    )
 
 
 def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:

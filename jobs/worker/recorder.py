@@ -18,7 +18,7 @@ from jobs import provenance
 from jobs.printing import say
 from jobs.results import unwritable
 from jobs.results.manifest import Job, Manifest
-from jobs.results.record import RECORDS, Failure, Measurements, Record, Seconds
+from jobs.results.record import RECORDS, BlockPlace, Failure, Measurements, Record, Seconds
 from jobs.results.record_writer import RecordWriter
 from jobs.results.worker_state import RunningAttempt
 from jobs.run import Run
@@ -62,6 +62,7 @@ class Attempt:
     code: dict[str, Any]  # states of the code when the attempt began, as in the record
     started_at: float  # start of the attempt, in seconds since the epoch
     clock: float  # start on the monotonic clock, in seconds; used for durations
+    place: BlockPlace | None = None  # where the attempt is executed in its block, if it has one
 
     def as_state(self) -> RunningAttempt:
         return RunningAttempt(
@@ -103,20 +104,21 @@ class Recorder:
             "executor": manifest.executor,
         }
 
-    def begin(self, run: Run, repeat: int, number: int) -> Attempt:
+    def begin(self, run: Run, repeat: int, number: int, place: BlockPlace | None = None) -> Attempt:
         """Return a new attempt with the current time, and the states of the code and the GPUs.
 
         Args:
             run: the run.
             repeat: which repeat of the run is executed.
             number: number of the attempt of this repeat. The first attempt has number 1.
+            place: where the attempt is executed in its block. None: the run is in no block.
         """
         log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
         code = self.code.environment(run)
         before = provenance.gpu_states(self._gpus)
         now, clock = time.time(), time.monotonic()
-        return Attempt(run, repeat, number, log, artifacts, before, code, now, clock)
+        return Attempt(run, repeat, number, log, artifacts, before, code, now, clock, place)
 
     def write(self, attempt: Attempt, outcome: Outcome) -> Record:
         """Write the record of one attempt to execute a run, and print a summary line.
@@ -185,6 +187,8 @@ class Recorder:
             environment=self._environment | attempt.code | {"loaded": outcome.versions},
             gpus=[_around(*states) for states in zip(attempt.before, after, strict=False)],
             slurm=self._slurm,
+            block=attempt.place,
+            checkout=run.checkout,
             log=str(attempt.log.relative_to(folder)) if attempt.log.exists() else None,
             artifacts=(
                 str(attempt.artifacts.relative_to(folder)) if _holds(attempt.artifacts) else None

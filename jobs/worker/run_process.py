@@ -31,7 +31,7 @@ from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
 from jobs.worker.fork_server import DUMP_STACKS, die_with_parent, flush
 from jobs.worker.outcome import Outcome, outcome_of
-from systems.benchmark import ARTIFACTS
+from systems.benchmark import ARTIFACTS, ROUND
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Request:
     token: str  # identifies the attempt to all nodes
     asked_at: float  # start of the attempt on node 0's monotonic clock, in seconds
     log: str | None = None  # file for stdout and stderr; None: the terminal
+    # What this round of a block includes, see `systems.benchmark.round_options`. None: no block.
+    round_options: dict[str, Any] | None = None
     # For runs of several processes (jobs.worker.torchrun):
     nproc_per_node: int | None = None
     nodes: int = 1
@@ -159,6 +161,9 @@ def execute(request: Request) -> Outcome:
     oom: dict[str, int] = {}
     called = starting = measuring = None
     os.environ[ARTIFACTS] = request.artifacts
+    os.environ.pop(ROUND, None)
+    if request.round_options is not None:
+        os.environ[ROUND] = json.dumps(request.round_options)
     try:
         module = benchmark_module(request.benchmark)
         version = getattr(module, "VERSION", 1)

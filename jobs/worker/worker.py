@@ -18,16 +18,18 @@ import uuid
 from collections import Counter
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 from jobs import provenance
+from jobs.block import Block, TaskKey, in_blocks
 from jobs.formatting import counted
 from jobs.printing import say
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
 from jobs.results.manifest import Executor, Manifest
-from jobs.results.record import Record
+from jobs.results.record import BlockPlace, Record
 from jobs.results.record_reader import RecordTail
+from jobs.results.rounds import MAX_EXECUTIONS
 from jobs.results.slurm_job_states import exceeded_memory
 from jobs.results.worker_state import WorkerState, read_worker_state, write_worker_state
 from jobs.run import Run
@@ -46,6 +48,7 @@ from jobs.worker.outcome import (
     cancelled_before_start,
     failed,
     no_scratch,
+    not_repeated,
     scratch_failed,
     stopped,
 )
@@ -53,6 +56,7 @@ from jobs.worker.rank_failures import outcome_of_ranks
 from jobs.worker.recorder import Attempt, Recorder, slurm_facts
 from jobs.worker.run_process import Request, execute
 from jobs.worker.run_with_timeout import run_with_timeout
+from jobs.worker.turns import Turns
 
 MAX_DEATHS = 2  # number of workers that may die during a run before the run is skipped
 
@@ -144,19 +148,64 @@ class Worker:
         unwritable.unmark(self.manifest.path, self.job.index)
         self._deaths = self._count_deaths()
         self.recorder.code.note_start(self.manifest.runs[run] for run, _ in self.job.tasks)
-        for run_id, repeat in self.job.tasks:
-            if self._is_done(run_id, repeat) or self._skip_cancelled(run_id, repeat):
-                continue
-            attempt = self._begin(self.manifest.runs[run_id], repeat)
-            if reason is not None:
-                self._record(attempt, failed(Status.unsupported, "Unsupported", reason))
-            elif self._deaths[f"{run_id}/{repeat}"] >= MAX_DEATHS:
-                self._record(attempt, self._outcome_of_deaths())
+        for block, tasks in in_blocks(self.job.tasks, self.manifest.blocks):
+            if block is None:
+                self._run_single(*tasks[0], reason)
             else:
-                self._attempt_run(attempt)
+                self._run_block(block, sorted({block.round_of(task) for task in tasks}), reason)
             if self.in_process and self.failures:
                 return
         self._write_state(None)
+
+    def _run_single(self, run_id: str, repeat: int, reason: str | None) -> None:
+        """Execute and record a run that is in no block. See `_run_tasks`."""
+        if not self._is_done(run_id, repeat) and not self._skip_cancelled(run_id, repeat):
+            self._execute(self._begin(self.manifest.runs[run_id], repeat), reason)
+
+    def _run_block(self, block: Block, rounds: list[int], reason: str | None) -> None:
+        """Execute the rounds of a block that are not complete. See `_run_tasks`."""
+        turns = Turns(block, self.manifest)
+        for round in rounds:
+            for _ in range(MAX_EXECUTIONS):
+                self.records += self.tail.new()
+                self._cancelled |= read_cancelled(self.manifest.path)
+                if turns.is_complete(round, self.records, self._is_result, self._cancelled):
+                    break
+                for task, place in turns.places(round):
+                    self._run_in_turn(turns, task, place, reason)
+                    if self.in_process and self.failures:
+                        return
+
+    def _run_in_turn(
+        self, turns: Turns, task: TaskKey, place: BlockPlace, reason: str | None
+    ) -> None:
+        """Execute and record a run of a round, unless it was cancelled or failed before."""
+        self.records += self.tail.new()
+        if self._skip_cancelled(*task, place):
+            return
+        attempt = self._begin(self.manifest.runs[task[0]], task[1], place)
+        before = turns.lasting_failure(task[0], self.records)
+        if before is not None and reason is None:
+            self._record(attempt, not_repeated(before))
+        else:
+            self._execute(attempt, reason, turns.options(task[0], self.records))
+
+    def _execute(
+        self, attempt: Attempt, reason: str | None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Execute and record an attempt.
+
+        Args:
+            attempt: the attempt.
+            reason: see `_run_tasks`.
+            options: what the round of the block includes. None: the run is in no block.
+        """
+        if reason is not None:
+            self._record(attempt, failed(Status.unsupported, "Unsupported", reason))
+        elif self._deaths[f"{attempt.run.id}/{attempt.repeat}"] >= MAX_DEATHS:
+            self._record(attempt, self._outcome_of_deaths())
+        else:
+            self._attempt_run(attempt, options)
 
     def _unsupported_reason(self) -> str | None:
         """Return a message if this machine has too few nodes or GPUs for the job, else None."""
@@ -178,21 +227,20 @@ class Worker:
         it with status ok from the same kind of device.
         """
         self.records += self.tail.new()
-        for record in self.records:
-            if (record.run, record.repeat) != (run_id, repeat):
-                continue
-            own = record.submission == self.manifest.id
-            if own and not record.status.runs_again_in_its_job:
-                return True
-            if (
-                record.status is Status.ok
-                and record.device == self.recorder.device
-                and not self.manifest.force
-            ):
-                return True
-        return False
+        return any(
+            (record.run, record.repeat) == (run_id, repeat) and self._is_result(record)
+            for record in self.records
+        )
 
-    def _skip_cancelled(self, run_id: str, repeat: int) -> bool:
+    def _is_result(self, record: Record) -> bool:
+        """Return whether this worker keeps a record instead of executing its run again."""
+        if record.submission == self.manifest.id:
+            listed = (record.run, record.repeat) in self._cancelled
+            return listed or not record.status.runs_again_in_its_job
+        same = record.device == self.recorder.device
+        return record.status is Status.ok and same and not self.manifest.force
+
+    def _skip_cancelled(self, run_id: str, repeat: int, place: BlockPlace | None = None) -> bool:
         """Return whether `jobs cancel --where` cancelled this run. If so, record that once.
 
         A run that a later submission has recorded is not recorded again, because the latest record
@@ -205,7 +253,7 @@ class Worker:
         since = self.manifest.created_at
         earlier = (r for r in self.records if (r.run, r.repeat) == (run_id, repeat))
         if not any(record.started_at > since for record in earlier):
-            attempt = self._begin(self.manifest.runs[run_id], repeat)
+            attempt = self._begin(self.manifest.runs[run_id], repeat, place)
             self.recorder.write(attempt, cancelled_before_start())
         return True
 
@@ -263,14 +311,14 @@ class Worker:
 
     # ---- one run ---------------------------------------------------------------------------------
 
-    def _begin(self, run: Run, repeat: int) -> Attempt:
+    def _begin(self, run: Run, repeat: int, place: BlockPlace | None = None) -> Attempt:
         before = [r.attempt for r in self.records if (r.run, r.repeat) == (run.id, repeat)]
         number = 1 + max(before, default=0)
         while self.manifest.artifacts(run.id, repeat, number).exists():
             number += 1  # an attempt without a record, because its worker died; keep its files
-        return self.recorder.begin(run, repeat, number)
+        return self.recorder.begin(run, repeat, number, place)
 
-    def _attempt_run(self, attempt: Attempt) -> None:
+    def _attempt_run(self, attempt: Attempt, options: dict[str, Any] | None) -> None:
         self._current = (attempt, None)
         self._write_state(attempt)
         if not self.in_process:
@@ -294,6 +342,7 @@ class Worker:
             token=uuid.uuid4().hex,
             asked_at=attempt.clock,
             log=None if self.in_process else str(attempt.log),
+            round_options=options,
             nproc_per_node=run.shape.nproc_per_node,
             nodes=run.shape.nodes,
             host=node_address() if run.shape.nodes > 1 else "127.0.0.1",

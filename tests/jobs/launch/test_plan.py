@@ -16,7 +16,7 @@ from jobs.provenance import cpu_device
 from jobs.results.manifest import Executor, Job
 from jobs.results.record import Record
 from jobs.run import Run, Shape
-from jobs.sweep.expand import Expansion, expand
+from jobs.sweep.expand import expand
 from tests.jobs.harness import call
 from tests.jobs.results_folder import CPU, TOY, ResultsFolder, failed, load, ok, record, write
 
@@ -123,7 +123,7 @@ def test_another_kind_of_device_measures_all_again(tmp_path: Path) -> None:
 
 def test_repeats_go_round_so_that_drift_is_spread(tmp_path: Path) -> None:
     expansion = expand(load(tmp_path, TOY + "grid: {size: [1, 2]}\n"))
-    assert [(run.params["size"], n) for run, n in tasks_of(expansion, 3)] == [
+    assert [(run.params["size"], n) for run, n in tasks_of(expansion.runs, 3)] == [
         (1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2),
     ]  # fmt: skip
 
@@ -179,7 +179,7 @@ def test_packing_keeps_every_task_once_with_its_likes(
     shapes: list[Shape], runs_per_job: int, repeats: int
 ) -> None:
     runs = {str(i): Run(str(i), "toy", 1, {}, shape, 60.0) for i, shape in enumerate(shapes)}
-    tasks = tasks_of(Expansion(list(runs.values()), 0, 0, 0), repeats)
+    tasks = tasks_of(list(runs.values()), repeats)
     jobs = pack(tasks, runs_per_job)
     assert [job.index for job in jobs] == list(range(len(jobs)))
     packed = [task for job in jobs for task in job.tasks]

@@ -1,0 +1,163 @@
+"""Forms blocks, i.e. groups of runs that are measured in turn, from the runs of a sweep.
+
+The key `blocks` of a sweep file names the parameters that are compared and the baseline, see
+`jobs.block`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from jobs.block import Block, block_id
+from jobs.code.short_names import as_in_runs
+from jobs.errors import ENOUGH, Problem, nearest
+from jobs.formatting import format_scalar
+from jobs.run import Run
+from jobs.sweep.benchmarks import Benchmarks
+from jobs.sweep.check_parameters import ByBenchmark, comparison
+from jobs.sweep.conditions import ConditionError
+from jobs.sweep.schema import Blocks, Sweep
+from jobs.sweep.strict_yaml import DataPath, Document
+
+
+def form_blocks(
+    runs: Iterable[Run],
+    sweep: Sweep,
+    benchmarks: Benchmarks,
+    document: Document,
+    problems: list[Problem],
+) -> list[Block]:
+    """Return the blocks of a sweep, in the order of their first runs.
+
+    Runs whose benchmark has none of the interleaved parameters are in no block.
+
+    Args:
+        runs: all runs of the sweep.
+        sweep: the sweep.
+        benchmarks: the benchmarks of the sweep.
+        document: the parsed sweep file.
+        problems: list to which errors are added.
+    """
+    if sweep.blocks is None:
+        return []
+    former = _Former(sweep, sweep.blocks, benchmarks, document)
+    found = former.check() and former.blocks(runs)
+    problems += former.problems[:ENOUGH]
+    return found or []
+
+
+class _Former:
+    """Forms the blocks of one sweep, and collects the errors."""
+
+    def __init__(self, sweep: Sweep, keys: Blocks, benchmarks: Benchmarks, document: Document):
+        self.sweep, self.keys = sweep, keys
+        self.benchmarks, self.document = benchmarks, document
+        self.problems: list[Problem] = []
+        self.sustained: ByBenchmark = {}
+
+    def at(self, path: DataPath, what: str) -> None:
+        self.problems.append(Problem(self.document.at(("blocks", *path)), what))
+
+    def check(self) -> bool:
+        """Check the keys by themselves. Return whether they are valid."""
+        fields = self.benchmarks.fields
+        for i, name in enumerate(self.keys.interleave):
+            if name not in fields:
+                what = f"blocks.interleave must name parameters, got {name!r}"
+                self.at(("interleave", i), what + nearest(name, fields))
+            elif name in self.keys.interleave[:i]:
+                self.at(("interleave", i), f"blocks.interleave: {name!r} is listed twice")
+        for name in self.keys.baseline:
+            if name not in self.keys.interleave:
+                valid = ", ".join(self.keys.interleave)
+                what = "blocks.baseline must set parameters that blocks.interleave lists"
+                self.at(("baseline", name), f"{what} ({valid}), got {name!r}")
+        if self.sweep.repeats > 1:
+            what = "repeats must be 1 together with blocks; set blocks.rounds instead"
+            where = self.document.at(("repeats",))
+            self.problems.append(Problem(where, f"{what}, got {self.sweep.repeats}"))
+        if self.keys.rounds == 1 and self.keys.margin is not None:
+            what = "blocks.margin requires at least 2 rounds, got rounds: 1"
+            self.at(("margin",), f"{what}; the spread of one round is unknown")
+        self.check_condition()
+        return not self.problems
+
+    def check_condition(self) -> None:
+        sustained = self.keys.sustained
+        if sustained is not None and sustained.where is not None:
+            try:
+                self.sustained = comparison(sustained.where, self.benchmarks)
+            except ConditionError as error:
+                self.at(("sustained", "where"), str(error))
+
+    def blocks(self, runs: Iterable[Run]) -> list[Block]:
+        groups: dict[str, list[Run]] = {}
+        for run in runs:
+            if any(name in run.params for name in self.keys.interleave):
+                groups.setdefault(block_id(run, tuple(self.keys.interleave)), []).append(run)
+        if not groups:
+            listed = ", ".join(self.keys.interleave)
+            self.at(
+                ("interleave",), f"blocks.interleave: no run has one of the parameters {listed}"
+            )
+        return [block for name, members in groups.items() for block in self.block(name, members)]
+
+    def block(self, name: str, members: list[Run]) -> Iterator[Block]:
+        """Yield the block of some runs. Yield nothing if they cannot be a block."""
+        baselines = [run for run in members if self.is_baseline(run)]
+        if len(baselines) != 1:
+            self.at(("baseline",), self.wrong_baseline(members, baselines))
+            return
+        baseline = baselines[0]
+        for run in members:
+            if run.shape != baseline.shape:
+                what = (
+                    f"blocks: the runs of a block must have the same resources, got {run.shape} "
+                    f"for {self.compared(run)} and {baseline.shape} for {self.compared(baseline)}"
+                )
+                self.at((), what)
+                return
+        ordered = (baseline, *(run for run in members if run is not baseline))
+        yield Block(
+            id=name,
+            baseline=baseline.id,
+            runs=tuple(run.id for run in ordered),
+            rounds=self.keys.rounds,
+            aa=self.keys.aa,
+            sustained=tuple(run.id for run in ordered if self.is_sustained(run)),
+        )
+
+    def is_baseline(self, run: Run) -> bool:
+        wanted = {name: as_in_runs(value) for name, value in self.keys.baseline.items()}
+        return all(run.params.get(name, ...) == value for name, value in wanted.items())
+
+    def is_sustained(self, run: Run) -> bool:
+        if self.keys.sustained is None:
+            return False
+        if self.keys.sustained.where is None:
+            return True
+        condition = self.sustained.get(run.benchmark)
+        return condition is not None and condition({"benchmark": run.benchmark} | run.params)
+
+    def wrong_baseline(self, members: list[Run], baselines: list[Run]) -> str:
+        wanted = ", ".join(f"{k}={format_scalar(v)}" for k, v in self.keys.baseline.items())
+        shared = [name for name in members[0].params if name not in self.keys.interleave]
+        here = members[0].label(shared) if shared else members[0].benchmark
+        if baselines:
+            got = " and ".join(self.compared(run) for run in baselines[:2])
+            what = f"{len(baselines)} runs ({got}); set more parameters"
+        else:
+            valid = dict.fromkeys(self.compared(run) for run in members)
+            what = f"none (valid: {', '.join(list(valid)[:5])})"
+            if self.sweep.filter:
+                what += "; the filter must keep the baseline"
+        return (
+            f"blocks.baseline must match one run of each block, got {what} for {wanted} "
+            f"in the block {here}"
+        )
+
+    def compared(self, run: Run) -> str:
+        """Return the values of the interleaved parameters of a run, as text."""
+        named: dict[str, Any] = {k: run.params[k] for k in self.keys.interleave if k in run.params}
+        return " ".join(f"{name}={format_scalar(value)}" for name, value in named.items())
