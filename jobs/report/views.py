@@ -166,9 +166,9 @@ def declared_order(observation: Observation, results: list[Result], told_apart: 
     """
     order: Order = {}
     for manifest in reversed(observation.manifests):
-        for block in (manifest.sweep, *manifest.sweep.cases):
-            fixed = {name: [value] for name, value in block.fixed.items()}
-            for name, values in (*fixed.items(), *block.grid.items(), *block.zip.items()):
+        for scope in (manifest.sweep, *manifest.sweep.cases):
+            fixed = {name: [value] for name, value in scope.fixed.items()}
+            for name, values in (*fixed.items(), *scope.grid.items(), *scope.zip.items()):
                 places = order.setdefault(name, {})
                 for value in values:
                     places.setdefault(as_in_runs(value), len(places))

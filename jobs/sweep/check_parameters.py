@@ -3,7 +3,7 @@
 Settings that name parameters are the entries of `exclude`, the filter of the option `--filter`, and
 values such as `$nodes` in the keys `resources` and `launch`.
 
-A block is an entry of `cases`, or the top level of the file. Each case may have a different
+A scope is an entry of `cases`, or the top level of the file. Each case may have a different
 benchmark. A parameter at the top level applies to every case whose benchmark has this parameter. A
 comparison, such as `seq_len > 4096`, applies to the runs whose benchmark has all parameters in the
 comparison.
@@ -20,7 +20,7 @@ from jobs.sweep.benchmarks import Benchmark, Benchmarks
 from jobs.sweep.check_schema import (
     benchmark_of,
     literal_check,
-    run_blocks,
+    run_scopes,
     valid_entries,
     value_check,
 )
@@ -171,7 +171,7 @@ class _Checks:
     def __init__(self, document: Document, benchmarks: Benchmarks):
         self.document = document
         self.benchmarks = benchmarks
-        self.run_blocks = run_blocks(document, benchmarks)
+        self.run_scopes = run_scopes(document, benchmarks)
         self.checks: dict[str, Check] = {b.name: value_check(b) for b in benchmarks}
         self.problems: list[Problem] = []
         # Positions of values that could not be parsed. They are None in the data.
@@ -183,7 +183,7 @@ class _Checks:
     def at_key(self, path: DataPath, what: str) -> None:
         self.problems.append(Problem(self.document.at_key(path), what))
 
-    def blocks(self) -> Iterator[tuple[DataPath, dict[str, Any]]]:
+    def scopes(self) -> Iterator[tuple[DataPath, dict[str, Any]]]:
         """Yield the path and the data of the sweep file's top level, then of each case."""
         yield (), self.document.data
         cases = self.document.data.get("cases")
@@ -192,43 +192,43 @@ class _Checks:
                 yield ("cases", i), case
 
     def benchmarks_of(
-        self, prefix: DataPath, block: dict[str, Any], replaced: Callable[[dict[str, Any]], bool]
+        self, prefix: DataPath, scope: dict[str, Any], replaced: Callable[[dict[str, Any]], bool]
     ) -> list[Benchmark]:
-        """Return the benchmarks to which a setting in a block applies.
+        """Return the benchmarks to which a setting in a scope applies.
 
-        A block is a case, or the top level of the sweep file. A setting in a case applies to the
+        A scope is a case, or the top level of the sweep file. A setting in a case applies to the
         benchmark of the case. A setting at the top level applies to the benchmarks of the cases
         that do not replace the setting. If every case replaces the setting, the benchmarks of all
         cases are returned, so that the setting is checked anyway.
 
         Args:
-            prefix: path of the block, empty for the top level.
-            block: data of the block.
+            prefix: path of the scope, empty for the top level.
+            scope: data of the scope.
             replaced: function that takes the data of a case. It returns True if the case replaces
                 the setting.
         """
         if prefix:
-            return [benchmark_of(block, self.benchmarks)]
-        inherit = {b.name: b for case, b in self.run_blocks if case is block or not replaced(case)}
-        every = {b.name: b for _, b in self.run_blocks}
+            return [benchmark_of(scope, self.benchmarks)]
+        inherit = {b.name: b for case, b in self.run_scopes if case is scope or not replaced(case)}
+        every = {b.name: b for _, b in self.run_scopes}
         return list((inherit or every).values())
 
     def parameters(self) -> None:
         """Check the names and values of all parameters, and collect the errors.
 
-        A block is a case, or the top level of the sweep file. A block must not set a parameter
-        twice. The lists in the key `zip` of a block must have equal lengths.
+        A scope is a case, or the top level of the sweep file. A scope must not set a parameter
+        twice. The lists in the key `zip` of a scope must have equal lengths.
         """
-        for prefix, block in self.blocks():
+        for prefix, scope in self.scopes():
             seen: dict[str, str] = {}
             lengths: dict[str, int] = {}
             for axis in AXES:
-                section = block.get(axis)
+                section = scope.get(axis)
                 for name, value in section.items() if isinstance(section, dict) else ():
                     path = (*prefix, axis, name)
-                    having = self.having(prefix, block, name)
+                    having = self.having(prefix, scope, name)
                     if not having:
-                        self.unknown(path, name, prefix, block)
+                        self.unknown(path, name, prefix, scope)
                         continue
                     if name in seen:
                         self.at_key(
@@ -247,26 +247,26 @@ class _Checks:
                     (*prefix, "zip"), f"zip: all lists must have the same length, got {listed}"
                 )
 
-    def having(self, prefix: DataPath, block: dict[str, Any], name: str) -> list[Benchmark]:
-        """Return the benchmarks that use the value which a block gives to a parameter.
+    def having(self, prefix: DataPath, scope: dict[str, Any], name: str) -> list[Benchmark]:
+        """Return the benchmarks that use the value which a scope gives to a parameter.
 
-        A block is a case, or the top level of the sweep file. A case that sets the parameter does
+        A scope is a case, or the top level of the sweep file. A case that sets the parameter does
         not use the value at the top level. If no case uses the value at the top level, one
         benchmark with the parameter is returned, so that the value is checked anyway.
 
         Args:
-            prefix: path of the block, empty for the top level.
-            block: data of the block.
+            prefix: path of the scope, empty for the top level.
+            scope: data of the scope.
             name: name of the parameter.
         """
-        given = self.benchmarks_of(prefix, block, partial(_sets, name=name))
+        given = self.benchmarks_of(prefix, scope, partial(_sets, name=name))
         having = [benchmark for benchmark in given if name in benchmark.fields]
         if having or prefix:
             return having
-        return [benchmark for _, benchmark in self.run_blocks if name in benchmark.fields][:1]
+        return [benchmark for _, benchmark in self.run_scopes if name in benchmark.fields][:1]
 
-    def unknown(self, path: DataPath, name: str, prefix: DataPath, block: dict[str, Any]) -> None:
-        given = self.benchmarks_of(prefix, block, lambda case: False)
+    def unknown(self, path: DataPath, name: str, prefix: DataPath, scope: dict[str, Any]) -> None:
+        given = self.benchmarks_of(prefix, scope, lambda case: False)
         fields = list(dict.fromkeys(field for benchmark in given for field in benchmark.fields))
         names = " and ".join(repr(benchmark.name) for benchmark in given)
         what = f"benchmark {names} has" if len(given) == 1 else f"benchmarks {names} have"
@@ -364,13 +364,13 @@ class _Checks:
 
         The name after the `$` must be a parameter of the benchmark.
         """
-        for prefix, block in self.blocks():
+        for prefix, scope in self.scopes():
             for section in ("resources", "launch"):
-                given = block.get(section)
+                given = scope.get(section)
                 for key, value in given.items() if isinstance(given, dict) else ():
                     if isinstance(value, str) and value.startswith("$"):
                         replaced = partial(_has, section=section, key=key)
-                        for benchmark in self.benchmarks_of(prefix, block, replaced):
+                        for benchmark in self.benchmarks_of(prefix, scope, replaced):
                             self.reference((*prefix, section, key), value, benchmark)
 
     def reference(self, path: DataPath, value: str, benchmark: Benchmark) -> None:

@@ -240,28 +240,28 @@ def valid_entries(document: Document, key: str, kind: Any) -> Iterator[tuple[Dat
             continue
 
 
-def run_blocks(
+def run_scopes(
     document: Document, benchmarks: Benchmarks
 ) -> list[tuple[dict[str, Any], Benchmark]]:
-    """Return the blocks of a sweep file that describe runs, each with its benchmark.
+    """Return the scopes of a sweep file that describe runs, each with its benchmark.
 
-    The blocks are the entries of the key `cases`. If there are no cases, the only block is the top
+    The scopes are the entries of the key `cases`. If there are no cases, the only scope is the top
     level of the file.
     """
     cases = document.data.get("cases")
-    blocks = [case for case in cases if isinstance(case, dict)] if isinstance(cases, list) else []
-    return [(block, benchmark_of(block, benchmarks)) for block in blocks or [document.data]]
+    scopes = [case for case in cases if isinstance(case, dict)] if isinstance(cases, list) else []
+    return [(scope, benchmark_of(scope, benchmarks)) for scope in scopes or [document.data]]
 
 
-def benchmark_of(block: dict[str, Any], benchmarks: Benchmarks) -> Benchmark:
+def benchmark_of(scope: dict[str, Any], benchmarks: Benchmarks) -> Benchmark:
     """Return the benchmark of a case, or of the top level of a sweep file.
 
     The key `benchmark` names the benchmark. Without this key, the default benchmark of the sweep is
     returned.
 
     Args:
-        block: the data of the case or of the top level.
+        scope: the data of the case or of the top level.
         benchmarks: the benchmarks of the sweep.
     """
-    name = block.get("benchmark")
+    name = scope.get("benchmark")
     return benchmarks.of(name if isinstance(name, str) else None)

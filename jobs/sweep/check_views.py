@@ -18,7 +18,7 @@ from jobs.sweep.benchmarks import Benchmark, Benchmarks, short_name
 from jobs.sweep.check_schema import (
     NOT_OF_LISTS,
     literal_check,
-    run_blocks,
+    run_scopes,
     valid_entries,
     value_check,
 )
@@ -110,7 +110,7 @@ def check_views(document: Document, benchmarks: Benchmarks) -> list[Problem]:
     Each table or plot shows the runs of one benchmark. It is checked against the parameters of this
     benchmark.
     """
-    used = {benchmark.name: benchmark for _, benchmark in run_blocks(document, benchmarks)}
+    used = {benchmark.name: benchmark for _, benchmark in run_scopes(document, benchmarks)}
     problems: list[Problem] = []
     for key, kind in (("tables", Table), ("plots", Plot)):
         names: set[str] = set()

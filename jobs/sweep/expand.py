@@ -1,9 +1,9 @@
 """Expands a sweep into its runs. A run is one combination of a benchmark and its parameters.
 
-A sweep has one or more blocks: its cases, or the sweep itself if it has no cases. The keys `grid`
-and `zip` of a block list values of parameters. The runs of a block are the Cartesian product of the
+A sweep has one or more scopes: its cases, or the sweep itself if it has no cases. The keys `grid`
+and `zip` of a scope list values of parameters. The runs of a scope are the Cartesian product of the
 parameters in `grid` and the combinations in `zip`. The runs of a sweep are the union of the runs of
-its blocks. The id of a run stays the same if the sweep is expanded again.
+its scopes. The id of a run stays the same if the sweep is expanded again.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class _Expander:
         text = self.sweep.filter
         self.filters = comparison(text, self.benchmarks) if text else None
         self.runs: dict[str, Run] = {}
-        self.origin: dict[str, DataPath] = {}  # path of the block of each run, by run id
+        self.origin: dict[str, DataPath] = {}  # path of the scope of each run, by run id
         self.excluded = self.filtered = self.duplicates = 0
         # For each problem, the parameter combinations that have it, as text.
         self.problems: dict[Problem, list[Any]] = {}
 
     def expansion(self) -> Expansion:
-        blocks = list(_blocks(self.sweep, self.benchmarks))
-        points = sum(math.prod(len(group) for group in groups) for *_, groups in blocks)
+        scopes = list(_scopes(self.sweep, self.benchmarks))
+        points = sum(math.prod(len(group) for group in groups) for *_, groups in scopes)
         paired = self.sweep.blocks
         times = self.sweep.repeats if paired is None else paired.rounds
         if points * times > MAX_RUNS:
@@ -91,7 +91,7 @@ class _Expander:
                 f"{times} {'repeats' if paired is None else 'rounds'}; make the lists shorter"
             )
             raise InputError([Problem(self.document.at(()), what)])
-        for path, case, fixed, groups in blocks:
+        for path, case, fixed, groups in scopes:
             for combination in itertools.product(*groups):
                 point = dict(fixed)
                 for part in combination:
@@ -245,41 +245,41 @@ class _Expander:
                         where, f"{axis}: every case replaces {name!r}, so this list has no effect"
                     )
 
-    def note_refusal(self, error: ValidationError, point: dict[str, Any], block: DataPath) -> None:
+    def note_refusal(self, error: ValidationError, point: dict[str, Any], scope: DataPath) -> None:
         for item in error.errors():
             name = item["loc"][0] if item["loc"] else None
             message = item["msg"].removeprefix("Value error, ")
             if item["type"] == "missing":
                 what = f"parameter {name!r} is required by the benchmark; set it in fixed or grid"
-                self.problems[Problem(self.document.at(block), what)] = []
+                self.problems[Problem(self.document.at(scope), what)] = []
             elif name is not None:
                 value = point.get(str(name))
-                where = self.document.at(self.where_given(block, str(name), value))
+                where = self.document.at(self.where_given(scope, str(name), value))
                 self.problems[Problem(where, f"{name} cannot be {value!r}: {message}")] = []
             else:
-                grid = (*block, "grid")
-                where = self.document.at(grid if grid in self.document.positions else block)
+                grid = (*scope, "grid")
+                where = self.document.at(grid if grid in self.document.positions else scope)
                 self.add_problem(where, message, point)
 
-    def where_given(self, block: DataPath, name: str, value: Any) -> DataPath:
+    def where_given(self, scope: DataPath, name: str, value: Any) -> DataPath:
         """Return the path of a parameter's value in the sweep file, for an error message.
 
-        A value in the given block (a case or the top level) is preferred to a value at the top
-        level. If there is no value, return the path of the block.
+        A value in the given scope (a case or the top level) is preferred to a value at the top
+        level. If there is no value, return the path of the scope.
 
         Args:
-            block: path of the block.
+            scope: path of the scope.
             name: name of the parameter.
             value: value of the parameter. In a list of values, the path of this value is returned.
         """
-        for prefix in (block, ()):
+        for prefix in (scope, ()):
             data = self.document.data["cases"][prefix[1]] if prefix else self.document.data
             for axis in AXES:
                 given = (data.get(axis) or {}).get(name)
                 if given is not None:
                     path = (*prefix, axis, name)
                     return (*path, given.index(value)) if isinstance(given, list) else path
-        return block
+        return scope
 
     def shape(self, case: Case | None, params: dict[str, Any], path: DataPath) -> Shape:
         sweep = self.sweep
@@ -319,7 +319,7 @@ class _Expander:
         the sweep file.
         """
         seen: dict[str, dict[Any, None]] = {}
-        for _, _, fixed, groups in _blocks(self.sweep, self.benchmarks):
+        for _, _, fixed, groups in _scopes(self.sweep, self.benchmarks):
             parts = [[fixed], *groups]
             for part in itertools.chain.from_iterable(parts):
                 for name, value in part.items():
@@ -360,16 +360,16 @@ def _wanted_instead(key: str, given: Any) -> str | None:
 Group = list[dict[str, Any]]  # alternative settings of one or more parameters
 
 
-def _blocks(
+def _scopes(
     sweep: Sweep, benchmarks: Benchmarks
 ) -> Iterator[tuple[DataPath, Case | None, dict[str, Any], list[Group]]]:
-    """Yield the blocks of a sweep. The Cartesian product of a block's groups gives its runs.
+    """Yield the scopes of a sweep. The Cartesian product of a scope's groups gives its runs.
 
-    A block is a case, or the whole sweep if the sweep has no cases. A group is a list of
+    A scope is a case, or the whole sweep if the sweep has no cases. A group is a list of
     alternatives, such as `[{"seq_len": 128}, {"seq_len": 256}]`.
 
     Yields:
-        The path of the block in the sweep file, the case or None, the parameters with one fixed
+        The path of the scope in the sweep file, the case or None, the parameters with one fixed
         value, and the groups.
     """
     if not sweep.cases:
