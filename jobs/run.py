@@ -64,7 +64,9 @@ class Run:
         """
         shown = {k: self.params[k] for k in (names or self.params) if k in self.params}
         shown = {k: short.get(v, v) if isinstance(v, str) else v for k, v in shown.items()}
-        return " ".join([self.benchmark, *(f"{k}={format_scalar(v)}" for k, v in shown.items())])
+        texts = [f"{name}={format_scalar(value)}" for name, value in shown.items()]
+        code = [f"code={self.checkout}"] if self.checkout else []
+        return " ".join([self.benchmark, *texts, *code])
 
 
 def varying(runs: list[Run]) -> list[str]:

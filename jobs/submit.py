@@ -23,6 +23,7 @@ from jobs.command_line.plain_console import plain_console
 from jobs.command_line.plan import show_plan
 from jobs.errors import CommandError, InputError
 from jobs.formatting import counted, relative
+from jobs.launch.against import find
 from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
 from jobs.launch.submission_lock import SubmissionLock
 from jobs.results import unwritable
@@ -166,6 +167,15 @@ def submit(
             "Copied are the repository of the current folder and this project's.",
         ),
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REV|DIR",
+            help="Measure each run also with another checkout of the code: a git revision such as "
+            "HEAD~1, or a folder. The two are measured in turn. To compare them, run: python "
+            "aggregate.py compare FOLDER. The key blocks.rounds sets the number of rounds.",
+        ),
+    ] = None,
     save_untracked: Annotated[
         bool,
         typer.Option(
@@ -202,8 +212,9 @@ def submit(
         fail("--sbatch requires --dry-run")
     if parallel is not None and executor is not Executor.local:
         fail(f"--parallel requires --local, got --parallel {parallel} with executor {executor}")
-    if snapshot and executor is Executor.debug:
-        fail("--snapshot is not allowed together with --debug")
+    for option, given in (("--snapshot", snapshot), ("--against", against is not None)):
+        if given and executor is Executor.debug:
+            fail(f"{option} is not allowed together with --debug")
     if out is not None and (file := not_a_folder(out)):
         fail(f"--out must be a folder, got the file {str(file)!r}")
     try:
@@ -216,6 +227,7 @@ def submit(
             parallel,
             snapshot,
             save_untracked,
+            against=None if against is None else find(against),
         )
         if dry_run:
             prepared = prepare(loaded, options, str(sweep))

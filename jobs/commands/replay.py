@@ -23,6 +23,9 @@ def replay(run: RunId, folder: In = None) -> None:
     written to ./logs/replay.
     """
     _, task = find_run(run, folder)
+    if task.run.checkout:
+        other = f"got run {task.run.id} with the checkout {task.run.checkout}"
+        fail(f"replay must be given a run with the present code, {other}")
     shape = task.run.shape
     try:
         defaults = load_benchmark(task.run.benchmark).json_defaults

@@ -90,6 +90,9 @@ def _retry(
         options: options of the new submission.
         dry_run: whether to print the runs only.
     """
+    if manifest.checkouts:
+        which = f"submission {manifest.id} of {seen.folder}"
+        fail(f"retry cannot repeat runs of --against ({which}); repeat: {manifest.command}")
     try:
         loaded = reload(manifest)
         if dry_run:

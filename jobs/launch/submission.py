@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +17,9 @@ from rich.console import Console
 from jobs import provenance
 from jobs.block import Block, TaskKey
 from jobs.code.state import project_state
+from jobs.errors import InputError, Problem
 from jobs.launch import snapshot
+from jobs.launch.against import OtherCode, require_benchmarks, with_other_code
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import Slots, local_slots, pack, too_short
 from jobs.launch.resume import Task, changed_code, split_done, split_rounds, tasks_of
@@ -57,6 +59,7 @@ class Options:
     save_untracked: bool = False  # whether diffs contain small untracked files
     only: frozenset[tuple[str, int]] | None = None  # (run id, repeat) to execute; None: all
     leave_out: frozenset[tuple[str, int]] = frozenset()  # (run id, repeat) not to execute
+    against: OtherCode | None = None  # other checkout with which the runs are compared
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,14 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         UnreadableResults: if the records or submissions of the results folder cannot be read, or
             none of its manifests.
         SnapshotError: if `options.snapshot` is True and no snapshot can be taken.
+        AgainstError: if the other checkout cannot execute the runs.
     """
     expansion = expand(loaded)
+    if options.against is None:
+        _require_baseline(loaded)
+    else:
+        require_benchmarks(options.against, expansion.runs)
+        expansion = with_other_code(expansion, options.against, loaded.sweep.blocks)
     folder = options.out.resolve()
     live: set[TaskKey] = set()
     earlier: dict[str, Manifest] = {}
@@ -135,6 +144,14 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     is_new = bool(todo) or _is_new(manifest, earlier)
     failed = failed_records(before)
     return Prepared(manifest, expansion, done, failed, in_flight, is_new, notes)
+
+
+def _require_baseline(loaded: LoadedSweep) -> None:
+    """Check that the key `blocks` says what is compared, since there is no other checkout."""
+    keys = loaded.sweep.blocks
+    if keys is not None and not keys.interleave:
+        what = "blocks.interleave and blocks.baseline are required, except with --against"
+        raise InputError([Problem(loaded.document.at(("blocks",)), what)])
 
 
 def _split(
@@ -344,6 +361,9 @@ def _write(manifest: Manifest, options: Options) -> Manifest:
     """
     if options.snapshot and manifest.jobs:
         manifest = snapshot.take(manifest)
+    if options.against is not None:
+        other = options.against
+        manifest = replace(manifest, checkouts={other.name: other.keep(manifest.folder)})
     git = project_state(manifest.folder, options.save_untracked).entry(manifest.folder)
     manifest.provenance.update({"git": git, "user": submitter(), "packages": provenance.packages()})
     write_manifest(manifest)

@@ -104,6 +104,8 @@ def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> li
         devices_of.setdefault(record.run, set()).add(record.device)
     results = []
     for task in observation.tasks:
+        if task.run.checkout:  # `compare` shows the runs with another checkout
+            continue
         own = devices_of.get(task.run.id, set())
         devices = [device for device in measured if device in own or _can_run_on(device, task)]
         if not devices:

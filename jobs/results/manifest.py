@@ -78,6 +78,17 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Checkout:
+    """Another checkout of the code that a submission measures, see `jobs.launch.against`."""
+
+    folder: str  # copy of the checkout, relative to the results folder: snapshots/<name>
+    cwd: str  # current folder of the runs
+    python_path: list[str]  # folders that come first in PYTHONPATH of the runs
+    state: dict[str, Any]  # commit and changes, as in the field environment.git of records
+    of_project: bool  # whether it is a checkout of this project, not of the user's repository
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The runs and jobs of one submission, as stored in its manifest.json and handles.json."""
 
@@ -96,6 +107,7 @@ class Manifest:
     save_untracked: bool = False  # whether diffs contain small untracked files
     snapshot: Snapshot | None = None  # None: the jobs run the code where it is
     blocks: list[Block] = field(default_factory=list)  # empty: the runs are not paired
+    checkouts: dict[str, Checkout] = field(default_factory=dict)  # other checkouts, by name
     handles: dict[int, SlurmHandle | ProcessHandle] = field(default_factory=dict, compare=False)
 
     @property
@@ -183,6 +195,7 @@ def write_manifest(manifest: Manifest) -> None:
             "save_untracked": manifest.save_untracked,
             "snapshot": asdict(manifest.snapshot) if manifest.snapshot else None,
             "blocks": [asdict(block) for block in manifest.blocks],
+            "checkouts": {name: asdict(place) for name, place in manifest.checkouts.items()},
         },
     )
 
@@ -231,6 +244,7 @@ class _ManifestData(BaseModel):
     save_untracked: bool = False
     snapshot: Snapshot | None = None
     blocks: list[Block] = []
+    checkouts: dict[str, Checkout] = {}
 
 
 class _SlurmData(BaseModel):
@@ -315,6 +329,7 @@ def _manifest(
         save_untracked=data.save_untracked,
         snapshot=data.snapshot,
         blocks=data.blocks,
+        checkouts=data.checkouts,
         handles=handles,
     )
 

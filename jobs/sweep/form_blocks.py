@@ -39,7 +39,7 @@ def form_blocks(
         document: the parsed sweep file.
         problems: list to which errors are added.
     """
-    if sweep.blocks is None:
+    if sweep.blocks is None or not (sweep.blocks.interleave or sweep.blocks.baseline):
         return []
     former = _Former(sweep, sweep.blocks, benchmarks, document)
     found = former.check() and former.blocks(runs)
@@ -61,6 +61,9 @@ class _Former:
 
     def check(self) -> bool:
         """Check the keys by themselves. Return whether they are valid."""
+        for key in ("interleave", "baseline"):
+            if not getattr(self.keys, key):
+                self.at((), f"blocks.{key} is required")
         fields = self.benchmarks.fields
         for i, name in enumerate(self.keys.interleave):
             if name not in fields:

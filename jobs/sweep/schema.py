@@ -108,11 +108,12 @@ class Sustained(_Strict):
 class Blocks(_Strict):
     """How runs are paired that are compared with each other, see `jobs.block`.
 
-    Runs that differ only in the parameters in `interleave` form a block.
+    Runs that differ only in the parameters in `interleave` form a block. With the option --against,
+    a block is a run with two checkouts of the code, and `interleave` and `baseline` are not used.
     """
 
-    interleave: Annotated[list[str], Field(min_length=1)]  # names of the compared parameters
-    baseline: Annotated[dict[str, Scalar], Field(min_length=1)]  # values in the baseline
+    interleave: list[str] = []  # names of the compared parameters
+    baseline: dict[str, Scalar] = {}  # values of these parameters in the baseline
     rounds: Annotated[int, Field(ge=1, le=1000)] = 5  # how often each run is executed
     aa: bool = True  # whether the baseline is executed twice in each round
     # Relative difference up to which two times count as the same. None: 0.01.

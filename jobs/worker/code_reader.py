@@ -31,6 +31,7 @@ class CodeReader:
     def __init__(self, manifest: Manifest):
         self._results = manifest.folder
         self._save_untracked = manifest.save_untracked
+        self._checkouts = manifest.checkouts
         self._saved: dict[Path, dict[str, Any]] = {}  # states of the repositories in the snapshot
         if manifest.snapshot is not None:
             self._saved = _saved_states(manifest.folder / manifest.snapshot.folder, manifest.id)
@@ -49,10 +50,15 @@ class CodeReader:
         """Return the keys "git" and "code" of the field `environment` of a record.
 
         "git" is the state of this project. "code" lists the measured files outside this project,
-        with the states of their repositories. It is left out if there are none.
+        with the states of their repositories. It is left out if there are none. A run with another
+        checkout of the code has the key "checkout" with the state of that checkout instead.
         """
         states: dict[Path, CodeState] = {}
         found: dict[str, Any] = {"git": self._marked(_PROJECT, *self._of_project(states))}
+        if run.checkout:
+            other = self._checkouts[run.checkout]
+            of_project = {"git": other.state} if other.of_project else {}
+            return found | of_project | {"checkout": other.state}
         code = [
             self._marked(name, *self._of_file(name, path, states))
             for name, path in measured_files(run).items()

@@ -58,6 +58,21 @@ def with_project(environment: dict[str, str]) -> dict[str, str]:
     return environment | order | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
+def with_checkout(environment: dict[str, str], python_path: list[str]) -> dict[str, str]:
+    """Return environment variables of a process that runs the code of another checkout.
+
+    The launcher, i.e. the package `jobs`, is that of this project, because a copied checkout does
+    not contain it.
+
+    Args:
+        environment: environment variables by name.
+        python_path: folders with the modules of the checkout.
+    """
+    given = with_project(environment)
+    paths = [*python_path, *filter(None, given["PYTHONPATH"].split(os.pathsep))]
+    return given | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+
+
 @contextmanager
 def scoped_environment(slurm: bool) -> Iterator[None]:
     """Remove the variables of other launchers from os.environ during the `with` block.

@@ -86,12 +86,21 @@ class ForkServer:
         modules: names of modules to import.
         benchmarks: names of benchmark modules to import after `modules`. A benchmark module can
             list more modules to import in its variable PRELOAD.
+        environment: environment variables of the server. None: those of this process, with which
+            this project can be imported.
+        cwd: current folder of the server. None: that of this process.
 
     Raises:
         ServerDied: if an import ends the server, or if the imports exceed a time limit (START_S).
     """
 
-    def __init__(self, modules: Iterable[str] = (), benchmarks: Iterable[str] = ()):
+    def __init__(
+        self,
+        modules: Iterable[str] = (),
+        benchmarks: Iterable[str] = (),
+        environment: dict[str, str] | None = None,
+        cwd: str | None = None,
+    ):
         ours, theirs = socket.socketpair()
         with theirs, blocked_signals():  # the server inherits the signal mask and keeps it
             code = "import sys; from jobs.worker.fork_server import serve; "
@@ -99,7 +108,8 @@ class ForkServer:
             names = [" ".join(modules), " ".join(benchmarks)]
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", code, str(theirs.fileno()), *names],
-                env=with_project(dict(os.environ)),
+                env=environment or with_project(dict(os.environ)),
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,

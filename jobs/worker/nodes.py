@@ -21,6 +21,7 @@ from jobs.worker.isolation import Child, ForkServer, oom_kills
 from jobs.worker.node_connections import accept_workers, connect_to_leader
 from jobs.worker.outcome import NodeReport, no_scratch
 from jobs.worker.run_process import Request
+from jobs.worker.servers import ForkServers
 from jobs.worker.torchrun import agent, collect, outcomes_in
 
 CONSEQUENCES_S = 3.0  # time for the other ranks to report after a rank has failed, in seconds
@@ -255,9 +256,7 @@ def _last_word(connection: Connection, token: str) -> NodeReport:
 # ---- a follower: any other node ------------------------------------------------------------------
 
 
-def follow(
-    rendezvous_file: Path, node_rank: int, start_server: Callable[[], ForkServer], job_folder: Path
-) -> None:
+def follow(rendezvous_file: Path, node_rank: int, servers: ForkServers, job_folder: Path) -> None:
     """Run the worker of a node other than node 0, until the job ends.
 
     The worker on node 0 leads: for each run, it asks this worker to start the ranks of this node.
@@ -265,14 +264,14 @@ def follow(
     Args:
         rendezvous_file: file to which the leader writes its address.
         node_rank: rank of this node.
-        start_server: function that starts a fork server, i.e. the process that starts the runs.
+        servers: the fork servers of this node, i.e. the processes that start the runs.
         job_folder: folder for this node's logs.
 
     Raises:
         RuntimeError: if this node cannot connect to the leader, see `connect_to_leader`.
     """
     leader = connect_to_leader(rendezvous_file)
-    server = start_server()
+    servers.get()  # import modules while the leader prepares the first run
     try:
         while True:
             message = leader.recv()
@@ -280,9 +279,8 @@ def follow(
                 return
             if message[0] != "run":
                 continue  # an order to stop that arrived after this node's report was sent
-            if not server.alive:
-                server = start_server()
             request: Request = message[1]
+            server = servers.get(request.checkout)
             try:
                 scratch = Path(tempfile.mkdtemp(prefix="run-"))
             except OSError as error:  # this node goes on, so that the run gets the true cause
@@ -302,7 +300,7 @@ def follow(
     except (EOFError, OSError):
         return  # the leader has exited, which ends the job
     finally:
-        server.close()
+        servers.close()
 
 
 def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeReport:

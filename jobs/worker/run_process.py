@@ -31,7 +31,11 @@ from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
 from jobs.worker.fork_server import DUMP_STACKS, die_with_parent, flush
 from jobs.worker.outcome import Outcome, outcome_of
-from systems.benchmark import ARTIFACTS, ROUND
+from systems.benchmark import ARTIFACTS
+
+# Environment variable that `systems.benchmark.round_options` reads. It is not imported from there,
+# because `systems` may come from an older checkout.
+ROUND = "RUN_ROUND"
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Request:
     token: str  # identifies the attempt to all nodes
     asked_at: float  # start of the attempt on node 0's monotonic clock, in seconds
     log: str | None = None  # file for stdout and stderr; None: the terminal
+    checkout: str = ""  # name of another checkout of the code; empty: the present code
     # What this round of a block includes, see `systems.benchmark.round_options`. None: no block.
     round_options: dict[str, Any] | None = None
     # For runs of several processes (jobs.worker.torchrun):

@@ -35,12 +35,7 @@ from jobs.results.worker_state import WorkerState, read_worker_state, write_work
 from jobs.run import Run
 from jobs.status import Status
 from jobs.worker.environment import scoped_environment
-from jobs.worker.isolation import (
-    Child,
-    ForkServer,
-    ServerDied,
-    blocked_signals,
-)
+from jobs.worker.isolation import Child, blocked_signals
 from jobs.worker.node_connections import node_address
 from jobs.worker.nodes import Followers, follow, lead
 from jobs.worker.outcome import (
@@ -56,6 +51,7 @@ from jobs.worker.rank_failures import outcome_of_ranks
 from jobs.worker.recorder import Attempt, Recorder, slurm_facts
 from jobs.worker.run_process import Request, execute
 from jobs.worker.run_with_timeout import run_with_timeout
+from jobs.worker.servers import ForkServers
 from jobs.worker.turns import Turns
 
 MAX_DEATHS = 2  # number of workers that may die during a run before the run is skipped
@@ -107,7 +103,7 @@ class Worker:
         self._cancelled: set[tuple[str, int]] = set()  # runs that `jobs cancel --where` listed
         self._current: tuple[Attempt, Path | None] | None = None  # the attempt, its scratch folder
         self._child: Child | None = None
-        self._server: ForkServer | None = None
+        self._servers = ForkServers(manifest, self.job, self.gpus)
         self._followers: Followers | None = None
 
     # ---- the loop --------------------------------------------------------------------------------
@@ -122,7 +118,7 @@ class Worker:
         nodes = self.job.shape.nodes if reason is None else 1
         try:
             if nodes > 1 and self.node_rank > 0:
-                follow(self._rendezvous_file(), self.node_rank, self._new_server, self.folder)
+                follow(self._rendezvous_file(), self.node_rank, self._servers, self.folder)
             elif self.node_rank == 0:
                 if nodes > 1:
                     self._followers = Followers(nodes - 1, self._rendezvous_file())
@@ -130,8 +126,7 @@ class Worker:
         finally:
             if self._followers is not None:
                 self._followers.close()
-            if self._server is not None:
-                self._server.close()
+            self._servers.close()
 
     def _rendezvous_file(self) -> Path:
         """Return the path of the file that tells the other nodes the address of node 0."""
@@ -322,7 +317,8 @@ class Worker:
         self._current = (attempt, None)
         self._write_state(attempt)
         if not self.in_process:
-            self._fork_server()  # removes the scratch folder if this worker is killed
+            # The server removes the scratch folder if this worker is killed.
+            self._servers.get(attempt.run.checkout)
         try:
             scratch = Path(tempfile.mkdtemp(prefix="run-"))
         except OSError as error:
@@ -343,6 +339,7 @@ class Worker:
             asked_at=attempt.clock,
             log=None if self.in_process else str(attempt.log),
             round_options=options,
+            checkout=run.checkout,
             nproc_per_node=run.shape.nproc_per_node,
             nodes=run.shape.nodes,
             host=node_address() if run.shape.nodes > 1 else "127.0.0.1",
@@ -364,11 +361,12 @@ class Worker:
 
     def _run_and_wait(self, request: Request, timeout_s: float) -> Outcome:
         if request.nproc_per_node is not None:
-            server = self._fork_server()
+            server = self._servers.get(request.checkout)
             nodes, expired = lead(server, request, self._followers, timeout_s, self._remember)
             return outcome_of_ranks(nodes, expired, timeout_s, request.world_size)
         if not self.in_process:
-            return run_with_timeout(self._fork_server(), request, timeout_s, self._remember)
+            server = self._servers.get(request.checkout)
+            return run_with_timeout(server, request, timeout_s, self._remember)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         outcome = execute(request)
         if outcome.failure is not None and outcome.failure.type == "KeyboardInterrupt":
@@ -378,28 +376,6 @@ class Worker:
     def _remember(self, child: Child) -> Child:
         self._child = child
         return child
-
-    def _fork_server(self) -> ForkServer:
-        if self._server is None or not self._server.alive:
-            self._server = self._new_server()
-        return self._server
-
-    def _new_server(self) -> ForkServer:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
-        names = dict.fromkeys(self.manifest.runs[run].benchmark for run, _ in self.job.tasks)
-        modules = ["jobs.worker.run_process"]
-        benchmarks = [n if "." in n else f"systems.benchmarks.{n}" for n in names]
-        shape = self.job.shape
-        if shape.nproc_per_node is not None:  # ranks do not share the imports of the server
-            modules, benchmarks = ["torch", "jobs.worker.torchrun"], []
-        elif shape.gpus_per_node > 0:  # each run checks its GPUs with torch
-            modules = ["torch", *modules]
-        try:
-            return ForkServer(modules, benchmarks)
-        except ServerDied as error:  # a run imports what it needs, if nothing is preloaded
-            slowly = "continuing without preloaded modules, so runs start more slowly"
-            say(f"{error}; {slowly}", sys.stdout)
-            return ForkServer()
 
     def _record(self, attempt: Attempt, outcome: Outcome) -> None:
         record = self.recorder.write(attempt, outcome)

@@ -91,7 +91,7 @@ def test_ids_of_blocks_do_not_depend_on_which_runs_are_present(tmp_path: Path) -
         ("interleave: [mode], baseline: {mode: fast}, rounds: 0", ["rounds", "0"]),
         ("interleave: [mode], baseline: {mode: fast}, margin: 2", ["margin", "2"]),
         ("interleave: [mode], baseline: {mode: fast}, round: 3", ["'round'", "'rounds'"]),
-        ("interleave: [], baseline: {mode: fast}", ["interleave"]),
+        ("baseline: {mode: fast}", ["blocks.interleave is required"]),
         ("interleave: [mode]", ["blocks.baseline is required"]),
         (
             "interleave: [mode], baseline: {mode: fast}, sustained: {seconds: 3, where: sise == 2}",

@@ -1,0 +1,239 @@
+"""Another checkout of the code, for `python -m jobs.submit SWEEP --against REV|DIR`.
+
+Each run of the sweep is measured with the present code and with the other checkout, in the same
+block. The other checkout is copied, so that it does not change while jobs wait. The package `jobs`
+is left out of the copy: both sides are executed by the present launcher, and only the measured code
+differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from jobs import ROOT
+from jobs.block import Block
+from jobs.code import git
+from jobs.code.carried_state import file_hash
+from jobs.code.state import CodeState, repository_root
+from jobs.errors import CommandError
+from jobs.results.manifest import SNAPSHOTS, Checkout
+from jobs.run import Run
+from jobs.sweep.expand import Expansion
+from jobs.sweep.schema import Blocks
+from jobs.worker.environment import with_checkout
+
+OF_THE_LAUNCHER = ("jobs", "tests", "aggregate.py")  # not copied from a checkout of this project
+# Folders of a checkout that contain results or caches.
+_NO_CODE = ("logs", "__pycache__", ".git", ".venv", "*.egg-info", ".*_cache", ".hypothesis")
+CHECK_S = 120.0  # timeout of the check whether the checkout has the benchmarks, in seconds
+
+
+class AgainstError(CommandError):
+    """Raised if the value of --against cannot be measured. The message is one line."""
+
+
+@dataclass
+class OtherCode:
+    """Another checkout, copied to a temporary folder.
+
+    The folder is removed with this object, see `keep`.
+    """
+
+    name: str  # short name, for labels of runs
+    state: dict[str, Any]  # as in the field environment.git of records
+    root: Path  # root of the repository of the present code
+    temporary: tempfile.TemporaryDirectory[str] = field(repr=False)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.temporary.name) / "code"
+
+    def placed(self, copy: Path, where: str) -> Checkout:
+        """Return the folders for jobs that run the code in a copy.
+
+        Args:
+            copy: folder of the copy.
+            where: the folder relative to the results folder.
+        """
+
+        def mapped(path: Path) -> Path | None:
+            path = path.resolve()
+            return copy / path.relative_to(self.root) if path.is_relative_to(self.root) else None
+
+        given = [Path(entry or os.curdir) for entry in (str(ROOT), *sys.path)]
+        copies = [target for entry in given if (target := mapped(entry)) and target.is_dir()]
+        cwd = mapped(Path.cwd())
+        if cwd is not None:
+            cwd.mkdir(parents=True, exist_ok=True)  # a folder without files in that checkout
+        path = list(dict.fromkeys(map(str, copies)))
+        of_project = ROOT.is_relative_to(self.root)
+        return Checkout(where, str(cwd or Path.cwd()), path, self.state, of_project)
+
+    def keep(self, results: Path) -> Checkout:
+        """Copy the code into the results folder, and return the folders for jobs.
+
+        Raises:
+            OSError: if the copy cannot be written.
+        """
+        final = results / SNAPSHOTS / self.name
+        if not final.is_dir():
+            final.parent.mkdir(parents=True, exist_ok=True)
+            partial = Path(tempfile.mkdtemp(prefix=f".{self.name}-", dir=final.parent))
+            try:
+                shutil.copytree(self.folder, partial / "code", symlinks=True)
+                (partial / "code").rename(final)
+            except OSError:
+                if not final.is_dir():
+                    raise
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        return self.placed(final, str(final.relative_to(results)))
+
+
+def find(text: str) -> OtherCode:
+    """Copy the code that --against names to a temporary folder.
+
+    Args:
+        text: a git revision, or the folder of another checkout.
+
+    Raises:
+        AgainstError: if there is no such revision or folder, or it cannot be read.
+    """
+    root = repository_root(Path.cwd()) or repository_root(ROOT) or ROOT
+    temporary = tempfile.TemporaryDirectory(prefix="against-")
+    target = Path(temporary.name) / "code"
+    target.mkdir()
+    try:
+        if os.path.isdir(text):
+            name, state = _copy_folder(Path(text).resolve(), root, target)
+        else:
+            name, state = _export(text, root, target)
+    except OSError as error:
+        problem = f"{error.strerror}: {error.filename}"
+        raise AgainstError(f"--against {text!r} cannot be copied: {problem}") from None
+    if ROOT.is_relative_to(root):
+        project = target / ROOT.relative_to(root)
+        for launcher in OF_THE_LAUNCHER:
+            path = project / launcher
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return OtherCode(name, state, root, temporary)
+
+
+def _export(revision: str, root: Path, target: Path) -> tuple[str, dict[str, Any]]:
+    """Write the files of a revision to a folder. Return its short name and state."""
+    what = f"--against must be a git revision or a folder, got {revision!r}"
+    try:
+        wanted = f"{revision}^{{commit}}"
+        name = git.git(root, "rev-parse", "--verify", "--end-of-options", wanted).decode().strip()
+        archive = git.git(root, "archive", "--format=tar", name)
+    except git.GitError as error:
+        raise AgainstError(f"{what}: {error}") from None
+    with tarfile.open(fileobj=BytesIO(archive)) as tar:
+        tar.extractall(target, filter="tar")
+    state = CodeState(commit=name, dirty=False, untracked=(), source="git")
+    return name[:10], state.entry(target)
+
+
+def _copy_folder(folder: Path, root: Path, target: Path) -> tuple[str, dict[str, Any]]:
+    """Copy another checkout. Return its short name and state."""
+    if folder == root.resolve():
+        raise AgainstError(
+            f"--against must be another checkout, got the present one, {folder}; "
+            "to compare with the last commit, use --against HEAD"
+        )
+    inside = ROOT.resolve().relative_to(root.resolve()) if ROOT.is_relative_to(root) else None
+    if inside is not None and not (folder / inside / "systems").is_dir():
+        raise AgainstError(f"--against must be a checkout of {root}, got {folder} without systems/")
+    shutil.copytree(
+        folder,
+        target,
+        symlinks=True,
+        ignore=shutil.ignore_patterns(*_NO_CODE),
+        dirs_exist_ok=True,
+    )
+    names = sorted(str(p.relative_to(target)) for p in target.rglob("*") if not p.is_dir())
+    lines = [f"{name}\0{file_hash(target / name)}\n" for name in names]
+    digest = hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+    state = CodeState(why=f"copied from the folder {folder.name}")
+    if (folder / ".git").exists():
+        try:
+            tree = git.status(folder, ["logs"])
+            dirty = tree.changed or bool(tree.untracked)
+            state = CodeState(commit=tree.commit, dirty=dirty, source="git")
+            if tree.commit and not dirty:
+                return tree.commit[:10], state.entry(target)
+        except git.GitError as error:
+            state = CodeState(why=str(error))
+    return f"{folder.name[:20]}-{digest[:8]}", state.entry(target)
+
+
+def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None) -> Expansion:
+    """Return an expansion in which each run forms a block with the same run in the other checkout.
+
+    The run in the other checkout is the baseline.
+
+    Args:
+        expansion: the runs of the sweep.
+        other: the other checkout.
+        keys: the key `blocks` of the sweep. Its `rounds` and `aa` are used.
+    """
+    keys = keys or Blocks()
+    sustained = {run for block in expansion.blocks for run in block.sustained}
+    runs: list[Run] = []
+    blocks: list[Block] = []
+    for run in expansion.runs:
+        baseline = replace(run, id=_hash(run.id, other.name, 16), checkout=other.name)
+        members = (baseline.id, run.id)
+        blocks.append(
+            Block(
+                id=_hash(f"block {run.id}", other.name, 12),
+                baseline=baseline.id,
+                runs=members,
+                rounds=keys.rounds,
+                aa=keys.aa,
+                sustained=members if run.id in sustained else (),
+            )
+        )
+        runs += [baseline, run]
+    return replace(expansion, runs=runs, blocks=blocks)
+
+
+def _hash(text: str, name: str, digits: int) -> str:
+    return hashlib.sha256(f"{text} {name}".encode()).hexdigest()[:digits]
+
+
+def require_benchmarks(other: OtherCode, runs: Iterable[Run]) -> None:
+    """Check that the other checkout has the benchmarks of some runs, and accepts their parameters.
+
+    Raises:
+        AgainstError: if it does not.
+    """
+    wanted: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        entry = wanted.setdefault(run.benchmark, {"version": run.version, "params": []})
+        entry["params"].append(run.params)
+    place = other.placed(other.folder, "")
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs.launch.check_checkout"],
+        input=json.dumps(wanted),
+        cwd=place.cwd,
+        env=with_checkout(dict(os.environ), place.python_path),
+        capture_output=True,
+        text=True,
+        timeout=CHECK_S,
+    )
+    if done.returncode != 0:
+        problem = next(iter(done.stdout.splitlines()), "") or done.stderr.strip().splitlines()[-1]
+        raise AgainstError(f"--against: the checkout {other.name} {problem}")

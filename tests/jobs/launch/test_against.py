@@ -1,0 +1,143 @@
+"""`--against`: runs with another checkout of the code, in the same blocks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jobs.results.record import Record
+from tests.jobs.checkout import Checkout, own_repository, project_checkout
+from tests.jobs.harness import facts, records
+
+
+def codes(found: list[Record]) -> list[tuple[str, str]]:
+    """Return the checkout of each record, and the value that its code returned."""
+    return [(record.checkout, facts(record)["code"]) for record in found]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Checkout:
+    """A repository with a benchmark that returned "old" in the first commit and returns "new"."""
+    own = own_repository(tmp_path / "own")
+    own.commit(helper="VALUE = 'new'\n")
+    return own
+
+
+def submit(own: Checkout, *arguments: str) -> str:
+    done = own.python("jobs.submit", "own.yaml", "--local", "--out", "logs/own", *arguments)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
+    old = own.git("rev-parse", "HEAD~1")
+    submit(own, "--against", "HEAD~1", "blocks.rounds=2")
+    found = records(own.folder / "logs/own")
+    before, now = (old[:10], "old"), ("", "new")
+    assert codes(found) == [before, now, before] * 2
+    assert {(r.block.baseline, r.checkout) for r in found if r.block} == {
+        (True, old[:10]),
+        (False, ""),
+    }
+    states = found[0].environment["checkout"], found[1].environment["code"][0]
+    assert [state["commit"] for state in states] == [old, own.git("rev-parse", "HEAD")]
+    assert [state["dirty"] for state in states] == [False, False]
+
+
+def test_the_same_command_resumes_and_an_edit_does_not_change_the_other_code(own: Checkout) -> None:
+    command = ("--against", "HEAD~1")
+    submit(own, *command, "blocks.rounds=1")
+    assert "nothing to submit" in submit(own, *command, "blocks.rounds=1")
+    submit(own, *command, "blocks.rounds=2")
+    assert [r.block.round for r in records(own.folder / "logs/own") if r.block] == [0] * 3 + [1] * 3
+
+
+def test_tables_show_the_present_code_and_status_shows_both(own: Checkout) -> None:
+    submit(own, "--against", "HEAD~1", "blocks.rounds=1")
+    status = json.loads(own.python("jobs", "status", "logs/own", "--json").stdout)
+    assert status["counts"] == {"ok": 3}
+    shown = own.python("aggregate", "logs/own", "--format", "csv").stdout
+    assert shown.count("1.000") == 1, shown
+
+
+def test_a_folder_with_changes(own: Checkout, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(own.folder, other)
+    (other / "helper.py").write_text("VALUE = 'theirs'\n")
+    submit(own, "--against", str(other), "blocks.rounds=1")
+    (other / "helper.py").write_text("VALUE = 'later'\n")
+    found = records(own.folder / "logs/own")
+    assert [code for _, code in codes(found)] == ["theirs", "new", "theirs"]
+    assert found[0].environment["checkout"]["dirty"] is True
+    assert found[0].checkout.startswith("other-")
+
+
+def test_another_checkout_of_this_project(tmp_path: Path) -> None:
+    """The launcher of the checkout is not used, only the measured code."""
+    project = project_checkout(tmp_path / "project")
+    (project.folder / "jobs" / "worker" / "run_process.py").write_text("raise SystemExit('old')\n")
+    project.commit()
+    project.git("checkout", "-q", "HEAD~1", "--", "jobs")
+    project.commit(helper="VALUE = 'new'\n")
+    done = project.python(
+        "jobs.submit", "own.yaml", "--local", "--out", "logs/own",
+        "--against", "HEAD~1", "blocks.rounds=1", project=project.folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    found = records(project.folder / "logs/own")
+    assert [code for _, code in codes(found)] == ["old", "new", "old"]
+    states = [record.environment["git"]["commit"] for record in found]
+    assert states[0] != states[1] == project.git("rev-parse", "HEAD")
+    copy = project.folder / "logs/own/snapshots" / found[0].checkout
+    assert (copy / "systems").is_dir() and not (copy / "jobs").exists()
+
+
+def test_ranks_run_the_other_code(own: Checkout) -> None:
+    own.write("own.yaml", "{name: own, benchmark: own.bench, launch: {nproc_per_node: 2}}")
+    submit(own, "--against", "HEAD~1", "blocks.rounds=1")
+    assert [code for _, code in codes(records(own.folder / "logs/own"))] == ["old", "new", "old"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("no-such-revision", ["--against", "a git revision or a folder", "'no-such-revision'"]),
+        (".", ["another checkout", "--against HEAD"]),
+        ("--upload-pack=x", ["--against"]),
+        ("", ["--against"]),
+    ],
+)
+def test_wrong_values(own: Checkout, given: str, words: list[str]) -> None:
+    done = own.python("jobs.submit", "own.yaml", "--local", f"--against={given}")
+    assert done.returncode == 2
+    assert all(word in done.stdout for word in words), done.stdout
+    assert not (own.folder / "logs").exists()
+
+
+def test_a_revision_without_the_benchmark(own: Checkout) -> None:
+    own.git("rm", "-q", "own/bench.py")
+    own.git("commit", "-q", "-m", "remove")
+    own.git("checkout", "-q", "HEAD~1", "--", "own/bench.py")
+    done = own.python("jobs.submit", "own.yaml", "--local", "--against", "HEAD")
+    assert done.returncode == 2 and "has no benchmark 'own.bench'" in done.stdout, done.stdout
+
+
+def test_a_revision_with_other_parameters_or_another_version(own: Checkout) -> None:
+    bench = own.folder / "own/bench.py"
+    text = bench.read_text()
+    own.write("own.yaml", "{name: own, benchmark: own.bench, fixed: {size: 3}}")
+    bench.write_text(text.replace("index: int", "size: int = 1\n    index: int"))
+    done = own.python("jobs.submit", "own.yaml", "--local", "--against", "HEAD")
+    assert done.returncode == 2 and "does not accept the parameters" in done.stdout
+    bench.write_text("VERSION = 2\n" + text)
+    own.write("own.yaml", "{name: own, benchmark: own.bench}")
+    done = own.python("jobs.submit", "own.yaml", "--local", "--against", "HEAD")
+    assert done.returncode == 2 and "has version 1 of 'own.bench'" in done.stdout
+
+
+def test_debug_is_refused(own: Checkout) -> None:
+    done = own.python("jobs.submit", "own.yaml", "--debug", "--against", "HEAD~1")
+    assert done.returncode == 2 and "--against is not allowed together with --debug" in done.stdout
