@@ -1,0 +1,161 @@
+"""Pairs the records of candidates with those of their baseline that were measured in one round.
+
+`jobs.block` explains blocks and rounds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from jobs.report.metrics import slowest_rank
+from jobs.report.statistics import statistic
+from jobs.report.verdicts import Round
+from jobs.results.record import BlockPlace, Measurements, Record
+
+Value = Callable[[Measurements, str], float | None]  # value of a phase, None if there is none
+Task = tuple[str, str]  # run id and checkout
+_Key = tuple[str, str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
+_Execution = list[Record]  # records of one execution of a round
+
+TOO_SHORT = "time of 0 ms"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The rounds of a candidate and the baseline of its block, for one phase and device."""
+
+    candidate: str  # run id
+    candidate_checkout: str  # name of the checkout of the code, empty for the present code
+    baseline: str
+    baseline_checkout: str
+    block: str  # id of the block
+    phase: str
+    device: str
+    rounds: tuple[Round, ...]
+    # Complete rounds without both times: their number by reason, e.g. {"baseline: oom": 1}. A
+    # reason is the status of the run that has no time, "no such phase" or "time of 0 ms".
+    left_out: dict[str, int]
+
+
+def median_ms(measurements: Measurements, phase: str) -> float | None:
+    """Return the median time of the samples in ms, or None if the phase was not timed.
+
+    If several ranks measured a sample, its time is that of the slowest rank.
+    """
+    if phase not in measurements.samples_ms:
+        return None
+    return statistic(slowest_rank(measurements, phase), "median")
+
+
+def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[Pair]:
+    """Return the rounds of each candidate with its baseline, by block, phase and device.
+
+    Only complete executions of a round count. If one round was executed several times in an
+    allocation, the latest complete execution counts. Records without a block are ignored.
+
+    Args:
+        records: the records of all attempts.
+        value: returns a value of a phase that is greater than 0, such as its median time in ms.
+
+    Returns:
+        The pairs in the order of their first round. A candidate that always failed has a pair
+        without rounds for each phase that was timed in its block.
+    """
+    executions = _counted(records)
+    phases: dict[str, dict[str, None]] = {}  # by block, in the order of the records
+    for _, execution in executions:
+        for record in execution:
+            timed = {} if record.measurements is None else record.measurements.samples_ms
+            phases.setdefault(_place(record).id, {}).update(dict.fromkeys(timed))
+    pairs: dict[_Key, tuple[list[Round], Counter[str]]] = {}
+    for allocation, execution in executions:
+        twice = sorted(
+            (record for record in execution if _place(record).baseline),
+            key=lambda record: _place(record).second,
+        )
+        if not twice:
+            continue  # the record of the baseline cannot be read
+        first = twice[0]
+        for phase in phases[_place(first).id]:
+            baseline = [_time(record, phase, value) for record in twice]
+            for record in execution:
+                if _place(record).baseline:
+                    continue
+                key = (*_task(record), *_task(first), _place(first).id, phase, first.device)
+                rounds, left_out = pairs.setdefault(key, ([], Counter()))
+                round = _round(allocation, baseline, _time(record, phase, value))
+                if isinstance(round, Round):
+                    rounds.append(round)
+                else:
+                    left_out[round] += 1
+    return [Pair(*key, tuple(rounds), dict(left)) for key, (rounds, left) in pairs.items()]
+
+
+def _round(allocation: str, baseline: list[float | str], candidate: float | str) -> Round | str:
+    """Return a round, or the reason why one of its times is missing."""
+    if isinstance(candidate, str):
+        return candidate
+    times = tuple(time for time in baseline if not isinstance(time, str))
+    if len(times) == len(baseline):
+        return Round(allocation, times, candidate)
+    return next(f"baseline: {reason}" for reason in baseline if isinstance(reason, str))
+
+
+def _counted(records: Iterable[Record]) -> list[tuple[str, _Execution]]:
+    """Return the executions that count, each with its allocation, ordered by their start."""
+    executions: dict[tuple[str, str], dict[int, Record]] = {}
+    for record in records:
+        if record.block is None:
+            continue
+        positions = executions.setdefault((record.block.id, record.block.execution), {})
+        known = positions.get(record.block.position)
+        # A retry of an attempt replaces it.
+        if known is None or record.started_at >= known.started_at:
+            positions[record.block.position] = record
+    complete = [list(p.values()) for p in executions.values() if _is_complete(p)]
+    complete.sort(key=_started_at)
+    latest: dict[tuple[str, str, int], tuple[str, _Execution]] = {}
+    for execution in complete:
+        first = execution[0]
+        allocation = _allocation(first)
+        key = (_place(first).id, allocation, _place(first).round)
+        latest.pop(key, None)
+        latest[key] = (allocation, execution)
+    return list(latest.values())
+
+
+def _is_complete(positions: dict[int, Record]) -> bool:
+    return len(positions) >= _place(next(iter(positions.values()))).size
+
+
+def _started_at(execution: _Execution) -> float:
+    return min(record.started_at for record in execution)
+
+
+def _allocation(record: Record) -> str:
+    """Return the allocation of a record.
+
+    Two jobs without the id of the boot may have run on different hosts. Each is an allocation.
+    """
+    return record.allocation or f"{record.submission}/{record.job}"
+
+
+def _time(record: Record, phase: str, value: Value) -> float | str:
+    """Return the value of a phase, or the reason why there is none."""
+    if record.measurements is None:
+        return str(record.status)
+    found = value(record.measurements, phase)
+    if found is None:
+        return "no such phase"
+    return found if found > 0 else TOO_SHORT
+
+
+def _task(record: Record) -> Task:
+    return record.run, record.checkout
+
+
+def _place(record: Record) -> BlockPlace:
+    assert record.block is not None
+    return record.block
