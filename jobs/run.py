@@ -24,6 +24,7 @@ class Shape:
     mem_gb: float | None = None  # host memory per node in GiB
     timeout_min: int | None = None  # time limit; None: computed from the timeouts of the runs
     gpu_type: str | None = None  # Slurm's name of the GPU model; None: any
+    exclusive: bool = False  # whether no other job runs on the nodes at the same time
 
     def __str__(self) -> str:
         parts = [counted(self.nodes, "node")]
@@ -33,6 +34,8 @@ class Shape:
         if self.nproc_per_node:
             processes = f"{self.nproc_per_node} process{'' if self.nproc_per_node == 1 else 'es'}"
             parts.append(f"{processes} per node")
+        if self.exclusive:
+            parts.append("no other jobs")
         return ", ".join(parts)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 
 from rich.table import Table as Grid
 
+from jobs.block import Block
 from jobs.command_line.plain_console import plain_console
 from jobs.formatting import counted, relative
 from jobs.launch.packing import worst_case_gpu_hours
@@ -59,8 +61,14 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
         from jobs.launch.slurm_executor import arrays, max_array_size
 
         rows.append(("arrays", str(len(arrays(manifest, max_array_size())))))
+    durations = _durations(prepared)
+    if expansion.blocks:
+        rows.append(("paired", _rounds(expansion.blocks, prepared, durations)))
+    for name, checkout in manifest.checkouts.items():
+        commit = checkout.state.get("commit")
+        rows.append(("against", f"{name}" + (f" (commit {commit})" if commit else "")))
     rows += [
-        ("expected", _expected(prepared)),
+        ("expected", _expected(prepared, durations)),
         ("at most", f"{worst_case_gpu_hours(manifest.jobs):.1f} GPU-hours, not counting requeues"),
         ("results", str(relative(manifest.folder))),
     ]
@@ -86,12 +94,24 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
             print(text)
 
 
-def _expected(prepared: Prepared) -> str:
-    """Return an estimate of the total run time of a planned submission, as text.
+@dataclass(frozen=True)
+class _Durations:
+    """Run times of earlier runs with the same benchmarks and parameters that ended as ok."""
 
-    The estimate uses the durations of earlier runs with the same benchmark and parameters that
-    ended as ok. Their records are read from the results folder and from the results folders in
-    ./logs that have the name of the sweep, as the reference results of this repository.
+    seconds: dict[str, float]  # by benchmark and parameters, see `_point`
+    source: str  # the results folder in which most of them were found
+
+    def mean_of(self, runs: list[Run]) -> float | None:
+        """Return the mean time of those of the given runs that are known, in seconds."""
+        known = [self.seconds[point] for run in runs if (point := _point(run)) in self.seconds]
+        return sum(known) / len(known) if known else None
+
+
+def _durations(prepared: Prepared) -> _Durations:
+    """Read how long the runs of a planned submission took before.
+
+    The records are read from the results folder and from the results folders in ./logs that have
+    the name of the sweep, as the reference results of this repository.
     """
     manifest = prepared.manifest
     took: dict[str, float] = {}
@@ -105,17 +125,42 @@ def _expected(prepared: Prepared) -> str:
                 if isinstance(record, Record) and record.status == "ok":
                     took.setdefault(_point(record), record.finished_at - record.started_at)
                     source = source or str(relative(folder))
-    wanted = [_point(manifest.runs[run]) for job in manifest.jobs for run, _ in job.tasks]
-    known = [took[run] for run in wanted if run in took]
+    return _Durations(took, source)
+
+
+def _expected(prepared: Prepared, durations: _Durations) -> str:
+    """Return an estimate of the total run time of a planned submission, as text."""
+    manifest = prepared.manifest
+    wanted = [manifest.runs[run] for job in manifest.jobs for run, _ in job.tasks]
+    mean = durations.mean_of(wanted)
     if not wanted:
         return "nothing to run"
-    if not known:
+    if mean is None:
         return "unknown: these runs have no earlier records"
-    minutes = sum(known) / len(known) * len(wanted) / 60
+    known = sum(_point(run) in durations.seconds for run in wanted)
+    gpu_hours = mean / 3600 * sum(run.shape.nodes * run.shape.gpus_per_node for run in wanted)
+    hours = f", {gpu_hours:.1f} GPU-hours" if gpu_hours else ""
     return (
-        f"{minutes:.0f} min of run time (from records of {len(known)} of {len(wanted)} runs in "
-        f"{source})"
+        f"{mean * len(wanted) / 60:.0f} min of run time{hours} (from records of {known} of "
+        f"{len(wanted)} runs in {durations.source})"
     )
+
+
+def _rounds(blocks: list[Block], prepared: Prepared, durations: _Durations) -> str:
+    """Return the number of blocks and rounds, and the expected time of a round, as text.
+
+    Args:
+        blocks: the blocks of the sweep, at least one.
+        prepared: the planned submission.
+        durations: run times of earlier runs.
+    """
+    rounds = max(block.rounds for block in blocks)
+    text = f"{counted(len(blocks), 'block')} of {counted(rounds, 'round')}"
+    tasks = [task for block in blocks for task in block.tasks(0)]
+    runs = [prepared.manifest.runs[run] for run, _ in tasks]
+    mean = durations.mean_of(runs)
+    each = f"{len(runs)} runs a round"
+    return f"{text}, {each}" + (f", about {mean * len(runs) / 60:.1f} min" if mean else "")
 
 
 def _point(of: Run | Record) -> str:

@@ -60,12 +60,15 @@ class OtherCode:
     def folder(self) -> Path:
         return Path(self.temporary.name) / "code"
 
-    def placed(self, copy: Path, where: str) -> Checkout:
+    def planned(self, results: Path) -> Checkout:
+        """Return the folders for jobs that run the copy in a results folder, see `keep`."""
+        return self.placed(results / SNAPSHOTS / self.name)
+
+    def placed(self, copy: Path) -> Checkout:
         """Return the folders for jobs that run the code in a copy.
 
         Args:
-            copy: folder of the copy.
-            where: the folder relative to the results folder.
+            copy: folder of the copy. It need not exist.
         """
 
         def mapped(path: Path) -> Path | None:
@@ -73,16 +76,21 @@ class OtherCode:
             return copy / path.relative_to(self.root) if path.is_relative_to(self.root) else None
 
         given = [Path(entry or os.curdir) for entry in (str(ROOT), *sys.path)]
-        copies = [target for entry in given if (target := mapped(entry)) and target.is_dir()]
-        cwd = mapped(Path.cwd())
-        if cwd is not None:
-            cwd.mkdir(parents=True, exist_ok=True)  # a folder without files in that checkout
-        path = list(dict.fromkeys(map(str, copies)))
-        of_project = ROOT.is_relative_to(self.root)
-        return Checkout(where, str(cwd or Path.cwd()), path, self.state, of_project)
+        copies = {
+            str(target): None
+            for entry in given
+            if (target := mapped(entry)) and self.folder.joinpath(target.relative_to(copy)).is_dir()
+        }
+        return Checkout(
+            folder=f"{SNAPSHOTS}/{self.name}",
+            cwd=str(mapped(Path.cwd()) or Path.cwd()),
+            python_path=list(copies),
+            state=self.state,
+            of_project=ROOT.is_relative_to(self.root),
+        )
 
-    def keep(self, results: Path) -> Checkout:
-        """Copy the code into the results folder, and return the folders for jobs.
+    def keep(self, results: Path) -> None:
+        """Copy the code into the results folder.
 
         Raises:
             OSError: if the copy cannot be written.
@@ -99,7 +107,6 @@ class OtherCode:
                     raise
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-        return self.placed(final, str(final.relative_to(results)))
 
 
 def find(text: str) -> OtherCode:
@@ -128,7 +135,10 @@ def find(text: str) -> OtherCode:
         for launcher in OF_THE_LAUNCHER:
             path = project / launcher
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    return OtherCode(name, state, root, temporary)
+    found = OtherCode(name, state, root, temporary)
+    if Path.cwd().is_relative_to(root):  # a folder without files in that checkout
+        (target / Path.cwd().relative_to(root)).mkdir(parents=True, exist_ok=True)
+    return found
 
 
 def _export(revision: str, root: Path, target: Path) -> tuple[str, dict[str, Any]]:
@@ -224,7 +234,7 @@ def require_benchmarks(other: OtherCode, runs: Iterable[Run]) -> None:
     for run in runs:
         entry = wanted.setdefault(run.benchmark, {"version": run.version, "params": []})
         entry["params"].append(run.params)
-    place = other.placed(other.folder, "")
+    place = other.placed(other.folder)
     done = subprocess.run(
         [sys.executable, "-m", "jobs.launch.check_checkout"],
         input=json.dumps(wanted),

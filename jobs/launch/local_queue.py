@@ -2,7 +2,8 @@
 
 Each job runs in a worker process in the background. Two jobs of one queue never share a GPU. A job
 without GPUs runs alone, because other jobs would disturb its timings. With `--parallel N`, up to N
-jobs run at the same time, including jobs without GPUs. Queues on different results folders are not
+jobs run at the same time, including jobs without GPUs. A job with `resources.exclusive` always runs
+alone. Queues on different results folders are not
 coordinated and may use the same GPUs.
 """
 
@@ -135,10 +136,13 @@ class LocalQueue:
 
     def _fits(self, job: Job) -> bool:
         gpus = job.shape.gpus_per_node
+        running = [other for one in self.running for other in one.jobs]
+        if any(one.shape.exclusive for one in [job, *running]):
+            return not running
         if self.parallel is not None:
             return len(self.running) < self.parallel and gpus <= len(self.free)
-        if not gpus or any(not job.shape.gpus_per_node for one in self.running for job in one.jobs):
-            return not self.running
+        if not gpus or any(not one.shape.gpus_per_node for one in running):
+            return not running
         return gpus <= len(self.free)
 
     def _start(self, jobs: list[Job], gpus: list[str], restarts: int = 0) -> None:

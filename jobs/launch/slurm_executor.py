@@ -199,7 +199,8 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
     cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
     # The copy of the current folder, if the jobs run from a snapshot. None is left out below.
     cwd = manifest.snapshot and manifest.snapshot.cwd
-    additional = {"requeue": True, "chdir": cwd, **slurm.additional_parameters}
+    exclusive = {"exclusive": True} if shape.exclusive else {}
+    additional = {"requeue": True, "chdir": cwd, **exclusive, **slurm.additional_parameters}
     wanted: dict[str, Any] = {
         "job_name": manifest.sweep.name,
         "time": job.timeout_min,

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -98,11 +98,12 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         AgainstError: if the other checkout cannot execute the runs.
     """
     expansion = expand(loaded)
-    if options.against is None:
+    other = options.against
+    if other is None:
         _require_baseline(loaded)
     else:
-        require_benchmarks(options.against, expansion.runs)
-        expansion = with_other_code(expansion, options.against, loaded.sweep.blocks)
+        require_benchmarks(other, expansion.runs)
+        expansion = with_other_code(expansion, other, loaded.sweep.blocks)
     folder = options.out.resolve()
     live: set[TaskKey] = set()
     earlier: dict[str, Manifest] = {}
@@ -135,6 +136,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         force=options.force,
         save_untracked=options.save_untracked,
         blocks=expansion.blocks,
+        checkouts={other.name: other.planned(folder)} if other is not None else {},
     )
     notes = [*map(str, bad_lines), *changed_code(before)]
     notes += too_short(manifest.jobs, manifest.runs)
@@ -362,8 +364,7 @@ def _write(manifest: Manifest, options: Options) -> Manifest:
     if options.snapshot and manifest.jobs:
         manifest = snapshot.take(manifest)
     if options.against is not None:
-        other = options.against
-        manifest = replace(manifest, checkouts={other.name: other.keep(manifest.folder)})
+        options.against.keep(manifest.folder)
     git = project_state(manifest.folder, options.save_untracked).entry(manifest.folder)
     manifest.provenance.update({"git": git, "user": submitter(), "packages": provenance.packages()})
     write_manifest(manifest)

@@ -63,6 +63,7 @@ class Resources(_Strict):
     cpus_per_task: Positive | Reference | None = None
     mem_gb: Annotated[float, Field(gt=0)] | Reference | None = None
     timeout_min: Positive | Reference | None = None  # default: computed from timeout_s
+    exclusive: bool = False  # whether no other job runs on the nodes at the same time
 
 
 class Launch(_Strict):
