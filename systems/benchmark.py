@@ -25,7 +25,9 @@ Benchmark modules import torch only inside functions, so that a login node witho
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -63,6 +65,24 @@ class Unsupported(Exception):
 
 class WrongOutput(Exception):
     """Raised if a result is wrong, for example if it differs too much from its reference."""
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """What a run includes, if it is executed several times in a block, see `jobs.block`."""
+
+    check: bool = True  # whether to check the output; the block's first round does
+    sustained_s: float = 0.0  # duration of the measurement of sustained speed of each phase
+    hold_ms: float = 0.0  # minimum time for which the GPU is kept busy before a timed call
+
+
+def round_options() -> RoundOptions:
+    """Return the options of the current run.
+
+    The launcher stores them as JSON in the environment variable RUN_ROUND. Without it, the defaults
+    are returned.
+    """
+    return RoundOptions(**json.loads(os.environ.get(ROUND) or "{}"))
 
 
 def artifacts_folder() -> Path:

@@ -13,13 +13,14 @@ rank into the file timeline.png.
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from systems import accounting
-from systems.benchmark import Unsupported
+from systems.benchmark import Unsupported, round_options
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
 from systems.training.parallel_params import ParallelParams
@@ -36,6 +37,7 @@ STRATEGIES = ("naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned")
 BUCKET_SIZE_MB = 100.0  # default of bucket_size_mb with strategy: bucketed, in MB
 PROBE_BYTES = 256 * 10**6  # maximum size of the all-reduce that measures bandwidth, in bytes
 PROBES = 20  # number of all-reduces that are timed together
+GROUPS = 9  # how often they are timed; the result is the median
 
 
 class Params(ParallelParams):
@@ -95,6 +97,8 @@ def run(params: Params) -> dict[str, Any]:
     Steps are timed in rounds. A round is a number of consecutive steps. Rounds of data-parallel
     steps and rounds of steps without communication alternate, on all ranks at the same time.
 
+    In a block, only the first round includes the check, the prediction and the profile.
+
     Phases:
         train_step: mean time of a data-parallel step, one sample per round.
         alone: mean time of the same step without communication, one sample per round.
@@ -103,13 +107,10 @@ def run(params: Params) -> dict[str, Any]:
 
     Returns:
         Measurements, see `systems.benchmark`. `facts` has these keys:
-            train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms: medians of the
-                four phases, in the same order.
-            overlap_share: share of the communication that overlaps with computation.
-            exposed_ms: train_step_ms - alone_ms.
-            communication_share: exposed_ms / train_step_ms.
-            by_rank: list with a dict of all values above for each rank. The values above themselves
-                are those of the rank with the largest train_step_ms.
+            exposed_ms, exposed_std_ms, communication_share, alone_imbalance: communication that
+                adds to the time of a step, see `exposed_facts`.
+            train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms, overlap_share,
+                by_rank: see `facts_of_ranks`.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
             model: predicted exposed communication, see `_bucket_model`.
 
@@ -143,39 +144,39 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         alternating_rounds,
         draw_timeline,
         exposed_facts,
+        facts_of_ranks,
         profiled_steps,
-        step_facts,
     )
     from systems.training.parallel_training import ParallelTraining
 
-    rank = dist.get_rank()
+    rank, check = dist.get_rank(), round_options().check
     alone = ParallelTraining(params, device, rank)
     training = ParallelTraining(params, device, rank, lambda module: wrapped(module, params))
-    errors = check_parallel(training, alone)
+    facts: dict[str, Any] = {"error": check_parallel(training, alone)} if check else {}
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
-    check_again(training, alone)
-    model = _bucket_model(params, alone)
+    if check:
+        check_again(training, alone)
+        facts["model"] = _bucket_model(params, alone)
     del alone, both
     gc.collect()
     peaks = peak_memory_by_phase({"train_step": training.step}, device)
-    steps = profiled_steps(training)
-    samples["communication"] = [step.communication_ms for step in steps]
-    samples["exposed"] = [step.exposed_ms for step in steps]
-    panels: dict[str, list[StepTimeline]] = {params.strategy: all_gather_objects(steps[-1])}
-    if params.beside is not None:
-        del training
-        gc.collect()
-        panels = {params.beside: _step_of(params.beside, params, device), **panels}
-    draw_timeline(panels, params, device)
-    mine = step_facts(samples)
-    by_rank = all_gather_objects(mine | exposed_facts(mine))
-    slowest = max(by_rank, key=lambda facts: float(facts["train_step_ms"]))
+    if check:
+        steps = profiled_steps(training)
+        samples["communication"] = [step.communication_ms for step in steps]
+        samples["exposed"] = [step.exposed_ms for step in steps]
+        panels: dict[str, list[StepTimeline]] = {params.strategy: all_gather_objects(steps[-1])}
+        if params.beside is not None:
+            del training
+            gc.collect()
+            panels = {params.beside: _step_of(params.beside, params, device), **panels}
+        draw_timeline(panels, params, device)
+    of_ranks = all_gather_objects(samples)
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
         **params.step_counts(),
-        "facts": {**slowest, "by_rank": by_rank, "model": model, "error": errors},
+        "facts": facts_of_ranks(of_ranks) | exposed_facts(of_ranks) | facts,
     }
 
 
@@ -295,7 +296,10 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
 
 
 def _all_reduce_seconds(elements: int, device: torch.device) -> float:
-    """Measure the mean time of an all-reduce of float32 numbers on the slowest rank, in seconds.
+    """Measure the time of an all-reduce of float32 numbers on the slowest rank, in seconds.
+
+    The result is the median over groups of all-reduces. The latency of a single group can be twice
+    that of another.
 
     All ranks must call this function.
 
@@ -311,9 +315,13 @@ def _all_reduce_seconds(elements: int, device: torch.device) -> float:
 
     buffer = torch.zeros(elements, device=device)
     dist.all_reduce(buffer)
-    barrier(device)
-    start = time.perf_counter()
-    for _ in range(PROBES):
-        dist.all_reduce(buffer)
-    synchronize(device)
-    return float(max(all_gather_objects((time.perf_counter() - start) / PROBES)))
+    seconds = []
+    for _ in range(GROUPS):
+        barrier(device)
+        start = time.perf_counter()
+        for _ in range(PROBES):
+            dist.all_reduce(buffer)
+        synchronize(device)
+        seconds.append((time.perf_counter() - start) / PROBES)
+    groups = zip(*all_gather_objects(seconds), strict=True)
+    return statistics.median(max(of_ranks) for of_ranks in groups)

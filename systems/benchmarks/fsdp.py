@@ -121,13 +121,12 @@ def run(params: Params) -> dict[str, Any]:
 
     Returns:
         Measurements, see `systems.benchmark`. `facts` has these keys:
-            train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms: medians of the
-                four phases, in the same order.
-            overlap_share: share of the communication that overlaps with computation.
+            train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms, overlap_share:
+                see `systems.training.parallel_timing.facts_of_ranks`.
             gathers, gathers_in_time, gather_wait_ms: all-gathers per step, the share of all-gathers
-                that computation did not wait for, and the waiting time, see `gather_facts`.
-            by_rank: list with a dict of all values above for each rank. The values above themselves
+                that computation did not wait for, and the waiting time, see `gather_facts`. They
                 are those of the rank with the largest gather_wait_ms.
+            by_rank: list with a dict of all values above for each rank.
             weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of a step, each
                 the maximum over all ranks.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
@@ -159,8 +158,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.training.parallel_timing import (
         alternating_rounds,
         draw_timeline,
+        facts_of_ranks,
         profiled_steps,
-        step_facts,
     )
     from systems.training.parallel_training import ParallelTraining
     from systems.training.sharded_check import check_sharded
@@ -180,15 +179,20 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     samples["exposed"] = [step.exposed_ms for step in steps]
     draw_timeline({params.strategy: all_gather_objects(steps[-1])}, params, device)
     states = all_gather_objects(state)
-    by_rank = all_gather_objects(step_facts(samples) | gather_facts(steps))
+    facts = facts_of_ranks(all_gather_objects(samples))
+    gathers = all_gather_objects(gather_facts(steps))
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
         **params.step_counts(),
         "facts": {
-            **max(by_rank, key=lambda facts: float(facts["gather_wait_ms"])),
+            **facts,
+            **max(gathers, key=lambda of_rank: of_rank["gather_wait_ms"]),
             **{part: max(rank[part] for rank in states) for part in state},
-            "by_rank": by_rank,
+            "by_rank": [
+                {**of_rank, **of_gathers}
+                for of_rank, of_gathers in zip(facts["by_rank"], gathers, strict=True)
+            ],
             "error": errors,
         },
     }

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -114,37 +115,79 @@ def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:
             alone: the same step without communication.
             communication: the time in a profiled step during which communication is in flight.
             exposed: the part of `communication` during which this rank computes nothing.
+            The last two are missing if no step was profiled.
 
     Returns:
-        train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms: median of each
-            phase, in the same order.
+        train_step_ms, alone_ms: mean of the rounds.
+        profiled_communication_ms, profiled_exposed_ms: median of the profiled steps.
         overlap_share: share of profiled_communication_ms that overlaps with computation. Missing if
             there is no communication.
     """
-    middle = {name: statistics.median(ms) for name, ms in samples.items()}
-    facts = {
-        "train_step_ms": middle["train_step"],
-        "alone_ms": middle["alone"],
-        "profiled_communication_ms": middle["communication"],
-        "profiled_exposed_ms": middle["exposed"],
-    }
-    if middle["communication"]:
-        facts["overlap_share"] = 1 - middle["exposed"] / middle["communication"]
+    facts = {f"{name}_ms": statistics.fmean(samples[name]) for name in ("train_step", "alone")}
+    if "communication" not in samples:
+        return facts
+    communication, exposed = (statistics.median(samples[n]) for n in ("communication", "exposed"))
+    facts |= {"profiled_communication_ms": communication, "profiled_exposed_ms": exposed}
+    if communication:
+        facts["overlap_share"] = 1 - exposed / communication
     return facts
 
 
-def exposed_facts(facts: Mapping[str, float]) -> dict[str, float]:
-    """Return the time that communication adds to a training step.
+def exposed_facts(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, float]:
+    """Return the time that communication adds to a training step, from the times of all ranks.
+
+    Ranks wait for each other in every step, so a step takes as long as on the slowest rank. The
+    time of a round is therefore the maximum over the ranks, both for data-parallel steps and for
+    steps without communication. The exposed communication of a round is the difference of the two.
+    They are measured one after the other, so that a slow change of the machine affects both.
 
     The result is valid only if steps with and without communication do the same computation.
 
     Args:
-        facts: result of `step_facts`. It contains train_step_ms (time of a step) and alone_ms (time
-            of the same step without communication).
+        of_ranks: for each rank, the phases train_step and alone: the time of a step in each round,
+            in milliseconds.
 
     Returns:
-        exposed_ms: train_step_ms - alone_ms.
-        communication_share: exposed_ms / train_step_ms.
+        exposed_ms: mean difference of the rounds. Equal to the mean of train_step less that of
+            alone.
+        exposed_std_ms: standard deviation of the differences. Missing if there is one round.
+        communication_share: exposed_ms divided by the mean of train_step.
+        alone_imbalance: how much longer the slowest rank takes than the fastest for a step without
+            communication, relative to the fastest.
     """
-    exposed = facts["train_step_ms"] - facts["alone_ms"]
-    return {"exposed_ms": exposed, "communication_share": exposed / facts["train_step_ms"]}
+    step, alone = (
+        [max(times) for times in zip(*(rank[name] for rank in of_ranks), strict=True)]
+        for name in ("train_step", "alone")
+    )
+    exposed = [with_it - without for with_it, without in zip(step, alone, strict=True)]
+    facts = {"exposed_ms": statistics.fmean(exposed)}
+    if len(exposed) > 1:
+        facts["exposed_std_ms"] = statistics.stdev(exposed)
+    means = [statistics.fmean(rank["alone"]) for rank in of_ranks]
+    return facts | {
+        "communication_share": facts["exposed_ms"] / statistics.fmean(step),
+        "alone_imbalance": max(means) / min(means) - 1,
+    }
+
+
+def facts_of_ranks(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, Any]:
+    """Return the facts about step times and communication of a training on several ranks.
+
+    Args:
+        of_ranks: for each rank, its samples as for `step_facts`.
+
+    Returns:
+        The facts that `step_facts` returns, of the rank that takes longest for a step without
+        communication: the other ranks wait for it, and this wait is no communication. The time of
+        a step, and of a step without communication, are means over the rounds of the slowest rank
+        of each round. Also by_rank: the facts of every rank.
+    """
+    by_rank = [step_facts(samples) for samples in of_ranks]
+    slowest = max(by_rank, key=lambda facts: facts["alone_ms"])
+    means = {
+        f"{name}_ms": statistics.fmean(
+            max(times) for times in zip(*(rank[name] for rank in of_ranks), strict=True)
+        )
+        for name in ("train_step", "alone")
+    }
+    return {**slowest, **means, "by_rank": by_rank}

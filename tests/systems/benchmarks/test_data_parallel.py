@@ -5,9 +5,11 @@ Every rank runs the functions whose first parameter is a `RankContext`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from systems.benchmark import WrongOutput
 from systems.benchmarks.data_parallel import Params, measure, predict
 from systems.parallel import NaiveDDP, OverlappedDDP
 from systems.training.parallel_check import CHECK_STEPS, TOLERANCE, check_parallel
-from systems.training.parallel_timing import exposed_facts, step_facts
+from systems.training.parallel_timing import exposed_facts, facts_of_ranks, step_facts
 from systems.training.parallel_training import ParallelTraining, rank_batch
 from tests.systems.parallel.ranks import RankContext, two_ranks
 
@@ -60,6 +62,19 @@ def every_strategy_is_measured(here: RankContext, folder: str) -> None:
         assert facts["model"]["all_reduce_gb_per_second"] > 0
         if here.rank == 0:
             assert Path(folder, strategy, "timeline.png").exists()
+
+
+def later_rounds_are_only_timed(here: RankContext) -> None:
+    os.environ["RUN_ROUND"] = json.dumps({"check": False})
+    try:
+        measured = measure(on(here, "flat"), here.device)
+    finally:
+        del os.environ["RUN_ROUND"]  # these ranks run other tests, too
+    assert measured["samples_ms"].keys() == {"train_step", "alone"}
+    facts = measured["facts"]
+    assert facts.keys().isdisjoint({"error", "model", "profiled_exposed_ms"})
+    step, alone = facts["train_step_ms"], facts["alone_ms"]
+    assert facts["exposed_ms"] == pytest.approx(step - alone)
 
 
 def blocks_are_compiled_under_a_wrapper(here: RankContext) -> None:
@@ -121,6 +136,11 @@ def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, tmp_path):
 
 
 @two_ranks
+def test_later_rounds_of_a_block_are_only_timed(ranks):
+    ranks.assert_passes(later_rounds_are_only_timed, repeats=1)
+
+
+@two_ranks
 def test_the_check_finds_what_is_wrong(ranks):
     ranks.assert_passes(a_wrong_wrapper_is_found, Summed, r"gradient 1\.00e\+00", repeats=1)
     ranks.assert_passes(
@@ -148,15 +168,34 @@ def test_each_rank_has_a_batch_of_its_own():
 
 def test_shares_of_a_step():
     samples = {
-        "train_step": [12.0, 11, 30],
-        "alone": [9.0],
+        "train_step": [11.0, 13],
+        "alone": [9.0, 8],
         "communication": [4.0],
         "exposed": [3.0],
     }
     facts = step_facts(samples)
-    assert exposed_facts(facts) == {"exposed_ms": 3, "communication_share": 0.25}
-    assert facts["overlap_share"] == 0.25
+    assert (facts["train_step_ms"], facts["alone_ms"], facts["overlap_share"]) == (12, 8.5, 0.25)
     assert "overlap_share" not in step_facts({**samples, "communication": [0.0], "exposed": [0.0]})
+    unprofiled = {name: samples[name] for name in ("train_step", "alone")}
+    assert step_facts(unprofiled).keys() == {"train_step_ms", "alone_ms"}
+
+
+def test_exposed_communication_is_the_difference_of_the_slowest_rank_in_each_round():
+    """Rank 1 computes more slowly. The wait of rank 0 for it is no communication."""
+    ranks = [
+        {"train_step": [12.0, 14], "alone": [9.0, 9]},
+        {"train_step": [12, 13], "alone": [10.0, 11]},
+    ]
+    facts = exposed_facts(ranks)
+    assert facts["exposed_ms"] == mean([12 - 10, 14 - 11])
+    assert facts["exposed_std_ms"] == stdev([2, 3])
+    assert facts["communication_share"] == facts["exposed_ms"] / 13
+    assert facts["alone_imbalance"] == pytest.approx(10.5 / 9 - 1)
+    whole = facts_of_ranks(ranks)
+    assert whole["train_step_ms"] - whole["alone_ms"] == facts["exposed_ms"]
+    assert [of_rank["alone_ms"] for of_rank in whole["by_rank"]] == [9, 10.5]
+    once = exposed_facts([{"train_step": [2.0], "alone": [1.0]}])
+    assert "exposed_std_ms" not in once and once["alone_imbalance"] == 0
 
 
 def test_predictions_count_the_gradients_and_their_ring():
