@@ -40,7 +40,7 @@ def execution(
             second=index == 2,
         )
         which = CANDIDATE if index == 1 else BASELINE
-        attempt = record(which, outcome, repeat=round, finished_at=start + index)
+        attempt = record(which, outcome, repeat=round, finished_at=start + 10 * round + index)
         made.append(attempt.model_copy(update={"block": place} | changes))
     return made
 

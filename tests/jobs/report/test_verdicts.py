@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,8 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jobs.report.verdicts import Round, Verdict, aa_floor, decide, holm, judge
-from scripts.simulate_verdicts import NOISES, Design, simulate
+from scripts.simulate_verdicts import NOISES, Design, Noise, simulate
 
+ROOT = Path(__file__).parents[3]
 TIMES = st.integers(900, 1100).map(float)
 ROUND = st.builds(
     Round,
@@ -189,7 +193,7 @@ BLOCKS = 2000
 
 
 @pytest.mark.parametrize("noise", [NOISES[1], NOISES[4]], ids=lambda noise: noise.name)
-def test_verdicts_of_the_same_code(noise) -> None:
+def test_verdicts_of_the_same_code(noise: Noise) -> None:
     outcome = simulate(noise, Design(1, 5), BLOCKS)
     false = outcome.verdicts["faster"] + outcome.verdicts["slower"]
     assert false <= stats.binom(BLOCKS, 0.01).isf(1e-6)
@@ -200,3 +204,11 @@ def test_verdicts_of_the_same_code(noise) -> None:
 def test_a_slowdown_of_5_percent_is_found() -> None:
     outcome = simulate(NOISES[1], Design(1, 5), 500, slowdown=0.05)
     assert outcome.verdicts["slower"] >= stats.binom(500, 0.99).ppf(1e-6)
+
+
+@pytest.mark.slow
+def test_the_documentation_shows_the_simulated_table() -> None:
+    table = subprocess.check_output(
+        [sys.executable, "scripts/simulate_verdicts.py"], cwd=ROOT, text=True
+    )
+    assert table in (ROOT / "docs" / "verdicts.md").read_text()
