@@ -34,8 +34,9 @@ SEED = 20
 class Noise:
     """Standard deviations of the logarithm of a time, in percent.
 
-    The values are measured on H200 GPUs and on CPUs of shared hosts, except those of `drift` and
-    `ratio`, which are assumed.
+    `process` is measured on H200 GPUs, as is the share of processes whose clock shifts. The other
+    values are assumed: the noise of CPUs, `sample`, `drift`, `ratio`, `tails` and the part of
+    `shift` in the noise under a power cap.
     """
 
     name: str
@@ -175,7 +176,7 @@ def main() -> None:
     titles += [f"finds {slowdown:.0%}" for slowdown in SLOWDOWNS] + ["2% same"]
     print(f"| {' | '.join(titles)} |\n|{' --- |' * len(titles)}")
     for noise in NOISES:
-        # One allocation says nothing about the ratio on other hosts.
+        # The interval of one allocation is not about the mean over hosts, see docs/verdicts.md.
         for design in DESIGNS[3:] if noise.ratio else DESIGNS:
             print(f"| {' | '.join(_row(noise, design, blocks))} |")
 
