@@ -151,7 +151,8 @@ def _standard(
     """Return random numbers with the standard deviation 1."""
     if tails is None:
         return random.standard_normal(shape)
-    return random.standard_t(tails, shape) / np.sqrt(tails / (tails - 2))
+    numbers: np.ndarray = random.standard_t(tails, shape) / np.sqrt(tails / (tails - 2))
+    return numbers
 
 
 def _moments(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
