@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -118,15 +119,7 @@ def gpu_states(tokens: list[str]) -> list[dict[str, Any]]:
     if nvml is None:
         return []
     states = []
-    for token in tokens:
-        try:
-            handle = (
-                nvml.nvmlDeviceGetHandleByIndex(int(token))
-                if token.isdigit()
-                else nvml.nvmlDeviceGetHandleByUUID(token)
-            )
-        except nvml.NVMLError:
-            continue
+    for handle in _handles(tuple(tokens)):
         questions = {
             "name": lambda h: nvml.nvmlDeviceGetName(h),
             "uuid": lambda h: nvml.nvmlDeviceGetUUID(h),
@@ -143,6 +136,78 @@ def gpu_states(tokens: list[str]) -> list[dict[str, Any]]:
                 state[name] = None
         states.append(state)
     return states
+
+
+@cache
+def _handles(tokens: tuple[str, ...]) -> list[Any]:
+    """Return NVML's handles of GPUs, given by indices or UUIDs. Unknown GPUs are left out."""
+    nvml = _nvml()
+    handles = []
+    for token in tokens if nvml is not None else ():
+        try:
+            handles.append(
+                nvml.nvmlDeviceGetHandleByIndex(int(token))
+                if token.isdigit()
+                else nvml.nvmlDeviceGetHandleByUUID(token)
+            )
+        except nvml.NVMLError:
+            continue
+    return handles
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """State of one GPU at one moment. None means that NVML does not report the value."""
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    power_w: float | None
+    temperature_c: int | None
+    energy_j: float | None  # since the driver was loaded
+    throttle: frozenset[str]  # reasons that slow the GPU down, names in THROTTLE_REASONS
+
+
+# Names of the bits of NVML's throttle reasons. An idle GPU, and clocks that an application chose,
+# are not among them.
+THROTTLE_REASONS = {
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake",
+}
+
+
+def read_gpus(tokens: list[str]) -> list[GpuReading]:
+    """Return the present state of each GPU. Takes about a millisecond a GPU.
+
+    Args:
+        tokens: GPU indices or UUIDs, as in CUDA_VISIBLE_DEVICES.
+    """
+    nvml = _nvml()
+    readings = []
+    for handle in _handles(tuple(tokens)):
+
+        def ask(question: str, *arguments: Any, handle: Any = handle) -> Any:
+            try:
+                return getattr(nvml, question)(handle, *arguments)
+            except (nvml.NVMLError, AttributeError):
+                return None
+
+        power = ask("nvmlDeviceGetPowerUsage")
+        energy = ask("nvmlDeviceGetTotalEnergyConsumption")
+        bits = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        readings.append(
+            GpuReading(
+                sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+                memory_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+                power_w=None if power is None else power / 1e3,
+                temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+                energy_j=None if energy is None else energy / 1e3,
+                throttle=frozenset(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
+            )
+        )
+    return readings
 
 
 def driver_version() -> str | None:

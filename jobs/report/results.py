@@ -46,13 +46,14 @@ class Result:
         if self.status != "oom":
             return self.status
         failure = self.record.failure if self.record else None
+        phase = f" in {failure.phase}" if failure is not None and failure.phase else ""
         if failure is None or failure.memory == "host":
-            return "OOM (host)"
+            return f"OOM{phase} (host)"
         if failure.requested_bytes is None:
-            return "OOM"
+            return f"OOM{phase}"
         # The run needs at least the allocated memory plus the allocation that failed.
         needed = failure.requested_bytes + (failure.allocated_bytes or 0)
-        return f"OOM ({needed / 2**30:.1f} GiB)"
+        return f"OOM{phase} ({needed / 2**30:.1f} GiB)"
 
     def coordinate(self, dimension: str, phase: str = "", metric: str = "") -> Any:
         """Return the value that this result has in one dimension of a table.

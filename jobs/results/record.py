@@ -100,6 +100,7 @@ class Failure(_Part):
     message: Text
     traceback: Text | None = None
     rank: int | None = None  # the rank whose failure is described here
+    phase: str | None = None  # phase of the benchmark that failed, if it is known
     memory: Literal["gpu", "host"] | None = None  # the kind of memory that ran out
     requested_bytes: int | None = None  # size of the failed GPU allocation
     allocated_bytes: int | None = None  # GPU memory that the process held at the failure
@@ -186,6 +187,9 @@ class Record(_Part):
     slurm: Annotated[dict[str, str], AfterValidator(_shared)] = {}
     block: BlockPlace | None = None  # None: the run was not measured in a block
     checkout: str = ""  # name of another checkout of the code, see `jobs.run.Run`
+    # By phase: clocks, power, temperature and throttling of the GPUs while the phase was measured,
+    # see `jobs.worker.conditions`.
+    conditions: dict[str, dict[str, Any]] = {}
     source_hash: str | None = None  # hash of the sources that were measured; None: unknown
     log: str | None = None  # path of the log, relative to the results folder
     artifacts: str | None = None  # folder of the run's files, relative to the results folder

@@ -10,6 +10,8 @@ from jobs.results.record import Record
 
 # Number of executions after which a round counts as complete although a GPU was throttled in each.
 MAX_EXECUTIONS = 3
+# Names in `jobs.provenance.THROTTLE_REASONS`.
+DISTURBANCES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake")
 
 
 def complete_rounds(
@@ -57,4 +59,8 @@ def throttled(record: Record) -> bool:
 
     The power limit does not count. It is a property of the GPU, not a disturbance.
     """
-    return False
+    return any(
+        reason in DISTURBANCES
+        for phase in record.conditions.values()
+        for reason in phase.get("throttle", ())
+    )

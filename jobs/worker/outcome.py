@@ -90,6 +90,8 @@ class Outcome(_Message):
     measuring: float | None = None  # time inside run(), in seconds
     ended_at: float = 0.0  # in seconds since the epoch
     versions: dict[str, Any] = {}  # versions of the libraries that were loaded
+    # Start and end of the windows in which each phase was measured, on the monotonic clock.
+    windows: dict[str, list[tuple[float, float]]] = {}
     rank: int = 0
     lost_peer: bool = False  # whether a collective failed, as when another rank ends
 
@@ -155,13 +157,16 @@ def failed(
     return Outcome(status=status, failure=failure)
 
 
-def outcome_of(error: BaseException, oom: dict[str, int] | None = None) -> Outcome:
+def outcome_of(
+    error: BaseException, oom: dict[str, int] | None = None, phase: str | None = None
+) -> Outcome:
     """Return the outcome of a run that raised an exception.
 
     Args:
         error: the exception.
         oom: sizes in bytes that describe a failed GPU allocation, as `_watch_gpu_memory` stores
             them. They are used only if the exception means that memory ran out.
+        phase: phase of the benchmark that raised the exception, if it is known.
     """
     if isinstance(error, MemoryError):  # free memory, which the next lines need
         traceback.clear_frames(error.__traceback__)
@@ -170,6 +175,7 @@ def outcome_of(error: BaseException, oom: dict[str, int] | None = None) -> Outco
         type=type(error).__name__,
         message=_message(error)[:4000],
         traceback=_plain_text(text)[-TEXT:],
+        phase=phase,
     )
     memory = _memory_that_ran_out(error)
     if memory is not None:

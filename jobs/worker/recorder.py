@@ -120,12 +120,18 @@ class Recorder:
         now, clock = time.time(), time.monotonic()
         return Attempt(run, repeat, number, log, artifacts, before, code, now, clock, place)
 
-    def write(self, attempt: Attempt, outcome: Outcome) -> Record:
+    def write(
+        self,
+        attempt: Attempt,
+        outcome: Outcome,
+        conditions: dict[str, dict[str, Any]] | None = None,
+    ) -> Record:
         """Write the record of one attempt to execute a run, and print a summary line.
 
         Args:
             attempt: the attempt, which has ended.
             outcome: how the attempt ended: measurements or a failure.
+            conditions: state of the GPUs in each phase, see `jobs.worker.conditions`.
 
         Returns:
             The record.
@@ -133,7 +139,7 @@ class Recorder:
         Raises:
             CannotRecord: if the record cannot be written, e.g. because the disk is full.
         """
-        record = self._record(attempt, outcome)
+        record = self._record(attempt, outcome, conditions or {})
         if self._writer is None:
             name = f"{self._manifest.id}-{self._job.index}"
             self._writer = RecordWriter(self._manifest.folder / RECORDS, name)
@@ -148,7 +154,9 @@ class Recorder:
         say(f"{record.status:11} {took:7.1f} s  {label}{why}", sys.stdout)
         return record
 
-    def _record(self, attempt: Attempt, outcome: Outcome) -> Record:
+    def _record(
+        self, attempt: Attempt, outcome: Outcome, conditions: dict[str, dict[str, Any]]
+    ) -> Record:
         manifest, run = self._manifest, attempt.run
         measurements = None
         status, failure, measuring = outcome.status, outcome.failure, outcome.measuring
@@ -187,6 +195,7 @@ class Recorder:
             environment=self._environment | attempt.code | {"loaded": outcome.versions},
             gpus=[_around(*states) for states in zip(attempt.before, after, strict=False)],
             slurm=self._slurm,
+            conditions=conditions,
             block=attempt.place,
             checkout=run.checkout,
             log=str(attempt.log.relative_to(folder)) if attempt.log.exists() else None,

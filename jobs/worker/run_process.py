@@ -164,6 +164,7 @@ def execute(request: Request) -> Outcome:
         request: the run to execute.
     """
     oom: dict[str, int] = {}
+    _noted("forget")  # what an earlier run in this process noted
     called = starting = measuring = None
     os.environ[ARTIFACTS] = request.artifacts
     os.environ.pop(ROUND, None)
@@ -193,10 +194,17 @@ def execute(request: Request) -> Outcome:
     except BaseException as error:  # also SystemExit: a run that exits early has no result
         if called is not None:
             measuring = time.monotonic() - called
-        outcome = outcome_of(error, oom)
+        outcome = outcome_of(error, oom, _noted("failed_phase"))
         say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
     known = {"starting": starting, "measuring": measuring, "versions": _loaded_versions()}
+    known["windows"] = _noted("windows") or {}
     return outcome.model_copy(update=known | {"ended_at": time.time()})
+
+
+def _noted(function: str) -> Any:
+    """Call a function of `systems.measure.windows`, if the benchmark has imported this module."""
+    module = sys.modules.get("systems.measure.windows")
+    return None if module is None else getattr(module, function)()
 
 
 def _check_plain(fact: Any, name: str) -> None:

@@ -34,6 +34,7 @@ from jobs.results.slurm_job_states import exceeded_memory
 from jobs.results.worker_state import WorkerState, read_worker_state, write_worker_state
 from jobs.run import Run
 from jobs.status import Status
+from jobs.worker.conditions import ConditionSampler
 from jobs.worker.environment import scoped_environment
 from jobs.worker.isolation import Child, blocked_signals
 from jobs.worker.node_connections import node_address
@@ -345,10 +346,11 @@ class Worker:
             host=node_address() if run.shape.nodes > 1 else "127.0.0.1",
         )
         try:
-            outcome = self._run_and_wait(request, run.timeout_s)
+            with ConditionSampler(self.gpus) as sampler:
+                outcome = self._run_and_wait(request, run.timeout_s)
             with blocked_signals():  # a signal handler calls `stop` before or after this block
                 self._child = None
-                self._record(attempt, outcome)
+                self._record(attempt, outcome, sampler.by_phase(outcome.windows))
                 self._current = None
         except KeyboardInterrupt:  # raised only with --debug
             self.stop("cancelled")
@@ -377,8 +379,13 @@ class Worker:
         self._child = child
         return child
 
-    def _record(self, attempt: Attempt, outcome: Outcome) -> None:
-        record = self.recorder.write(attempt, outcome)
+    def _record(
+        self,
+        attempt: Attempt,
+        outcome: Outcome,
+        conditions: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        record = self.recorder.write(attempt, outcome, conditions)
         if record.status.is_failure:
             self.failures.append(record)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 from pydantic import Field
 
 from systems import accounting
-from systems.benchmark import AttentionName, BenchmarkParams, Unsupported
+from systems.benchmark import AttentionName, BenchmarkParams, Unsupported, round_options
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
 
@@ -82,7 +82,10 @@ def predict(params: Params) -> dict[str, Any]:
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Check the results of attention, then measure time and peak memory of each phase.
+    """Measure time and peak memory of each phase of attention, then check its results.
+
+    The check comes after the measurement, because it heats the GPU and fragments its memory. In a
+    block, only the first round includes it.
 
     Phases:
         forward, backward, forward_backward: measured separately. Peak memory is measured only on a
@@ -90,17 +93,22 @@ def run(params: Params) -> dict[str, Any]:
         forward_backward_graph: replay of a CUDA graph of forward and backward. It is measured only
             on a GPU and only for short sequences: seq_len must be at most 1024, the value of the
             constant LAUNCH_BOUND. Peak memory is not measured.
+        forward_sustained, backward_sustained, forward_backward_sustained: the phases called back to
+            back for seconds, if the round of a block asks for it, see `sustained_ms`.
 
     Returns:
         Measurements, see `systems.benchmark`. `facts` has these keys:
             relative_error: relative L2 error of the output (`out`), and of the gradients `dq`, `dk`
                 and `dv`, against float64.
             rows_error: as relative_error, but the largest error of a few consecutive rows.
-            relative_error_after, rows_error_after: the same errors after timing, for new values in
-                the same buffers.
-            checking_seconds: duration of the check against float64 before timing.
+            relative_error_after, rows_error_after: the same errors for new values in the same
+                buffers.
+            checking_seconds: duration of the check against float64.
             host_ms: launch overhead of each phase: the time that the call takes on the host, in
                 milliseconds. Empty without a GPU.
+            hold_ms: the longest time for which the GPU is kept busy before a timed call. Missing
+                without a GPU.
+            sustained_calls: number of calls in each sustained phase.
             before_backward_bytes: GPU memory that is allocated when backward starts. Missing
                 without a GPU.
             graph_error: why the code of a user cannot be captured in a CUDA graph. Then there is no
@@ -110,43 +118,85 @@ def run(params: Params) -> dict[str, Any]:
 
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
-        WrongOutput: if the output or a gradient is not accurate enough before or after timing, see
+        WrongOutput: if the output or a gradient is not accurate enough, see
             `systems.measure.attention_accuracy.require_right`.
         BadReference: if `implementation` is a reference that names no attention function.
     """
     import torch
 
+    from systems.measure.windows import during
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         call = _Call(params, device)
-        compiling = call.compile()
-        started = time.perf_counter()
-        before = call.check()
+        with during("compile"):
+            compiling = call.compile()
+        measured, facts = _measure(call, params, device)
     except NotImplementedError as error:
         raise Unsupported(f"{params.implementation}: {error}") from error
-    checking = time.perf_counter() - started
-    measured, facts = _measure(call, params, device)
-    call.refill()
-    after = call.check("after timing")
-    call.refill(some_rows=True)
-    call.check("after timing")
+    options = round_options()
+    if options.check:
+        with during("check"):
+            facts |= _check(call)
     if device.type == "cuda" and params.seq_len <= LAUNCH_BOUND:
-        _add_graph(call, measured["samples_ms"], facts)
+        with during("forward_backward_graph"):
+            _add_graph(call, measured["samples_ms"], facts)
     sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
+    flops = {p: accounting.attention_flops(p, *sizes, params.causal) for p in PHASES}
+    if options.sustained_s:
+        facts["sustained_calls"] = _add_sustained(call, options.sustained_s, measured["samples_ms"])
+        flops |= {f"{phase}_sustained": count for phase, count in flops.items()}
     return {
         **measured,
-        "flops": {p: accounting.attention_flops(p, *sizes, params.causal) for p in PHASES},
+        "flops": flops,
         "bytes": {p: accounting.attention_bytes(p, *sizes, params.dtype) for p in PHASES},
         "compiling_seconds": compiling,
-        "facts": facts
-        | {
-            "relative_error": before.total,
-            "rows_error": before.rows,
-            "relative_error_after": after.total,
-            "rows_error_after": after.rows,
-            "checking_seconds": checking,
-        },
+        "facts": facts,
     }
+
+
+def _check(call: _Call) -> dict[str, Any]:
+    """Check the results of attention for the timed values and for new ones in the same buffers.
+
+    Returns:
+        The facts relative_error, rows_error, relative_error_after, rows_error_after and
+        checking_seconds, see `run`.
+    """
+    call.clear_gradients()
+    started = time.perf_counter()
+    timed = call.check()
+    checking = time.perf_counter() - started
+    call.refill()
+    new = call.check("after timing")
+    call.refill(some_rows=True)
+    call.check("after timing")
+    return {
+        "relative_error": timed.total,
+        "rows_error": timed.rows,
+        "relative_error_after": new.total,
+        "rows_error_after": new.rows,
+        "checking_seconds": checking,
+    }
+
+
+def _add_sustained(call: _Call, seconds: float, samples: dict[str, list[float]]) -> dict[str, int]:
+    """Measure each phase back to back, and add the phases forward_sustained etc. to `samples`.
+
+    Returns:
+        The number of calls by phase.
+    """
+    from systems.measure.sustained import sustained_ms
+    from systems.measure.windows import during
+
+    calls: dict[str, int] = {}
+    for phase, (fn, before) in call.phases().items():
+        name = f"{phase}_sustained"
+        with during(name):
+            samples[name], calls[name] = sustained_ms(
+                fn, call.dout.device, seconds, before=before, phase=name
+            )
+        call.out = None
+    return calls
 
 
 class _Call:
@@ -189,6 +239,14 @@ class _Call:
 
     def forward_backward(self) -> None:
         self.forward().backward(self.dout)
+
+    def phases(self) -> dict[str, tuple[Callable[[], object], Callable[[], None]]]:
+        """Return, for each phase, the function to time and the function to call before it."""
+        return {
+            "forward": (self.forward, self.clear_gradients),
+            "backward": (self.backward, self.new_graph),
+            "forward_backward": (self.forward_backward, self.clear_gradients),
+        }
 
     def output_and_gradients(self) -> AttentionResult:
         """Run forward and backward without setting `grad` of the inputs."""
@@ -284,29 +342,31 @@ def _measure(
     import torch
 
     from systems.measure.peak_memory import peak_memory_by_phase
-    from systems.measure.timing import host_ms, time_ms, wall_ms
+    from systems.measure.timing import hold_ms, host_ms, time_ms, wall_ms
+    from systems.measure.windows import during
 
     on_gpu = device.type == "cuda"
-    phases: dict[str, tuple[Callable[[], object], Callable[[], None]]] = {
-        "forward": (call.forward, call.clear_gradients),
-        "backward": (call.backward, call.new_graph),
-        "forward_backward": (call.forward_backward, call.clear_gradients),
-    }
+    phases = call.phases()
     budget = {"warmup_ms": params.warmup_ms, "measure_ms": params.measure_ms}
     samples: dict[str, list[float]] = {}
     peaks: dict[str, int] = {}
     hosts: dict[str, float] = {}
     facts: dict[str, Any] = {"host_ms": hosts}
     for phase, (fn, before) in phases.items():
-        if on_gpu:
-            before()
-            if phase == "backward":
-                facts["before_backward_bytes"] = torch.cuda.memory_allocated(device)
-            gc.collect()
-            peaks |= peak_memory_by_phase({phase: fn}, device)
-            hosts[phase] = host_ms(fn, device, before=before)
-        samples[phase] = time_ms(fn, device, before=before, **budget)
+        with during(phase):
+            if on_gpu:
+                before()
+                if phase == "backward":
+                    facts["before_backward_bytes"] = torch.cuda.memory_allocated(device)
+                gc.collect()
+                peaks |= peak_memory_by_phase({phase: fn}, device)
+                hosts[phase] = host_ms(fn, device, before=before)
+            samples[phase] = time_ms(
+                fn, device, before=before, launch_ms=hosts.get(phase), phase=phase, **budget
+            )
         call.out = None
+    if on_gpu:
+        facts["hold_ms"] = max(map(hold_ms, hosts.values()))
     if on_gpu and params.seq_len <= LAUNCH_BOUND:
         fn, before = phases["forward_backward"]
         facts["wall_ms"] = {"forward_backward": wall_ms(fn, device, before=before)}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from systems import accounting
+from systems.benchmark import round_options
 from systems.training.params import TransformerParams
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def run(params: Params) -> dict[str, Any]:
             parameters: number of parameters of the model.
             losses: losses of the warm-up steps, followed by the losses of the steps in which the
                 phases are timed separately.
-            relative_error: errors of the loss and the gradients, see `check_training`.
+            relative_error: errors of the loss and the gradients, see `check_training`. Missing in
+                later rounds of a block.
             first_step_ms: time of the first step in this process.
             building_and_measuring_seconds: time from the start of model construction to the end of
                 the last measurement.
@@ -118,6 +120,7 @@ def _empty_caches() -> Iterator[None]:
 def _measure(params: Params) -> dict[str, Any]:
     import torch
 
+    from systems.measure.windows import during
     from systems.training.gradient_check import check_training
     from systems.training.phases import by_phase, phases_of, steps_ms, timed_steps
     from systems.training.training import make_training
@@ -137,7 +140,10 @@ def _measure(params: Params) -> dict[str, Any]:
         samples["train_step"] = steps_ms(training, params.measure_steps)
     peaks = _peaks(phases, training)
     measured = time.perf_counter() - started
-    errors = check_training(training)
+    errors = {}
+    if round_options().check:
+        with during("check"):
+            errors["relative_error"] = check_training(training)
     moved = accounting.optimizer_step_bytes(params.model_size, params.precision)
     return {
         "samples_ms": samples,
@@ -148,7 +154,7 @@ def _measure(params: Params) -> dict[str, Any]:
         "facts": {
             "parameters": sum(p.numel() for p in training.model.parameters()),
             "losses": losses,
-            "relative_error": errors,
+            **errors,
             "first_step_ms": first_step,
             "building_and_measuring_seconds": measured,
         },

@@ -4,8 +4,12 @@
 time.perf_counter. On a GPU, it uses CUDA events and flushes the L2 cache before each call.
 
 Launch overhead depends on the load of the host. To exclude it, `time_ms` keeps the GPU busy while
-the host launches the kernels of a call, for at most 50 ms (MAX_HOLD_MS) per call. `host_ms`
-measures the launch overhead.
+the host launches the kernels of a call. This time is called hold. `host_ms` measures the launch
+overhead.
+
+The clock of a GPU depends on the share of time in which it computes, because power and temperature
+follow this share with a delay. The warm-up therefore has the same holds as the measurement, and the
+hold is the same for all functions whose launch overhead is short.
 """
 
 from __future__ import annotations
@@ -16,10 +20,16 @@ from collections.abc import Callable
 
 import torch
 
+from systems.benchmark import round_options
+from systems.measure.windows import window
+
 MIN_SAMPLES, MAX_SAMPLES = 10, 100  # minimum and maximum number of timed calls
 MAX_WARMUP = 1000  # maximum number of warm-up calls
-HOLD = 3.0  # time for which the GPU is kept busy before a call, relative to the launch time
-MAX_HOLD_MS = 50.0  # maximum time for which the GPU is kept busy before a call, in milliseconds
+# Minimum duration of the warm-up on a GPU with holds, in milliseconds. Clock and power settle
+# within about 0.2 s after a change of the load.
+SETTLE_MS = 200.0
+HOLD = 3.0  # hold relative to the launch time
+MIN_HOLD_MS, MAX_HOLD_MS = 1.0, 50.0  # minimum and maximum hold, in milliseconds
 CYCLES_PER_MS = 2_000_000  # at a clock rate of 2 GHz; a slower GPU is kept busy longer
 Thunk = Callable[[], object]
 
@@ -31,6 +41,8 @@ def time_ms(
     before: Thunk | None = None,
     warmup_ms: float = 25.0,
     measure_ms: float = 100.0,
+    launch_ms: float | None = None,
+    phase: str | None = None,
 ) -> list[float]:
     """Call a function repeatedly, and return the duration of each call in milliseconds.
 
@@ -42,15 +54,33 @@ def time_ms(
         warmup_ms: total time of the warm-up calls, in milliseconds. At least two calls are made.
         measure_ms: total time of the timed calls, in milliseconds. At least 10 and at most 100
             calls are made.
+        launch_ms: result of `host_ms` for the same function. None: measure it.
+        phase: name under which the window of the timed calls is noted, see `windows`.
     """
     if device.type != "cuda":
         _cpu_samples(fn, before, warmup_ms, 2, MAX_WARMUP)
-        return _cpu_samples(fn, before, measure_ms, MIN_SAMPLES, MAX_SAMPLES)
-    sample = _cuda_sampler(fn, before, device, host_ms(fn, device, before=before))
+        with window(phase):
+            return _cpu_samples(fn, before, measure_ms, MIN_SAMPLES, MAX_SAMPLES)
+    hold = hold_ms(host_ms(fn, device, before=before) if launch_ms is None else launch_ms)
+    sample = _cuda_sampler(fn, before, device, hold)
     estimate = max(min(sample(2)), 1e-3)
-    sample(max(1, min(int(warmup_ms / estimate), MAX_WARMUP)))
-    samples = sample(max(MIN_SAMPLES, min(int(measure_ms / estimate), MAX_SAMPLES)))
+    warmup = max(warmup_ms / estimate, SETTLE_MS / (estimate + hold))
+    sample(max(1, min(int(warmup), MAX_WARMUP)))
+    with window(phase):
+        # The first call starts from an idle GPU, unlike the others.
+        samples = sample(1 + max(MIN_SAMPLES, min(int(measure_ms / estimate), MAX_SAMPLES)))[1:]
     return [round(ms, 6) for ms in samples]
+
+
+def hold_ms(launch_ms: float) -> float:
+    """Return the time for which the GPU is kept busy before each timed call, in milliseconds.
+
+    In a block of runs that are compared, it is the largest of all runs, see `round_options`.
+
+    Args:
+        launch_ms: time that the call takes on the host, see `host_ms`.
+    """
+    return min(max(HOLD * launch_ms, MIN_HOLD_MS, round_options().hold_ms), MAX_HOLD_MS)
 
 
 def _cpu_samples(
@@ -137,9 +167,9 @@ def synchronize(device: torch.device) -> None:
 
 
 def _cuda_sampler(
-    fn: Thunk, before: Thunk | None, device: torch.device, launch_ms: float
+    fn: Thunk, before: Thunk | None, device: torch.device, hold: float
 ) -> Callable[[int], list[float]]:
-    cycles = int(min(HOLD * launch_ms, MAX_HOLD_MS) * CYCLES_PER_MS)
+    cycles = int(hold * CYCLES_PER_MS)
     # Writing four times the size of the L2 cache evicts the data of the previous call.
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     flush = torch.empty(4 * max(l2_bytes, 1 << 24), dtype=torch.int8, device=device)

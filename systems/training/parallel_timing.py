@@ -17,6 +17,7 @@ from systems.benchmark import artifacts_folder
 from systems.measure.communication_timeline import STEP, StepTimeline, draw_steps, read_steps
 from systems.measure.ranks import barrier
 from systems.measure.timing import synchronize
+from systems.measure.windows import during, window
 from systems.training.parallel_params import ParallelParams
 from systems.training.parallel_training import ParallelTraining
 from systems.training.profiling import step_profiler
@@ -50,10 +51,11 @@ def alternating_rounds(
     for _ in range(rounds):
         for name, training in trainings.items():
             barrier(training.device)
-            start = time.perf_counter()
-            for _ in range(steps):
-                training.step()
-            synchronize(training.device)
+            with during(name), window(name):
+                start = time.perf_counter()
+                for _ in range(steps):
+                    training.step()
+                synchronize(training.device)
             samples[name].append(round((time.perf_counter() - start) * 1e3 / steps, 6))
     return samples
 

@@ -12,6 +12,7 @@ import torch
 
 from systems.accounting import Phase
 from systems.measure.timing import clock_ms
+from systems.measure.windows import during, window
 from systems.training.training import Training
 
 Phases = dict[str, Callable[[], None]]
@@ -47,7 +48,10 @@ def timed_steps(training: Training, phases: Phases, count: int) -> Iterator[dict
         the step are already freed.
     """
     for _ in range(count):
-        times = {name: clock_ms(fn, training.device) for name, fn in phases.items()}
+        times = {}
+        for name, fn in phases.items():
+            with during(name):
+                times[name] = clock_ms(fn, training.device)
         training.zero_grad()
         yield times
 
@@ -75,6 +79,11 @@ def steps_ms(training: Training, count: int) -> list[float]:
     On a GPU, the host does not wait for the GPU between steps. The time of a step is then measured
     from the end of the previous step.
     """
+    with during("train_step"), window("train_step"):
+        return _steps_ms(training, count)
+
+
+def _steps_ms(training: Training, count: int) -> list[float]:
     if training.device.type != "cuda":
         return [clock_ms(training.step, training.device) for _ in range(count)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]

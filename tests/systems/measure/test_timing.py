@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 import torch
 
+from systems.measure import windows
+from systems.measure.sustained import sustained_ms
 from systems.measure.timing import (
+    HOLD,
+    MAX_HOLD_MS,
     MAX_SAMPLES,
+    MIN_HOLD_MS,
     MIN_SAMPLES,
+    hold_ms,
     host_ms,
     time_ms,
 )
+from systems.measure.windows import during
 
 CPU = torch.device("cpu")
 
@@ -30,6 +38,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(time, "perf_counter", lambda: made.now)
+    monkeypatch.setattr(time, "monotonic", lambda: made.now)
     return made
 
 
@@ -60,6 +69,43 @@ def test_warm_up_is_not_kept(clock):
     assert samples == pytest.approx([0.5] * MIN_SAMPLES)
 
 
+def test_the_window_of_a_phase_contains_only_the_kept_calls():
+    windows.forget()
+    calls: list[float] = []
+    samples = time_ms(lambda: calls.append(time.monotonic()), CPU, measure_ms=1, phase="forward")
+    ((start, end),) = windows.windows()["forward"]
+    assert sum(start <= at <= end for at in calls) == len(samples) < len(calls)
+
+
+def test_hold_is_common_to_short_launches_and_the_largest_of_a_block(monkeypatch):
+    monkeypatch.delenv("RUN_ROUND", raising=False)
+    assert hold_ms(0.01) == hold_ms(MIN_HOLD_MS / HOLD) == MIN_HOLD_MS
+    assert hold_ms(2.0) == 2 * HOLD
+    assert hold_ms(1e6) == MAX_HOLD_MS
+    monkeypatch.setenv("RUN_ROUND", json.dumps({"check": False, "hold_ms": 7.5}))
+    assert hold_ms(0.01) == 7.5 and hold_ms(3.0) == 3 * HOLD
+
+
+def test_sustained_samples_are_means_of_calls_after_a_warm_up(clock):
+    """The fake clock advances only in the calls, so their number is known."""
+    calls: list[int] = []
+
+    def call() -> None:
+        calls.append(1)
+        clock.pass_ms(10)
+
+    samples, kept = sustained_ms(call, CPU, 2.0, before=lambda: clock.pass_ms(1), phase="x")
+    assert samples == pytest.approx([10.0] * len(samples))
+    assert len(samples) >= 2000 // 110 and kept == 10 * len(samples) < len(calls)
+
+
+def test_an_exception_is_told_with_the_innermost_phase():
+    windows.forget()
+    with pytest.raises(MemoryError), during("backward"), during("forward"):
+        raise MemoryError
+    assert windows.failed_phase() == "forward"
+
+
 @pytest.mark.gpu
 def test_gpu_time_is_without_the_launches_and_host_time_is_the_launches():
     device = torch.device("cuda")
@@ -73,3 +119,26 @@ def test_gpu_time_is_without_the_launches_and_host_time_is_the_launches():
     samples = time_ms(launch_many, device)
     assert host_ms(launch_many, device) > 2
     assert sorted(samples)[len(samples) // 2] < 0.5
+
+
+@pytest.mark.gpu
+def test_the_first_call_after_an_idle_gpu_is_not_kept():
+    """The time of a short kernel does not depend on its place among the samples."""
+    device = torch.device("cuda")
+    x = torch.zeros(1 << 20, device=device)
+    firsts, medians = [], []
+    for _ in range(10):
+        samples = time_ms(lambda: x.add_(1), device)
+        firsts.append(samples[0])
+        medians.append(sorted(samples)[len(samples) // 2])
+    assert sorted(firsts)[5] < 1.1 * sorted(medians)[5]
+
+
+@pytest.mark.gpu
+def test_sustained_time_is_near_that_of_a_call():
+    device = torch.device("cuda")
+    x = torch.randn(2048, 2048, device=device)
+    samples, calls = sustained_ms(lambda: x @ x, device, 0.5)
+    once = sorted(time_ms(lambda: x @ x, device))
+    assert calls >= len(samples) > 2
+    assert 0.5 < sorted(samples)[len(samples) // 2] / once[len(once) // 2] < 2

@@ -1,0 +1,126 @@
+"""Samples the state of the GPUs while a run is measured: clocks, power, temperature, throttling.
+
+A thread of the worker asks NVML at fixed intervals. The process of the run is thus not disturbed.
+The run notes when it measures which phase (`systems.measure.windows`). Both use the monotonic clock
+of the host.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.provenance import GpuReading, read_gpus
+
+INTERVAL_S = 0.04  # NVML updates power and clocks about every 20 to 100 ms
+MAX_SAMPLES = 200_000  # about 2 hours; later samples are dropped
+Windows = Mapping[str, Iterable[tuple[float, float]]]  # start and end of windows, by phase
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at: float  # on the monotonic clock, in seconds
+    gpus: list[GpuReading]
+
+
+class ConditionSampler:
+    """Samples the state of some GPUs in the `with` block.
+
+    Args:
+        gpus: indices or UUIDs of the GPUs. Without GPUs or NVML, nothing is sampled.
+    """
+
+    def __init__(self, gpus: list[str]):
+        self._gpus = gpus
+        self._samples: list[_Sample] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> ConditionSampler:
+        if self._gpus and read_gpus(self._gpus):
+            self._thread = threading.Thread(target=self._sample, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(INTERVAL_S) and len(self._samples) < MAX_SAMPLES:
+            self._samples.append(_Sample(time.monotonic(), read_gpus(self._gpus)))
+
+    def by_phase(self, windows: Windows) -> dict[str, dict[str, Any]]:
+        """Return the conditions of each phase, see `summary`. Phases without a sample are left out.
+
+        A window may be shorter than the interval. It then has the sample that is nearest to it, if
+        that is at most one interval away.
+        """
+        found = {}
+        for phase, spans in windows.items():
+            spans = list(spans)
+            inside = [s for s in self._samples if any(a <= s.at <= b for a, b in spans)]
+            inside = inside or self._nearest(spans)
+            if inside:
+                found[phase] = summary([(s.at, s.gpus) for s in inside], spans)
+        return found
+
+    def _nearest(self, spans: list[tuple[float, float]]) -> list[_Sample]:
+        def distance(sample: _Sample) -> float:
+            return min(max(a - sample.at, sample.at - b) for a, b in spans)
+
+        near = min(self._samples, key=distance, default=None)
+        return [near] if near is not None and distance(near) <= 2 * INTERVAL_S else []
+
+
+def summary(
+    samples: list[tuple[float, list[GpuReading]]], spans: list[tuple[float, float]]
+) -> dict[str, Any]:
+    """Summarize the samples of one phase over all GPUs.
+
+    Args:
+        samples: time on the monotonic clock, and the readings of all GPUs.
+        spans: windows of the phase.
+
+    Returns:
+        samples: number of samples.
+        sm_clock_mhz, memory_clock_mhz, power_w, temperature_c: minimum, median and maximum over
+            samples and GPUs. Left out if NVML does not report them.
+        throttle: share of the samples in which a reason slowed down a GPU, by reason. Empty if the
+            GPUs were not slowed down.
+        energy_j: energy of all GPUs in the windows: their mean power between the first and the last
+            sample, from NVML's energy counter, times the duration. Left out if it is unknown.
+    """
+    readings = [reading for _, gpus in samples for reading in gpus]
+    found: dict[str, Any] = {"samples": len(samples)}
+    for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
+        values = [value for r in readings if (value := getattr(r, name)) is not None]
+        if values:
+            found[name] = [min(values), statistics.median(values), max(values)]
+    reasons = [frozenset().union(*(reading.throttle for reading in gpus)) for _, gpus in samples]
+    named = sorted(frozenset().union(*reasons))
+    found["throttle"] = {
+        name: round(sum(name in each for each in reasons) / len(reasons), 4) for name in named
+    }
+    energy = _energy_j(samples, spans)
+    return found if energy is None else found | {"energy_j": energy}
+
+
+def _energy_j(
+    samples: list[tuple[float, list[GpuReading]]], spans: list[tuple[float, float]]
+) -> float | None:
+    """Return the energy of all GPUs in the windows, in joules. None if it cannot be told."""
+    (first, before), (last, after) = samples[0], samples[-1]
+    pairs = [(a.energy_j, b.energy_j) for a, b in zip(before, after, strict=False)]
+    if len(spans) != 1 or last <= first or not pairs:
+        return None  # the counter also counts between the windows
+    used = [b - a for a, b in pairs if a is not None and b is not None]
+    if len(used) < len(pairs):
+        return None
+    start, end = spans[0]
+    return round(sum(used) / (last - first) * (end - start), 3)

@@ -1,0 +1,113 @@
+"""Conditions of a measurement: state of the GPUs by phase."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs.provenance import GpuReading, visible_gpus
+from jobs.results.rounds import throttled
+from jobs.worker.conditions import INTERVAL_S, ConditionSampler, summary
+from tests.jobs.harness import only_record, records, run
+from tests.jobs.results_folder import ok, record
+from tests.jobs.results_folder import run as toy_run
+
+
+def reading(power_w: float, energy_j: float | None = None, *throttle: str) -> GpuReading:
+    return GpuReading(1980, 3201, power_w, 50, energy_j, frozenset(throttle))
+
+
+def test_summary_has_the_range_over_samples_and_gpus() -> None:
+    samples = [
+        (0.0, [reading(100, 10), reading(300, 20)]),
+        (1.0, [reading(200, 160, "sw_power_cap"), reading(700, 470)]),
+    ]
+    found = summary(samples, [(0.0, 2.0)])
+    assert found["power_w"] == [100, 250, 700]
+    assert found["sm_clock_mhz"] == [1980, 1980, 1980]
+    assert found["throttle"] == {"sw_power_cap": 0.5}
+    assert found["energy_j"] == 2 * (150 + 450)  # 600 W for 2 s
+    assert found["samples"] == 2
+
+
+def test_energy_needs_one_window_and_a_counter() -> None:
+    samples = [(0.0, [reading(100, 1)]), (1.0, [reading(100, 2)])]
+    assert "energy_j" not in summary(samples, [(0.0, 0.5), (0.7, 1.0)])
+    assert "energy_j" not in summary(samples[:1], [(0.0, 1.0)])
+    assert "energy_j" not in summary([(0.0, [reading(1)]), (1.0, [reading(1)])], [(0.0, 1.0)])
+
+
+def test_only_heat_and_hardware_disturb_a_round() -> None:
+    def with_throttle(**reasons: float) -> bool:
+        conditions = {"forward": {"samples": 3, "throttle": reasons}}
+        return throttled(record(toy_run(0), ok(1.0)).model_copy(update={"conditions": conditions}))
+
+    assert not with_throttle()
+    assert not with_throttle(sw_power_cap=1.0)
+    assert with_throttle(hw_thermal_slowdown=0.1, sw_power_cap=1.0)
+    assert not throttled(record(toy_run(0), ok(1.0)))
+
+
+def test_without_gpus_nothing_is_sampled() -> None:
+    with ConditionSampler([]) as sampler:
+        pass
+    assert sampler.by_phase({"forward": [(0.0, 1.0)]}) == {}
+
+
+def test_a_failure_names_the_phase_that_failed(tmp_path: Path) -> None:
+    """An attention function outside this project raises in backward."""
+    code = (
+        "import torch\n"
+        "class Mine(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, q, k, v, is_causal):\n"
+        "        ctx.save_for_backward(q)\n"
+        "        return q + k + v\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, dout):\n"
+        "        raise MemoryError('too large')\n"
+    )
+    (tmp_path / "mine.py").write_text(code)
+    (tmp_path / "sweep.yaml").write_text(
+        f"{{name: mine, benchmark: attention, fixed: {{implementation: '{tmp_path}/mine.py:Mine', "
+        "seq_len: 16, head_dim: 16, dtype: fp32}, resources: {gpus_per_node: 0}}"
+    )
+    assert run("jobs.submit", tmp_path / "sweep.yaml", "--local", "--out", tmp_path / "out").stdout
+    failure = only_record(tmp_path / "out").failure
+    assert failure is not None and failure.phase == "backward"
+    tables = run("aggregate", tmp_path / "out").stdout
+    assert "OOM in backward (host)" in tables
+
+
+@pytest.mark.gpu
+def test_conditions_of_a_real_run(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(
+        "{name: real, benchmark: attention, fixed: {implementation: sdpa_flash, seq_len: 4096, "
+        "head_dim: 64, num_heads: 16}, resources: {gpus_per_node: 1}}"
+    )
+    done = run("jobs.submit", tmp_path / "sweep.yaml", "--local", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stdout
+    (found,) = records(tmp_path / "out")
+    assert found.conditions.keys() >= {"forward", "backward", "forward_backward"}
+    for phase in found.conditions.values():
+        low, middle, high = phase["sm_clock_mhz"]
+        assert 0 < low <= middle <= high
+        assert phase["samples"] >= 1 and "throttle" in phase
+
+
+@pytest.mark.gpu
+def test_energy_of_a_real_window() -> None:
+    import torch
+
+    x = torch.randn(4096, 4096, device="cuda")
+    with ConditionSampler(visible_gpus()[:1]) as sampler:
+        start = time.monotonic()
+        while time.monotonic() < start + 20 * INTERVAL_S:
+            (x @ x).sum().item()
+        end = time.monotonic()
+    (phase,) = sampler.by_phase({"matmul": [(start, end)]}).values()
+    assert phase["samples"] >= 5
+    mean_w = phase["energy_j"] / (end - start)
+    assert 0.3 * phase["power_w"][0] < mean_w < 3 * phase["power_w"][2]
