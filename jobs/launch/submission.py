@@ -16,10 +16,11 @@ from rich.console import Console
 
 from jobs import provenance
 from jobs.code.state import project_state
+from jobs.formatting import counted
 from jobs.launch import snapshot
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import Slots, local_slots, pack, too_short
-from jobs.launch.resume import Task, changed_code, split_done, tasks_of
+from jobs.launch.resume import Task, split_done, tasks_of
 from jobs.launch.submission_lock import SubmissionLock
 from jobs.processes import command_line
 from jobs.results.heartbeat import RunsHere
@@ -34,6 +35,7 @@ from jobs.results.manifest import (
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.results.run_states import observe
+from jobs.results.stale import Staleness, without_hash
 from jobs.results.unwritable import ResultsUnwritable, message
 from jobs.run import Run
 from jobs.sweep.benchmarks import load_benchmarks
@@ -53,6 +55,7 @@ class Options:
     parallel: int | None = None  # maximum number of jobs at the same time; local executor only
     snapshot: bool = False  # whether the jobs run from a copy of the code
     save_untracked: bool = False  # whether diffs contain small untracked files
+    keep_stale: bool = False  # whether results of older code count as done
     only: frozenset[tuple[str, int]] | None = None  # (run id, repeat) to execute; None: all
     leave_out: frozenset[tuple[str, int]] = frozenset()  # (run id, repeat) not to execute
 
@@ -107,9 +110,14 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         if not options.force:
             in_flight = [task for task in tasks if (task[0].id, task[1]) in live]
     same_device = _same_device(options.executor, loaded, records, earlier)
-    todo, done = split_done(tasks, records, same_device, options.retry_failed, options.force)
-    outcome = {(r.run, r.repeat): r for r in records if r.status != "ok"}
-    outcome |= {(r.run, r.repeat): r for r in records if r.status == "ok"}
+    staleness = Staleness(expansion.runs)
+    stale = [record for record in records if staleness.is_stale(record)]
+    counting = records
+    if stale and not options.keep_stale:
+        counting = [record for record in records if not staleness.is_stale(record)]
+    todo, done = split_done(tasks, counting, same_device, options.retry_failed, options.force)
+    outcome = {(r.run, r.repeat): r for r in counting if r.status != "ok"}
+    outcome |= {(r.run, r.repeat): r for r in counting if r.status == "ok"}
     before = [outcome[run.id, repeat] for run, repeat in done]
     flying = {(run.id, repeat) for run, repeat in in_flight}
     todo = [task for task in todo if (task[0].id, task[1]) not in flying | options.leave_out]
@@ -129,8 +137,9 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         provenance={},
         force=options.force,
         save_untracked=options.save_untracked,
+        keep_stale=options.keep_stale,
     )
-    notes = [*map(str, bad_lines), *changed_code(before)]
+    notes = [*map(str, bad_lines), *_stale_notes(stale, todo, done, options)]
     notes += too_short(manifest.jobs, manifest.runs)
     if options.snapshot:
         wanted = {run.id: run for run, _ in todo}
@@ -138,6 +147,30 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     is_new = bool(todo) or _is_new(manifest, earlier)
     failed = failed_records(before)
     return Prepared(manifest, expansion, done, failed, in_flight, is_new, notes)
+
+
+def _stale_notes(
+    stale: list[Record], todo: list[Task], done: list[Task], options: Options
+) -> list[str]:
+    """Return a note on the results of older code, if there are any.
+
+    Args:
+        stale: the records of older code.
+        todo: the tasks to execute.
+        done: the tasks that are skipped because they are done.
+        options: options of the submission.
+    """
+    # A later record of the same task comes later in the list.
+    latest = {(record.run, record.repeat): record for record in stale if record.status == "ok"}
+    tasks = done if options.keep_stale else todo
+    found = [latest[run.id, repeat] for run, repeat in tasks if (run.id, repeat) in latest]
+    if not found or options.force:
+        return []
+    count, which = counted(len(found), "result"), without_hash(found)
+    them = "it" if len(found) == 1 else "them"
+    if options.keep_stale:
+        return [f"{count} of older code{which} kept"]
+    return [f"{count} of older code{which} measured again; --keep-stale keeps {them}"]
 
 
 def _is_new(manifest: Manifest, earlier: dict[str, Manifest]) -> bool:

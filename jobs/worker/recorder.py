@@ -62,6 +62,7 @@ class Attempt:
     code: dict[str, Any]  # states of the code when the attempt began, as in the record
     started_at: float  # start of the attempt, in seconds since the epoch
     clock: float  # start on the monotonic clock, in seconds; used for durations
+    source_hash: str | None = None  # hash of the sources when the attempt began; None: unknown
 
     def as_state(self) -> RunningAttempt:
         return RunningAttempt(
@@ -114,9 +115,10 @@ class Recorder:
         log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
         code = self.code.environment(run)
+        sources = self.code.source_hash(run)
         before = provenance.gpu_states(self._gpus)
         now, clock = time.time(), time.monotonic()
-        return Attempt(run, repeat, number, log, artifacts, before, code, now, clock)
+        return Attempt(run, repeat, number, log, artifacts, before, code, now, clock, sources)
 
     def write(self, attempt: Attempt, outcome: Outcome) -> Record:
         """Write the record of one attempt to execute a run, and print a summary line.
@@ -185,11 +187,20 @@ class Recorder:
             environment=self._environment | attempt.code | {"loaded": outcome.versions},
             gpus=[_around(*states) for states in zip(attempt.before, after, strict=False)],
             slurm=self._slurm,
+            source_hash=self._unchanged_hash(attempt),
             log=str(attempt.log.relative_to(folder)) if attempt.log.exists() else None,
             artifacts=(
                 str(attempt.artifacts.relative_to(folder)) if _holds(attempt.artifacts) else None
             ),
         )
+
+    def _unchanged_hash(self, attempt: Attempt) -> str | None:
+        """Return the hash of the sources of an attempt. None if they changed during the attempt.
+
+        A benchmark imports modules while it runs.
+        """
+        now = self.code.source_hash(attempt.run)
+        return now if now == attempt.source_hash else None
 
 
 def _holds(folder: Path) -> bool:

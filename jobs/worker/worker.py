@@ -175,7 +175,8 @@ class Worker:
 
         A repeat is skipped if this submission has already recorded it, unless it was preempted or
         cancelled. Without `--force`, a repeat is also skipped if the results folder has a record of
-        it with status ok from the same kind of device.
+        it with status ok from the same kind of device and, without `--keep-stale`, from the same
+        sources.
         """
         self.records += self.tail.new()
         for record in self.records:
@@ -188,6 +189,7 @@ class Worker:
                 record.status is Status.ok
                 and record.device == self.recorder.device
                 and not self.manifest.force
+                and (self.manifest.keep_stale or not self.recorder.code.is_stale(record))
             ):
                 return True
         return False
