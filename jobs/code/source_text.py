@@ -58,7 +58,7 @@ def counted_text(text: str, tree: ast.Module) -> str:
             position = end
     kept.append(text[position:])
     counted = (line.rstrip() for line in "".join(kept).split("\n"))
-    return "\n".join(line for line in counted if line)
+    return "\n".join(line for line in counted if line).replace(_BREAK, "\n")
 
 
 def _docstrings(tree: ast.Module, lines: list[str], starts: list[int]) -> Iterator[Edit]:
