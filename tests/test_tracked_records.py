@@ -114,7 +114,7 @@ def hashes_at(commit: str, folder: Path, target: Path) -> dict[str, str]:
         capture_output=True,
         text=True,
     ).stdout.splitlines()
-    return {run: found for run, found in (line.split() for line in lines)}
+    return {line.split()[0]: line.split()[1] for line in lines}
 
 
 def test_source_hashes_are_those_of_the_commits(tmp_path: Path) -> None:
