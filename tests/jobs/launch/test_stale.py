@@ -52,7 +52,11 @@ def test_a_worker_skips_what_another_submission_measured(tmp_path: Path, keep_st
     write_manifest(waiting)
 
     def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
-        own = {1: {}, 2: {"source_hash": "0" * 16}, 3: {"source_hash": None}}
+        own: dict[int, dict[str, Any]] = {
+            1: {},
+            2: {"source_hash": "0" * 16},
+            3: {"source_hash": None},
+        }
         return ok(1.0) | own[params["size"]] if params["size"] in own else None
 
     folder.submit(loaded, outcome, device=provenance.cpu_device())

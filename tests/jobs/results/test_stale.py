@@ -20,7 +20,11 @@ def folder(tmp_path: Path) -> Path:
     """A results folder with four runs: of older code, without a hash, of this code, missing."""
 
     def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
-        own = {1: {"source_hash": "0" * 16}, 2: {"source_hash": None}, 3: {}}
+        own: dict[int, dict[str, Any]] = {
+            1: {"source_hash": "0" * 16},
+            2: {"source_hash": None},
+            3: {},
+        }
         return ok(1.0) | own[params["size"]] if params["size"] in own else None
 
     loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4]}\n")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,8 +126,13 @@ def test_the_modules_that_a_benchmark_leaves_out_exist(name: str) -> None:
     choices = {field: benchmark.choices(field) for field in ("implementation", "attention")}
     for field, names in choices.items():
         for value in names:
-            defaults = {"attention": "naive", "optimizer": "torch", "strategy": "", "beside": None}
-            params = benchmark.params.model_construct(**{**defaults, field: value})
+            values: dict[str, Any] = {
+                "attention": "naive",
+                "optimizer": "torch",
+                "strategy": "",
+                "beside": None,
+            }
+            params = benchmark.params.model_construct(**(values | {field: value}))
             found = benchmark.sources(params)
             assert isinstance(found, Sources)
             modules = (*found.modules, *found.left_out)
