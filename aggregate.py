@@ -33,6 +33,7 @@ from jobs.report.results import Result, list_results
 from jobs.report.texts.templates import StudyTexts
 from jobs.report.views import plots_of, tables_of
 from jobs.results.run_states import Observation, observe
+from jobs.results.stale import with_stale
 from jobs.results.unreadable import UnreadableResults
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.load import load_sweep
@@ -111,7 +112,7 @@ def tables(
     """Print the tables of a results folder. Failed and missing runs are shown with their status."""
     if plot is not None and (file := not_a_folder(plot)):
         _fail(f"--plot must be a folder, got the file {str(file)!r}")
-    observation = _observe(folder)
+    observation = with_stale(_observe(folder))
     sweep = observation.manifests[-1].sweep if sweep_file is None else _load(sweep_file)
     results = list_results(observation)
     texts = None if text is None else _read_texts(text, sweep)

@@ -1,4 +1,4 @@
-"""Commands for submitted sweeps: `python -m jobs status|logs|cancel|retry|replay|check|carry`."""
+"""Commands for submitted sweeps: `python -m jobs status`, `logs`, `cancel`, `retry` and others."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jobs.commands.check import check
 from jobs.commands.logs import logs
 from jobs.commands.replay import replay
 from jobs.commands.retry import retry
+from jobs.commands.sources import sources
 from jobs.commands.status import status
 from jobs.commands.watch import WatchingCommand
 from systems.terminal import run_command
@@ -40,6 +41,7 @@ app.command(epilog="Example: python -m jobs logs 3fa2 --follow")(logs)
 app.command(epilog="Example: python -m jobs cancel logs/flash --where 'dtype == fp16'")(cancel)
 app.command(epilog="Example: python -m jobs retry logs/flash --where 'status == oom'")(retry)
 app.command(epilog="Example: python -m jobs replay 3fa2")(replay)
+app.command(epilog="Example: python -m jobs sources 3fa2 --in logs/flash")(sources)
 app.command(epilog="Example: python -m jobs carry && rsync -a --exclude .git ./ gpubox:sweeps/")(
     carry
 )

@@ -150,6 +150,14 @@ def submit(
             "in the results folder.",
         ),
     ] = False,
+    keep_stale: Annotated[
+        bool,
+        typer.Option(
+            "--keep-stale",
+            help="Skip also runs whose results are from older code. Without this option, they are "
+            "measured again. python -m jobs sources shows which files count.",
+        ),
+    ] = False,
     parallel: Annotated[
         int | None,
         typer.Option(
@@ -197,9 +205,9 @@ def submit(
 ) -> None:
     """Run a sweep: expand its file into runs, group them into jobs, and start the jobs.
 
-    A run is skipped if it has already succeeded or failed in the results folder, or if it is queued
-    or running. Repeat the same command to continue an interrupted sweep. Add --retry-failed to
-    repeat failed runs.
+    A run is skipped if it has already succeeded or failed in the results folder with the present
+    code, or if it is queued or running. Repeat the same command to continue an interrupted sweep.
+    Add --retry-failed to repeat failed runs.
 
     Exit code: 0 if the jobs were submitted to Slurm, or if every run ended as ok, oom or
     unsupported; 1 if a run failed, now or in an earlier submission; 2 if the input is invalid or
@@ -227,6 +235,7 @@ def submit(
             parallel,
             snapshot,
             save_untracked,
+            keep_stale,
             against=None if against is None else find(against),
         )
         if dry_run:

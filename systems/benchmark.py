@@ -12,6 +12,10 @@ A benchmark is one Python module, for example in systems/benchmarks. It defines:
     def predict(params) -> dict       Optional. Return predicted values by name. A table of results
                                       can have a column `predicted.NAME`. The function must not
                                       import torch.
+    def sources(params) -> Sources    Optional. Name the modules that a run with these parameters
+                                      uses, so that an edit of other modules does not make its
+                                      results stale. Without it, all modules count that the module
+                                      of the benchmark imports. The function must not import torch.
     PRELOAD = ("a.module",)           Optional, default ("torch",). A job imports these modules once
                                       for all of its runs, to save time. They must not initialize
                                       CUDA. Ranks that torchrun starts import them again.
@@ -57,6 +61,20 @@ class BenchmarkParams(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The modules of which the source counts for the results of a run.
+
+    The module of the benchmark and all modules that it imports count, except `left_out`. Code
+    outside this project that a parameter names counts with everything that it imports.
+    """
+
+    modules: tuple[str, ...] = ()  # dotted names of modules that count, too, with their imports
+    # Dotted names of modules and packages that the run does not use, although a module imports
+    # them. What only they import does not count either.
+    left_out: tuple[str, ...] = ()
 
 
 class Unsupported(Exception):

@@ -1,10 +1,15 @@
 """The reference results in logs/h200 stay readable, and their runs keep their ids.
 
-A resumed sweep finds its earlier records by these ids.
+A resumed sweep finds its earlier records by these ids. The source hash of a record is that of its
+commit.
 """
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
+import tarfile
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -24,6 +29,27 @@ FOLDERS = sorted(path for path in (ROOT / "logs" / "h200").iterdir() if path.is_
 # these records, but a sweep would measure their runs again. Version 4 of attention has the same
 # parameters and defaults as version 3, so the ids of version 3 can still be computed.
 OLDER = {("attention", 3): 64}
+# Folders with records that were made before records had a source hash. These count as older code.
+WITHOUT_SOURCE_HASH = {
+    "all_reduce",
+    "attention",
+    "checkpointing",
+    "compile",
+    "ddp",
+    "ddp_buckets",
+    "flash",
+    "flash_heads",
+    "flash_hopper",
+    "flash_leaderboard",
+    "fsdp",
+    "memory",
+    "mixed_precision",
+    "profile",
+    "sharded_optimizer",
+    "training_loss",
+    "transformer",
+    "warmup",
+}
 
 load = cache(load_benchmark)
 
@@ -60,3 +86,64 @@ def test_records_of_older_versions_are_known() -> None:
     )
     assert older == OLDER
     assert len(records) > 1000
+
+
+# ---- source hashes -------------------------------------------------------------------------------
+
+
+def git(*arguments: str) -> bytes:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True).stdout
+
+
+def hashes_at(commit: str, folder: Path, target: Path) -> dict[str, str]:
+    """Return the source hash of each run of a results folder, computed by the code of a commit.
+
+    Args:
+        commit: the commit.
+        folder: the results folder.
+        target: folder for the files of the commit. They are not written again if it exists.
+    """
+    if not target.exists():
+        archive = git("archive", "--format=tar", commit, "jobs", "systems")
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(target, filter="data")
+    lines = subprocess.run(
+        [sys.executable, "-m", "jobs", "sources", "--in", str(folder)],
+        cwd=target,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    return {line.split()[0]: line.split()[1] for line in lines}
+
+
+def test_source_hashes_are_those_of_the_commits(tmp_path: Path) -> None:
+    """Someone who checks out the commit of a record has the code that was measured."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs the git repository of this project")
+    without = set()
+    for folder in FOLDERS:
+        at: dict[str, list[Record]] = {}
+        for record in read_records(folder)[0]:
+            if record.source_hash is None:
+                without.add(folder.name)
+            else:
+                state = record.environment["git"]
+                assert state["dirty"] is False, f"{record.run} of {folder} has no commit"
+                at.setdefault(state["commit"], []).append(record)
+        for commit, records in at.items():
+            found = hashes_at(commit, folder, tmp_path / commit)
+            assert [(r.run, r.source_hash) for r in records] == [
+                (r.run, found[r.run]) for r in records
+            ]
+    assert without == WITHOUT_SOURCE_HASH
+
+
+def test_the_code_of_a_commit_computes_source_hashes(tmp_path: Path) -> None:
+    """The check above works for the newest commit, whose records do not exist yet."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs the git repository of this project")
+    folder = FOLDERS[0]
+    found = hashes_at("HEAD", folder, tmp_path / "head")
+    assert found.keys() >= {record.run for record in read_records(folder)[0]}
+    assert "unknown" not in found.values()

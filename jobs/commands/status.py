@@ -20,6 +20,7 @@ from jobs.commands.where import Where, matching
 from jobs.formatting import counted
 from jobs.results.run_states import Observation, TaskState, summary
 from jobs.results.slurm_ids import compact_ids
+from jobs.results.stale import with_stale
 from jobs.status import Status
 
 SHOWN_RUNS = 30
@@ -58,8 +59,8 @@ def status(
     Prints the number of runs in each state: queued, running, missing, or the status with which a
     run ended (ok, oom, timeout, error, wrong, unsupported, killed, preempted, cancelled). Then it
     lists the runs that are neither ok nor queued, with the reason, or with --where all runs that
-    satisfy the condition. For submissions to Slurm, it
-    prints the ids of the jobs.
+    satisfy the condition. Results of older code, see python -m jobs sources, are counted in a note
+    and marked in the list. For submissions to Slurm, it prints the ids of the jobs.
 
     Exit code: 0 if no run failed, 1 if a run failed or is missing. The states ok, oom, unsupported,
     queued and running are not failures.
@@ -70,7 +71,7 @@ def status(
         nonlocal folder, tasks
         seen = observed(folder, shows_bad_lines=True)
         folder = seen.folder  # another submission may become the last one while this command runs
-        chosen = matching(seen, where)
+        chosen = with_stale(matching(seen, where))
         tasks = chosen.tasks
         text = (
             json.dumps(summary(chosen)) + "\n"
@@ -155,7 +156,8 @@ def _show_runs(seen: Observation, all_runs: bool) -> None:
             continue
         shown += 1
         repeat = f" repeat={task.repeat}" if seen.manifests[-1].sweep.repeats > 1 else ""
-        text = f"  {task.status:11} {task.run.id}  {label(task.run)}{repeat}  {why}"
+        older = "  older code" if task.key in seen.stale else ""
+        text = f"  {task.status:11} {task.run.id}  {label(task.run)}{repeat}{older}  {why}"
         console.print(text.rstrip(), highlight=False, soft_wrap=True)
     for status, count in left.items():
         console.print(f"  {status:11} … and {count} more; --json lists all", highlight=False)

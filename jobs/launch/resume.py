@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 
 from jobs.block import Block
-from jobs.code.carried_state import file_hash
-from jobs.code.measured_files import find, source
 from jobs.results.record import Record
 from jobs.results.rounds import complete_rounds, throttled
 from jobs.run import Run
@@ -143,29 +139,3 @@ def _keeps_crashing(attempts: list[Record]) -> bool:
     """
     latest = [record.failure.type if record.failure else "" for record in attempts[-MAX_CRASHES:]]
     return len(latest) == MAX_CRASHES and all(cause in CRASHES for cause in latest)
-
-
-def changed_code(records: Iterable[Record]) -> list[str]:
-    """Return a note for each file outside this project that changed since it was measured.
-
-    Args:
-        records: records of the runs that are skipped because they have results.
-    """
-
-    @cache
-    def hash_now(name: str) -> str | None:
-        path = find(name)
-        return file_hash(path.resolve()) if path is not None else None
-
-    changed: Counter[str] = Counter()
-    for record in records:
-        for entry in record.environment.get("code") or ():
-            name, before = entry.get("name"), entry.get("sha256")
-            if name and before and hash_now(name) not in (before, None):
-                changed[source(name)] += 1
-    return [
-        f"{name} has changed since {count} of the skipped runs {verb} measured; "
-        f"--force measures {them} again"
-        for name, count in changed.items()
-        for verb, them in [("was", "it") if count == 1 else ("were", "them")]
-    ]

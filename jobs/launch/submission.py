@@ -18,11 +18,12 @@ from jobs import provenance
 from jobs.block import Block, TaskKey
 from jobs.code.state import project_state
 from jobs.errors import InputError, Problem
+from jobs.formatting import counted
 from jobs.launch import snapshot
 from jobs.launch.against import OtherCode, require_benchmarks, with_other_code
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import Slots, local_slots, pack, too_short
-from jobs.launch.resume import Task, changed_code, split_done, split_rounds, tasks_of
+from jobs.launch.resume import Task, split_done, split_rounds, tasks_of
 from jobs.launch.submission_lock import SubmissionLock
 from jobs.processes import command_line
 from jobs.results.heartbeat import RunsHere
@@ -37,6 +38,7 @@ from jobs.results.manifest import (
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.results.run_states import observe
+from jobs.results.stale import Staleness, without_hash
 from jobs.results.unwritable import ResultsUnwritable, message
 from jobs.run import Run
 from jobs.sweep.benchmarks import load_benchmarks
@@ -57,6 +59,7 @@ class Options:
     parallel: int | None = None  # maximum number of jobs at the same time; local executor only
     snapshot: bool = False  # whether the jobs run from a copy of the code
     save_untracked: bool = False  # whether diffs contain small untracked files
+    keep_stale: bool = False  # whether results of older code count as done
     only: frozenset[tuple[str, int]] | None = None  # (run id, repeat) to execute; None: all
     leave_out: frozenset[tuple[str, int]] = frozenset()  # (run id, repeat) not to execute
     against: OtherCode | None = None  # other checkout with which the runs are compared
@@ -117,9 +120,14 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         if not options.force:
             live = {t.key for t in observation.tasks if t.status.is_live}
     same_device = _same_device(options.executor, loaded, records, earlier)
-    todo, done, in_flight = _split(expansion, loaded.sweep, records, live, same_device, options)
-    outcome = {(r.run, r.repeat): r for r in records if r.status != "ok"}
-    outcome |= {(r.run, r.repeat): r for r in records if r.status == "ok"}
+    staleness = Staleness(expansion.runs)
+    stale = [record for record in records if staleness.is_stale(record)]
+    counting = records
+    if stale and not options.keep_stale:
+        counting = [record for record in records if not staleness.is_stale(record)]
+    todo, done, in_flight = _split(expansion, loaded.sweep, counting, live, same_device, options)
+    outcome = {(r.run, r.repeat): r for r in counting if r.status != "ok"}
+    outcome |= {(r.run, r.repeat): r for r in counting if r.status == "ok"}
     before = [outcome[run.id, repeat] for run, repeat in done]
     manifest = Manifest(
         folder=folder,
@@ -137,8 +145,9 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         save_untracked=options.save_untracked,
         blocks=expansion.blocks,
         checkouts={other.name: other.planned(folder)} if other is not None else {},
+        keep_stale=options.keep_stale,
     )
-    notes = [*map(str, bad_lines), *changed_code(before)]
+    notes = [*map(str, bad_lines), *_stale_notes(stale, todo, done, options)]
     notes += too_short(manifest.jobs, manifest.runs)
     if options.snapshot:
         wanted = {run.id: run for run, _ in todo}
@@ -202,6 +211,30 @@ def _split(
             todo += together
     in_flight = [(runs[run], repeat) for run, repeat in flying]
     return todo, done + done_in_rounds, sorted(in_flight, key=lambda task: task[1])
+
+
+def _stale_notes(
+    stale: list[Record], todo: list[Task], done: list[Task], options: Options
+) -> list[str]:
+    """Return a note on the results of older code, if there are any.
+
+    Args:
+        stale: the records of older code.
+        todo: the tasks to execute.
+        done: the tasks that are skipped because they are done.
+        options: options of the submission.
+    """
+    # A later record of the same task comes later in the list.
+    latest = {(record.run, record.repeat): record for record in stale if record.status == "ok"}
+    tasks = done if options.keep_stale else todo
+    found = [latest[run.id, repeat] for run, repeat in tasks if (run.id, repeat) in latest]
+    if not found or options.force:
+        return []
+    count, which = counted(len(found), "result"), without_hash(found)
+    them = "it" if len(found) == 1 else "them"
+    if options.keep_stale:
+        return [f"{count} of older code{which} kept"]
+    return [f"{count} of older code{which} measured again; --keep-stale keeps {them}"]
 
 
 def _is_new(manifest: Manifest, earlier: dict[str, Manifest]) -> bool:

@@ -105,6 +105,7 @@ class Manifest:
     provenance: dict[str, Any]
     force: bool = False
     save_untracked: bool = False  # whether diffs contain small untracked files
+    keep_stale: bool = False  # whether results of older code count as done
     snapshot: Snapshot | None = None  # None: the jobs run the code where it is
     blocks: list[Block] = field(default_factory=list)  # empty: the runs are not paired
     checkouts: dict[str, Checkout] = field(default_factory=dict)  # other checkouts, by name
@@ -193,6 +194,7 @@ def write_manifest(manifest: Manifest) -> None:
             "provenance": manifest.provenance,
             "force": manifest.force,
             "save_untracked": manifest.save_untracked,
+            "keep_stale": manifest.keep_stale,
             "snapshot": asdict(manifest.snapshot) if manifest.snapshot else None,
             "blocks": [asdict(block) for block in manifest.blocks],
             "checkouts": {name: asdict(place) for name, place in manifest.checkouts.items()},
@@ -242,6 +244,7 @@ class _ManifestData(BaseModel):
     provenance: dict[str, Any]
     force: bool
     save_untracked: bool = False
+    keep_stale: bool = False
     snapshot: Snapshot | None = None
     blocks: list[Block] = []
     checkouts: dict[str, Checkout] = {}
@@ -327,6 +330,7 @@ def _manifest(
         provenance=data.provenance,
         force=data.force,
         save_untracked=data.save_untracked,
+        keep_stale=data.keep_stale,
         snapshot=data.snapshot,
         blocks=data.blocks,
         checkouts=data.checkouts,

@@ -58,6 +58,7 @@ class Observation:
     tasks: list[TaskState]
     notes: list[str] = field(default_factory=list)
     job_states: JobStates = field(default_factory=dict)
+    stale: frozenset[TaskKey] = frozenset()  # tasks with results of older code, if determined
 
     def counts(self) -> dict[Status, int]:
         return dict(Counter(task.status for task in self.tasks))
@@ -215,6 +216,7 @@ def summary(observation: Observation) -> dict[str, Any]:
                 "repeat": task.repeat,
                 "state": task.status,
                 "detail": task.detail,
+                "stale": task.key in observation.stale,
                 "params": task.run.params,
                 "failure": task.record.failure.model_dump(exclude_none=True, exclude={"traceback"})
                 if task.record and task.record.failure and not task.status.is_live

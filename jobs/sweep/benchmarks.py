@@ -9,7 +9,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -45,6 +45,7 @@ class Benchmark:
     params: type[BaseModel]
     json_defaults: dict[str, Any]  # default values of the parameters, as in JSON
     predicts: bool = False  # True if the module has a function `predict`
+    sources: Callable[[Any], Any] | None = None  # the function `sources` of the module
 
     @property
     def fields(self) -> list[str]:
@@ -231,7 +232,9 @@ def load_benchmark(name: str) -> Benchmark:
     }
     shown = params.model_construct(**defaults).model_dump(mode="json", include=set(defaults))
     version = int(getattr(module, "VERSION", 1))
-    return Benchmark(short_name(name), version, params, shown, hasattr(module, "predict"))
+    sources = getattr(module, "sources", None)
+    predicts = hasattr(module, "predict")
+    return Benchmark(short_name(name), version, params, shown, predicts, sources)
 
 
 class _TorchImport(BaseException):

@@ -62,6 +62,7 @@ class Attempt:
     code: dict[str, Any]  # states of the code when the attempt began, as in the record
     started_at: float  # start of the attempt, in seconds since the epoch
     clock: float  # start on the monotonic clock, in seconds; used for durations
+    source_hash: str | None = None  # hash of the sources when the attempt began; None: unknown
     place: BlockPlace | None = None  # where the attempt is executed in its block, if it has one
 
     def as_state(self) -> RunningAttempt:
@@ -116,9 +117,12 @@ class Recorder:
         log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
         code = self.code.environment(run)
+        sources = self.code.source_hash(run)
         before = provenance.gpu_states(self._gpus)
         now, clock = time.time(), time.monotonic()
-        return Attempt(run, repeat, number, log, artifacts, before, code, now, clock, place)
+        return Attempt(
+            run, repeat, number, log, artifacts, before, code, now, clock, sources, place
+        )
 
     def write(
         self,
@@ -198,11 +202,20 @@ class Recorder:
             conditions=conditions,
             block=attempt.place,
             checkout=run.checkout,
+            source_hash=self._unchanged_hash(attempt),
             log=str(attempt.log.relative_to(folder)) if attempt.log.exists() else None,
             artifacts=(
                 str(attempt.artifacts.relative_to(folder)) if _holds(attempt.artifacts) else None
             ),
         )
+
+    def _unchanged_hash(self, attempt: Attempt) -> str | None:
+        """Return the hash of the sources of an attempt. None if they changed during the attempt.
+
+        A benchmark imports modules while it runs.
+        """
+        now = self.code.source_hash(attempt.run)
+        return now if now == attempt.source_hash else None
 
 
 def _holds(folder: Path) -> bool:

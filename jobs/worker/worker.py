@@ -220,7 +220,8 @@ class Worker:
 
         A repeat is skipped if this submission has already recorded it, unless it was preempted or
         cancelled. Without `--force`, a repeat is also skipped if the results folder has a record of
-        it with status ok from the same kind of device.
+        it with status ok from the same kind of device and, without `--keep-stale`, from the same
+        sources.
         """
         self.records += self.tail.new()
         return any(
@@ -234,7 +235,8 @@ class Worker:
             listed = (record.run, record.repeat) in self._cancelled
             return listed or not record.status.runs_again_in_its_job
         same = record.device == self.recorder.device
-        return record.status is Status.ok and same and not self.manifest.force
+        fresh = self.manifest.keep_stale or not self.recorder.code.is_stale(record)
+        return record.status is Status.ok and same and fresh and not self.manifest.force
 
     def _skip_cancelled(self, run_id: str, repeat: int, place: BlockPlace | None = None) -> bool:
         """Return whether `jobs cancel --where` cancelled this run. If so, record that once.

@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import Field
 
-from systems import accounting
-from systems.benchmark import AttentionName, BenchmarkParams, Unsupported, round_options
+from systems import accounting, implementation_sources
+from systems.benchmark import (
+    AttentionName,
+    BenchmarkParams,
+    Sources,
+    Unsupported,
+    round_options,
+)
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
 
@@ -63,6 +69,11 @@ class Params(BenchmarkParams):
     # Sampling time of each phase, in milliseconds. At least 10 and at most 100 samples are taken.
     measure_ms: Annotated[float, Field(gt=0)] = 100.0
     seed: int = 0  # seed of the random inputs
+
+
+def sources(params: Params) -> Sources:
+    """Return the modules that count for the results of a run with these parameters."""
+    return implementation_sources.without_other_attentions(params.implementation)
 
 
 def predict(params: Params) -> dict[str, Any]:

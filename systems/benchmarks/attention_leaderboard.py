@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from systems.benchmark import AttentionChoice, BenchmarkParams, Unsupported, round_options
+from systems import implementation_sources
+from systems.benchmark import (
+    AttentionChoice,
+    BenchmarkParams,
+    Sources,
+    Unsupported,
+    round_options,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +51,11 @@ class Params(BenchmarkParams):
     head_dim: Annotated[int, Field(ge=1)] = 64  # number of elements per head
     warmup_ms: Annotated[int, Field(ge=1)] = 1000  # warm-up time, in milliseconds
     rep_ms: Annotated[int, Field(ge=1)] = 10_000  # duration of the timed calls, in milliseconds
+
+
+def sources(params: Params) -> Sources:
+    """Return the modules that count for the results of a run with these parameters."""
+    return implementation_sources.without_other_attentions(params.implementation)
 
 
 def run(params: Params) -> dict[str, Any]:

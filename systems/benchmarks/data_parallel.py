@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from systems import accounting
-from systems.benchmark import Unsupported, round_options
+from systems import accounting, implementation_sources
+from systems.benchmark import Sources, Unsupported, round_options
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
 from systems.training.parallel_params import ParallelParams
@@ -79,6 +79,13 @@ class Params(ParallelParams):
                 f"`bucket_size_mb: {self.bucket_size_mb:g}`"
             )
         return self
+
+
+def sources(params: Params) -> Sources:
+    """Return the modules that count for the results of a run with these parameters."""
+    own = {"naive", "flat", "overlapped", "bucketed"} & {params.strategy, params.beside}
+    wrappers = ("ddp",) if own else ()
+    return implementation_sources.of_training(params.attention, params.optimizer, *wrappers)
 
 
 def predict(params: Params) -> dict[str, Any]:

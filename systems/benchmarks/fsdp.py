@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
-from systems import accounting
-from systems.benchmark import Unsupported
+from systems import accounting, implementation_sources
+from systems.benchmark import Sources, Unsupported
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
 from systems.training.parallel_params import ParallelParams
@@ -62,6 +62,11 @@ class Params(ParallelParams):
                 "`strategy: blocks`, which gathers each compiled block as a whole"
             )
         return self
+
+
+def sources(params: Params) -> Sources:
+    """Return the modules that count for the results of a run with these parameters."""
+    return implementation_sources.of_training(params.attention, params.optimizer, "fsdp")
 
 
 def predict(params: Params) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
-from systems import accounting
-from systems.benchmark import Unsupported, artifacts_folder
+from systems import accounting, implementation_sources
+from systems.benchmark import Sources, Unsupported, artifacts_folder
 from systems.training.params import TransformerParams
 
 if TYPE_CHECKING:
@@ -62,6 +62,11 @@ class Params(TransformerParams):
                 "line"
             )
         return self
+
+
+def sources(params: Params) -> Sources:
+    """Return the modules that count for the results of a run with these parameters."""
+    return implementation_sources.of_training(params.attention, params.optimizer)
 
 
 def predict(params: Params) -> dict[str, Any]:

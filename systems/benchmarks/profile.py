@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from systems import accounting
-from systems.benchmark import Unsupported, artifacts_folder
+from systems import accounting, implementation_sources
+from systems.benchmark import Sources, Unsupported, artifacts_folder
 from systems.training.params import TransformerParams
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ class Params(TransformerParams):
                 "`trace: false` (the report of nsys is always kept)"
             )
         return self
+
+
+def sources(params: Params) -> Sources:
+    """Return the modules that count for the results of a run with these parameters."""
+    return implementation_sources.of_training(params.attention, params.optimizer)
 
 
 def predict(params: Params) -> dict[str, Any]:

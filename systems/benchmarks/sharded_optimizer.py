@@ -14,7 +14,8 @@ import gc
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from systems import accounting
+from systems import accounting, implementation_sources
+from systems.benchmark import Sources
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
 from systems.training.parallel_params import ParallelParams
@@ -39,6 +40,12 @@ class Params(ParallelParams):
     #                state
     #   FILE.py:NAME   an optimizer class of your own, see `systems.parallel.external`
     strategy: Annotated[str, Implementation("optimizer", STRATEGIES)]
+
+
+def sources(params: Params) -> Sources:
+    """Return the modules that count for the results of a run with these parameters."""
+    wrappers = ("ddp", "sharded_optimizer") if params.strategy == "sharded" else ("ddp",)
+    return implementation_sources.of_training(params.attention, params.optimizer, *wrappers)
 
 
 def predict(params: Params) -> dict[str, Any]:

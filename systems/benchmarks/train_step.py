@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from systems import accounting
-from systems.benchmark import round_options
+from systems import accounting, implementation_sources
+from systems.benchmark import Sources, round_options
 from systems.training.params import TransformerParams
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ class Params(TransformerParams):
     measure_steps: Annotated[int, Field(ge=1)] = 10
     # Whether to start with empty caches of torch.compile and Triton, to measure compilation.
     fresh_caches: bool = False
+
+
+def sources(params: Params) -> Sources:
+    """Return the modules that count for the results of a run with these parameters."""
+    return implementation_sources.of_training(params.attention, params.optimizer)
 
 
 def predict(params: Params) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from systems.benchmark import WrongOutput
+from systems import implementation_sources
+from systems.benchmark import Sources, WrongOutput
 from systems.training.params import TransformerParams
 
 VERSION = 1
@@ -26,6 +27,11 @@ class Params(TransformerParams):
 
     steps: Annotated[int, Field(ge=2)] = 20  # number of training steps
     lr: Annotated[float, Field(gt=0)] = 1e-3  # learning rate
+
+
+def sources(params: Params) -> Sources:
+    """Return the modules that count for the results of a run with these parameters."""
+    return implementation_sources.of_training(params.attention, params.optimizer)
 
 
 def run(params: Params) -> dict[str, Any]:

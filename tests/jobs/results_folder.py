@@ -22,6 +22,7 @@ from jobs.results.run_states import Observation, observe
 from jobs.run import Run, Shape
 from jobs.sweep.expand import expand
 from jobs.sweep.load import LoadedSweep, load_sweep
+from jobs.sweep.run_sources import RunSources
 from jobs.sweep.schema import Table
 
 CPU = "cpu: Test Processor"
@@ -68,6 +69,7 @@ class ResultsFolder:
     def __init__(self, path: Path):
         self.path = path
         self.clock = time.time() - 10_000
+        self.sources = RunSources()
 
     def submit(
         self,
@@ -103,7 +105,9 @@ class ResultsFolder:
         self, manifest: Manifest, run: Run, repeat: int, outcome: dict[str, Any], device: str = CPU
     ) -> Record:
         self.clock += 1
-        return record(run, outcome, repeat, device, self.clock, manifest.id, manifest.sweep.name)
+        made = record(run, outcome, repeat, device, self.clock, manifest.id, manifest.sweep.name)
+        source_hash = outcome.get("source_hash", self.sources.source_hash(run))
+        return made.model_copy(update={"source_hash": source_hash})
 
 
 def run(index: int) -> Run:

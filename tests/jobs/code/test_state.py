@@ -108,23 +108,26 @@ def test_a_benchmark_of_another_repository(tmp_path: Path, project: Checkout) ->
 
     own.write("helper.py", "VALUE = 'edited'\n")
     commit = own.git("rev-parse", "HEAD")
-    submit(own, out, project.folder)
+    told = submit(own, out, project.folder)
+    assert "note: 1 result of older code measured again; --keep-stale keeps it" in told
     (code,) = only_record(out, index=1).environment["code"]
     assert (code["commit"], code["dirty"]) == (commit, True)
     diff = (out / "diffs" / f"{code['diff']}.diff").read_text()
     assert "+VALUE = 'edited'" in diff and "hunter2" not in diff
     own.write("own/bench.py", BENCHMARK + "# changed\n")
-    told = submit(own, out, project.folder)
-    assert "note: own.bench has changed since 2 of the skipped runs were measured; --force" in told
+    assert "skipping 2 runs with a result" in submit(own, out, project.folder)
     submit(own, out, project.folder, "--force", "--save-untracked", "--filter", "index == 0")
     (code,) = records(out)[-1].environment["code"]
     assert "hunter2" in (out / "diffs" / f"{code['diff']}.diff").read_text()
 
 
 def test_a_change_while_a_job_runs(tmp_path: Path) -> None:
-    """The next run of the job has imported the old code, and its record says so."""
+    """The next run of the job has imported the old code, and its record says so.
+
+    The code that was measured is unknown, so the records have no hash of it.
+    """
     own = project_checkout(tmp_path / "sweeps")
-    edit = "    from pathlib import Path\n    Path(__file__).open('a').write('# edited')\n"
+    edit = "    from pathlib import Path\n    Path(__file__).open('a').write('EDITED = 1')\n"
     edited = BENCHMARK.replace("    import helper\n", f"    import helper\n{edit}")
     own.write("own/bench.py", edited)
     own.write(
@@ -132,7 +135,9 @@ def test_a_change_while_a_job_runs(tmp_path: Path) -> None:
     )
     own.commit()
     submit(own, tmp_path / "out", own.folder)
-    environments = [only_record(tmp_path / "out", index=i).environment for i in (0, 1)]
+    pair = [only_record(tmp_path / "out", index=i) for i in (0, 1)]
+    assert [record.source_hash for record in pair] == [None, None]
+    environments = [record.environment for record in pair]
     (first,), (second,) = (environment["code"] for environment in environments)
     for before, after in ((first, second), [e["git"] for e in environments]):
         assert (before["dirty"], after["dirty"]) == (False, True)

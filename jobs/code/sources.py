@@ -1,0 +1,175 @@
+"""Hash of the sources that a run measures: its modules and all modules that they import.
+
+Modules of this project and of the user's repository count. Installed packages and the standard
+library do not, nor do files that are not Python. Nothing is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from jobs import ROOT
+from jobs.code.imports import Import, SourceFile, read_source
+from jobs.code.measured_files import find, is_project
+from jobs.code.state import repository_root
+from systems.external.reference import find_module, is_reference
+from systems.external.source import package_root
+
+HASH_DIGITS = 16
+_OWN_PACKAGES = ("jobs", "systems")
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+class SourceTree:
+    """The source files at one moment.
+
+    Each file is read at most once, so an object does not see later changes. All results are cached.
+    """
+
+    def __init__(self) -> None:
+        self._sources: dict[Path, SourceFile | None] = {}
+        self._modules: dict[tuple[str, tuple[Path, ...]], Path | None] = {}
+        self._local: dict[Path, bool] = {}
+        self._closures: dict[tuple[str, tuple[str, ...]], frozenset[Path] | None] = {}
+        self._hashes: dict[frozenset[Path], str] = {}
+
+    def files(self, name: str, left_out: Iterable[str] = ()) -> frozenset[Path] | None:
+        """Return the files of a module and of all modules that it imports, directly or not.
+
+        Imports inside functions count, imports below `if TYPE_CHECKING:` do not. The files of the
+        packages that contain a module count, too.
+
+        Args:
+            name: dotted name of the module, or a reference such as `my_kernels/flash.py:MyFlash`.
+            left_out: dotted names of modules and packages. They, and what only they import, do not
+                count.
+
+        Returns:
+            Absolute paths. None if there is no such module.
+        """
+        key = (name, tuple(left_out))
+        if key not in self._closures:
+            self._closures[key] = self._closure(*key)
+        return self._closures[key]
+
+    def hash_of(self, files: frozenset[Path]) -> str:
+        """Return the hash of what counts of some files. The names of the files do not count.
+
+        Returns:
+            16 hexadecimal digits.
+        """
+        if files not in self._hashes:
+            digests = {source.digest for path in files if (source := self.source(path))}
+            text = "\n".join(sorted(digests))
+            self._hashes[files] = hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
+        return self._hashes[files]
+
+    def source(self, path: Path) -> SourceFile | None:
+        """Return what counts of a file, or None if the file cannot be read."""
+        if path not in self._sources:
+            try:
+                self._sources[path] = read_source(path)
+            except OSError:
+                self._sources[path] = None
+        return self._sources[path]
+
+    def _closure(self, name: str, left_out: tuple[str, ...]) -> frozenset[Path] | None:
+        start = self._find(name, (ROOT,)) if _is_own(name) else find(name)
+        if start is None:
+            return None
+        folders = _folders_of(start)
+        found = {start}
+        waiting = [start]
+        if not is_reference(name):
+            waiting += self._packages(name, (ROOT,) if _is_own(name) else ())
+        elif package_root(start) != start.parent:
+            parts = start.relative_to(package_root(start)).with_suffix("").parts
+            waiting += self._packages(".".join(parts), (package_root(start),))
+        found |= set(waiting)
+        while waiting:
+            path = waiting.pop()
+            for imported in self._imported(path, left_out):
+                if imported not in found and self._is_local(imported, folders):
+                    found.add(imported)
+                    waiting.append(imported)
+        return frozenset(found)
+
+    def _imported(self, path: Path, left_out: tuple[str, ...]) -> Iterator[Path]:
+        """Yield the files that a file imports, with those of the packages that contain them."""
+        source = self.source(path)
+        if source is None or not source.imports:
+            return
+        root = package_root(path)
+        folders = (root,) if root == path.parent else (root, path.parent)
+        for item in source.imports:
+            module = _absolute(item, path, root)
+            if module is None or module.partition(".")[0] in sys.stdlib_module_names:
+                continue
+            if _is_within(module, left_out):
+                continue
+            file = self._find(module, folders)
+            if file is not None:
+                yield file
+            yield from self._packages(module, folders)
+            for name in item.names:
+                submodule = f"{module}.{name}" if module else name
+                if name != "*" and not _is_within(submodule, left_out):
+                    file = self._find(submodule, folders)
+                    if file is not None:
+                        yield file
+
+    def _packages(self, module: str, folders: tuple[Path, ...]) -> list[Path]:
+        """Return the `__init__.py` files of the packages that contain a module."""
+        parts = module.split(".")
+        names = (".".join(parts[:count]) for count in range(1, len(parts)))
+        return [file for name in names if (file := self._find(name, folders)) is not None]
+
+    def _find(self, module: str, folders: tuple[Path, ...]) -> Path | None:
+        key = (module, (ROOT,) if _is_own(module) else folders)
+        if key not in self._modules:
+            self._modules[key] = find_module(*key)
+        return self._modules[key]
+
+    def _is_local(self, path: Path, folders: tuple[Path, ...]) -> bool:
+        if path not in self._local:
+            self._local[path] = is_project(path)
+        return self._local[path] or (
+            not _INSTALLED & set(path.parts) and any(path.is_relative_to(f) for f in folders)
+        )
+
+
+def _is_own(module: str) -> bool:
+    """Return whether a module belongs to this project."""
+    return module.partition(".")[0] in _OWN_PACKAGES and not is_reference(module)
+
+
+def _is_within(module: str, packages: Iterable[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _folders_of(path: Path) -> tuple[Path, ...]:
+    """Return the folders whose files count for a file of the user: its repository's."""
+    root = repository_root(path)
+    folders = [Path(os.getcwd()), package_root(path), *([root] if root else [])]
+    return tuple(dict.fromkeys(folders))
+
+
+def _absolute(item: Import, path: Path, root: Path) -> str | None:
+    """Return the dotted name of an imported module. None if it is outside of all packages.
+
+    Args:
+        item: the import.
+        path: file that contains it.
+        root: folder from which the file is imported, from `package_root`.
+    """
+    if not item.level:
+        return item.module
+    parts = path.parent.relative_to(root).parts
+    if item.level - 1 > len(parts):
+        return None
+    package = parts[: len(parts) - item.level + 1]
+    return ".".join([*package, *filter(None, [item.module])])

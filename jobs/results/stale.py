@@ -1,0 +1,72 @@
+"""Results of older code: records whose sources are not the present ones, see `jobs.code.sources`.
+
+A record without a hash of its sources counts as older code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from jobs.formatting import counted
+from jobs.results.record import Record
+from jobs.results.run_states import Observation
+from jobs.run import Run
+from jobs.sweep.run_sources import RunSources
+
+
+class Staleness:
+    """Tells which records are from older code. Sources are read once, when an object is created.
+
+    Args:
+        runs: the runs whose records are asked for.
+    """
+
+    def __init__(self, runs: Iterable[Run]):
+        sources = RunSources()
+        self._now = {run.id: sources.source_hash(run) for run in runs}
+
+    def is_stale(self, record: Record) -> bool:
+        """Return whether a record is from older code.
+
+        False if the present sources of its run are unknown, for example because its benchmark no
+        longer exists.
+        """
+        now = self._now.get(record.run)
+        return now is not None and record.source_hash != now
+
+
+def with_stale(observation: Observation) -> Observation:
+    """Return the state of a results folder with its stale tasks, and with a note that tells them.
+
+    A task is one repeat of a run.
+    """
+    measured = {
+        task.key: task
+        for task in observation.tasks
+        if task.record is not None and not task.status.is_live
+    }
+    staleness = Staleness({task.run.id: task.run for task in measured.values()}.values())
+    stale = {
+        key: task.record
+        for key, task in measured.items()
+        if task.record is not None and staleness.is_stale(task.record)
+    }
+    if not stale:
+        return observation
+    note = (
+        f"{len(stale)} of {counted(len(measured), 'result')} {_are(len(stale))} from older code"
+        f"{without_hash(stale.values())}; python -m jobs.submit measures them again, "
+        "python -m jobs sources RUN lists the files that count"
+    )
+    return replace(observation, stale=frozenset(stale), notes=[*observation.notes, note])
+
+
+def without_hash(records: Iterable[Record]) -> str:
+    """Return how many records have no hash of their sources, in parentheses. "" if all have."""
+    count = sum(record.source_hash is None for record in records)
+    return f" ({count} without a source hash)" if count else ""
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"

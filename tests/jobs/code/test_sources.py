@@ -1,0 +1,118 @@
+"""Which files count for the hash of a module of the user, and which edits change it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jobs.code.sources import SourceTree
+from tests.jobs.checkout import Checkout
+
+KERNEL = '''\
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import tiles
+
+if TYPE_CHECKING:
+    from my_kernels import types_only
+else:
+    from my_kernels.fallback import fallback
+
+
+def MyFlash(q, k, v, is_causal):
+    """Compute attention."""
+    import helper
+    return helper.VALUE
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    """A repository with a package of kernels. It is the current folder."""
+    own = Checkout(tmp_path / "own")
+    own.write("my_kernels/__init__.py", "from my_kernels import common\n")
+    own.write("my_kernels/flash.py", KERNEL)
+    for name in ("tiles", "common", "fallback", "types_only", "unused"):
+        own.write(f"my_kernels/{name}.py", f"NAME = '{name}'\n")
+    own.write("helper.py", "from systems.kernels.flash_attention import naive\nVALUE = 1\n")
+    own.write(".venv/lib/python3/site-packages/installed.py", "X = 1\n")
+    own.write("bench.py", "import installed\nimport my_kernels.flash\n")
+    monkeypatch.chdir(own.folder)
+    monkeypatch.syspath_prepend(str(own.folder / ".venv/lib/python3/site-packages"))
+    return own
+
+
+def names(tree: SourceTree, name: str, left_out: tuple[str, ...] = ()) -> set[str]:
+    """Return the paths of the files of a module, relative to the current folder."""
+    return {
+        str(path.relative_to(os.getcwd()))
+        for path in tree.files(name, left_out) or ()
+        if path.is_relative_to(os.getcwd())
+    }
+
+
+def hash_of(name: str) -> str:
+    tree = SourceTree()
+    files = tree.files(name)
+    assert files is not None
+    return tree.hash_of(files)
+
+
+KERNELS = {f"my_kernels/{name}.py" for name in ("__init__", "flash", "tiles", "common", "fallback")}
+
+
+@pytest.mark.parametrize("reference", ["my_kernels/flash.py:MyFlash", "my_kernels.flash:MyFlash"])
+def test_all_imported_modules_of_the_repository_count(own: Checkout, reference: str) -> None:
+    tree = SourceTree()
+    assert names(tree, reference) == KERNELS | {"helper.py"}
+    # What a module of the user imports of this project counts, whichever attention it calls.
+    stems = {path.stem for path in tree.files(reference) or ()}
+    assert {"registry", "forward_launch", "backward_kernel"} <= stems
+    assert "timing" not in stems
+
+
+def test_installed_and_left_out_modules_do_not_count(own: Checkout) -> None:
+    tree = SourceTree()
+    assert names(tree, "bench") == KERNELS | {"helper.py", "bench.py"}
+    left_out = ("my_kernels.tiles", "helper")
+    assert names(tree, "bench", left_out) == KERNELS - {"my_kernels/tiles.py"} | {"bench.py"}
+    assert names(tree, "bench", ("my_kernels",)) == {"bench.py"}
+
+
+def test_only_edits_of_code_that_counts_change_the_hash(own: Checkout) -> None:
+    reference = "my_kernels/flash.py:MyFlash"
+    before = hash_of(reference)
+    own.write("my_kernels/unused.py", "NAME = 'edited'\n")
+    own.write("my_kernels/types_only.py", "NAME = 'edited'\n")
+    own.write("my_kernels/flash.py", "# New\n" + KERNEL.replace("Compute", "Return the"))
+    assert hash_of(reference) == before
+    own.write("my_kernels/tiles.py", "NAME = 'edited'\n")
+    after = hash_of(reference)
+    assert after != before
+    own.write("helper.py", "VALUE = 2\n")
+    assert hash_of(reference) not in (before, after)
+
+
+def test_a_copy_has_the_same_hash(
+    own: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy without git, as a snapshot, is the same code."""
+    import shutil
+
+    reference = "my_kernels/flash.py:MyFlash"
+    before = hash_of(reference)
+    shutil.copytree(own.folder, tmp_path / "copy", ignore=shutil.ignore_patterns(".git"))
+    monkeypatch.chdir(tmp_path / "copy")
+    assert hash_of(reference) == before
+    own.write("helper.py", "VALUE = 2\n")
+    assert hash_of(reference) == before
+
+
+def test_files_that_do_not_exist(own: Checkout) -> None:
+    tree = SourceTree()
+    assert tree.files("gone.py:X") is None
+    assert tree.files("gone.bench") is None

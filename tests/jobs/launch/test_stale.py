@@ -1,0 +1,79 @@
+"""Submissions measure results of older code again, also if the code changes between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import provenance
+from jobs.launch.submission import Options, prepare
+from jobs.results.manifest import Executor, write_manifest
+from jobs.results.record_reader import read_records
+from jobs.worker.worker import Worker
+from tests.jobs.checkout import Checkout, own_repository
+from tests.jobs.harness import ROOT, records
+from tests.jobs.results_folder import TOY, ResultsFolder, load, ok
+
+
+def submit(own: Checkout, *options: str) -> str:
+    done = own.python("jobs.submit", "own.yaml", "--local", *options, project=ROOT)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_an_edit_of_a_helper_module_of_the_user(tmp_path: Path) -> None:
+    own = own_repository(tmp_path / "own")
+    out = own.folder / "logs" / "own"
+    submit(own)
+    assert "skipping 1 run with a result" in submit(own)
+    own.write("helper.py", "# A comment.\nVALUE = 'old'\n")
+    own.commit()
+    assert "skipping 1 run with a result" in submit(own)
+    own.write("helper.py", "VALUE = 'edited'\n")
+    own.commit()
+    kept = submit(own, "--keep-stale")
+    assert "skipping 1 run with a result" in kept and "1 result of older code kept" in kept
+    assert "1 result of older code measured again; --keep-stale" in submit(own, "--snapshot")
+    # The record of a run from a snapshot has the hash of the files that were copied.
+    assert "skipping 1 run with a result" in submit(own)
+    hashes = [record.source_hash for record in records(out)]
+    assert len(hashes) == 2 == len(set(hashes)) and all(hashes)
+
+
+@pytest.mark.parametrize("keep_stale", [False, True])
+def test_a_worker_skips_what_another_submission_measured(tmp_path: Path, keep_stale: bool) -> None:
+    """While a job waits, other submissions measure its runs, with the same code or other code."""
+    loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4]}\nruns_per_job: 4\n")
+    folder = ResultsFolder(tmp_path / "out")
+    options = Options(Executor.local, folder.path, keep_stale=keep_stale)
+    waiting = prepare(loaded, options, "sweep.yaml").manifest
+    write_manifest(waiting)
+
+    def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
+        own: dict[int, dict[str, Any]] = {
+            1: {},
+            2: {"source_hash": "0" * 16},
+            3: {"source_hash": None},
+        }
+        return ok(1.0) | own[params["size"]] if params["size"] in own else None
+
+    folder.submit(loaded, outcome, device=provenance.cpu_device())
+    Worker(waiting, 0, in_process=True).run()
+    made = [r for r in read_records(folder.path)[0] if r.submission == waiting.id]
+    assert [r.params["size"] for r in made] == ([4] if keep_stale else [2, 3, 4])
+    assert all(r.source_hash == folder.sources.source_hash(waiting.runs[r.run]) for r in made)
+
+
+def test_a_job_that_starts_again_keeps_the_results_of_its_submission(tmp_path: Path) -> None:
+    """After an edit, a requeued job executes only the runs that it had not executed before."""
+    loaded = load(tmp_path, TOY + "grid: {size: [1, 2]}\nruns_per_job: 2\n")
+    folder = ResultsFolder(tmp_path / "out")
+
+    def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
+        return ok(1.0) | {"source_hash": "0" * 16} if params["size"] == 1 else None
+
+    requeued = folder.submit(loaded, outcome, provenance.cpu_device(), force=False)
+    Worker(requeued, 0, in_process=True).run()
+    assert [r.params["size"] for r in read_records(folder.path)[0]] == [1, 2]

@@ -1,0 +1,72 @@
+"""Results of older code in the state of a results folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.commands.sources import sources
+from jobs.commands.status import status
+from jobs.results.run_states import observe, summary
+from jobs.results.stale import with_stale
+from tests.jobs.results_folder import TOY, ResultsFolder, load, ok
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A results folder with four runs: of older code, without a hash, of this code, missing."""
+
+    def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
+        own: dict[int, dict[str, Any]] = {
+            1: {"source_hash": "0" * 16},
+            2: {"source_hash": None},
+            3: {},
+        }
+        return ok(1.0) | own[params["size"]] if params["size"] in own else None
+
+    loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4]}\n")
+    ResultsFolder(tmp_path / "out").submit(loaded, outcome)
+    return tmp_path / "out"
+
+
+def test_stale_results_are_told(folder: Path) -> None:
+    before = observe(folder)
+    after = with_stale(before)
+    assert [task.run.params["size"] for task in after.tasks if task.key in after.stale] == [1, 2]
+    (note,) = set(after.notes) - set(before.notes)
+    assert note.startswith("2 of 3 results are from older code (1 without a source hash);")
+    assert [task["stale"] for task in summary(after)["tasks"]] == [True, True, False, False]
+    assert with_stale(after).stale == after.stale
+
+
+def test_status_tells_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        status(folder, where="status == ok")
+    shown = capsys.readouterr().out
+    assert "note: 2 of 3 results are from older code" in shown
+    assert [("older code" in line) for line in shown.splitlines() if "size=" in line] == [
+        True, True, False,
+    ]  # fmt: skip
+    with pytest.raises(SystemExit):
+        status(folder, as_json=True)
+    assert sum(task["stale"] for task in json.loads(capsys.readouterr().out)["tasks"]) == 2
+
+
+def test_the_command_sources(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = {task.run.params["size"]: task.run.id for task in observe(folder).tasks}
+    sources(None, folder)
+    lines = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert lines.keys() == set(runs.values())
+    now = lines[runs[1]]
+    for size, told in {
+        1: f"{'0' * 16}, older code",
+        2: "no source hash",
+        3: f"{now}, the same",
+    }.items():
+        sources(runs[size], folder)
+        shown = capsys.readouterr().out
+        assert f"source hash: {now}" in shown and f"(ok): {told}\n" in shown
+        assert "  tests/benchmarks/toy.py\n" in shown and "  systems/benchmark.py\n" in shown
