@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.provenance import GpuReading, read_gpus
+from jobs.worker.isolation import blocked_signals
 
 INTERVAL_S = 0.04  # NVML updates power and clocks about every 20 to 100 ms
 MAX_SAMPLES = 200_000  # about 2 hours; later samples are dropped
@@ -43,7 +44,10 @@ class ConditionSampler:
     def __enter__(self) -> ConditionSampler:
         if self._gpus and read_gpus(self._gpus):
             self._thread = threading.Thread(target=self._sample, daemon=True)
-            self._thread.start()
+            # The thread inherits the signal mask. A signal that it received would run the handler
+            # in the main thread, even while that blocks signals.
+            with blocked_signals():
+                self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,7 @@
 """Measure time and peak memory of attention, in forward and in backward.
 
-Before the measurement, the output and the gradients are checked against a float64 reference. After
-the measurement, they are checked again on new values in the same buffers.
+After the measurement, the output and the gradients of the first call and of a timed call are
+compared with a float64 reference, and then those for new values in the same buffers.
 
 Run it on this machine, without Slurm:
 
@@ -31,6 +31,7 @@ from systems.external.reference import is_reference
 if TYPE_CHECKING:
     import torch
 
+    from systems.kernels.flash_attention import AttentionReference
     from systems.measure.attention_accuracy import AttentionErrors, AttentionResult
 
 # Records of versions before 4 lack wall_ms and the samples of the CUDA graph. In records of
@@ -95,8 +96,10 @@ def predict(params: Params) -> dict[str, Any]:
 def run(params: Params) -> dict[str, Any]:
     """Measure time and peak memory of each phase of attention, then check its results.
 
-    The check comes after the measurement, because it heats the GPU and fragments its memory. In a
-    block, only the first round includes it.
+    Results of the first call and of a timed call are kept in host memory. They are compared with
+    float64 after the measurement, because this heats the GPU and fragments its memory. Then results
+    for new values in the same buffers are compared. In a block, only the first round includes the
+    check.
 
     Phases:
         forward, backward, forward_backward: measured separately. Peak memory is measured only on a
@@ -110,16 +113,18 @@ def run(params: Params) -> dict[str, Any]:
     Returns:
         Measurements, see `systems.benchmark`. `facts` has these keys:
             relative_error: relative L2 error of the output (`out`), and of the gradients `dq`, `dk`
-                and `dv`, against float64.
+                and `dv`, in the first call, against float64.
             rows_error: as relative_error, but the largest error of a few consecutive rows.
             relative_error_after, rows_error_after: the same errors for new values in the same
                 buffers.
-            checking_seconds: duration of the check against float64.
+            checking_seconds: duration of the check of the first call and of a timed call. This and
+                the errors are missing in later rounds of a block.
             host_ms: launch overhead of each phase: the time that the call takes on the host, in
                 milliseconds. Empty without a GPU.
             hold_ms: the longest time for which the GPU is kept busy before a timed call. Missing
                 without a GPU.
-            sustained_calls: number of calls in each sustained phase.
+            sustained_calls: number of calls in each sustained phase, to divide the energy by.
+                backward_sustained is left out, because its energy includes forward.
             before_backward_bytes: GPU memory that is allocated when backward starts. Missing
                 without a GPU.
             graph_error: why the code of a user cannot be captured in a CUDA graph. Then there is no
@@ -138,25 +143,25 @@ def run(params: Params) -> dict[str, Any]:
     from systems.measure.windows import during
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    options = round_options()
     try:
         call = _Call(params, device)
-        with during("compile"):
-            compiling = call.compile()
-        measured, facts = _measure(call, params, device)
+        compiling = call.compile()
+        first = call.first(keep=options.check)
     except NotImplementedError as error:
         raise Unsupported(f"{params.implementation}: {error}") from error
-    options = round_options()
-    if options.check:
-        with during("check"):
-            facts |= _check(call)
-    if device.type == "cuda" and params.seq_len <= LAUNCH_BOUND:
-        with during("forward_backward_graph"):
-            _add_graph(call, measured["samples_ms"], facts)
+    measured, facts = _measure(call, params, device, keep=options.check)
     sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
     flops = {p: accounting.attention_flops(p, *sizes, params.causal) for p in PHASES}
     if options.sustained_s:
         facts["sustained_calls"] = _add_sustained(call, options.sustained_s, measured["samples_ms"])
         flops |= {f"{phase}_sustained": count for phase, count in flops.items()}
+    if first is not None:
+        with during("check"):
+            facts |= _check(call, first)
+    if device.type == "cuda" and params.seq_len <= LAUNCH_BOUND:
+        with during("forward_backward_graph"):
+            _add_graph(call, measured["samples_ms"], facts, options.check)
     return {
         **measured,
         "flops": flops,
@@ -166,24 +171,33 @@ def run(params: Params) -> dict[str, Any]:
     }
 
 
-def _check(call: _Call) -> dict[str, Any]:
+def _check(call: _Call, first: AttentionResult) -> dict[str, Any]:
     """Check the results of attention for the timed values and for new ones in the same buffers.
+
+    Args:
+        call: the attention, after `_measure`.
+        first: results of its first call.
 
     Returns:
         The facts relative_error, rows_error, relative_error_after, rows_error_after and
         checking_seconds, see `run`.
     """
-    call.clear_gradients()
+    from systems.kernels.flash_attention import attention_reference
+
+    assert call.timed is not None
     started = time.perf_counter()
-    timed = call.check()
+    exact = attention_reference(*call.inputs, call.dout, is_causal=call.causal)
+    before = call.check("", first, exact)
+    call.check("in the timed calls", call.timed, exact)
     checking = time.perf_counter() - started
+    del exact
     call.refill()
     new = call.check("after timing")
     call.refill(some_rows=True)
     call.check("after timing")
     return {
-        "relative_error": timed.total,
-        "rows_error": timed.rows,
+        "relative_error": before.total,
+        "rows_error": before.rows,
         "relative_error_after": new.total,
         "rows_error_after": new.rows,
         "checking_seconds": checking,
@@ -194,7 +208,8 @@ def _add_sustained(call: _Call, seconds: float, samples: dict[str, list[float]])
     """Measure each phase back to back, and add the phases forward_sustained etc. to `samples`.
 
     Returns:
-        The number of calls by phase.
+        The number of calls by phase. Without backward_sustained, because forward runs between its
+        calls.
     """
     from systems.measure.sustained import sustained_ms
     from systems.measure.windows import during
@@ -207,6 +222,7 @@ def _add_sustained(call: _Call, seconds: float, samples: dict[str, list[float]])
                 fn, call.dout.device, seconds, before=before, phase=name
             )
         call.out = None
+    del calls["backward_sustained"]
     return calls
 
 
@@ -240,6 +256,7 @@ class _Call:
         self.params, self.causal = params, params.causal
         self._seed = params.seed
         self.out: torch.Tensor | None = None
+        self.timed: AttentionResult | None = None  # results of a timed call, in host memory
 
     def forward(self) -> torch.Tensor:
         return self.function(*self.inputs, is_causal=self.causal)
@@ -281,12 +298,18 @@ class _Call:
         self._seed += 1
         refill((*self.inputs, self.dout), self._seed, some_rows)
 
-    def check(self, when: str = "", result: AttentionResult | None = None) -> AttentionErrors:
+    def check(
+        self,
+        when: str = "",
+        result: AttentionResult | None = None,
+        exact: AttentionReference | None = None,
+    ) -> AttentionErrors:
         """Compare output and gradients with float64, for the present values in the buffers.
 
         Args:
-            when: when the check runs, for the error message.
+            when: when the results were computed, for the error message.
             result: output and gradients for these values. None calls the function.
+            exact: float64 result for these values. None computes it.
 
         Returns:
             The errors.
@@ -297,7 +320,7 @@ class _Call:
         from systems.measure.attention_accuracy import call_once, errors_of, require_right
 
         result = result or call_once(self.forward, self.inputs, self.dout)
-        errors = errors_of(result, self.inputs, self.dout, self.causal)
+        errors = errors_of(result, self.inputs, self.dout, self.causal, exact)
         require_right(errors, self.params.implementation, self.params.dtype, when)
         return errors
 
@@ -312,9 +335,38 @@ class _Call:
         if not compiles and not (name == "flash_pytorch" and device.type == "cuda"):
             return None
         started = time.perf_counter()
-        self.forward_backward()
-        self.clear_gradients()
+        self.first(keep=False)
         return time.perf_counter() - started
+
+    def first(self, keep: bool) -> AttentionResult | None:
+        """Run forward and backward once, so that the function compiles and allocates what it needs.
+
+        Args:
+            keep: whether to return the results.
+
+        Returns:
+            Output and gradients in host memory, because they must not take GPU memory during the
+            measurement. None if `keep` is False.
+        """
+        from systems.measure.attention_accuracy import call_once
+        from systems.measure.windows import during
+
+        if keep:
+            return call_once(self.forward, self.inputs, self.dout, on_host=True)
+        with during("forward"):
+            out = self.forward()
+        with during("backward"):
+            out.backward(self.dout)
+        self.clear_gradients()
+        return None
+
+    def keep_timed(self) -> None:
+        """Keep the results of the last call of `backward`, and of the forward before it."""
+        from systems.measure.attention_accuracy import AttentionResult, take_gradients
+
+        assert self.out is not None
+        out = self.out.detach().to("cpu", copy=True)
+        self.timed = AttentionResult(out, *take_gradients(self.inputs, on_host=True))
 
     def clear_gradients(self) -> None:
         for tensor in self.inputs:
@@ -342,9 +394,15 @@ def _implementation(
 
 
 def _measure(
-    call: _Call, params: Params, device: torch.device
+    call: _Call, params: Params, device: torch.device, keep: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Measure the time and, on a GPU, the peak memory of each phase.
+
+    Args:
+        call: the attention.
+        params: parameters of the benchmark.
+        device: device of the attention.
+        keep: whether to keep the results of a timed call in `call.timed`.
 
     Returns:
         Two dicts. The first has the keys samples_ms and peak_memory_bytes, with a value for each
@@ -375,6 +433,8 @@ def _measure(
             samples[phase] = time_ms(
                 fn, device, before=before, launch_ms=hosts.get(phase), phase=phase, **budget
             )
+            if keep and phase == "backward":
+                call.keep_timed()
         call.out = None
     if on_gpu:
         facts["hold_ms"] = max(map(hold_ms, hosts.values()))
@@ -384,8 +444,10 @@ def _measure(
     return {"samples_ms": samples, "peak_memory_bytes": peaks}, facts
 
 
-def _add_graph(call: _Call, samples: dict[str, list[float]], facts: dict[str, Any]) -> None:
-    """Time and check a CUDA graph of forward and backward.
+def _add_graph(
+    call: _Call, samples: dict[str, list[float]], facts: dict[str, Any], check: bool
+) -> None:
+    """Time a CUDA graph of forward and backward and, if `check` is True, check its results.
 
     Adds the phase forward_backward_graph to `samples`. If the code of a user cannot be captured,
     adds graph_error to `facts`.
@@ -399,10 +461,12 @@ def _add_graph(call: _Call, samples: dict[str, list[float]], facts: dict[str, An
             raise
         facts["graph_error"] = str(error).splitlines()[0]
         return
-    samples["forward_backward_graph"] = time_ms(replay, call.dout.device)
-    call.refill()
-    replay()
-    call.check("in a CUDA graph, after timing", result)
+    name = "forward_backward_graph"
+    samples[name] = time_ms(replay, call.dout.device, phase=name)
+    if check:
+        call.refill()
+        replay()
+        call.check("in a CUDA graph, after timing", result)
 
 
 def _captured(fn: Callable[[], Result]) -> tuple[Callable[[], None], Result]:

@@ -8,6 +8,8 @@ The comparison also detects functions that cheat a benchmark:
 - Work on another CUDA stream that the current stream does not wait for is detected because the
   current stream is kept busy before the inputs get their new values. Work that does not wait then
   reads the old values, or its results are read too early.
+- Work that is skipped in the first calls, or if the inputs are those of an earlier call, is
+  detected because results of the first call and of a timed call are kept and compared, too.
 - Missing rows of a long sequence are detected because the error is also computed for every few
   rows. In the error of the whole tensor, the last rows of a long causal sequence hardly count.
 """
@@ -23,7 +25,8 @@ import torch
 from torch import Tensor
 
 from systems.benchmark import WrongOutput
-from systems.kernels.flash_attention import attention_reference
+from systems.kernels.flash_attention import AttentionReference, attention_reference
+from systems.measure.windows import during
 
 # Maximum relative L2 error of the output and of each gradient, by dtype. The unit roundoffs of
 # these dtypes are 2^-8, 2^-11 and 2^-24. Naive attention rounds the scores to the dtype, which
@@ -83,25 +86,32 @@ def refill(tensors: tuple[Tensor, ...], seed: int, some_rows: bool = False) -> N
 
 
 def call_once(
-    forward: Callable[[], Tensor], inputs: tuple[Tensor, Tensor, Tensor], dout: Tensor
+    forward: Callable[[], Tensor],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    on_host: bool = False,
 ) -> AttentionResult:
     """Run forward and backward once, and return copies of the output and the gradients.
 
     The copies are made immediately on the current stream. Work that another stream or thread
     finishes later is missing in the copies.
 
+    An exception in forward or backward is told with that phase, see `systems.measure.windows`.
+
     Args:
         forward: function without arguments that computes attention of the inputs.
         inputs: q, k and v, leaf tensors that require gradients. Their `grad` must be None before
             the call, and is None after the call.
         dout: gradient of the output.
+        on_host: whether to store the copies in host memory.
 
     Raises:
         WrongOutput: if the output or a gradient is missing, or has another type, shape or dtype
             than it must have. A subclass of torch.Tensor could delay its work until it is read.
     """
-    q, k, v = inputs
-    out = forward()
+    q, _, _ = inputs
+    with during("forward"):
+        out = forward()
     if out.shape != q.shape or out.dtype != q.dtype:
         raise WrongOutput(
             f"the output must have shape {tuple(q.shape)} and dtype {q.dtype}, got "
@@ -109,24 +119,47 @@ def call_once(
         )
     if type(out) is not Tensor:
         raise WrongOutput(f"the output must be a torch.Tensor, got a {type(out).__name__}")
-    copy = out.detach().clone()
+    copy = _copy(out, on_host)
     if not out.requires_grad:
         raise WrongOutput("the output must require gradients, as q, k and v do")
-    out.backward(dout)
+    with during("backward"):
+        out.backward(dout)
+    return AttentionResult(copy, *take_gradients(inputs, on_host))
+
+
+def take_gradients(inputs: tuple[Tensor, Tensor, Tensor], on_host: bool = False) -> list[Tensor]:
+    """Return copies of the gradients of q, k and v, and set `grad` to None.
+
+    Args:
+        inputs: q, k and v after backward.
+        on_host: whether to store the copies in host memory.
+
+    Raises:
+        WrongOutput: if a gradient is missing or is not a plain torch.Tensor.
+    """
     missing = [name for name, x in zip("qkv", inputs, strict=True) if x.grad is None]
     if missing:
         raise WrongOutput(f"backward computed no gradient of {', '.join(missing)}")
     lazy = [name for name, x in zip("qkv", inputs, strict=True) if type(x.grad) is not Tensor]
     if lazy:
         raise WrongOutput(f"the gradient of {', '.join(lazy)} must be a torch.Tensor")
-    gradients = [x.grad.detach().clone() for x in inputs if x.grad is not None]
-    q.grad = k.grad = v.grad = None
-    return AttentionResult(copy, *gradients)
+    gradients = [_copy(x.grad, on_host) for x in inputs if x.grad is not None]
+    for x in inputs:
+        x.grad = None
+    return gradients
+
+
+def _copy(tensor: Tensor, on_host: bool) -> Tensor:
+    return tensor.detach().to("cpu" if on_host else tensor.device, copy=True)
 
 
 @torch.no_grad()
 def errors_of(
-    result: AttentionResult, inputs: tuple[Tensor, Tensor, Tensor], dout: Tensor, is_causal: bool
+    result: AttentionResult,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    is_causal: bool,
+    exact: AttentionReference | None = None,
 ) -> AttentionErrors:
     """Return the errors of attention's output and gradients against float64.
 
@@ -134,17 +167,19 @@ def errors_of(
     zero, the norm of `dout` is the denominator.
 
     Args:
-        result: output and gradients, each of shape (..., seq_len, head_dim).
+        result: output and gradients, each of shape (..., seq_len, head_dim), on any device.
         inputs: q, k and v, with the values from which the result was computed.
         dout: gradient of the output.
         is_causal: whether attention has a causal mask.
+        exact: result of `attention_reference` for these inputs. None: compute it.
     """
-    exact = attention_reference(*inputs, dout, is_causal=is_causal)
+    exact = exact or attention_reference(*inputs, dout, is_causal=is_causal)
     scale = torch.linalg.vector_norm(dout.double()).item()
     total, rows = {}, {}
     for name, tensor in result._asdict().items():
         expected = getattr(exact, name)
-        wrong = torch.linalg.vector_norm(tensor.double() - expected, dim=-1).square()
+        given = tensor.to(expected.device).double()
+        wrong = torch.linalg.vector_norm(given - expected, dim=-1).square()
         right = torch.linalg.vector_norm(expected, dim=-1).square()
         norm = math.sqrt(right.sum().item())
         # If each query attends to one key only, dq and dk are zero. Then divide by ||dout||.
@@ -169,7 +204,24 @@ def check_attention(
 
     Arguments and exceptions are those of `call_once` and `require_right`.
     """
-    errors = errors_of(call_once(forward, inputs, dout), inputs, dout, is_causal)
+    result = call_once(forward, inputs, dout)
+    return check_result(result, inputs, dout, is_causal, implementation, dtype, when)
+
+
+def check_result(
+    result: AttentionResult,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    is_causal: bool,
+    implementation: str,
+    dtype: str,
+    when: str = "",
+) -> AttentionErrors:
+    """Compare an output and gradients with float64.
+
+    Arguments and exceptions are those of `errors_of` and `require_right`.
+    """
+    errors = errors_of(result, inputs, dout, is_causal)
     require_right(errors, implementation, dtype, when)
     return errors
 

@@ -51,7 +51,8 @@ def time_ms(
         device: device on which `fn` runs.
         before: function that is called before each call of `fn` and not timed, for example to clear
             gradients.
-        warmup_ms: total time of the warm-up calls, in milliseconds. At least two calls are made.
+        warmup_ms: total time of the warm-up calls, in milliseconds. At least two calls are made. On
+            a GPU, the time includes the holds and is at least 200 ms.
         measure_ms: total time of the timed calls, in milliseconds. At least 10 and at most 100
             calls are made.
         launch_ms: result of `host_ms` for the same function. None: measure it.
@@ -64,8 +65,7 @@ def time_ms(
     hold = hold_ms(host_ms(fn, device, before=before) if launch_ms is None else launch_ms)
     sample = _cuda_sampler(fn, before, device, hold)
     estimate = max(min(sample(2)), 1e-3)
-    warmup = max(warmup_ms / estimate, SETTLE_MS / (estimate + hold))
-    sample(max(1, min(int(warmup), MAX_WARMUP)))
+    sample(max(1, min(int(max(warmup_ms, SETTLE_MS) / (estimate + hold)), MAX_WARMUP)))
     with window(phase):
         # The first call starts from an idle GPU, unlike the others.
         samples = sample(1 + max(MIN_SAMPLES, min(int(measure_ms / estimate), MAX_SAMPLES)))[1:]

@@ -11,16 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _windows: dict[str, list[tuple[float, float]]] = {}
-_failed: list[str] = []
+_failed: list[str] = []  # the phase that failed, or nothing
 
 
 @contextmanager
 def during(phase: str) -> Iterator[None]:
-    """Name the phase that runs in the `with` block, for the case that it raises an exception."""
+    """Name the phase that runs in the `with` block, for the case that it raises an exception.
+
+    If blocks are nested, the outermost phase counts. A forward pass in the check is the check.
+    """
     try:
         yield
     except BaseException:
-        _failed.append(phase)  # the innermost phase comes first
+        _failed[:] = [phase]
         raise
 
 

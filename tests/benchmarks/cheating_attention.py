@@ -1,6 +1,6 @@
 """Attention functions that look fast because they skip their work. Benchmarks must refuse them.
 
-Each function computes its first call in full, so that a check of the first call alone passes.
+Most functions compute their first call in full, so that a check of the first call alone passes.
 """
 
 from __future__ import annotations
@@ -95,6 +95,31 @@ class PreviousGradients(_Honest):
         _previous.append(_gradients(ctx, dout))
         given = _previous.pop(0) if len(_previous) > 1 else _previous[0]
         return (*(x.clone() for x in given), None)
+
+
+class RepeatedInputsSkipped(_Honest):
+    """Returns zeros if an earlier call had the same inputs, as timed calls have."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.is_causal = is_causal
+        key = ("sums", *(x.double().sum().item() for x in (q, k, v)))
+        if key in _cache:
+            return torch.zeros_like(q)
+        _cache[key] = ()
+        return naive(q, k, v, is_causal=is_causal)
+
+
+class FirstCallsSkipped(_Honest):
+    """Returns zeros until the inputs change for the first time."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.is_causal = is_causal
+        _cache[("inputs", q.double().sum().item())] = ()
+        return torch.zeros_like(q) if len(_cache) == 1 else naive(q, k, v, is_causal=is_causal)
 
 
 class TailRowsSkipped(_Honest):

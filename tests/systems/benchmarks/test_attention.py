@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import torch
 
-from systems.benchmark import AttentionName, Unsupported, WrongOutput
+from systems.benchmark import ROUND, AttentionName, Unsupported, WrongOutput
 from systems.benchmarks.attention import Params, run
 from systems.kernels.flash_attention import ATTENTIONS, attention_reference, naive, sdpa
 from systems.kernels.flash_attention import reference as reference_module
@@ -101,7 +101,7 @@ def test_a_gpu_backend_is_unsupported_without_a_gpu(implementation):
         run(Params(implementation=implementation, seq_len=16, head_dim=16))
 
 
-def test_a_wrong_output_is_not_timed(monkeypatch):
+def test_a_wrong_output_has_no_time(monkeypatch):
     import systems.kernels.flash_attention as package
 
     def off_by_a_little(q, k, v, is_causal=False, scale=None):
@@ -112,6 +112,18 @@ def test_a_wrong_output_is_not_timed(monkeypatch):
         WrongOutput, match=r"naive: relative L2 error .*5e-05 in fp32, got out 1\.0"
     ):
         run(Params(implementation="naive", seq_len=32, head_dim=16, dtype="fp32"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_sustained_phases_have_times_and_calls(monkeypatch):
+    monkeypatch.setenv(ROUND, '{"sustained_s": 0.2}')
+    measured = run(Params(implementation="naive", seq_len=32, head_dim=16, dtype="fp32"))
+    phases = {"forward_sustained", "backward_sustained", "forward_backward_sustained"}
+    assert phases <= measured["samples_ms"].keys() & measured["flops"].keys()
+    assert measured["flops"]["backward_sustained"] == measured["flops"]["backward"]
+    # The energy of backward_sustained includes forward.
+    assert set(measured["facts"]["sustained_calls"]) == phases - {"backward_sustained"}
+    assert "relative_error" in measured["facts"]
 
 
 def test_not_a_number_is_wrong(monkeypatch):

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from systems.benchmark import WrongOutput
+from systems.benchmark import ROUND, WrongOutput
 from systems.benchmarks.attention import Params, run
 from tests.jobs.harness import ROOT
 
@@ -16,8 +16,10 @@ ON_CPU = [
     "CachedByElement",
     "CachedByPointer",
     "CachedByPointerAndVersion",
+    "FirstCallsSkipped",
     "OnAnotherThread",
     "PreviousGradients",
+    "RepeatedInputsSkipped",
     "TailRowsSkipped",
 ]
 
@@ -48,6 +50,20 @@ def test_a_cheat_is_wrong(name: str) -> None:
 def test_only_the_check_after_timing_finds_results_of_earlier_calls(name: str) -> None:
     with pytest.raises(WrongOutput, match="after timing"):
         _run(name, seq_len=64)
+
+
+@on_a_cpu
+def test_work_that_only_timed_calls_skip_is_found() -> None:
+    """The first call, and the calls with new values after timing, are right."""
+    with pytest.raises(WrongOutput, match="in the timed calls"):
+        _run("RepeatedInputsSkipped", seq_len=64)
+
+
+@on_a_cpu
+def test_later_rounds_of_a_block_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROUND, '{"check": false}')
+    measured = _run("RepeatedInputsSkipped", seq_len=64)
+    assert "relative_error" not in measured["facts"] and measured["samples_ms"]
 
 
 @on_a_cpu

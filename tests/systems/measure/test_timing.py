@@ -99,11 +99,19 @@ def test_sustained_samples_are_means_of_calls_after_a_warm_up(clock):
     assert len(samples) >= 2000 // 110 and kept == 10 * len(samples) < len(calls)
 
 
-def test_an_exception_is_told_with_the_innermost_phase():
+def test_an_exception_is_told_with_the_outermost_phase():
     windows.forget()
-    with pytest.raises(MemoryError), during("backward"), during("forward"):
+    with pytest.raises(MemoryError), during("check"), during("forward"):
         raise MemoryError
-    assert windows.failed_phase() == "forward"
+    assert windows.failed_phase() == "check"
+
+
+def test_an_exception_that_was_handled_does_not_name_the_phase_of_a_later_one():
+    windows.forget()
+    for phase in ("forward", "backward"):
+        with pytest.raises(MemoryError), during(phase):
+            raise MemoryError
+    assert windows.failed_phase() == "backward"
 
 
 @pytest.mark.gpu
