@@ -23,7 +23,7 @@ from jobs.results.worker_state import END, STATE
 from jobs.status import Status
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
-from jobs.sweep.schema import VALUES, Launch, Plot, Resources, Slurm, Sweep, Table
+from jobs.sweep.schema import VALUES, Blocks, Launch, Plot, Resources, Slurm, Sweep, Table
 from tests.jobs.harness import ROOT
 
 DOCS = ROOT / "docs"
@@ -102,11 +102,11 @@ def test_the_examples_of_cluster_files_are_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "prefix"),
     [(Sweep, ""), (Table, ""), (Plot, ""), (Resources, "resources."), (Launch, "launch."),
-     (Slurm, "slurm.")],
+     (Slurm, "slurm."), (Blocks, "blocks.")],
 )  # fmt: skip
 def test_every_key_of_a_sweep_file_is_documented(model: type[BaseModel], prefix: str) -> None:
     text = (DOCS / "sweep_files.md").read_text()
-    sections = {"resources", "launch", "slurm", "tables", "plots"}
+    sections = {"resources", "launch", "slurm", "blocks", "tables", "plots"}
     for name, field in model.model_fields.items():
         key = field.alias or name
         if model is not Sweep or key not in sections:

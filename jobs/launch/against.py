@@ -82,6 +82,7 @@ class OtherCode:
             if (target := mapped(entry)) and self.folder.joinpath(target.relative_to(copy)).is_dir()
         }
         return Checkout(
+            name=self.name,
             folder=f"{SNAPSHOTS}/{self.name}",
             cwd=str(mapped(Path.cwd()) or Path.cwd()),
             python_path=list(copies),

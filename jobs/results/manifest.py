@@ -81,6 +81,7 @@ class Snapshot:
 class Checkout:
     """Another checkout of the code that a submission measures, see `jobs.launch.against`."""
 
+    name: str
     folder: str  # copy of the checkout, relative to the results folder: snapshots/<name>
     cwd: str  # current folder of the runs
     python_path: list[str]  # folders that come first in PYTHONPATH of the runs
@@ -197,7 +198,7 @@ def write_manifest(manifest: Manifest) -> None:
             "keep_stale": manifest.keep_stale,
             "snapshot": asdict(manifest.snapshot) if manifest.snapshot else None,
             "blocks": [asdict(block) for block in manifest.blocks],
-            "checkouts": {name: asdict(place) for name, place in manifest.checkouts.items()},
+            "checkouts": [asdict(checkout) for checkout in manifest.checkouts.values()],
         },
     )
 
@@ -247,7 +248,7 @@ class _ManifestData(BaseModel):
     keep_stale: bool = False
     snapshot: Snapshot | None = None
     blocks: list[Block] = []
-    checkouts: dict[str, Checkout] = {}
+    checkouts: list[Checkout] = []
 
 
 class _SlurmData(BaseModel):
@@ -333,7 +334,7 @@ def _manifest(
         keep_stale=data.keep_stale,
         snapshot=data.snapshot,
         blocks=data.blocks,
-        checkouts=data.checkouts,
+        checkouts={checkout.name: checkout for checkout in data.checkouts},
         handles=handles,
     )
 

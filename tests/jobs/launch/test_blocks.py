@@ -19,6 +19,7 @@ from tests.jobs.harness import (
     await_true,
     call,
     facts,
+    parent_of,
     records,
     run,
     start,
@@ -109,9 +110,10 @@ def test_a_round_that_was_cut_is_repeated(tmp_path: Path, number: signal.Signals
     sweep, out = block_sweep(tmp_path, [{"what": "ok"}, waiting], rounds=3), tmp_path / "out"
     queue = start("jobs.submit", sweep, "--local", "--out", out)
     pid, _ = fifo.pids()  # in round 0
+    worker = parent_of(parent_of(pid))
     queue.send_signal(number)
     queue.wait(PATIENCE_S)
-    await_true(lambda: not alive(pid), "the run to end")
+    await_true(lambda: not alive(pid) and not alive(worker), "the run and its worker to end")
     before = records(out)
     assert [n for n, _ in order(r for r in before if r.status == "ok")] == [0]
     fifo.release()
