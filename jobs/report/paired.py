@@ -63,7 +63,7 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
         The pairs in the order of their first round. A candidate that always failed has a pair
         without rounds for each phase that was timed in its block.
     """
-    executions = _counted(records)
+    executions = counted_executions(records)
     phases: dict[str, dict[str, None]] = {}  # by block, in the order of the records
     for _, execution in executions:
         for record in execution:
@@ -103,8 +103,12 @@ def _round(allocation: str, baseline: list[float | str], candidate: float | str)
     return next(f"baseline: {reason}" for reason in baseline if isinstance(reason, str))
 
 
-def _counted(records: Iterable[Record]) -> list[tuple[str, _Execution]]:
-    """Return the executions that count, each with its allocation, ordered by their start."""
+def counted_executions(records: Iterable[Record]) -> list[tuple[str, list[Record]]]:
+    """Return the executions of rounds that count, each with its allocation, by their start.
+
+    An execution counts if it is complete, and if the round was not completed again later in the
+    same allocation. Records without a block are ignored.
+    """
     executions: dict[tuple[str, str], dict[int, Record]] = {}
     for record in records:
         if record.block is None:
