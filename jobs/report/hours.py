@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jobs.report.paired import counted_executions
+from jobs.report.paired import complete_executions, counted_executions
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.results.worker_state import read_worker_state
@@ -130,7 +130,8 @@ def _in_results(observation: Observation) -> set[int]:
         elif _is_live(observation, record.submission, record.job):
             executing[record.submission, record.job] = record.block.execution
     found = [*best.values()]
-    found += [one for _, execution in counted_executions(records) for one in execution]
+    counted = counted_executions(complete_executions(records))
+    found += [one for _, execution in counted for one in execution]
     found += [r for r in records if r.block and r.block.execution in executing.values()]
     return {id(record) for record in found if not record.status.is_failure}
 
