@@ -104,7 +104,7 @@ def run(params: Params) -> dict[str, Any]:
     Steps are timed in rounds. A round is a number of consecutive steps. Rounds of data-parallel
     steps and rounds of steps without communication alternate, on all ranks at the same time.
 
-    In a block, only the first round includes the check, the prediction and the profile.
+    In a block, only the first execution includes the check, the prediction and the profile.
 
     Phases:
         train_step: mean time of a data-parallel step, one sample per round.
@@ -146,6 +146,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.ranks import all_gather_objects
+    from systems.measure.windows import during
     from systems.training.parallel_check import check_again, check_parallel
     from systems.training.parallel_timing import (
         alternating_rounds,
@@ -157,27 +158,34 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.training.parallel_training import ParallelTraining
 
     rank, check = dist.get_rank(), round_options().check
-    alone = ParallelTraining(params, device, rank)
-    training = ParallelTraining(params, device, rank, lambda module: wrapped(module, params))
-    facts: dict[str, Any] = {"error": check_parallel(training, alone)} if check else {}
+    facts: dict[str, Any] = {}
+    with during("init"):
+        alone = ParallelTraining(params, device, rank)
+        training = ParallelTraining(params, device, rank, lambda module: wrapped(module, params))
+    if check:
+        with during("check"):
+            facts["error"] = check_parallel(training, alone)
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
     if check:
-        check_again(training, alone)
-        facts["model"] = _bucket_model(params, alone)
+        with during("check"):
+            check_again(training, alone)
+        with during("prediction"):
+            facts["model"] = _bucket_model(params, alone)
     del alone, both
     gc.collect()
     peaks = peak_memory_by_phase({"train_step": training.step}, device)
     if check:
-        steps = profiled_steps(training)
-        samples["communication"] = [step.communication_ms for step in steps]
-        samples["exposed"] = [step.exposed_ms for step in steps]
-        panels: dict[str, list[StepTimeline]] = {params.strategy: all_gather_objects(steps[-1])}
-        if params.beside is not None:
-            del training
-            gc.collect()
-            panels = {params.beside: _step_of(params.beside, params, device), **panels}
-        draw_timeline(panels, params, device)
+        with during("profile"):
+            steps = profiled_steps(training)
+            samples["communication"] = [step.communication_ms for step in steps]
+            samples["exposed"] = [step.exposed_ms for step in steps]
+            panels: dict[str, list[StepTimeline]] = {params.strategy: all_gather_objects(steps[-1])}
+            if params.beside is not None:
+                del training
+                gc.collect()
+                panels = {params.beside: _step_of(params.beside, params, device), **panels}
+            draw_timeline(panels, params, device)
     of_ranks = all_gather_objects(samples)
     return {
         "samples_ms": samples,
