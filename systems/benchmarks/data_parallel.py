@@ -120,6 +120,7 @@ def run(params: Params) -> dict[str, Any]:
                 by_rank: see `facts_of_ranks`.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
             model: predicted exposed communication, see `_bucket_model`.
+            shared: the value call_us of `model`, which the other runs of a block use, too.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
@@ -172,6 +173,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
             check_again(training, alone)
         with during("prediction"):
             facts["model"] = _bucket_model(params, alone)
+            facts["shared"] = {"call_us": facts["model"]["call_us"]}
     del alone, both
     gc.collect()
     peaks = peak_memory_by_phase({"train_step": training.step}, device)
@@ -263,7 +265,9 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
         alone: training without communication. Its backward is timed.
 
     Returns:
-        call_us: latency of an all-reduce of one element, in microseconds.
+        call_us: latency of an all-reduce of one element, in microseconds. In a block, all runs use
+            the value of the run that was measured first.
+        measured_call_us: the same latency as this run measured it.
         all_reduce_gb_per_second: bandwidth of a large all-reduce, in GB/s.
         all_gradients_ms: predicted duration of one all-reduce of all gradients, in milliseconds.
         backward_ms: measured duration of backward on the slowest rank, in milliseconds.
@@ -292,9 +296,13 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
     call_seconds = _all_reduce_seconds(1, alone.device)
     probe = min(size, PROBE_BYTES) // 4
     bandwidth = 4 * probe / max(_all_reduce_seconds(probe, alone.device) - call_seconds, 1e-9)
+    measured_call_us = call_seconds * 1e6
+    call_us = round_options().shared.get("call_us", measured_call_us)
+    call_seconds = call_us / 1e6
     fit = size, bandwidth, call_seconds
     facts: dict[str, Any] = {
-        "call_us": call_seconds * 1e6,
+        "call_us": call_us,
+        "measured_call_us": measured_call_us,
         "all_reduce_gb_per_second": bandwidth / 1e9,
         "all_gradients_ms": (size / bandwidth + call_seconds) * 1e3,
         "backward_ms": backward_seconds * 1e3,

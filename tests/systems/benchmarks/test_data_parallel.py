@@ -71,6 +71,16 @@ def every_strategy_is_measured(here: RankContext, folder: str) -> None:
             assert Path(folder, strategy, "timeline.png").exists()
 
 
+def the_model_uses_the_shared_cost_of_a_call(here: RankContext, folder: str) -> None:
+    os.environ["RUN_ARTIFACTS"] = folder
+    with in_round(shared={"call_us": 2e4}):
+        facts = measure(on(here, "overlapped"), here.device)["facts"]
+    model = facts["model"]
+    assert facts["shared"] == {"call_us": model["call_us"]} == {"call_us": 2e4}
+    assert 0 < model["measured_call_us"] < 2e4
+    assert model["exposed_ms"] > model["buckets"] * 20  # each call costs 20 ms
+
+
 def later_rounds_are_only_timed(here: RankContext) -> None:
     with in_round(check=False):
         measured = measure(on(here, "flat"), here.device)
@@ -161,6 +171,11 @@ def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, tmp_path):
 @two_ranks
 def test_later_rounds_of_a_block_are_only_timed(ranks):
     ranks.assert_passes(later_rounds_are_only_timed, repeats=1)
+
+
+@two_ranks
+def test_the_prediction_uses_the_cost_of_a_call_of_its_block(ranks, tmp_path):
+    ranks.assert_passes(the_model_uses_the_shared_cost_of_a_call, str(tmp_path), repeats=1)
 
 
 @two_ranks
