@@ -91,11 +91,13 @@ class Turns:
         holds = [
             record.measurements.facts.get("hold_ms") for record in since if record.measurements
         ]
-        return {
+        options: dict[str, Any] = {
             "check": first,
             "sustained_s": self._sustained_s if sustained else 0.0,
             "hold_ms": max((hold for hold in holds if isinstance(hold, float)), default=0.0),
         }
+        shared = next((f["shared"] for f in facts if isinstance(f.get("shared"), dict)), {})
+        return options | ({"shared": shared} if shared else {})
 
     def _own(self, records: Iterable[Record]) -> list[Record]:
         return [r for r in records if r.block is not None and r.block.id == self._block.id]
