@@ -17,7 +17,7 @@ from jobs.results.record import BlockPlace, Measurements, Record
 Value = Callable[[Measurements, str], float | None]  # value of a phase, None if there is none
 Task = tuple[str, str]  # run id and checkout
 _Key = tuple[str, str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
-_Execution = list[Record]  # records of one execution of a round
+Execution = list[Record]  # records of one execution of a round
 
 TOO_SHORT = "time of 0 ms"
 
@@ -63,7 +63,7 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
         The pairs in the order of their first round. A candidate that always failed has a pair
         without rounds for each phase that was timed in its block.
     """
-    executions = _counted(records)
+    executions = counted_executions(complete_executions(records))
     phases: dict[str, dict[str, None]] = {}  # by block, in the order of the records
     for _, execution in executions:
         for record in execution:
@@ -103,23 +103,36 @@ def _round(allocation: str, baseline: list[float | str], candidate: float | str)
     return next(f"baseline: {reason}" for reason in baseline if isinstance(reason, str))
 
 
-def _counted(records: Iterable[Record]) -> list[tuple[str, _Execution]]:
-    """Return the executions that count, each with its allocation, ordered by their start."""
+def complete_executions(records: Iterable[Record]) -> list[Execution]:
+    """Return the complete executions of rounds, ordered by their start.
+
+    Records without a block are ignored. If an attempt was repeated in its execution, the latest
+    attempt is in it.
+    """
     executions: dict[tuple[str, str], dict[int, Record]] = {}
     for record in records:
         if record.block is None:
             continue
         positions = executions.setdefault((record.block.id, record.block.execution), {})
         known = positions.get(record.block.position)
-        # A retry of an attempt replaces it.
         if known is None or record.started_at >= known.started_at:
             positions[record.block.position] = record
     complete = [list(p.values()) for p in executions.values() if _is_complete(p)]
-    complete.sort(key=_started_at)
-    latest: dict[tuple[str, str, int], tuple[str, _Execution]] = {}
+    return sorted(complete, key=_started_at)
+
+
+def counted_executions(complete: Iterable[Execution]) -> list[tuple[str, Execution]]:
+    """Return the executions that count, each with its allocation, ordered by their start.
+
+    Of several executions of one round in one allocation, the latest counts.
+
+    Args:
+        complete: complete executions, ordered by their start.
+    """
+    latest: dict[tuple[str, str, int], tuple[str, Execution]] = {}
     for execution in complete:
         first = execution[0]
-        allocation = _allocation(first)
+        allocation = allocation_of(first)
         key = (_place(first).id, allocation, _place(first).round)
         latest.pop(key, None)
         latest[key] = (allocation, execution)
@@ -130,11 +143,11 @@ def _is_complete(positions: dict[int, Record]) -> bool:
     return len(positions) >= _place(next(iter(positions.values()))).size
 
 
-def _started_at(execution: _Execution) -> float:
+def _started_at(execution: Execution) -> float:
     return min(record.started_at for record in execution)
 
 
-def _allocation(record: Record) -> str:
+def allocation_of(record: Record) -> str:
     """Return the allocation of a record.
 
     Two jobs without the id of the boot may have run on different hosts. Each is an allocation.
