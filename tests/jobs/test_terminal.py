@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -111,13 +112,14 @@ def test_ctrl_c_during_imports_prints_no_traceback(tmp_path: Path) -> None:
         assert (process.returncode, *printed) == (130, "", ""), command
 
 
-def test_a_command_whose_reader_exits_ends_without_a_message(done: Path) -> None:
+def test_a_command_whose_reader_exits_ends_without_a_message(done: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(done, tmp_path / "copy")
     commands = [
         ["-m", "jobs", "status", str(done)],
         ["-m", "jobs", "status", str(done), "--json"],
         ["-m", "jobs.submit", str(done.parent / "sweep.yaml"), "--dry-run"],
         ["aggregate.py", str(done)],
-        ["aggregate.py", "compare", str(done), str(done), "--all"],
+        ["aggregate.py", "compare", str(done), str(copy), "--all"],
         ["-m", "systems.accounting"],
     ]
     pipe = closed_pipe()

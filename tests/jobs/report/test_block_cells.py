@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from jobs.report.process_times import read_short
 from jobs.run import Run
 from tests.jobs.checkout import own_repository
-from tests.jobs.compared_folders import MODES, blocks, compared, noisy, only
+from tests.jobs.compared_folders import (
+    MODES,
+    block_records,
+    blocks,
+    compared,
+    noisy,
+    only,
+    write_records,
+)
 from tests.jobs.harness import call
 from tests.jobs.results_folder import Outcome, failed, ok
 
@@ -65,6 +74,17 @@ def test_a_single_round_is_undecided(tmp_path: Path) -> None:
     found = compared(folder)
     assert (only(found).verdict, found.exit_code) == ("unsure", 3)
     assert "at least 2 rounds are needed" in " ".join(found.notes)
+
+
+def test_rounds_of_several_allocations_are_combined(tmp_path: Path) -> None:
+    folder = blocks(tmp_path, noisy(lambda run: 1.1))
+    (manifest,) = read_short(folder.path).manifests
+    again = block_records(folder, manifest, noisy(lambda run: 1.1, seed=1), boot="another")
+    write_records(folder, manifest, again)
+    found = compared(folder)
+    judged = only(found).judged
+    assert judged is not None and (judged.rounds, judged.allocations) == (10, 2)
+    assert "10 rounds, 30 processes, CPU, 2 allocations." in found.notes
 
 
 def test_the_margin_is_that_of_the_option_or_of_the_sweep(tmp_path: Path) -> None:

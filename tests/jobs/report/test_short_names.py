@@ -109,7 +109,8 @@ def test_plots_comparisons_and_labels_show_short_names(
     shutil.copy(drawn, folder.path / "artifacts" / "a" / "image.png")
     images = copy_run_images(seen, list_results(seen), sources / "images", [])
     assert [image.title for image in images] == ["image, kernel naive", "image, kernel Mine"]
-    _, out, _ = cli("compare", folder.path, folder.path, "--all")
+    other = shutil.copytree(folder.path, sources / "copy")
+    _, out, _ = cli("compare", folder.path, other, "--all")
     assert "| Mine " in out and V2 not in out
     runs = expand(loaded).runs
     short = short_names([V2], [run.params["kernel"] for run in runs])

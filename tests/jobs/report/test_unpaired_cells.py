@@ -65,6 +65,23 @@ def test_noise_floors_bound_an_unpaired_difference(
     assert found.exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("uuids", "hours", "usual"),
+    [(("a", "a"), 0, 0.009), (("a", "b"), 0, 0.015), (("a", "a"), 2, 0.015), (("", ""), 0, 0.015)],
+)
+def test_the_same_gpus_minutes_apart_have_smaller_floors(
+    tmp_path: Path, uuids: tuple[str, str], hours: float, usual: float
+) -> None:
+    loaded = load(tmp_path, ATTENTION.replace("[1, 16]", "[1]"))
+    folders = ResultsFolder(tmp_path / "before"), ResultsFolder(tmp_path / "after")
+    folders[1].clock = folders[0].clock + 3600 * hours
+    for folder, uuid in zip(folders, uuids, strict=True):
+        outcome = ok(0.5) | {"gpus": [{"uuid": uuid} if uuid else {}]}
+        folder.submit(loaded, lambda params, repeat, outcome=outcome: outcome, H200)  # type: ignore[misc]
+    cell = only(compared_folders(*folders))
+    assert cell.high == pytest.approx(1 + usual)
+
+
 def test_rounds_that_two_folders_share_are_paired(tmp_path: Path) -> None:
     """One folder has the records of the baseline, the other those of the candidate."""
     text = "grid: {size: [1], mode: [fast, exact]}\n" + MODES
