@@ -1,7 +1,8 @@
-"""Print the tables of a results folder and draw its plots, or compare two results folders.
+"""Print the tables of a results folder and draw its plots, or compare measured times.
 
 python aggregate.py logs/flash [--format md|csv|latex|html] [--plot DIR]
 python aggregate.py attempts logs/flash
+python aggregate.py compare logs/flash
 python aggregate.py compare logs/before logs/after
 """
 
@@ -13,9 +14,7 @@ if __name__ == "__main__":
     exit_on_interrupt()  # before the imports below, which take longer
 
 import gc
-import math
 import sys
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,21 +23,16 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from jobs.command_line.completion import results_folders, sweep_files
+from jobs.command_line.completion import conditions, results_folders, sweep_files
 from jobs.command_line.parsers import as_path
-from jobs.commands.where import Where, matching
-from jobs.errors import InputError, TableError
+from jobs.commands.where import Where, matching, matching_runs
+from jobs.errors import CommandError, InputError, TableError
 from jobs.report.attempts import attempt_columns, attempts_of
-from jobs.report.compare import REGRESSIONS, compare, comparison_columns
+from jobs.report.compare import compare_blocks, compare_folders, require_margin
+from jobs.report.compare_text import csv_comparison, markdown_comparison
 from jobs.report.images import Image, copy_run_images, draw_plots
-from jobs.report.render import (
-    Format,
-    ListFormat,
-    markdown_image,
-    markdown_table,
-    render,
-    render_columns,
-)
+from jobs.report.process_times import read_both, read_short
+from jobs.report.render import Format, ListFormat, markdown_image, render, render_columns
 from jobs.report.report_table import make_report_table
 from jobs.report.results import Result, list_results
 from jobs.report.texts.templates import StudyTexts
@@ -46,6 +40,7 @@ from jobs.report.views import plots_of, tables_of
 from jobs.results.run_states import Observation, observe
 from jobs.results.stale import with_stale
 from jobs.results.unreadable import UnreadableResults
+from jobs.run import Run
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Sweep
@@ -70,11 +65,10 @@ app = typer.Typer(
     cls=TablesByDefault,
     add_completion=False,
     rich_markup_mode=None,
-    subcommand_metavar="[tables] FOLDER | attempts FOLDER | compare BEFORE AFTER",
-    help="Print the tables or the attempts of a results folder, or compare two results folders.",
+    subcommand_metavar="[tables] FOLDER | attempts FOLDER | compare FOLDER | compare BEFORE AFTER",
+    help="Print the tables or the attempts of a results folder, or compare measured times.",
     epilog="Examples: python aggregate.py logs/flash --format latex --plot plots; "
-    "python aggregate.py attempts logs/flash; "
-    "python aggregate.py compare logs/before logs/after",
+    "python aggregate.py attempts logs/flash; python aggregate.py compare logs/flash",
 )
 
 
@@ -233,79 +227,114 @@ def attempts(
 
 @app.command(
     "compare",
-    epilog="Example: python aggregate.py compare logs/before logs/after --tolerance 0.01",
+    epilog="Example: python aggregate.py compare logs/flash --where 'seq_len > 4096'",
 )
-def compare_folders(
+def compare_times(
     before: Annotated[
         Path,
         typer.Argument(
-            help="Results folder of the baseline.", parser=as_path, autocompletion=results_folders
-        ),
-    ],
-    after: Annotated[
-        Path,
-        typer.Argument(
-            help="Results folder to compare with the baseline.",
+            help="Results folder. If it is the only one, its runs are compared with the baselines "
+            "of their blocks.",
             parser=as_path,
             autocompletion=results_folders,
         ),
     ],
-    tolerance: Annotated[
-        float,
-        typer.Option(min=0.0, help="Relative difference up to which two times count as the same."),
-    ] = 0.02,
+    after: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Results folder to compare with BEFORE.",
+            parser=as_path,
+            autocompletion=results_folders,
+        ),
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            "--margin",
+            "--tolerance",
+            help="Relative difference up to which two times count as the same. [default: "
+            "blocks.margin of the sweep, or 0.01]",
+        ),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Only the runs that satisfy this condition, for example 'seq_len > 4096'. It may "
+            "contain parameters and benchmark. [default: all runs]",
+            autocompletion=conditions,
+        ),
+    ] = None,
+    output_format: Annotated[
+        ListFormat,
+        typer.Option("--format", help="Output format. csv lists all cells, with exact numbers."),
+    ] = ListFormat.md,
     every: Annotated[
-        bool, typer.Option("--all", help="Also print the verdicts 'same' and 'not measured'.")
+        bool,
+        typer.Option(
+            "--all",
+            help="Also list cells that are new, gone or not measured, and unpaired cells within "
+            "the noise.",
+        ),
     ] = False,
 ) -> None:
-    """Compare two results folders run by run. Exit with code 1 if any run is slower or broken.
+    """Compare measured times, by run and phase.
 
-    Each phase of a run gets a verdict. The verdict depends on the ratio of the median times, AFTER
-    divided by BEFORE, and on the 95% confidence interval of this ratio:
+    With one folder, each run is compared with the baseline of its block: another implementation,
+    or another version of the code (--against). The verdict comes from the ratios of the rounds:
 
-    faster: the whole interval is below 1 - tolerance.
+    faster, slower: the difference is significant at 1% and larger than that of the same code.
 
-    slower: the whole interval is above 1 + tolerance.
+    same: the ratio is within the margin, by two one-sided tests at 5%.
 
-    same: the whole interval is between 1 - tolerance and 1 + tolerance.
+    unsure: neither. A line below the table says how many rounds would decide.
 
-    unsure: the interval crosses one of these limits, or there are fewer than 5 samples. More
-    repeats are needed.
+    With two folders, AFTER is compared with BEFORE, run by run. Runs that were not measured in
+    turn get no verdict on their times:
 
-    There are other verdicts for runs and phases without times in one of the folders:
+    unpaired: the interval of the ratio comes from stored noise floors. A difference that exceeds
+    the largest known noise is stated, as in: unpaired, at least 1.40x slower.
 
-    broken: the run was measured in BEFORE. In AFTER it failed, or was submitted without a record.
+    There are other verdicts for runs and phases without times on one side:
+
+    broken: measured before; after, it failed or has no record.
 
     fixed: the reverse of broken.
 
-    new: the run was not submitted to BEFORE, or BEFORE does not have this phase.
+    new: not submitted before, or the phase did not exist.
 
-    gone: the run was not submitted to AFTER, or AFTER does not have this phase.
+    gone: not submitted after, or the phase does not exist.
 
-    not measured: the run is queued or running in AFTER, or has no times in either folder.
+    not measured: queued or running, or without times on both sides.
+
+    Exit code: 0 if every cell is same or faster; 1 if a cell is broken, or slower after the
+    adjustment for the number of cells (Holm); 2 if the input is invalid; 3 if a cell is unsure,
+    unpaired or still to be measured.
     """
-    if not math.isfinite(tolerance):
-        _fail(f"--tolerance must be a finite number, got {tolerance}")
-    observations = _observe(before), _observe(after)
-    lines: list[str] = []
-    for folder, observation in zip((before, after), observations, strict=True):
-        lines += map(str, observation.bad_lines)
-        lines += [f"{folder}: {note}" for note in observation.notes]
-    for line in dict.fromkeys(lines):
-        print(f"note: {line}", file=sys.stderr)
-    comparisons = compare(*observations, tolerance)
-    hidden = () if every else ("same", "not measured")
-    chosen = [comparison for comparison in comparisons if comparison.verdict not in hidden]
-    if chosen:
-        print(markdown_table(comparison_columns(chosen, comparisons), "left"), end="\n\n")
-    counts = Counter(comparison.verdict for comparison in comparisons)
-    print(
-        ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "no runs to compare"
-    )
-    if any(counts[name] for name in REGRESSIONS):
-        raise SystemExit(1)
-    if not any(comparison.ratio for comparison in comparisons):
-        _fail("the two folders have no measured run in common")
+    try:
+        if margin is not None:
+            require_margin(margin)
+        if after is None:
+            observation = read_short(before.resolve())
+            notes = [*map(str, observation.bad_lines), *observation.notes]
+            runs = {task.run.id: task.run for task in observation.tasks}
+            found = compare_blocks(observation, margin, _chosen(runs, where))
+        else:
+            sides = read_both(before.resolve(), after.resolve())
+            notes = [f"{side.folder}: {note}" for side in sides for note in side.notes]
+            runs = sides[0].runs | sides[1].runs
+            found = compare_folders(*sides, margin, _chosen(runs, where))
+    except CommandError as error:
+        _fail(str(error))
+    for note in dict.fromkeys(notes):
+        print(f"note: {note}", file=sys.stderr)
+    as_csv = output_format is ListFormat.csv
+    print(csv_comparison(found) if as_csv else markdown_comparison(found, every))
+    raise SystemExit(found.exit_code)
+
+
+def _chosen(runs: dict[str, Run], where: str | None) -> set[str] | None:
+    return None if where is None or not runs else matching_runs(list(runs.values()), where)
 
 
 def _observe(folder: Path) -> Observation:

@@ -12,6 +12,7 @@ import typer
 from jobs.commands.cancel import cancel
 from jobs.commands.carry import carry
 from jobs.commands.check import check
+from jobs.commands.hours import hours
 from jobs.commands.logs import logs
 from jobs.commands.replay import replay
 from jobs.commands.retry import retry
@@ -42,6 +43,7 @@ app.command(epilog="Example: python -m jobs cancel logs/flash --where 'dtype == 
 app.command(epilog="Example: python -m jobs retry logs/flash --where 'status == oom'")(retry)
 app.command(epilog="Example: python -m jobs replay 3fa2")(replay)
 app.command(epilog="Example: python -m jobs sources 3fa2 --in logs/flash")(sources)
+app.command(epilog="Example: python -m jobs hours logs/flash --by status")(hours)
 app.command(epilog="Example: python -m jobs carry && rsync -a --exclude .git ./ gpubox:sweeps/")(
     carry
 )

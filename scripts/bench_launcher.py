@@ -23,11 +23,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 
-def command(*arguments: str) -> tuple[float, int]:
+def command(*arguments: str, exit_code: int = 0) -> tuple[float, int]:
     """Run a command; return its wall time in seconds and its peak resident memory in bytes.
 
+    Args:
+        arguments: the command and its arguments.
+        exit_code: the exit code that the command must have.
+
     Raises:
-        SystemExit: if the command fails. The message contains the output of the command.
+        SystemExit: if the command has another exit code. The message contains its output.
     """
     start = time.perf_counter()
     with tempfile.TemporaryFile("w+") as output:
@@ -36,7 +40,7 @@ def command(*arguments: str) -> tuple[float, int]:
         process.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.perf_counter() - start
         output.seek(0)
-        if process.returncode:
+        if process.returncode != exit_code:
             told = f"{' '.join(arguments)} failed with exit code {process.returncode}"
             raise SystemExit(f"{told}:\n{output.read()}")
     return seconds, usage.ru_maxrss * 1024
@@ -107,10 +111,16 @@ def submission(folder: Path) -> None:
     print(f"submission of 1,000 runs, one run per job: {seconds:.1f} s")
 
 
-def aggregation(folder: Path, count: int) -> None:
-    """Measure the time and memory to print the tables of a results folder with `count` records.
+def write_results(out: Path, count: int, seed: int = 0) -> int:
+    """Write a results folder with `count` records, as after one submission. Return its runs.
 
-    Each record has three phases with 100 samples each. Each file contains 1,000 records.
+    Each record has three phases with 100 samples each. Each file contains 1,000 records. `count` is
+    rounded down to a multiple of 100.
+
+    Args:
+        out: the results folder. It must not exist.
+        count: number of records.
+        seed: seed of the random samples.
     """
     from jobs.launch.packing import pack
     from jobs.launch.resume import tasks_of
@@ -119,8 +129,9 @@ def aggregation(folder: Path, count: int) -> None:
     from jobs.sweep.expand import expand
     from jobs.sweep.load import load_sweep
 
+    out.parent.mkdir(parents=True, exist_ok=True)
     path = sweep(
-        folder / "aggregation.yaml",
+        out.with_suffix(".yaml"),
         name="aggregation",
         fixed={"implementation": "naive"},
         grid={"seq_len": list(range(1, count // 100 + 1)), "head_dim": list(range(1, 101))},
@@ -129,14 +140,13 @@ def aggregation(folder: Path, count: int) -> None:
     )
     loaded = load_sweep(path)
     expanded = expand(loaded)
-    jobs = pack(tasks_of(expanded, 1), 1000)
-    out = folder / "aggregation"
+    jobs = pack(tasks_of(expanded.runs, 1), 1000)
     runs = {run.id: run for run in expanded.runs}
     manifest = Manifest(
         out, new_id(), time.time(), Executor.local, loaded.sweep, "", "", runs, jobs, [], {}
     )
     write_manifest(manifest)
-    draw = random.Random(0)
+    draw = random.Random(seed)
     environment = {"host": "n1", "packages": {"torch": "2.11.0"}, "git": {"commit": "0" * 40}}
     lines: dict[int, list[bytes]] = {}
     for job in jobs:
@@ -158,12 +168,24 @@ def aggregation(folder: Path, count: int) -> None:
     records.mkdir()
     for index, many in lines.items():
         (records / f"{manifest.id}-{index}.jsonl").write_bytes(b"\n".join(many) + b"\n")
-    size = sum(file.stat().st_size for file in records.iterdir())
-    seconds, peak = command(sys.executable, "aggregate.py", str(out))
-    print(
-        f"tables of {len(expanded.runs):,} records ({size / 1e6:.0f} MB): {seconds:.1f} s, peak "
-        f"memory {peak / 1e9:.2f} GB (target for 100,000 records: 10 s, 1 GB)"
-    )
+    return len(runs)
+
+
+def aggregation(folder: Path, count: int) -> None:
+    """Measure the tables of a results folder with `count` records, and a comparison of two."""
+    before, after = folder / "before", folder / "after"
+    runs = write_results(before, count)
+    write_results(after, count, seed=1)
+    size = sum(file.stat().st_size for file in before.glob("records/*"))
+    target = "target for 100,000 records: 10 s, 1 GB"
+    for what, exits, *arguments in (
+        (f"tables of {runs:,} records ({size / 1e6:.0f} MB)", 0, str(before)),
+        (f"comparison of two folders with {runs:,} records each", 3, "compare", before, after),
+    ):
+        seconds, peak = command(
+            sys.executable, "aggregate.py", *map(str, arguments), exit_code=exits
+        )
+        print(f"{what}: {seconds:.1f} s, peak memory {peak / 1e9:.2f} GB ({target})")
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -92,6 +92,9 @@ class RoundOptions:
     check: bool = True  # whether to check the output; the block's first round does
     sustained_s: float = 0.0  # duration of the measurement of sustained speed of each phase
     hold_ms: float = 0.0  # minimum time for which the GPU is kept busy before a timed call
+    # The fact `shared` of the block's first run: values that its other runs use instead of their
+    # own, so that predictions of all runs rest on the same measurement.
+    shared: dict[str, float] = field(default_factory=dict)
 
 
 def round_options() -> RoundOptions:

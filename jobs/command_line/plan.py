@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 
 from jobs.block import Block
 from jobs.command_line.plain_console import plain_console
-from jobs.formatting import counted, relative
+from jobs.formatting import counted, format_number, relative
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.submission import Prepared
 from jobs.results.latest import LOGS, folders_in
@@ -101,17 +101,42 @@ class _Durations:
     seconds: dict[str, float]  # by benchmark and parameters, see `_point`
     source: str  # the results folder in which most of them were found
 
-    def mean_of(self, runs: list[Run]) -> float | None:
-        """Return the mean time of those of the given runs that are known, in seconds."""
+    def expected(self, runs: list[Run]) -> _Expected | None:
+        """Return the expected time of some runs, each of which may occur several times.
+
+        A run without an earlier time counts as the mean of the others. None if no run has one.
+        """
         known = [self.seconds[point] for run in runs if (point := _point(run)) in self.seconds]
-        return sum(known) / len(known) if known else None
+        if not known:
+            return None
+        mean = sum(known) / len(known)
+        minutes = [self.seconds.get(_point(run), mean) / 60 for run in runs]
+        gpus = [run.shape.nodes * run.shape.gpus_per_node for run in runs]
+        used = sum(one * count / 60 for one, count in zip(minutes, gpus, strict=True))
+        return _Expected(sum(minutes), used, len(known))
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """The expected time of some runs that are executed one after another."""
+
+    minutes: float
+    gpu_hours: float
+    known: int  # number of runs with an earlier time
+
+    @property
+    def gpu_text(self) -> str:
+        """The GPU-hours with a comma before them. Empty if the runs need no GPUs."""
+        return f", {format_number(self.gpu_hours, 2)} GPU-hours" if self.gpu_hours else ""
 
 
 def _durations(prepared: Prepared) -> _Durations:
     """Read how long the runs of a planned submission took before.
 
     The records are read from the results folder and from the results folders in ./logs that have
-    the name of the sweep, as the reference results of this repository.
+    the name of the sweep, as the reference results of this repository. The time of a run is the
+    mean in the first of these folders that has records of it. In a block, the first round takes
+    longer than the others.
     """
     manifest = prepared.manifest
     took: dict[str, float] = {}
@@ -120,11 +145,15 @@ def _durations(prepared: Prepared) -> _Durations:
     with suppress(UnreadableResults):
         folders += [path for path in folders_in(LOGS) if path.name == manifest.sweep.name]
     for folder in dict.fromkeys(path.resolve() for path in folders):
+        here: dict[str, list[float]] = {}
         with suppress(UnreadableResults):  # another folder must not stop the submission
             for record in iter_records(folder) if manifest.jobs else ():
                 if isinstance(record, Record) and record.status == "ok":
-                    took.setdefault(_point(record), record.finished_at - record.started_at)
-                    source = source or str(relative(folder))
+                    here.setdefault(_point(record), []).append(
+                        record.finished_at - record.started_at
+                    )
+        source = source or (str(relative(folder)) if here else "")
+        took = {point: sum(times) / len(times) for point, times in here.items()} | took
     return _Durations(took, source)
 
 
@@ -132,17 +161,14 @@ def _expected(prepared: Prepared, durations: _Durations) -> str:
     """Return an estimate of the total run time of a planned submission, as text."""
     manifest = prepared.manifest
     wanted = [manifest.runs[run] for job in manifest.jobs for run, _ in job.tasks]
-    mean = durations.mean_of(wanted)
     if not wanted:
         return "nothing to run"
-    if mean is None:
+    expected = durations.expected(wanted)
+    if expected is None:
         return "unknown: these runs have no earlier records"
-    known = sum(_point(run) in durations.seconds for run in wanted)
-    gpu_hours = mean / 3600 * sum(run.shape.nodes * run.shape.gpus_per_node for run in wanted)
-    hours = f", {gpu_hours:.1f} GPU-hours" if gpu_hours else ""
     return (
-        f"{mean * len(wanted) / 60:.0f} min of run time{hours} (from records of {known} of "
-        f"{len(wanted)} runs in {durations.source})"
+        f"{expected.minutes:.0f} min of run time{expected.gpu_text} (from records of "
+        f"{expected.known} of {len(wanted)} runs in {durations.source})"
     )
 
 
@@ -156,11 +182,12 @@ def _rounds(blocks: list[Block], prepared: Prepared, durations: _Durations) -> s
     """
     rounds = max(block.rounds for block in blocks)
     text = f"{counted(len(blocks), 'block')} of {counted(rounds, 'round')}"
-    tasks = [task for block in blocks for task in block.tasks(0)]
-    runs = [prepared.manifest.runs[run] for run, _ in tasks]
-    mean = durations.mean_of(runs)
+    runs = [prepared.manifest.runs[run] for block in blocks for run, _ in block.tasks(0)]
+    expected = durations.expected(runs)
     each = f"{len(runs)} runs a round"
-    return f"{text}, {each}" + (f", about {mean * len(runs) / 60:.1f} min" if mean else "")
+    if expected is None:
+        return f"{text}, {each}"
+    return f"{text}, {each}, about {expected.minutes:.1f} min{expected.gpu_text}"
 
 
 def _point(of: Run | Record) -> str:

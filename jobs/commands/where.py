@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from pydantic import create_model
 from jobs.command_line.completion import conditions
 from jobs.errors import nearest
 from jobs.results.run_states import Observation, TaskState
+from jobs.run import Run
 from jobs.status import Status
 from jobs.submit import fail
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, NoBenchmark, load_benchmark
@@ -43,7 +45,7 @@ def matching(seen: Observation, where: str | None) -> Observation:
     """
     if where is None or not seen.tasks:
         return seen
-    benchmarks = _benchmarks(seen.tasks)
+    benchmarks = _benchmarks(task.run for task in seen.tasks)
     try:
         parsed = comparison(where, benchmarks, NAMES, lambda one: _check(one, benchmarks))
         kept = [
@@ -57,10 +59,35 @@ def matching(seen: Observation, where: str | None) -> Observation:
     return replace(seen, tasks=kept)
 
 
-def _benchmarks(tasks: list[TaskState]) -> Benchmarks:
+def matching_runs(runs: list[Run], where: str) -> set[str]:
+    """Return the ids of the runs whose parameters satisfy a condition.
+
+    Exits with an error message if the condition is invalid, or if no run satisfies it.
+
+    Args:
+        runs: the runs, at least one.
+        where: the condition, such as `seq_len > 4096`. It may contain parameters and benchmark.
+    """
+    benchmarks = _benchmarks(runs)
+    try:
+        parsed = comparison(where, benchmarks, NAMES[:1], lambda one: _check(one, benchmarks))
+        found = {
+            run.id
+            for run in runs
+            if (condition := parsed.get(run.benchmark)) is not None
+            and condition(_parameters(run, benchmarks.by_name[run.benchmark]))
+        }
+    except ConditionError as error:
+        fail(f"--where: {error}")
+    if not found:
+        fail(f"--where: no run satisfies the condition {where!r}")
+    return found
+
+
+def _benchmarks(runs: Iterable[Run]) -> Benchmarks:
     params: dict[str, dict[str, Any]] = {}
-    for task in tasks:
-        params.setdefault(task.run.benchmark, {}).update(task.run.params)
+    for run in runs:
+        params.setdefault(run.benchmark, {}).update(run.params)
     by_name = {name: _benchmark(name, params[name]) for name in params}
     return Benchmarks(next(iter(by_name.values())), by_name)
 
@@ -82,8 +109,11 @@ def _benchmark(name: str, params: dict[str, Any]) -> Benchmark:
 
 
 def _values(task: TaskState, benchmark: Benchmark) -> dict[str, Any]:
-    own = {"benchmark": task.run.benchmark, "status": str(task.status), "repeat": task.repeat}
-    return own | benchmark.json_defaults | task.run.params
+    return {"status": str(task.status), "repeat": task.repeat} | _parameters(task.run, benchmark)
+
+
+def _parameters(run: Run, benchmark: Benchmark) -> dict[str, Any]:
+    return {"benchmark": run.benchmark} | benchmark.json_defaults | run.params
 
 
 def _check(benchmark: Benchmark, benchmarks: Benchmarks) -> Check:

@@ -87,6 +87,8 @@ def local_slots(gpus: int, parallel: int | None) -> Slots:
     """
 
     def slots(shape: Shape) -> int:
+        if shape.exclusive:
+            return 1
         if not shape.gpus_per_node:
             return parallel or 1
         fit = max(1, gpus // shape.gpus_per_node)

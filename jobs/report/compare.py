@@ -1,261 +1,285 @@
-"""Compares the times of two results folders, run by run.
+"""Comparisons of measured times: within one results folder, or of two folders.
 
-Each phase of a run gets a verdict, such as slower. The verdict depends on the ratio of the median
-times in the two folders, and on the confidence interval of this ratio. The interval is computed
-with the bootstrap method (Efron 1979), which draws random samples from the measured times, with
-replacement. It first draws repeats and then times within each repeat, because times that were
-measured in one process are correlated.
+In one folder, each run is compared with the baseline of its block. docs/verdicts.md explains the
+verdicts and the exit codes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 
-import numpy as np
-
-from jobs.code.short_names import short_names
-from jobs.formatting import format_number, format_scalar
-from jobs.report.metrics import slowest_rank
-from jobs.report.results import Result, list_results
-from jobs.results.record import Measurements
+from jobs.errors import CommandError
+from jobs.formatting import counted
+from jobs.report.block_cells import BlockCells, block_cells, gpus_of
+from jobs.report.cells import Cell
+from jobs.report.paired import Pair
+from jobs.report.process_times import FolderTimes, sweep_margin
+from jobs.report.recorded import recorded_value
+from jobs.report.unpaired_cells import common_results, folder_cells, same_attempts
+from jobs.report.verdicts import MARGIN, decide
 from jobs.results.run_states import Observation
-from jobs.run import Run, varying
 
-RunOnDevice = tuple[str, str]  # run id, device
-RESAMPLES = 1000  # number of bootstrap resamples
-CONFIDENCE = 95.0  # confidence level of the interval, in percent
-MIN_SAMPLES = 5  # minimum per folder; with fewer, the bootstrap interval is too narrow
-REGRESSIONS = ("slower", "broken")  # verdicts that make the command exit with code 1
+NO_ROUNDS = (
+    "it has no paired rounds. To measure runs in turn, add the key `blocks` to the sweep, or "
+    "submit it with --against REV to compare with another version of the code"
+)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison between two results folders, for one phase of a run on one kind of device."""
+    """The verdicts of a comparison, and what they rest on."""
 
-    run: Run
-    device: str
-    phase: str  # "" if the verdict is on the whole run, such as broken
-    verdict: str  # faster, slower, same, unsure; broken, fixed, new, gone, not measured
-    before: float | None = None  # median time in milliseconds
-    after: float | None = None  # median time in milliseconds
-    low: float | None = None  # lower bound of the confidence interval of `ratio`
-    high: float | None = None  # upper bound
+    cells: list[Cell]
+    heading: list[str]  # lines above the table
+    notes: list[str] = field(default_factory=list)  # lines below the table
 
     @property
-    def ratio(self) -> float | None:
-        """The median time `after` divided by the median time `before`."""
-        if not self.before or self.after is None:
-            return None
-        return self.after / self.before
+    def exit_code(self) -> int:
+        """0: every cell is same or faster; 1: slower or broken; 3: undecided or unpaired.
+
+        Cells that are fixed, new or gone have no influence, and neither have runs that cannot be
+        measured.
+        """
+        verdicts = [cell.judged for cell in self.cells if cell.judged is not None]
+        code = decide(verdicts) if verdicts else 0
+        if code == 1 or any(cell.verdict == "broken" for cell in self.cells):
+            return 1
+        if any(cell.verdict == "unpaired" or cell.pending for cell in self.cells):
+            return 3
+        if not verdicts and not any(cell.verdict == "fixed" for cell in self.cells):
+            return 3
+        return code
 
 
-def bootstrap_ratio(
-    before: list[np.ndarray], after: list[np.ndarray], rng: np.random.Generator
-) -> tuple[float, float]:
-    """Return the 95% confidence interval of the ratio median(after) / median(before).
-
-    Args:
-        before: times in the folder of the baseline, one array per repeat.
-        after: times in the other folder, one array per repeat.
-        rng: random number generator for the bootstrap.
-
-    Returns:
-        The lower and the upper bound of the interval. A bound can be NaN or infinite if the median
-        of resampled `before` times is 0.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):  # a median of 0 gives NaN or inf
-        ratios = _medians(after, rng) / _medians(before, rng)
-    edge = (100 - CONFIDENCE) / 2
-    low, high = np.percentile(ratios, [edge, 100 - edge])
-    return float(low), float(high)
+def require_margin(margin: float) -> None:
+    """Raise CommandError if a margin is not valid."""
+    if not 0 < margin < 1:  # also False for NaN
+        raise CommandError(f"--margin must be greater than 0 and less than 1, got {margin}")
 
 
-def _medians(repeats: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """Return the median of each of 1,000 bootstrap resamples, as an array.
-
-    A resample is made in two steps. First, draw as many repeats as there are, with replacement.
-    Then, from each drawn repeat, draw as many times as it has, with replacement.
+def compare_blocks(
+    observation: Observation, margin: float | None = None, chosen: Collection[str] | None = None
+) -> Comparison:
+    """Compare each run in a results folder with the baseline of its block.
 
     Args:
-        repeats: measured times, one array per repeat.
-        rng: random number generator.
+        observation: the folder, read with `read_short`.
+        margin: relative difference up to which two times count as the same. None: that of the
+            sweep, or 0.01.
+        chosen: ids of the runs that are compared. None: all.
+
+    Raises:
+        CommandError: if the folder has no records or no blocks, or no chosen run is in a block.
     """
-    lengths = np.array([len(samples) for samples in repeats])
-    padded = np.full((len(repeats), lengths.max()), np.nan)
-    for row, samples in zip(padded, repeats, strict=True):
-        row[: len(samples)] = samples
-    chosen = rng.integers(0, len(repeats), (RESAMPLES, len(repeats)))
-    counts = lengths[chosen][..., None]
-    places = (rng.random((*chosen.shape, lengths.max())) * counts).astype(int)
-    drawn = padded[chosen[..., None], places]
-    drawn[np.broadcast_to(np.arange(lengths.max()) >= counts, drawn.shape)] = np.nan
-    drawn = np.sort(drawn.reshape(RESAMPLES, -1), axis=1)  # NaN sorts last
-    total = lengths[chosen].sum(axis=1)
-    every = np.arange(RESAMPLES)
-    medians: np.ndarray = (drawn[every, (total - 1) // 2] + drawn[every, total // 2]) / 2
-    return medians
+    folder = observation.folder
+    _require_records(folder, len(observation.records))
+    has_blocks = any(manifest.blocks for manifest in observation.manifests)
+    if not has_blocks and all(record.block is None for record in observation.records):
+        raise CommandError(
+            f"{folder} cannot be compared with itself: {NO_ROUNDS}. To compare two folders, name "
+            "both"
+        )
+    used = margin or sweep_margin(observation) or MARGIN
+    found = block_cells(observation, used, chosen)
+    if not found.cells:
+        raise CommandError(f"{folder} has no run in a block, other than baselines, to compare")
+    return Comparison(
+        found.cells,
+        _block_heading(observation, found),
+        [*_basis(observation, found), *_decision(found.cells, used)],
+    )
 
 
-def verdict(low: float, high: float, tolerance: float) -> str:
-    """Return the verdict that follows from the confidence interval of the ratio after / before.
-
-    Args:
-        low, high: bounds of the interval.
-        tolerance: relative difference that is ignored, such as 0.02.
-
-    Returns:
-        "faster" if the whole interval is below 1 - tolerance, "slower" if it is above
-        1 + tolerance, "same" if it is between these limits, and "unsure" otherwise.
-    """
-    if high < 1 - tolerance:
-        return "faster"
-    if low > 1 + tolerance:
-        return "slower"
-    if low >= 1 - tolerance and high <= 1 + tolerance:
-        return "same"
-    return "unsure"
-
-
-def compare(before: Observation, after: Observation, tolerance: float) -> list[Comparison]:
+def compare_folders(
+    before: FolderTimes,
+    after: FolderTimes,
+    margin: float | None = None,
+    chosen: Collection[str] | None = None,
+) -> Comparison:
     """Compare the times of all runs in two results folders.
 
     Args:
-        before: state of the folder of the baseline.
-        after: state of the folder that is compared with the baseline.
-        tolerance: relative difference that is ignored, such as 0.02.
+        before: the folder of the baseline.
+        after: the folder that is compared with the baseline.
+        margin: relative difference up to which two times count as the same, for paired runs. None:
+            that of the sweep of `after`, or 0.01.
+        chosen: ids of the runs that are compared. None: all.
 
-    Returns:
-        One comparison for each run, kind of device and phase. If a run has no measurements in one
-        of the folders, it has one comparison with the phase "".
+    Raises:
+        CommandError: if a folder has no records, or the folders have no run in common.
     """
-    old, new = _by_run_and_device(before), _by_run_and_device(after)
-    _share_devices(old, new)
-    _share_devices(new, old)
-    rng = np.random.default_rng(0)
-    comparisons: list[Comparison] = []
-    for key in {**old, **new}:
-        a, b = old.get(key, []), new.get(key, [])
-        run, device = (b or a)[0].run, key[1]
-        a_ok, b_ok = _ok(a), _ok(b)
-        for phase in dict.fromkeys(phase for m in (*a_ok, *b_ok) for phase in m.samples_ms):
-            old_ms, new_ms = (
-                [slowest_rank(m, phase) for m in side if phase in m.samples_ms]
-                for side in (a_ok, b_ok)
-            )
-            if old_ms and new_ms:
-                numbers = _compare_samples(old_ms, new_ms, rng, tolerance)
-                comparisons.append(Comparison(run, device, phase, *numbers))
-            elif a_ok and b_ok:
-                comparisons.append(Comparison(run, device, phase, "gone" if old_ms else "new"))
-        if not a_ok or not b_ok:
-            comparisons.append(Comparison(run, device, "", _verdict_without(a, b, a_ok, b_ok)))
-    return comparisons
+    if before.folder == after.folder:
+        raise CommandError(
+            f"BEFORE and AFTER must be different folders, got {before.folder} twice. To compare "
+            "the runs of its blocks, name it once"
+        )
+    for side in (before, after):
+        _require_records(side.folder, side.records)
+    used = margin or after.margin or MARGIN
+    cells = folder_cells(before, after, used, chosen)
+    common = common_results(before, after)
+    if not common and not any(cell.judged for cell in cells):
+        raise CommandError(_unrelated(before, after))
+    heading = []
+    apart = len(before.results) + len(after.results) - 2 * common
+    if apart:
+        heading.append(f"{counted(common, 'run')} in both folders, {apart} only in one of them.")
+    notes = []
+    if any(cell.verdict == "unpaired" for cell in cells):
+        notes.append(
+            "Unpaired: the folders were not measured in turn, so there is no verdict. Intervals "
+            "come from stored noise floors, see docs/verdicts.md. For a verdict, submit with "
+            "--against."
+        )
+        known = {c.device: None for c in cells if c.verdict == "unpaired" and c.low is not None}
+        unknown = {c.device: None for c in cells if c.verdict == "unpaired" and c.low is None}
+        if missing := ", ".join(unknown):
+            some = "some benchmarks on " if known.keys() & unknown.keys() else ""
+            notes.append(f"No noise floor is stored for {some}{missing}.")
+    if repeated := same_attempts(before, after):
+        have = "has" if repeated == 1 else "have"
+        notes.append(f"{counted(repeated, 'run')} {have} the same records in both folders.")
+    return Comparison(cells, heading, [*notes, *_decision(cells, used)])
 
 
-def _compare_samples(
-    before: list[np.ndarray], after: list[np.ndarray], rng: np.random.Generator, tolerance: float
-) -> tuple[str, float, float, float | None, float | None]:
-    """Compare the times of one phase of a run in two folders.
-
-    Args:
-        before: times in the folder of the baseline in milliseconds, one array per repeat.
-        after: times in the other folder in milliseconds, one array per repeat.
-        rng: random number generator for the bootstrap.
-        tolerance: relative difference that is ignored, such as 0.02.
-
-    Returns:
-        The verdict, the median of `before`, the median of `after`, and the lower and upper bound of
-        the confidence interval of the ratio of the medians. The bounds are None if `before` or
-        `after` has fewer than 5 samples.
-    """
-    a, b = (float(np.median(np.concatenate(side))) for side in (before, after))
-    if min(sum(map(len, before)), sum(map(len, after))) < MIN_SAMPLES:
-        return "unsure", a, b, None, None
-    low, high = bootstrap_ratio(before, after, rng)
-    return verdict(low, high, tolerance), a, b, low, high
+def _require_records(folder: Path, count: int) -> None:
+    if not count:
+        raise CommandError(
+            f"{folder} has no records, so there is nothing to compare; "
+            f"python -m jobs status {folder} shows why"
+        )
 
 
-def _by_run_and_device(observation: Observation) -> dict[RunOnDevice, list[Result]]:
-    groups: dict[RunOnDevice, list[Result]] = {}
-    for result in list_results(observation):
-        groups.setdefault((result.run.id, result.device), []).append(result)
-    return groups
+def _unrelated(before: FolderTimes, after: FolderTimes) -> str:
+    what = f"{before.folder} and {after.folder} have no run in common"
+    runs = {run for run, _ in before.results} & {run for run, _ in after.results}
+    if not runs:
+        return f"{what}: their benchmarks, versions or parameters differ"
+    here, there = (
+        ", ".join(sorted({device for _, device in side.results if device}))
+        for side in (before, after)
+    )
+    return f"{what} on the same kind of device: got {here} and {there}"
 
 
-def _share_devices(
-    side: dict[RunOnDevice, list[Result]], other: dict[RunOnDevice, list[Result]]
-) -> None:
-    """Assign devices to the results of one folder whose device is unknown.
-
-    The device is unknown if a run has no record in this folder. The run then gets the devices that
-    it has in the other folder, so that its results in the two folders are compared.
-
-    Args:
-        side: results of this folder, by run and device. It is changed in place.
-        other: results of the other folder, by run and device.
-    """
-    for run, device in [key for key in side if not key[1]]:
-        theirs = [key for key in other if key[0] == run and key[1]]
-        if theirs:
-            missing = side.pop((run, device))
-            side.update({key: missing for key in theirs if key not in side})
-
-
-def _ok(side: list[Result]) -> list[Measurements]:
-    """Return the measurements of the successful results in a list."""
-    return [r.measurements for r in side if r.status == "ok" and r.measurements is not None]
-
-
-def _verdict_without(
-    a: list[Result], b: list[Result], a_ok: list[Measurements], b_ok: list[Measurements]
-) -> str:
-    """Return the verdict on a run that has no measurements in at least one of two folders.
-
-    Args:
-        a: results of the run in the folder of the baseline.
-        b: results of the run in the other folder.
-        a_ok: measurements of the successful results in `a`.
-        b_ok: measurements of the successful results in `b`.
-
-    Returns:
-        One of "broken", "fixed", "new", "gone" and "not measured".
-    """
-    if a_ok:
-        if not b:
-            return "gone"
-        return "not measured" if all(result.status.is_live for result in b) else "broken"
-    if b_ok:
-        return "fixed" if a else "new"
-    return "not measured"
+def _block_heading(observation: Observation, found: BlockCells) -> list[str]:
+    """Return the lines that say what is compared with what, and which commit is which."""
+    baselines = list(dict.fromkeys(cell.baseline for cell in found.cells))
+    checkouts = {
+        name: checkout
+        for manifest in observation.manifests
+        for name, checkout in manifest.checkouts.items()
+    }
+    lines = []
+    for label in baselines:
+        other = checkouts.get(label.removeprefix("code="))
+        if other is None:
+            continue
+        pairs = [pair for pair in found.pairs if pair.baseline_checkout == other.name]
+        state = other.state.get("commit")
+        where = f"commit {state[:10]}" if isinstance(state, str) else "commit unknown"
+        changed = ", with changes" if other.state.get("dirty") else ""
+        name = "" if isinstance(state, str) and state.startswith(other.name) else f"{other.name}, "
+        present = _commits(observation, {pair.candidate for pair in pairs})
+        lines.append(
+            f"before: the other checkout ({name}{where}{changed}); "
+            f"after: the present code ({present})."
+        )
+    plain = [label for label in baselines if label.removeprefix("code=") not in checkouts]
+    if len(plain) == 1:
+        lines.append(f"before: the baseline of the block ({plain[0]}); after: the run.")
+    elif plain:
+        lines.append("before: the baseline of the block; after: the run.")
+    return lines
 
 
-def comparison_columns(
-    chosen: list[Comparison], comparisons: list[Comparison]
-) -> dict[str, list[str]]:
-    """Return a table of comparisons, as a dict from column header to cells.
+def _commits(observation: Observation, runs: set[str]) -> str:
+    found = dict.fromkeys(
+        recorded_value(record, "commit")
+        for record in observation.records
+        if record.run in runs and record.block is not None
+    )
+    return f"commit {', '.join(found)}" if found else "not measured"
 
-    Args:
-        chosen: comparisons to show, at least one.
-        comparisons: all comparisons. The table has a column for each parameter whose value varies
-            among the runs of these comparisons.
-    """
-    names = varying([comparison.run for comparison in comparisons])
-    references = {reference for c in comparisons for reference in c.run.code}
-    short = short_names(references, (c.run.params.get(name) for c in comparisons for name in names))
-    several_benchmarks = len({comparison.run.benchmark for comparison in comparisons}) > 1
-    several_devices = len({comparison.device for comparison in chosen}) > 1
-    rows = []
-    for c in chosen:
-        row = {"benchmark": c.run.benchmark} if several_benchmarks else {}
-        values = {name: c.run.params.get(name, "") for name in names}
-        row |= {name: short.get(value) or format_scalar(value) for name, value in values.items()}
-        if several_devices:
-            row["device"] = c.device
-        row["phase"] = c.phase
-        row["before (ms)"] = format_number(c.before) if c.before is not None else ""
-        row["after (ms)"] = format_number(c.after) if c.after is not None else ""
-        row["after/before"] = f"{c.ratio:.3f}" if c.ratio is not None else ""
-        row["95% interval"] = f"{c.low:.3f} to {c.high:.3f}" if c.low is not None else ""
-        row["verdict"] = c.verdict
-        rows.append(row)
-    return {header: [row[header] for row in rows] for header in rows[0]}
+
+def _basis(observation: Observation, found: BlockCells) -> list[str]:
+    """Return the lines that say how much was measured, and where."""
+    if not found.pairs:
+        return []
+    judged = [cell.judged for cell in found.cells if cell.judged is not None]
+    rounds = sorted({verdict.rounds for verdict in judged})
+    allocations = {each.allocation for pair in found.pairs for each in pair.rounds}
+    gpus = gpus_of(observation.records, found.pairs)
+    number = len({gpu for one in gpus for gpu in one})
+    parts = [
+        _span(rounds, "round"),
+        f"{_processes(found.pairs)} processes",
+        counted(number, "GPU") if number else "CPU",
+        counted(len(allocations), "allocation"),
+    ]
+    return [f"{', '.join(parts)}.", _floor_text(found)]
+
+
+def _processes(pairs: Iterable[Pair]) -> int:
+    """Return the number of processes in the rounds of some pairs."""
+    candidates: dict[tuple[str, str, str], int] = {}
+    baselines: dict[tuple[str, str, str], int] = {}
+    for pair in pairs:
+        of_candidate = (pair.block, pair.candidate, pair.device)
+        of_baseline = (pair.block, pair.baseline, pair.device)
+        # All phases of a run are timed in the same processes.
+        candidates[of_candidate] = max(candidates.get(of_candidate, 0), len(pair.rounds))
+        count = sum(len(round.baseline) for round in pair.rounds)
+        baselines[of_baseline] = max(baselines.get(of_baseline, 0), count)
+    return sum(candidates.values()) + sum(baselines.values())
+
+
+def _floor_text(found: BlockCells) -> str:
+    if not found.floors:
+        return "A/A floor: not measured, so the margin is used instead."
+    several = len({device for _, device in found.floors}) > 1
+    texts = [
+        f"{phase}{f' on {device}' if several else ''} {floor:.2%}"
+        for (phase, device), floor in found.floors.items()
+    ]
+    return f"A/A floor (difference that the same code shows): {', '.join(texts)}."
+
+
+def _decision(cells: list[Cell], margin: float) -> list[str]:
+    """Return the lines on the margin, the adjustment for many cells, and undecided cells."""
+    judged = [cell.judged for cell in cells if cell.judged is not None]
+    if not judged:
+        return []
+    lines = [f"Margin of the verdict same: {margin:.2%}."]
+    slower = sum(verdict.verdict == "slower" for verdict in judged)
+    if slower and decide(judged) != 1:
+        lines.append(
+            f"{counted(slower, 'cell')} slower, but not after the adjustment for "
+            f"{counted(len(judged), 'cell')}: more rounds are needed."
+        )
+    unsure = [verdict for verdict in judged if verdict.verdict == "unsure"]
+    if not unsure:
+        return lines
+    needed = sorted(v.rounds_needed for v in unsure if v.rounds_needed is not None)
+    single = sum(verdict.rounds == verdict.allocations for verdict in unsure)
+    open_ended = len(unsure) - len(needed) - single
+    several = any(verdict.allocations > 1 for verdict in unsure)
+    if needed:
+        per = " in each allocation" if several else ""
+        lines.append(
+            f"{_span(sorted({needed[0], needed[-1]}), 'round')}{per} would probably decide "
+            f"{len(needed)} of {len(unsure)} unsure: submit again with blocks.rounds={needed[-1]}."
+        )
+    if single:
+        lines.append(f"{single} unsure with a single round: at least 2 rounds are needed.")
+    if open_ended > 0:
+        lines.append(f"{open_ended} unsure that 1000 rounds would not decide.")
+    return lines
+
+
+def _span(numbers: list[int], noun: str) -> str:
+    """Return the range of sorted numbers with a noun, such as `3 to 5 rounds`."""
+    last = counted(numbers[-1], noun)
+    return last if len(numbers) == 1 else f"{numbers[0]} to {last}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,16 @@ def _garbage_collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
+def read_records(
+    folder: Path, shorten: Callable[[Record], None] | None = None
+) -> tuple[list[Record], list[BadLine]]:
     """Return all records of a results folder, oldest first, and the lines that cannot be read.
+
+    Args:
+        folder: the results folder.
+        shorten: removes from a record what the caller does not need. It is called for each record
+            before the next one is read, so that all records together need less memory. None:
+            nothing is removed.
 
     Raises:
         UnreadableResults: if the folder of the records exists, but cannot be read.
@@ -117,6 +125,8 @@ def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
     with _garbage_collection_paused():
         for item in iter_records(folder):
             if isinstance(item, Record):
+                if shorten is not None:
+                    shorten(item)
                 records.append(item)
             else:
                 bad.append(item)

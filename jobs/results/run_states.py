@@ -8,7 +8,7 @@ the status of the run is derived from the state of the job, and is for example `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,12 @@ class Observation:
         return dict(Counter(task.status for task in self.tasks))
 
 
-def observe(folder: Path) -> Observation:
+def observe(folder: Path, shorten: Callable[[Record], None] | None = None) -> Observation:
     """Read a results folder: its submissions, its records and the status of each run.
+
+    Args:
+        folder: the results folder.
+        shorten: removes from a record what the caller does not need, see `read_records`.
 
     Raises:
         FileNotFoundError: if the folder contains no submissions.
@@ -77,7 +81,7 @@ def observe(folder: Path) -> Observation:
     manifests = read_manifests(folder, bad)
     # Read the job states first. The record of a run that ends in between is then found.
     states = job_states(manifests, notes)
-    records, bad_lines = read_records(folder)
+    records, bad_lines = read_records(folder, shorten)
     bad += bad_lines
     best: dict[TaskKey, Record] = {}
     latest_of: dict[tuple[str, str, int], Record] = {}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.provenance import GpuReading, read_gpus
+from jobs.results.record import Measurements
 from jobs.worker.isolation import blocked_signals
 
 INTERVAL_S = 0.04  # NVML updates power and clocks about every 20 to 100 ms
@@ -113,6 +114,37 @@ def summary(
     }
     energy = _energy_j(samples, spans)
     return found if energy is None else found | {"energy_j": energy}
+
+
+def energy_facts(
+    measurements: Measurements, conditions: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, float]]:
+    """Return the energy of a call in each phase in which functions were called back to back.
+
+    Args:
+        measurements: what the benchmark returned. The fact sustained_calls is the number of calls
+            by phase.
+        conditions: conditions by phase, see `summary`.
+
+    Returns:
+        joules_per_call: energy of all GPUs of this node, divided by the number of calls, by phase.
+        tflop_per_joule: floating-point operations of a call in 10^12, divided by its energy, by
+            phase.
+        Both are left out if the energy of no phase is known.
+    """
+    calls = measurements.facts.get("sustained_calls")
+    joules = {
+        phase: conditions[phase]["energy_j"] / count
+        for phase, count in (calls.items() if isinstance(calls, dict) else ())
+        if isinstance(count, int) and count > 0 and conditions.get(phase, {}).get("energy_j")
+    }
+    work = {
+        phase: measurements.flops[phase] / 1e12 / energy
+        for phase, energy in joules.items()
+        if phase in measurements.flops
+    }
+    found = {"joules_per_call": joules, "tflop_per_joule": work}
+    return {name: values for name, values in found.items() if values}
 
 
 def _energy_j(

@@ -24,6 +24,7 @@ from jobs.results.worker_state import RunningAttempt
 from jobs.run import Run
 from jobs.status import Status
 from jobs.worker.code_reader import CodeReader
+from jobs.worker.conditions import energy_facts
 from jobs.worker.outcome import Outcome
 
 _SLURM = (
@@ -167,6 +168,8 @@ class Recorder:
         if status is Status.ok:
             try:
                 measurements = Measurements.model_validate(outcome.measurements)
+                facts = measurements.facts | energy_facts(measurements, conditions)
+                measurements = measurements.model_copy(update={"facts": facts})
             except ValueError as error:
                 message = f"a record cannot store what {run.benchmark}.run() returned: {error}"
                 status = Status.error

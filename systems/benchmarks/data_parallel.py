@@ -104,7 +104,7 @@ def run(params: Params) -> dict[str, Any]:
     Steps are timed in rounds. A round is a number of consecutive steps. Rounds of data-parallel
     steps and rounds of steps without communication alternate, on all ranks at the same time.
 
-    In a block, only the first round includes the check, the prediction and the profile.
+    In a block, only the first execution includes the check, the prediction and the profile.
 
     Phases:
         train_step: mean time of a data-parallel step, one sample per round.
@@ -120,6 +120,7 @@ def run(params: Params) -> dict[str, Any]:
                 by_rank: see `facts_of_ranks`.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
             model: predicted exposed communication, see `_bucket_model`.
+            shared: the value call_us of `model`, which the other runs of a block use, too.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
@@ -146,6 +147,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.ranks import all_gather_objects
+    from systems.measure.windows import during
     from systems.training.parallel_check import check_again, check_parallel
     from systems.training.parallel_timing import (
         alternating_rounds,
@@ -157,27 +159,35 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.training.parallel_training import ParallelTraining
 
     rank, check = dist.get_rank(), round_options().check
-    alone = ParallelTraining(params, device, rank)
-    training = ParallelTraining(params, device, rank, lambda module: wrapped(module, params))
-    facts: dict[str, Any] = {"error": check_parallel(training, alone)} if check else {}
+    facts: dict[str, Any] = {}
+    with during("init"):
+        alone = ParallelTraining(params, device, rank)
+        training = ParallelTraining(params, device, rank, lambda module: wrapped(module, params))
+    if check:
+        with during("check"):
+            facts["error"] = check_parallel(training, alone)
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
     if check:
-        check_again(training, alone)
-        facts["model"] = _bucket_model(params, alone)
+        with during("check"):
+            check_again(training, alone)
+        with during("prediction"):
+            facts["model"] = _bucket_model(params, alone)
+            facts["shared"] = {"call_us": facts["model"]["call_us"]}
     del alone, both
     gc.collect()
     peaks = peak_memory_by_phase({"train_step": training.step}, device)
     if check:
-        steps = profiled_steps(training)
-        samples["communication"] = [step.communication_ms for step in steps]
-        samples["exposed"] = [step.exposed_ms for step in steps]
-        panels: dict[str, list[StepTimeline]] = {params.strategy: all_gather_objects(steps[-1])}
-        if params.beside is not None:
-            del training
-            gc.collect()
-            panels = {params.beside: _step_of(params.beside, params, device), **panels}
-        draw_timeline(panels, params, device)
+        with during("profile"):
+            steps = profiled_steps(training)
+            samples["communication"] = [step.communication_ms for step in steps]
+            samples["exposed"] = [step.exposed_ms for step in steps]
+            panels: dict[str, list[StepTimeline]] = {params.strategy: all_gather_objects(steps[-1])}
+            if params.beside is not None:
+                del training
+                gc.collect()
+                panels = {params.beside: _step_of(params.beside, params, device), **panels}
+            draw_timeline(panels, params, device)
     of_ranks = all_gather_objects(samples)
     return {
         "samples_ms": samples,
@@ -255,7 +265,9 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
         alone: training without communication. Its backward is timed.
 
     Returns:
-        call_us: latency of an all-reduce of one element, in microseconds.
+        call_us: latency of an all-reduce of one element, in microseconds. In a block, all runs use
+            the value of the run that was measured first.
+        measured_call_us: the same latency as this run measured it.
         all_reduce_gb_per_second: bandwidth of a large all-reduce, in GB/s.
         all_gradients_ms: predicted duration of one all-reduce of all gradients, in milliseconds.
         backward_ms: measured duration of backward on the slowest rank, in milliseconds.
@@ -284,9 +296,13 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
     call_seconds = _all_reduce_seconds(1, alone.device)
     probe = min(size, PROBE_BYTES) // 4
     bandwidth = 4 * probe / max(_all_reduce_seconds(probe, alone.device) - call_seconds, 1e-9)
+    measured_call_us = call_seconds * 1e6
+    call_us = round_options().shared.get("call_us", measured_call_us)
+    call_seconds = call_us / 1e6
     fit = size, bandwidth, call_seconds
     facts: dict[str, Any] = {
-        "call_us": call_seconds * 1e6,
+        "call_us": call_us,
+        "measured_call_us": measured_call_us,
         "all_reduce_gb_per_second": bandwidth / 1e9,
         "all_gradients_ms": (size / bandwidth + call_seconds) * 1e3,
         "backward_ms": backward_seconds * 1e3,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import model_validator
 
 from systems import accounting, implementation_sources
-from systems.benchmark import Sources, Unsupported
+from systems.benchmark import Sources, Unsupported, round_options
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
 from systems.training.parallel_params import ParallelParams
@@ -117,6 +117,8 @@ def run(params: Params) -> dict[str, Any]:
     steps and rounds of steps without sharding and communication alternate, on all ranks at the same
     time.
 
+    In a block, only the first execution includes the check and the profile.
+
     Phases:
         train_step: mean time of a fully sharded step, one sample per round. On a GPU its peak
             memory is measured, too, while no other training is in memory.
@@ -160,6 +162,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
+    from systems.measure.windows import during
     from systems.training.parallel_timing import (
         alternating_rounds,
         draw_timeline,
@@ -169,36 +172,47 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.training.parallel_training import ParallelTraining
     from systems.training.sharded_check import check_sharded
 
-    state, peaks = _memory(sharded_training(params, device))
+    check, errors = round_options().check, {}
+    state, peaks = _memory(params, device)
     gc.collect()
-    training = sharded_training(params, device)
-    alone = ParallelTraining(params, device, dist.get_rank())
-    errors = check_sharded(training, alone)
+    with during("init"):
+        training = sharded_training(params, device)
+        alone = ParallelTraining(params, device, dist.get_rank())
+    if check:
+        with during("check"):
+            errors["error"] = check_sharded(training, alone)
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
-    check_sharded(training, alone, again=True)
+    if check:
+        with during("check"):
+            check_sharded(training, alone, again=True)
     del alone, both
     gc.collect()
-    steps = profiled_steps(training)
-    samples["communication"] = [step.communication_ms for step in steps]
-    samples["exposed"] = [step.exposed_ms for step in steps]
-    draw_timeline({params.strategy: all_gather_objects(steps[-1])}, params, device)
+    gathered: dict[str, float] = {}
+    if check:
+        with during("profile"):
+            steps = profiled_steps(training)
+            samples["communication"] = [step.communication_ms for step in steps]
+            samples["exposed"] = [step.exposed_ms for step in steps]
+            draw_timeline({params.strategy: all_gather_objects(steps[-1])}, params, device)
+        gathered = gather_facts(steps)
     states = all_gather_objects(state)
     facts = facts_of_ranks(all_gather_objects(samples))
-    gathers = all_gather_objects(gather_facts(steps))
+    gathers: list[dict[str, float]] = all_gather_objects(gathered)
+    waiting = max(gathers, key=lambda of_rank: of_rank.get("gather_wait_ms", 0.0))
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
         **params.step_counts(),
         "facts": {
             **facts,
-            **max(gathers, key=lambda of_rank: of_rank["gather_wait_ms"]),
+            **waiting,
             **{part: max(rank[part] for rank in states) for part in state},
             "by_rank": [
                 {**of_rank, **of_gathers}
                 for of_rank, of_gathers in zip(facts["by_rank"], gathers, strict=True)
             ],
-            "error": errors,
+            **errors,
         },
     }
 
@@ -226,8 +240,8 @@ def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
     return facts
 
 
-def _memory(training: ParallelTraining) -> tuple[dict[str, int], dict[str, int]]:
-    """Measure the memory of this rank in a training step.
+def _memory(params: Params, device: torch.device) -> tuple[dict[str, int], dict[str, int]]:
+    """Measure the memory of this rank in a training step of a new training.
 
     Returns:
         Two dicts. The first has the bytes of weights, gradients and optimizer state that this rank
@@ -236,9 +250,13 @@ def _memory(training: ParallelTraining) -> tuple[dict[str, int], dict[str, int]]
     """
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.state_memory import state_bytes
+    from systems.measure.windows import during
 
-    for _ in range(WARMUP_STEPS):
-        training.step()
+    with during("init"):
+        training = sharded_training(params, device)
+    with during("train_step"):
+        for _ in range(WARMUP_STEPS):
+            training.step()
     gc.collect()
     peaks = peak_memory_by_phase({"train_step": training.step_keeping_gradients}, training.device)
     return state_bytes(training.wrapper.parameters(), training.optimizer), peaks

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from systems import accounting, implementation_sources
-from systems.benchmark import Sources
+from systems.benchmark import Sources, round_options
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
 from systems.training.parallel_params import ParallelParams
@@ -70,6 +70,8 @@ def run(params: Params) -> dict[str, Any]:
     Steps are timed in rounds. A round is a number of consecutive steps. Rounds of data-parallel
     steps and rounds of steps without communication alternate, on all ranks at the same time.
 
+    In a block, only the first execution includes the check.
+
     Phases with times:
         train_step: mean time of a data-parallel step, one sample per round.
         alone: mean time of a step without sharding and communication, one sample per round.
@@ -117,6 +119,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
+    from systems.measure.windows import during
     from systems.training.parallel_check import (
         check_again,
         check_optimizer_again,
@@ -127,21 +130,28 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
     memory, peaks = _memory(params, device)
     gc.collect()
-    training = sharded_training(params, device)
-    alone = ParallelTraining(params, device, dist.get_rank())
-    errors = check_parallel(training, alone)
+    check, errors = round_options().check, {}
+    with during("init"):
+        training = sharded_training(params, device)
+        alone = ParallelTraining(params, device, dist.get_rank())
+    if check:
+        with during("check"):
+            errors["error"] = check_parallel(training, alone)
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
-    samples["optimizer"] = _optimizer_ms(training, params.rounds)
-    check_again(training, alone)
-    check_optimizer_again(training)
+    with during("optimizer"):
+        samples["optimizer"] = _optimizer_ms(training, params.rounds)
+    if check:
+        with during("check"):
+            check_again(training, alone)
+            check_optimizer_again(training)
     by_rank = all_gather_objects(memory)
     most = {moment: max((rank[moment] for rank in by_rank), key=_total) for moment in memory}
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
         **params.step_counts(),
-        "facts": {**most, "by_rank": by_rank, "error": errors},
+        "facts": {**most, "by_rank": by_rank, **errors},
     }
 
 

@@ -85,6 +85,8 @@ def run(params: Params) -> dict[str, Any]:
         forward_backward: sum of forward and backward.
         train_step: time of a step in a series of steps. On a GPU the host does not wait for the GPU
             between steps, and a step is measured from the end of the previous step.
+        train_step_sustained: time of a step in a series that lasts for seconds, if the round of a
+            block asks for it, see `sustained_ms`.
 
     Returns:
         Measurements, see `systems.benchmark`. Peak memory is measured on a GPU only. `facts` has
@@ -94,6 +96,7 @@ def run(params: Params) -> dict[str, Any]:
                 phases are timed separately.
             relative_error: errors of the loss and the gradients, see `check_training`. Missing in
                 later rounds of a block.
+            sustained_calls: number of steps in the phase train_step_sustained, if it was measured.
             first_step_ms: time of the first step in this process.
             building_and_measuring_seconds: time from the start of model construction to the end of
                 the last measurement.
@@ -125,6 +128,7 @@ def _empty_caches() -> Iterator[None]:
 def _measure(params: Params) -> dict[str, Any]:
     import torch
 
+    from systems.measure.sustained import sustained_ms
     from systems.measure.windows import during
     from systems.training.gradient_check import check_training
     from systems.training.phases import by_phase, phases_of, steps_ms, timed_steps
@@ -136,7 +140,8 @@ def _measure(params: Params) -> dict[str, Any]:
     phases = phases_of(training, params.passes)
     losses: list[float] = []
     steps: list[dict[str, float]] = []
-    for times in timed_steps(training, phases, params.warmup_steps + params.measure_steps):
+    count = params.warmup_steps + params.measure_steps
+    for times in timed_steps(training, phases, count, params.warmup_steps):
         steps.append(times)
         losses.append(training.loss.item())
     first_step = sum(steps[0].values())
@@ -145,21 +150,32 @@ def _measure(params: Params) -> dict[str, Any]:
         samples["train_step"] = steps_ms(training, params.measure_steps)
     peaks = _peaks(phases, training)
     measured = time.perf_counter() - started
-    errors = {}
-    if round_options().check:
+    counts = params.counts(samples)
+    extra: dict[str, Any] = {}
+    options = round_options()
+    if options.sustained_s and params.passes == "train_step":
+        name = "train_step_sustained"
+        with during(name):
+            samples[name], calls = sustained_ms(
+                training.step, device, options.sustained_s, phase=name
+            )
+        extra["sustained_calls"] = {name: calls}
+        for by_name in counts.values():
+            by_name[name] = by_name["train_step"]
+    if options.check:
         with during("check"):
-            errors["relative_error"] = check_training(training)
+            extra["relative_error"] = check_training(training)
     moved = accounting.optimizer_step_bytes(params.model_size, params.precision)
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
-        **params.counts(samples),
+        **counts,
         "bytes": {"optimizer": moved} if "optimizer" in samples else {},
         "compiling_seconds": _once_seconds(training, params.warmup_steps, first_step, samples),
         "facts": {
             "parameters": sum(p.numel() for p in training.model.parameters()),
             "losses": losses,
-            **errors,
+            **extra,
             "first_step_ms": first_step,
             "building_and_measuring_seconds": measured,
         },

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from systems.measure.timing import synchronize
+from systems.measure.windows import during
 
 
 def peak_memory_by_phase(
@@ -34,8 +35,9 @@ def peak_memory_by_phase(
         synchronize(device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        fn()
-        synchronize(device)
+        with during(name):
+            fn()
+            synchronize(device)
         if device.type == "cuda":
             peaks[name] = torch.cuda.max_memory_allocated(device)
     return peaks

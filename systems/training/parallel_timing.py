@@ -30,9 +30,10 @@ def alternating_rounds(
 ) -> dict[str, list[float]]:
     """Time several trainings in alternating rounds, with Python's clock.
 
-    A round is a number of consecutive steps of one training. All ranks must call this function.
-    They start each round together, after a barrier. On each rank a round ends when the GPU of the
-    rank is idle.
+    A round is a number of consecutive steps of one training. The order of the trainings is
+    reversed after each round, so that a steady change of the machine affects all of them equally.
+    All ranks must call this function. They start each round together, after a barrier. On each rank
+    a round ends when the GPU of the rank is idle.
 
     Args:
         trainings: trainings of this rank by name.
@@ -45,11 +46,13 @@ def alternating_rounds(
         of a step, in milliseconds.
     """
     samples: dict[str, list[float]] = {name: [] for name in trainings}
-    for training in trainings.values():
-        for _ in range(warmup_steps):
-            training.step()
+    for name, training in trainings.items():
+        with during(name):
+            for _ in range(warmup_steps):
+                training.step()
+    order = list(trainings.items())
     for _ in range(rounds):
-        for name, training in trainings.items():
+        for name, training in order:
             barrier(training.device)
             with during(name), window(name):
                 start = time.perf_counter()
@@ -57,6 +60,7 @@ def alternating_rounds(
                     training.step()
                 synchronize(training.device)
             samples[name].append(round((time.perf_counter() - start) * 1e3 / steps, 6))
+        order.reverse()
     return samples
 
 

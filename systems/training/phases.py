@@ -35,22 +35,26 @@ def phases_of(training: Training, passes: Phase = "train_step") -> Phases:
     return dict(list(phases.items())[:count])
 
 
-def timed_steps(training: Training, phases: Phases, count: int) -> Iterator[dict[str, float]]:
+def timed_steps(
+    training: Training, phases: Phases, count: int, warmup_steps: int = 0
+) -> Iterator[dict[str, float]]:
     """Run `count` steps phase by phase, and time each phase with Python's clock.
 
     Args:
         training: training to which the phases belong.
         phases: result of `phases_of`.
         count: number of steps.
+        warmup_steps: number of the first steps for which no windows are noted, see
+            `systems.measure.windows`.
 
     Yields:
         After each step, a dict with the milliseconds of each phase. At that time the gradients of
         the step are already freed.
     """
-    for _ in range(count):
+    for step in range(count):
         times = {}
         for name, fn in phases.items():
-            with during(name):
+            with during(name), window(None if step < warmup_steps else name):
                 times[name] = clock_ms(fn, training.device)
         training.zero_grad()
         yield times

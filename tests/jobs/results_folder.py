@@ -191,6 +191,7 @@ def record(
         artifacts=outcome.get("artifacts"),
         environment=outcome.get("environment", {}),
         gpus=outcome.get("gpus", []),
+        block=outcome.get("block"),
     )
 
 

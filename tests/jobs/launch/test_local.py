@@ -83,11 +83,18 @@ Ran = tuple[int, list[str], float, float]  # GPUs needed, GPUs given, begun, end
 
 def queue(folder: Path, sizes: list[int], *arguments: str, **environment: str) -> list[Ran]:
     """Run one job per entry of `sizes`, its number of GPUs, and return how each job ran."""
+    return queue_of(folder, [{"gpus_per_node": n} for n in sizes], *arguments, **environment)
+
+
+def queue_of(
+    folder: Path, resources: list[dict[str, Any]], *arguments: str, **environment: str
+) -> list[Ran]:
+    """Run one job per entry of `resources`, and return how each job ran."""
     folder.mkdir()
     sweep = yaml.safe_load(write_sweep(folder, []).read_text())
     sweep["cases"] = [
-        {"fixed": {"what": "ok", "tag": i}, "resources": {"gpus_per_node": size}}
-        for i, size in enumerate(sizes)
+        {"fixed": {"what": "ok", "tag": i}, "resources": wanted}
+        for i, wanted in enumerate(resources)
     ]
     (folder / "sweep.yaml").write_text(json.dumps(sweep | {"runs_per_job": 1}))
     manifest = write_submission(folder / "sweep.yaml", folder / "out")
@@ -103,7 +110,7 @@ def queue(folder: Path, sizes: list[int], *arguments: str, **environment: str) -
         (job,), gpus, begun, ended = json.loads(log.read_text())
         needed = manifest.jobs[int(job)].shape.gpus_per_node
         ran.append((needed, gpus.split(",") if gpus else [], begun, ended))
-    assert sorted(needed for needed, *_ in ran) == sorted(sizes)
+    assert sorted(n for n, *_ in ran) == sorted(wanted["gpus_per_node"] for wanted in resources)
     return ran
 
 
@@ -148,6 +155,15 @@ def test_a_cpu_job_runs_alone_unless_asked(tmp_path: Path, fake_gpus: dict[str, 
 
 def test_parallel_bounds_gpu_jobs_too(tmp_path: Path, fake_gpus: dict[str, str]) -> None:
     assert most_at_once(queue(tmp_path / "q", [1] * 6, "2", **fake_gpus)) == 2
+
+
+@pytest.mark.parametrize("arguments", [[], ["4"]])
+def test_an_exclusive_job_runs_alone(
+    tmp_path: Path, fake_gpus: dict[str, str], arguments: list[str]
+) -> None:
+    jobs = [{"gpus_per_node": n, "exclusive": n == 2} for n in (1, 2, 1, 1, 2, 1, 1)]
+    ran = queue_of(tmp_path / "q", jobs, *arguments, **fake_gpus)
+    assert together(ran) and all(a[0] == b[0] == 1 for a, b in together(ran))
 
 
 def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from jobs.launch.submission import Options, prepare
 from jobs.provenance import cpu_device
 from jobs.results.manifest import Executor, Job
 from jobs.results.record import Record
+from jobs.results.record_writer import RecordWriter
 from jobs.run import Run, Shape
 from jobs.sweep.expand import expand
+from jobs.sweep.load import load_sweep
 from tests.jobs.harness import call
 from tests.jobs.results_folder import CPU, TOY, ResultsFolder, failed, load, ok, record, write
 
@@ -243,3 +245,33 @@ def test_a_limit_shorter_than_a_timeout_is_noted(tmp_path: Path) -> None:
     done = call("jobs.submit", sweep, "--dry-run")
     assert "note: resources.timeout_min is 1 min, but timeout_s allows a run 300 s" in done.stderr
     assert "note: " not in call("jobs.submit", sweep, "timeout_s=60", "--dry-run").stderr
+
+
+def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
+    """The rounds of a block take 3 + 2 * 1.5 minutes on 2 GPUs. The mean of earlier runs counts."""
+    text = TOY + "grid: {size: [1, 2], mode: [fast, exact]}\nresources: {gpus_per_node: 2}\n"
+    blocks = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 4}\n"
+    sweep, out = write(tmp_path, text + blocks), tmp_path / "out"
+
+    def shown() -> str:
+        plan = call("jobs.submit", sweep, "--local", "--out", out, "--dry-run").stdout
+        return next(line for line in plan.splitlines() if line.startswith("paired")).strip()
+
+    assert shown().endswith("2 blocks of 4 rounds, 6 runs a round")
+    loaded = load_sweep(sweep)
+    manifest = ResultsFolder(out).submit(loaded, lambda params, repeat: None)
+    minutes = {"fast": (2.0, 1.0), "exact": (4.0, 2.0)}
+    writer = RecordWriter(out / "records", "earlier")
+    for run in manifest.runs.values():
+        for repeat, took in enumerate(minutes[run.params["mode"]]):
+            made = record(run, ok(1.0), repeat, finished_at=1e6)
+            assert writer.write(made.model_copy(update={"started_at": 1e6 - 60 * took}))
+    # 2 blocks of 6 minutes, on 2 GPUs.
+    assert shown().endswith("6 runs a round, about 12.0 min, 0.40 GPU-hours")
+
+
+def test_exclusive_jobs_take_the_whole_queue() -> None:
+    alone = Shape(gpus_per_node=1, exclusive=True)
+    assert local_slots(8, None)(alone) == local_slots(8, 4)(alone) == 1
+    tasks = [(Run(f"{i:016x}", "toy", 1, {}, alone, 60.0), 0) for i in range(9)]
+    assert [len(job.tasks) for job in pack(tasks, None, local_slots(8, None))] == [9]

@@ -84,6 +84,12 @@ def test_sbatch_text(tmp_path: Path) -> None:
     assert "--kill-on-bad-exit=1 --cpus-per-task=6 --cpu-bind=none" in text
 
 
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_an_exclusive_job_asks_for_whole_nodes(tmp_path: Path, exclusive: bool) -> None:
+    (text,) = sbatch_texts(manifest(tmp_path, some(1, Shape(exclusive=exclusive))))
+    assert ("#SBATCH --exclusive" in text.splitlines()) is exclusive
+
+
 @pytest.mark.parametrize(("mem_gb", "line"), [(0.0005, "--mem=1MB"), (1.9999, "--mem=2047MB")])
 def test_memory_is_never_zero(tmp_path: Path, mem_gb: float, line: str) -> None:
     """Slurm gives a job with --mem=0 all the memory of its nodes."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from jobs.provenance import GpuReading, visible_gpus
+from jobs.results.record import Measurements
 from jobs.results.rounds import throttled
-from jobs.worker.conditions import INTERVAL_S, ConditionSampler, summary
-from tests.jobs.harness import only_record, records, run
+from jobs.worker import conditions as conditions_module
+from jobs.worker.conditions import INTERVAL_S, ConditionSampler, energy_facts, summary
+from jobs.worker.fork_server import WORKER_SIGNALS
+from tests.jobs.harness import PATIENCE_S, only_record, records, run
 from tests.jobs.results_folder import ok, record
 from tests.jobs.results_folder import run as toy_run
 
@@ -37,6 +42,41 @@ def test_energy_needs_one_window_and_a_counter() -> None:
     assert "energy_j" not in summary(samples, [(0.0, 0.5), (0.7, 1.0)])
     assert "energy_j" not in summary(samples[:1], [(0.0, 1.0)])
     assert "energy_j" not in summary([(0.0, [reading(1)]), (1.0, [reading(1)])], [(0.0, 1.0)])
+
+
+def test_energy_of_a_call_is_told_where_calls_were_counted() -> None:
+    measured = Measurements(
+        samples_ms={"forward": [1.0], "forward_sustained": [1.0]},
+        flops={"forward": 6e12, "forward_sustained": 6e12},
+        facts={"sustained_calls": {"forward_sustained": 200}},
+    )
+    conditions = {
+        "forward": {"energy_j": 70.0},  # of calls with holds between them
+        "forward_sustained": {"energy_j": 2000.0},
+    }
+    assert energy_facts(measured, conditions) == {
+        "joules_per_call": {"forward_sustained": 10.0},
+        "tflop_per_joule": {"forward_sustained": 0.6},
+    }
+    assert energy_facts(measured, {}) == {}
+
+
+def test_the_thread_that_samples_takes_no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the worker's handlers run while the main thread blocks signals."""
+    blocked: list[set[signal.Signals]] = []
+
+    def read(gpus: list[str]) -> list[GpuReading]:
+        if threading.current_thread() is not threading.main_thread():
+            blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+            sampled.set()
+        return [reading(100)]
+
+    sampled = threading.Event()
+    monkeypatch.setattr(conditions_module, "read_gpus", read)
+    with ConditionSampler(["0"]):
+        assert sampled.wait(PATIENCE_S)
+    assert blocked[0] >= set(WORKER_SIGNALS)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(WORKER_SIGNALS)
 
 
 def test_only_heat_and_hardware_disturb_a_round() -> None:

@@ -5,9 +5,9 @@ Every rank runs the functions whose first parameter is a `RankContext`.
 
 from __future__ import annotations
 
-import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -19,10 +19,17 @@ from torch import nn
 from systems import accounting
 from systems.benchmark import WrongOutput
 from systems.benchmarks.data_parallel import Params, measure, predict
+from systems.measure.windows import failed_phase
 from systems.parallel import NaiveDDP, OverlappedDDP
 from systems.training.parallel_check import CHECK_STEPS, TOLERANCE, check_parallel
-from systems.training.parallel_timing import exposed_facts, facts_of_ranks, step_facts
+from systems.training.parallel_timing import (
+    alternating_rounds,
+    exposed_facts,
+    facts_of_ranks,
+    step_facts,
+)
 from systems.training.parallel_training import ParallelTraining, rank_batch
+from tests.systems.benchmarks.in_round import in_round
 from tests.systems.parallel.ranks import RankContext, two_ranks
 
 STRATEGIES = ["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
@@ -64,17 +71,43 @@ def every_strategy_is_measured(here: RankContext, folder: str) -> None:
             assert Path(folder, strategy, "timeline.png").exists()
 
 
+def the_model_uses_the_shared_cost_of_a_call(here: RankContext, folder: str) -> None:
+    os.environ["RUN_ARTIFACTS"] = folder
+    with in_round(shared={"call_us": 2e4}):
+        facts = measure(on(here, "overlapped"), here.device)["facts"]
+    model = facts["model"]
+    assert facts["shared"] == {"call_us": model["call_us"]} == {"call_us": 2e4}
+    assert 0 < model["measured_call_us"] < 2e4
+    assert model["exposed_ms"] > model["buckets"] * 20  # each call costs 20 ms
+
+
 def later_rounds_are_only_timed(here: RankContext) -> None:
-    os.environ["RUN_ROUND"] = json.dumps({"check": False})
-    try:
+    with in_round(check=False):
         measured = measure(on(here, "flat"), here.device)
-    finally:
-        del os.environ["RUN_ROUND"]  # these ranks run other tests, too
     assert measured["samples_ms"].keys() == {"train_step", "alone"}
     facts = measured["facts"]
     assert facts.keys().isdisjoint({"error", "model", "profiled_exposed_ms"})
     step, alone = facts["train_step_ms"], facts["alone_ms"]
     assert facts["exposed_ms"] == pytest.approx(step - alone)
+
+
+def the_order_is_reversed_after_each_round(here: RankContext) -> None:
+    both = dict(zip(("train_step", "alone"), pair(here, on(here, "naive"), NaiveDDP), strict=True))
+    seen: list[str] = []
+    for name, training in both.items():
+        training.step = partial(seen.append, name)
+    samples = alternating_rounds(both, rounds=3, steps=2)
+    there, back = ["train_step"] * 2 + ["alone"] * 2, ["alone"] * 2 + ["train_step"] * 2
+    assert seen == there + back + there
+    assert [len(times) for times in samples.values()] == [3, 3]
+
+
+def a_failure_in_warm_up_names_its_phase(here: RankContext) -> None:
+    training, alone = pair(here, on(here, "naive"), NaiveDDP)
+    alone.forward = partial(torch.empty, 2**60)  # more memory than there is
+    with pytest.raises(RuntimeError):
+        alternating_rounds({"train_step": training, "alone": alone}, 1, 1, warmup_steps=1)
+    assert failed_phase() == "alone"
 
 
 def blocks_are_compiled_under_a_wrapper(here: RankContext) -> None:
@@ -138,6 +171,21 @@ def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, tmp_path):
 @two_ranks
 def test_later_rounds_of_a_block_are_only_timed(ranks):
     ranks.assert_passes(later_rounds_are_only_timed, repeats=1)
+
+
+@two_ranks
+def test_the_prediction_uses_the_cost_of_a_call_of_its_block(ranks, tmp_path):
+    ranks.assert_passes(the_model_uses_the_shared_cost_of_a_call, str(tmp_path), repeats=1)
+
+
+@two_ranks
+def test_rounds_alternate_and_reverse_their_order(ranks):
+    ranks.assert_passes(the_order_is_reversed_after_each_round, repeats=1)
+
+
+@two_ranks
+def test_a_failure_names_the_training_that_failed(ranks):
+    ranks.assert_passes(a_failure_in_warm_up_names_its_phase, repeats=1)
 
 
 @two_ranks

@@ -17,6 +17,7 @@ from systems.benchmarks.fsdp import Params, measure, predict, sharded_training
 from systems.training.parallel_check import CHECK_STEPS
 from systems.training.parallel_training import ParallelTraining
 from systems.training.sharded_check import check_sharded
+from tests.systems.benchmarks.in_round import in_round
 from tests.systems.parallel.ranks import RankContext, two_ranks
 
 STRATEGIES = ["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
@@ -49,6 +50,15 @@ def is_measured(here: RankContext, strategy: str, precision: str, folder: str) -
         assert 0 <= exposed <= whole and whole > 0
 
 
+def later_rounds_are_only_timed(here: RankContext) -> None:
+    with in_round(check=False):
+        measured = measure(params(backend=here.backend), here.device)
+    assert measured["samples_ms"].keys() == {"train_step", "alone"}
+    facts = measured["facts"]
+    assert facts.keys().isdisjoint({"error", "gathers", "profiled_exposed_ms"})
+    assert facts["weights_bytes"] > 0 and len(facts["by_rank"]) == here.world_size
+
+
 def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
     point = params(backend=here.backend)
     training = sharded_training(point, here.device)
@@ -70,6 +80,11 @@ def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
 def test_every_strategy_is_measured(ranks, strategy, precision, tmp_path):
     ranks.assert_passes(is_measured, strategy, precision, str(tmp_path), repeats=1)
     assert (tmp_path / "timeline.png").exists()
+
+
+@two_ranks
+def test_later_rounds_of_a_block_are_only_timed(ranks):
+    ranks.assert_passes(later_rounds_are_only_timed, repeats=1)
 
 
 @two_ranks

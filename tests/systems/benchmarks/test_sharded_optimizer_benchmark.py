@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from systems.benchmarks.sharded_optimizer import Params, measure, predict
+from tests.systems.benchmarks.in_round import in_round
 from tests.systems.parallel.ranks import RankContext, two_ranks
 
 
@@ -39,6 +40,18 @@ def memory_is_as_predicted(here: RankContext, strategy: str) -> None:
     padding = 15 * 256 if strategy == "sharded" else 0
     assert predicted["weights_bytes"] <= weights <= predicted["weights_bytes"] + padding
     assert ("allocated_bytes" in facts["after_step"]) == (here.device.type == "cuda")
+
+
+def later_rounds_are_not_checked(here: RankContext) -> None:
+    with in_round(check=False):
+        measured = measure(params("sharded", backend=here.backend), here.device)
+    assert set(measured["samples_ms"]) == {"train_step", "alone", "optimizer"}
+    assert "error" not in measured["facts"]
+
+
+@two_ranks
+def test_later_rounds_of_a_block_are_not_checked(ranks):
+    ranks.assert_passes(later_rounds_are_not_checked, repeats=1)
 
 
 @two_ranks

@@ -17,10 +17,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from systems import accounting
-from systems.benchmark import Unsupported, WrongOutput
+from systems.benchmark import ROUND, Unsupported, WrongOutput
 from systems.benchmarks import train_step, training_loss
 from systems.benchmarks.train_step import predict, run
 from systems.kernels.flash_attention import naive
+from systems.measure import windows
 from systems.training import training as training_module
 from systems.training.gradient_check import TOLERANCE
 from systems.training.parallel_params import ParallelParams
@@ -72,6 +73,26 @@ def test_facts_of_a_training_step(precision):
     limits = TOLERANCE[precision]
     assert all(0 < facts["relative_error"][name] <= limit for name, limit in limits.items())
     assert facts["first_step_ms"] > 0 and facts["building_and_measuring_seconds"] > 0
+
+
+@no_gpu
+def test_a_sustained_step_has_times_work_and_calls(monkeypatch):
+    monkeypatch.setenv(ROUND, '{"sustained_s": 0.2}')
+    measured = run(params())
+    name = "train_step_sustained"
+    assert len(measured["samples_ms"][name]) >= 1
+    assert measured["facts"]["sustained_calls"][name] >= 1
+    for work in ("flops", "tokens"):
+        assert measured[work][name] == measured[work]["train_step"]
+
+
+def test_windows_of_phases_do_not_include_warm_up_steps():
+    windows.forget()
+    run(params(warmup_steps=2, measure_steps=3))
+    noted = windows.windows()
+    assert {name: len(noted[name]) for name in ("forward", "backward", "optimizer")} == {
+        "forward": 3, "backward": 3, "optimizer": 3,
+    }  # fmt: skip
 
 
 @no_gpu

@@ -1,0 +1,122 @@
+"""Cells of a comparison: the verdict on one phase of a run, and the table of all cells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jobs.code.short_names import short_names
+from jobs.formatting import format_number, format_scalar
+from jobs.report.verdicts import Verdict
+from jobs.run import Run, varying
+
+# Verdicts that a table leaves out unless all are asked for. A cell with the verdict unpaired is
+# shown if its difference exceeds the noise floor.
+UNIMPORTANT = ("new", "gone", "not measured")
+_Number = float | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Comparison of two times, for one phase of a run on one kind of device."""
+
+    run: Run
+    device: str  # "" if unknown
+    phase: str  # "" if the verdict is on the whole run, such as broken
+    # faster, slower, same, unsure; unpaired; broken, fixed, new, gone, not measured
+    verdict: str
+    baseline: str = ""  # label of the baseline of the run's block; "" without a block
+    before: float | None = None  # median time in ms
+    after: float | None = None  # median time in ms
+    ratio: float | None = None  # after / before
+    low: float | None = None  # lower bound of the 95% interval of `ratio`
+    high: float | None = None  # upper bound
+    detail: str = ""  # such as `oom` or `at least 1.40x slower`
+    judged: Verdict | None = None  # the paired verdict; None: the cell was not paired
+    baseline_run: Run | None = None  # None: the baseline is the same run
+    pending: bool = False  # whether a run that is not measured may still get a result
+
+    @property
+    def text(self) -> str:
+        """The verdict and its detail, such as `unpaired, at least 1.40x slower`."""
+        return f"{self.verdict}, {self.detail}" if self.detail else self.verdict
+
+    @property
+    def is_important(self) -> bool:
+        """Whether a table shows this cell even if not all cells are asked for."""
+        if self.verdict == "unpaired":
+            return bool(self.detail)
+        return self.verdict not in UNIMPORTANT or self.pending
+
+
+def count_text(cells: Iterable[Cell]) -> str:
+    """Return the number of cells with each verdict as text, such as `3 same, 1 slower`."""
+    counts = Counter(cell.verdict for cell in cells)
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+
+
+def cell_columns(
+    chosen: list[Cell], cells: list[Cell], exact: bool = False
+) -> dict[str, list[str]]:
+    """Return a table of cells, as a dict from column header to the texts of the column.
+
+    Args:
+        chosen: cells to show, at least one.
+        cells: all cells. The table has a column for each parameter whose value varies among the
+            runs of these cells and their baselines.
+        exact: for programs: all columns, numbers that are not rounded, and full names of code
+            outside this project.
+    """
+    baselines = {cell.baseline_run.id: cell.baseline_run for cell in cells if cell.baseline_run}
+    names = varying([*(cell.run for cell in cells), *baselines.values()])
+    references = set() if exact else {reference for cell in cells for reference in cell.run.code}
+    short = short_names(references, (c.run.params.get(name) for c in cells for name in names))
+    several_benchmarks = exact or len({cell.run.benchmark for cell in cells}) > 1
+    several_devices = exact or len({cell.device for cell in chosen}) > 1
+    several_baselines = exact or len({cell.baseline for cell in chosen if cell.baseline}) > 1
+    paired = exact or any(cell.judged for cell in chosen)
+    rows = []
+    for cell in chosen:
+        row = {"benchmark": cell.run.benchmark} if several_benchmarks else {}
+        values = {name: cell.run.params.get(name, "") for name in names}
+        row |= {name: short.get(value) or format_scalar(value) for name, value in values.items()}
+        if several_devices:
+            row["device"] = cell.device
+        if several_baselines:
+            row["baseline"] = cell.baseline
+        row |= _exact_columns(cell) if exact else _rounded_columns(cell, paired)
+        rows.append(row)
+    return {header: [row[header] for row in rows] for header in rows[0]}
+
+
+def _rounded_columns(cell: Cell, paired: bool) -> dict[str, str]:
+    row = {
+        "phase": cell.phase,
+        "before (ms)": "" if cell.before is None else format_number(cell.before),
+        "after (ms)": "" if cell.after is None else format_number(cell.after),
+        "ratio": "" if cell.ratio is None else f"{cell.ratio:.3f}",
+        "95% interval": "" if cell.low is None else f"{cell.low:.3f} to {cell.high:.3f}",
+    }
+    if paired:
+        row["rounds"] = str(cell.judged.rounds) if cell.judged else ""
+        row["allocations"] = str(cell.judged.allocations) if cell.judged else ""
+    return row | {"verdict": cell.text}
+
+
+def _exact_columns(cell: Cell) -> dict[str, str]:
+    judged = cell.judged
+    numbers: dict[str, _Number] = {
+        "before (ms)": cell.before,
+        "after (ms)": cell.after,
+        "ratio": cell.ratio,
+        "low": cell.low,
+        "high": cell.high,
+        "rounds": judged.rounds if judged else None,
+        "allocations": judged.allocations if judged else None,
+        "p": judged.p if judged else None,
+        "A/A floor": judged.floor if judged else None,
+        "rounds needed": judged.rounds_needed if judged else None,
+    }
+    texts = {name: "" if value is None else repr(value) for name, value in numbers.items()}
+    return {"phase": cell.phase} | texts | {"verdict": cell.verdict, "detail": cell.detail}

@@ -1,0 +1,166 @@
+"""Adds up the hours and GPU-hours of the attempts in a results folder.
+
+An attempt is one execution of a run. Its GPU-hours are its duration times the number of GPUs that
+the run requested. The start of a job and the time between its runs belong to no attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from jobs.report.paired import complete_executions, counted_executions
+from jobs.results.record import Record
+from jobs.results.run_states import Observation
+from jobs.results.worker_state import read_worker_state
+from jobs.status import Status
+
+# What the GPU-hours were used for. An attempt that is not in the results is `wasted` as a whole.
+# `other` is the part of an attempt that its record does not assign to a stage.
+STAGES = ("starting", "compiling", "measuring", "other", "wasted")
+_HOUR = 3600.0
+
+
+@dataclass
+class Hours:
+    """Hours of the attempts of one sweep, or of those that ended with one status."""
+
+    sweep: str
+    status: Status | None = None  # None: attempts of every status
+    runs: set[str] = field(default_factory=set)  # ids of the runs that were attempted
+    attempts: int = 0
+    queued: float | None = None  # hours that jobs waited for their start; None: not told by status
+    wall: float = 0.0  # hours of all attempts
+    uses_gpus: bool = False  # whether any attempt requested a GPU
+    gpu: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))  # GPU-hours
+
+    def add(self, record: Record, gpus: int, is_result: bool) -> None:
+        """Add an attempt.
+
+        Args:
+            record: the record of the attempt.
+            gpus: number of GPUs of the attempt, on all nodes.
+            is_result: whether the attempt is in the results.
+        """
+        took = max(0.0, record.finished_at - record.started_at)
+        self.runs.add(record.run)
+        self.attempts += 1
+        self.wall += took / _HOUR
+        self.uses_gpus |= gpus > 0
+        seconds = _stages(record, took) if is_result else {"wasted": took}
+        for stage, one in seconds.items():
+            self.gpu[stage] += one * gpus / _HOUR
+
+
+def _stages(record: Record, took: float) -> dict[str, float]:
+    """Return the seconds of each stage of an attempt."""
+    known = {
+        "starting": record.seconds.starting or 0.0,
+        "compiling": record.seconds.compiling or 0.0,
+        "measuring": record.seconds.measuring or 0.0,
+    }
+    return known | {"other": max(0.0, took - sum(known.values()))}
+
+
+def hours(observation: Observation, by_status: bool = False) -> list[Hours]:
+    """Return the hours of each sweep in a results folder, in the order of the submissions.
+
+    An attempt is in the results if it is the latest ok attempt of its run, repeat and kind of
+    device, or the latest of all if none was ok. In a block, all attempts of the latest complete
+    execution of each round are, and those of a round that a job is executing. Attempts with a
+    status that is a failure, and those of an outdated version of a benchmark, are not.
+
+    Args:
+        observation: the results folder.
+        by_status: whether to return separate hours for each status of an attempt.
+    """
+    rows: dict[tuple[str, Status | None], Hours] = {}
+    if not by_status:
+        for manifest in observation.manifests:
+            name = manifest.sweep.name
+            rows.setdefault((name, None), Hours(name, queued=0.0))
+    in_results = _in_results(observation)
+    gpus = {
+        (manifest.id, run.id): run.shape.nodes * run.shape.gpus_per_node
+        for manifest in observation.manifests
+        for run in manifest.runs.values()
+    }
+    for record in observation.records:
+        status = record.status if by_status else None
+        row = rows.setdefault((record.sweep, status), Hours(record.sweep, status))
+        # Without the manifest, the GPUs of the first node are known.
+        count = gpus.get((record.submission, record.run), len(record.gpus))
+        row.add(record, count, id(record) in in_results)
+    if not by_status:
+        for (sweep, _, _), seconds in _waiting(observation.records).items():
+            row = rows[sweep, None]
+            row.queued = (row.queued or 0.0) + seconds / _HOUR
+    order = list(Status)
+    sweeps = list(dict.fromkeys(sweep for sweep, _ in rows))
+    return sorted(
+        rows.values(),
+        key=lambda row: (sweeps.index(row.sweep), order.index(row.status) if row.status else 0),
+    )
+
+
+def _waiting(records: Iterable[Record]) -> dict[tuple[str, str, int], float]:
+    """Return how many seconds each job waited for its first start, by sweep, submission and job.
+
+    All records of a worker have the same time. A worker that was started again has a longer one.
+    """
+    waited: dict[tuple[str, str, int], float] = {}
+    for record in records:
+        if record.seconds.waiting is not None:
+            job = record.sweep, record.submission, record.job
+            waited[job] = min(record.seconds.waiting, waited.get(job, record.seconds.waiting))
+    return waited
+
+
+def _in_results(observation: Observation) -> set[int]:
+    """Return the identities of the records that are in the results, see `hours`."""
+    shown = {task.key for task in observation.tasks}
+    records = [r for r in observation.records if (r.run, r.repeat) in shown]
+    best: dict[tuple[str, int, str], Record] = {}
+    executing: dict[tuple[str, int], str] = {}  # the latest execution of a round, by live job
+    for record in records:  # oldest first
+        if record.block is None:
+            key = record.run, record.repeat, record.device
+            if record.status is Status.ok or key not in best or best[key].status is not Status.ok:
+                best[key] = record
+        elif _is_live(observation, record.submission, record.job):
+            executing[record.submission, record.job] = record.block.execution
+    found = [*best.values()]
+    counted = counted_executions(complete_executions(records))
+    found += [one for _, execution in counted for one in execution]
+    found += [r for r in records if r.block and r.block.execution in executing.values()]
+    return {id(record) for record in found if not record.status.is_failure}
+
+
+def lost_attempts(observation: Observation) -> int:
+    """Return the number of attempts that left no record, because their worker died.
+
+    Attempts are numbered, and a job notes its present attempt in a file. An attempt is missed if
+    neither a later attempt of its run has a record nor this file exists.
+    """
+    recorded: dict[tuple[str, int], set[int]] = {}
+    for record in observation.records:
+        recorded.setdefault((record.run, record.repeat), set()).add(record.attempt)
+    lost = {
+        (*key, number)
+        for key, numbers in recorded.items()
+        for number in range(1, max(numbers))
+        if number not in numbers
+    }
+    for manifest in observation.manifests:
+        for job in manifest.jobs:
+            running = read_worker_state(manifest.job_folder(job.index)).running
+            if running is None or _is_live(observation, manifest.id, job.index):
+                continue
+            if running.attempt not in recorded.get((running.run, running.repeat), ()):
+                lost.add((running.run, running.repeat, running.attempt))
+    return len(lost)
+
+
+def _is_live(observation: Observation, submission: str, job: int) -> bool:
+    state = observation.job_states.get(submission, {}).get(job)
+    return state is not None and state.status.is_live

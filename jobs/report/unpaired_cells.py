@@ -1,0 +1,200 @@
+"""Compares two results folders whose runs were not measured in turn.
+
+Two processes that run the same code on different GPUs, or at different times, differ. One process a
+side therefore gives no verdict such as slower. The interval of a ratio comes from noise floors that
+were measured before, see `jobs.report.noise_floors`. Runs of which both folders have records of the
+same round are paired.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from statistics import median
+
+from jobs.report.block_cells import aa_floors, judged_cell
+from jobs.report.cells import Cell
+from jobs.report.noise_floors import noise_floor
+from jobs.report.paired import paired_rounds
+from jobs.report.process_times import FolderTimes, ProcessTimes, RunOnDevice, process_time
+from jobs.run import Run
+
+MINUTES_APART_S = 3600.0  # largest time span, in seconds, for the floors of the same GPUs
+LEAST_STATED = 1.01  # smallest ratio beyond the floor that is stated
+
+
+def folder_cells(
+    before: FolderTimes,
+    after: FolderTimes,
+    margin: float,
+    chosen: Collection[str] | None = None,
+) -> list[Cell]:
+    """Compare all runs in two results folders.
+
+    Args:
+        before: the folder of the baseline.
+        after: the folder that is compared with the baseline.
+        margin: relative difference up to which two times count as the same, for paired runs.
+        chosen: ids of the runs that are compared. None: all.
+
+    Returns:
+        One cell for each run, kind of device and phase. If a run has no measurements in one of the
+        folders, it has one cell with the phase "".
+    """
+    paired = _paired_cells(before, after, margin)
+    old, new = dict(before.results), dict(after.results)
+    _share_devices(old, new)
+    _share_devices(new, old)
+    nothing = ProcessTimes()
+    cells = [cell for cell in paired if chosen is None or cell.run.id in chosen]
+    done = {(cell.run.id, cell.device) for cell in paired}
+    for key in {**old, **new}:
+        if key in done or (chosen is not None and key[0] not in chosen):
+            continue
+        run = before.runs[key[0]] if key[0] in before.runs else after.runs[key[0]]
+        a, b = old.get(key, nothing), new.get(key, nothing)
+        if a.is_measured and b.is_measured:
+            cells += _measured_cells(run, key[1], a, b)
+        else:
+            cells.append(_cell_without(run, key[1], a, b))
+    return cells
+
+
+def common_results(before: FolderTimes, after: FolderTimes) -> int:
+    """Return the number of runs that were submitted to both folders on the same kind of device."""
+    old, new = dict(before.results), dict(after.results)
+    _share_devices(old, new)
+    _share_devices(new, old)
+    return len(old.keys() & new.keys())
+
+
+def same_attempts(before: FolderTimes, after: FolderTimes) -> int:
+    """Return the number of runs whose times in both folders are of the same processes."""
+    return sum(
+        times.is_measured and times == after.results.get(key)
+        for key, times in before.results.items()
+    )
+
+
+def _paired_cells(before: FolderTimes, after: FolderTimes, margin: float) -> list[Cell]:
+    """Return the cells of rounds of which one folder has the baseline, the other the candidate."""
+    theirs = {record.run for record in before.cut}
+    ours = {record.run for record in after.cut}
+    pairs = [
+        pair
+        for pair in paired_rounds([*before.cut, *after.cut], process_time)
+        if pair.rounds and pair.baseline in theirs - ours and pair.candidate in after.runs
+    ]
+    floors = aa_floors(pairs)
+    return [
+        judged_cell(
+            Cell(after.runs[pair.candidate], pair.device, pair.phase, "unsure"),
+            pair,
+            margin,
+            floors.get((pair.phase, pair.device)),
+        )
+        for pair in pairs
+    ]
+
+
+def _measured_cells(run: Run, device: str, a: ProcessTimes, b: ProcessTimes) -> list[Cell]:
+    """Return a cell for each phase of a run that was measured in both folders."""
+    cells = []
+    same_gpus = _are_same_gpus(a, b)
+    for phase in {**a.times_ms, **b.times_ms}:
+        if phase not in b.times_ms:
+            cells.append(Cell(run, device, phase, "gone"))
+        elif phase not in a.times_ms:
+            cells.append(Cell(run, device, phase, "new"))
+        else:
+            times = median(a.times_ms[phase]), median(b.times_ms[phase])
+            cells.append(unpaired_cell(run, device, phase, times, same_gpus))
+    return cells
+
+
+def unpaired_cell(
+    run: Run, device: str, phase: str, times_ms: tuple[float, float], same_gpus: bool
+) -> Cell:
+    """Compare two times that were not measured in turn.
+
+    Args:
+        run: the run.
+        device: name of the device, as in records.
+        phase: the phase.
+        times_ms: median times of the processes before and after, in ms.
+        same_gpus: whether the processes used the same GPUs, minutes apart.
+    """
+    before, after = times_ms
+    if not before or not after:
+        return Cell(run, device, phase, "unpaired", before=before, after=after)
+    ratio = after / before
+    low = high = None
+    detail = ""
+    floor = noise_floor(run, device, times_ms, same_gpus)
+    if floor is not None:
+        low, high = ratio / (1 + floor.usual), ratio * (1 + floor.usual)
+        # Rounded down, so that "at least" is true.
+        beyond = math.floor(max(ratio, 1 / ratio) / (1 + floor.largest) * 100) / 100
+        if beyond >= LEAST_STATED:
+            detail = f"at least {beyond:.2f}x {'slower' if ratio > 1 else 'faster'}"
+    return Cell(run, device, phase, "unpaired", "", before, after, ratio, low, high, detail)
+
+
+def _are_same_gpus(a: ProcessTimes, b: ProcessTimes) -> bool:
+    """Return whether all processes of two folders used the same GPUs, minutes apart."""
+    used = a.gpus | b.gpus
+    start = min(a.started_at, b.started_at)
+    return (
+        len(used) == 1
+        and () not in used
+        and "" not in next(iter(used))
+        and max(a.finished_at, b.finished_at) - start <= MINUTES_APART_S
+    )
+
+
+def _cell_without(run: Run, device: str, a: ProcessTimes, b: ProcessTimes) -> Cell:
+    """Return the cell of a run that has no measurements in at least one of two folders.
+
+    Args:
+        run: the run.
+        device: name of the device.
+        a: results of the run in the folder of the baseline.
+        b: results of the run in the other folder.
+    """
+    reasons = [str(status) for status in dict.fromkeys((b if a.is_measured else a).statuses)]
+    detail = ", ".join(reasons)
+    if a.is_measured:
+        if not b.statuses:
+            return Cell(run, device, "", "gone")
+        if all(status.is_live for status in b.statuses):
+            return Cell(run, device, "", "not measured", detail=detail, pending=True)
+        return Cell(run, device, "", "broken", detail=detail)
+    if b.is_measured:
+        return Cell(run, device, "", "fixed" if a.statuses else "new", detail=detail)
+    return Cell(run, device, "", "not measured", detail=detail)
+
+
+def _share_devices(
+    side: dict[RunOnDevice, ProcessTimes], other: dict[RunOnDevice, ProcessTimes]
+) -> None:
+    """Assign devices to the results of one folder whose device is unknown.
+
+    The device is unknown if a run has no record in this folder. The run then gets the devices that
+    it has in the other folder, so that its results in the two folders are compared.
+
+    Args:
+        side: results of this folder, by run and device. It is changed in place.
+        other: results of the other folder, by run and device.
+    """
+    unknown = [key for key in side if not key[1]]
+    if not unknown:
+        return
+    devices: dict[str, list[RunOnDevice]] = {}
+    for key in other:
+        if key[1]:
+            devices.setdefault(key[0], []).append(key)
+    for key in unknown:
+        theirs = devices.get(key[0])
+        if theirs:
+            missing = side.pop(key)
+            side.update({known: missing for known in theirs if known not in side})

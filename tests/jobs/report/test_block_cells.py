@@ -1,0 +1,186 @@
+"""Verdicts within a results folder: each run against the baseline of its block."""
+
+from __future__ import annotations
+
+import csv
+import random
+from pathlib import Path
+
+import pytest
+
+from jobs.run import Run
+from tests.jobs.checkout import own_repository
+from tests.jobs.compared_folders import MODES, blocks, compared, noisy, only
+from tests.jobs.harness import call
+from tests.jobs.results_folder import Outcome, failed, ok
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict", "code"),
+    [(1.0, "same", 0), (0.9, "faster", 0), (1.1, "slower", 1)],
+)
+def test_each_run_is_compared_with_the_baseline_of_its_block(
+    tmp_path: Path, ratio: float, verdict: str, code: int
+) -> None:
+    folder = blocks(tmp_path, noisy(lambda run: ratio))
+    found = compared(folder)
+    cell = only(found)
+    assert (cell.verdict, cell.run.params["mode"], cell.baseline) == (verdict, "fast", "mode=exact")
+    assert cell.judged is not None and cell.judged.rounds == 5 and cell.judged.allocations == 1
+    assert cell.low is not None and cell.high is not None and cell.low < ratio < cell.high
+    done = call("aggregate", "compare", folder.path)
+    assert (done.returncode, found.exit_code, done.stderr) == (code, code, "")
+    (row,) = [line for line in done.stdout.splitlines() if f"| {verdict} " in line]
+    assert "fast" in row
+    assert "before: the baseline of the block (mode=exact)" in done.stdout
+    assert "5 rounds, 15 processes, CPU, 1 allocation." in done.stdout
+    assert "A/A floor" in done.stdout and f"1 {verdict}" in done.stdout
+
+
+def test_the_phases_of_a_run_have_verdicts_of_their_own(tmp_path: Path) -> None:
+    draw = random.Random(0)
+
+    def outcome(run: Run, round: int, second: bool) -> Outcome:
+        slower = 1.2 if run.params["mode"] == "fast" else 1.0
+        times = {"forward": slower, "backward": 2.0}
+        noisy = {phase: [t * (1 + draw.gauss(0, 0.002))] for phase, t in times.items()}
+        return {"status": "ok", "measurements": {"samples_ms": noisy}}
+
+    found = compared(blocks(tmp_path, outcome))
+    assert {c.phase: c.verdict for c in found.cells} == {"forward": "slower", "backward": "same"}
+
+
+def test_unsure_states_the_rounds_that_would_decide(tmp_path: Path) -> None:
+    folder = blocks(tmp_path, noisy(lambda run: 1.0, sigma=0.02))
+    cell = only(compared(folder))
+    assert cell.judged is not None and cell.judged.rounds_needed is not None
+    done = call("aggregate", "compare", folder.path)
+    assert f"blocks.rounds={cell.judged.rounds_needed}" in done.stdout
+    assert done.returncode == 3
+
+
+def test_a_single_round_is_undecided(tmp_path: Path) -> None:
+    text = "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("5", "1")
+    folder = blocks(tmp_path, noisy(lambda run: 2.0), text)
+    found = compared(folder)
+    assert (only(found).verdict, found.exit_code) == ("unsure", 3)
+    assert "at least 2 rounds are needed" in " ".join(found.notes)
+
+
+def test_the_margin_is_that_of_the_option_or_of_the_sweep(tmp_path: Path) -> None:
+    text = "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("}\n", ", margin: 0.2}\n")
+    folder = blocks(tmp_path, noisy(lambda run: 1.1), text)
+    assert only(compared(folder)).verdict == "same"
+    assert only(compared(folder, 0.01)).verdict == "slower"
+    for option in ("--margin", "--tolerance"):
+        assert call("aggregate", "compare", folder.path, option, "0.01").returncode == 1
+
+
+def test_the_exit_code_accounts_for_the_number_of_cells(tmp_path: Path) -> None:
+    """A difference that is significant alone, but not among many cells, does not exit with 1."""
+    sizes = list(range(1, 41))
+    # One cell is slower by 2%, with noise that gives it a p value between 1% / 40 and 1%.
+    draw = random.Random(0)
+
+    def outcome(run: Run, round: int, second: bool) -> Outcome:
+        if run.params["size"] == 1 and run.params["mode"] == "fast":
+            return ok(1.02 + 0.008 * (-1) ** round * (1 + 0.1 * round))
+        return ok(1 + draw.gauss(0, 0.001))
+
+    text = f"grid: {{size: {sizes}, mode: [fast, exact]}}\n" + MODES
+    found = compared(blocks(tmp_path, outcome, text))
+    slower = [cell for cell in found.cells if cell.verdict == "slower"]
+    assert len(slower) == 1 and slower[0].judged is not None and slower[0].judged.p is not None
+    assert 0.01 / len(sizes) < slower[0].judged.p < 0.01
+    assert found.exit_code == 3
+    assert "not after the adjustment for 40 cells" in " ".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("fast", "exact", "verdict", "detail", "code"),
+    [
+        (failed("oom"), ok(1.0), "broken", "oom", 1),
+        (ok(1.0), failed("error"), "fixed", "baseline: error", 0),
+        (failed("unsupported"), ok(1.0), "not measured", "unsupported", 3),
+        (failed("oom"), failed("oom"), "not measured", "oom", 3),
+        (ok(0.0), ok(1.0), "not measured", "time of 0 ms", 3),
+        (ok(1.0, phase="other"), ok(1.0), "not measured", "no such phase", 3),
+    ],
+)
+def test_runs_without_times(
+    tmp_path: Path, fast: Outcome, exact: Outcome, verdict: str, detail: str, code: int
+) -> None:
+    found = compared(
+        blocks(tmp_path, lambda run, *_: fast if run.params["mode"] == "fast" else exact)
+    )
+    cell = only(found)
+    assert (cell.verdict, cell.detail, cell.phase) == (verdict, detail, "")
+    assert found.exit_code == code
+
+
+def test_what_cannot_be_measured_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    same = noisy(lambda run: 1.0)
+
+    def outcome(run: Run, round: int, second: bool) -> Outcome:
+        unsupported = run.params["size"] == 2 and run.params["mode"] == "fast"
+        return failed("unsupported") if unsupported else same(run, round, second)
+
+    text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
+    assert compared(blocks(tmp_path, outcome, text)).exit_code == 0
+
+
+def test_a_block_still_to_come_is_undecided(tmp_path: Path) -> None:
+    same = noisy(lambda run: 1.0)
+    text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
+    found = compared(
+        blocks(
+            tmp_path, lambda run, *rest: same(run, *rest) if run.params["size"] == 1 else None, text
+        )
+    )
+    assert {c.run.params["size"]: c.verdict for c in found.cells} == {1: "same", 2: "not measured"}
+    assert found.exit_code == 3
+
+
+def test_a_round_that_failed_once_is_left_out_and_told(tmp_path: Path) -> None:
+    same = noisy(lambda run: 1.0)
+
+    def outcome(run: Run, round: int, second: bool) -> Outcome:
+        bad = round == 2 and run.params["mode"] == "fast"
+        return failed("error") if bad else same(run, round, second)
+
+    cell = only(compared(blocks(tmp_path, outcome)))
+    assert (cell.text, cell.judged and cell.judged.rounds) == ("same, 1 of 5 rounds: error", 4)
+
+
+def test_where_selects_runs_but_keeps_their_baseline(tmp_path: Path) -> None:
+    text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
+    folder = blocks(tmp_path, noisy(lambda run: 1.0 if run.params["size"] == 1 else 1.3), text)
+    assert call("aggregate", "compare", folder.path).returncode == 1
+    chosen = call("aggregate", "compare", folder.path, "--where", "size == 1 and mode == fast")
+    assert chosen.returncode == 0 and "\n1 same" in chosen.stdout
+
+
+def test_csv_has_every_cell_with_exact_numbers(tmp_path: Path) -> None:
+    folder = blocks(tmp_path, noisy(lambda run: 1.1))
+    cell = only(compared(folder))
+    done = call("aggregate", "compare", folder.path, "--format", "csv")
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("#")]
+    (row,) = csv.DictReader(lines)
+    assert row["verdict"] == "slower" and row["mode"] == "fast" and row["baseline"] == "mode=exact"
+    assert (float(row["ratio"]), float(row["low"])) == (cell.ratio, cell.low)
+    assert (row["rounds"], row["allocations"]) == ("5", "1")
+
+
+def test_against_another_checkout_says_which_commit_is_which(tmp_path: Path) -> None:
+    own = own_repository(tmp_path / "own")
+    old = own.git("rev-parse", "HEAD")
+    new = own.commit(helper="VALUE = 'new'\n")
+    command = ("--against", "HEAD~1", "blocks.rounds=2")
+    assert (
+        own.python("jobs.submit", "own.yaml", "--local", "--out", "out", *command).returncode == 0
+    )
+    done = own.python("aggregate", "compare", "out")
+    assert f"before: the other checkout (commit {old[:10]})" in done.stdout
+    assert f"after: the present code (commit {new[:7]})" in done.stdout
+    # The benchmark returns a constant, so the ratio is exactly 1.
+    assert done.returncode == 0 and "1 same" in done.stdout

@@ -1,0 +1,206 @@
+"""GPU-hours of attempts, on records whose times are worked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.report.hours import Hours, hours, lost_attempts
+from jobs.results.manifest import Executor, Job, Manifest
+from jobs.results.record import BlockPlace, Record, Seconds
+from jobs.results.run_states import Observation, TaskState
+from jobs.results.worker_state import RunningAttempt, WorkerState, write_worker_state
+from jobs.run import Run, Shape
+from jobs.status import JobState, Status
+from jobs.sweep.load import load_sweep
+from tests.jobs.results_folder import TOY, failed, ok, record, write
+
+HOUR = 3600
+TWO_GPUS = Shape(nodes=2, gpus_per_node=1)
+Observe = Callable[..., Observation]
+
+
+def sweep_run(index: int, shape: Shape = TWO_GPUS, version: int = 1) -> Run:
+    return Run(f"{index:016x}", "toy", version, {"size": index}, shape, 60.0)
+
+
+@pytest.fixture
+def observe(tmp_path: Path) -> Observe:
+    """Return a function that makes a folder of one submission with one job from its records."""
+    sweep = load_sweep(write(tmp_path, TOY)).sweep
+
+    def made(
+        records: list[Record], runs: list[Run], live: bool = False, hidden: str = ""
+    ) -> Observation:
+        tasks = list(dict.fromkeys((r.run, r.repeat) for r in records))
+        by_id = {run.id: run for run in runs}
+        manifest = Manifest(
+            folder=tmp_path,
+            id="before",
+            created_at=0.0,
+            executor=Executor.local,
+            sweep=sweep,
+            sweep_path="sweep.yaml",
+            command="",
+            runs=by_id,
+            jobs=[Job(0, runs[0].shape, 1, tasks)],
+            done=[],
+            provenance={},
+        )
+        shown = [TaskState(by_id[r], n, Status.ok) for r, n in tasks if r != hidden]
+        state = JobState(Status.running if live else Status.missing, "")
+        return Observation(tmp_path, [manifest], records, [], shown, [], {"before": {0: state}})
+
+    return made
+
+
+def attempt(
+    run: Run,
+    outcome: dict[str, Any],
+    start: float,
+    took: float,
+    seconds: tuple[float | None, ...] = (None, None, None, None),
+    **changes: Any,
+) -> Record:
+    """Return a record. Times are in hours; `seconds` has those of waiting and of the stages."""
+    names = ("waiting", "starting", "compiling", "measuring")
+    stages = {n: s and s * HOUR for n, s in zip(names, seconds, strict=True)}
+    made = record(run, outcome, finished_at=(start + took) * HOUR)
+    times = {"started_at": start * HOUR, "seconds": Seconds.model_validate(stages)}
+    return made.model_copy(update=times | changes)
+
+
+def only(rows: list[Hours]) -> Hours:
+    (row,) = rows
+    return row
+
+
+def test_stages_and_waste_add_up(observe: Observe) -> None:
+    first, second = sweep_run(1), sweep_run(2)
+    records = [
+        attempt(first, failed("error"), 1, 2, (0.5, 1, None, 1)),
+        attempt(first, ok(1.0), 4, 8, (0.5, 1, 2, 4), attempt=2),
+        attempt(second, ok(1.0), 12, 1, (0.5, 0.25, None, 0.5)),
+    ]
+    row = only(hours(observe(records, [first, second])))
+    assert (row.sweep, len(row.runs), row.attempts) == ("toy", 2, 3)
+    assert row.queued == pytest.approx(0.5)  # of the job, not of each record
+    assert row.wall == pytest.approx(11)
+    # Each attempt uses 2 nodes with a GPU each.
+    wanted = {"starting": 2.5, "compiling": 4, "measuring": 9, "other": 2.5, "wasted": 4}
+    assert row.gpu == pytest.approx(wanted)
+    assert sum(row.gpu.values()) == pytest.approx(2 * row.wall)
+
+
+def test_a_job_that_was_started_again_waited_until_its_first_start(observe: Observe) -> None:
+    run = sweep_run(1)
+    records = [
+        attempt(run, failed("preempted"), 1, 1, (0.5, None, None, None)),
+        attempt(run, ok(1.0), 8, 1, (7.5, None, None, None), attempt=2),
+        attempt(run, ok(1.0), 9, 1, (0.25, None, None, None), repeat=1, job=1),
+    ]
+    assert only(hours(observe(records, [run]))).queued == pytest.approx(0.75)
+
+
+def test_hours_by_status(observe: Observe) -> None:
+    first, second = sweep_run(1), sweep_run(2)
+    records = [
+        attempt(first, ok(1.0), 1, 1),
+        attempt(second, failed("timeout"), 2, 2),
+        attempt(second, failed("oom"), 4, 3, attempt=2),
+        attempt(first, ok(1.0), 7, 4, attempt=2),
+    ]
+    rows = {row.status: row for row in hours(observe(records, [first, second]), by_status=True)}
+    assert list(rows) == [Status.ok, Status.oom, Status.timeout]
+    assert all(row.queued is None for row in rows.values())
+    assert {s: row.gpu["wasted"] for s, row in rows.items()} == pytest.approx(
+        {"ok": 2, "oom": 0, "timeout": 4}  # the first ok attempt was repeated, oom is a result
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "wasted"),
+    [
+        ([ok(1.0), failed("killed")], [1]),  # the ok attempt stays the result
+        ([failed("oom"), failed("oom")], [0]),
+        ([failed("error"), failed("oom")], [0]),
+        ([failed("wrong")], [0]),
+        ([failed("unsupported")], []),
+    ],
+)
+def test_which_attempts_are_wasted(
+    observe: Observe, outcomes: list[dict[str, Any]], wasted: list[int]
+) -> None:
+    run = sweep_run(1)
+    records = [attempt(run, o, n, 2.0**n, attempt=n + 1) for n, o in enumerate(outcomes)]
+    row = only(hours(observe(records, [run])))
+    assert row.gpu["wasted"] == pytest.approx(sum(2 * 2.0**n for n in wasted))
+
+
+def test_results_of_another_device_are_not_wasted(observe: Observe) -> None:
+    run = sweep_run(1)
+    records = [attempt(run, ok(1.0), n, 1, device=name) for n, name in enumerate(("H100", "H200"))]
+    assert only(hours(observe(records, [run]))).gpu["wasted"] == 0
+
+
+def test_outdated_versions_are_wasted(observe: Observe) -> None:
+    old, new = sweep_run(1), sweep_run(2, version=2)
+    records = [attempt(old, ok(1.0), 0, 1), attempt(new, ok(1.0), 1, 1)]
+    assert only(hours(observe(records, [old, new], hidden=old.id))).gpu["wasted"] == 2
+
+
+def round_of(run: Run, execution: str, count: int, start: float) -> list[Record]:
+    """Return the first `count` attempts of a round with two attempts. Each takes an hour."""
+    made = []
+    for position in range(count):
+        place = BlockPlace(
+            id="b" * 12, round=0, execution=execution, position=position, size=2, baseline=True
+        )
+        made.append(attempt(run, ok(1.0), start + position, 1, repeat=position, block=place))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("counts", "live", "wasted"),
+    [
+        ((2,), False, 0),
+        ((1, 2), False, 2),  # the first execution was interrupted
+        ((2, 2), False, 4),  # the round was executed again, e.g. because of a throttled GPU
+        ((1,), False, 2),
+        ((1,), True, 0),  # a job is executing the round
+        ((1, 1), True, 2),
+    ],
+)
+def test_rounds(observe: Observe, counts: tuple[int, ...], live: bool, wasted: float) -> None:
+    run = sweep_run(1)
+    records = [
+        one
+        for number, count in enumerate(counts)
+        for one in round_of(run, f"e{number}", count, 10 * number)
+    ]
+    assert only(hours(observe(records, [run], live))).gpu["wasted"] == pytest.approx(wasted)
+
+
+def test_runs_without_gpus_have_only_wall_hours(observe: Observe) -> None:
+    run = sweep_run(1, Shape())
+    row = only(hours(observe([attempt(run, ok(1.0), 0, 3)], [run])))
+    assert not row.uses_gpus and row.wall == pytest.approx(3)
+
+
+def test_attempts_without_a_record_are_counted(observe: Observe) -> None:
+    run = sweep_run(1)
+    records = [attempt(run, ok(1.0), 0, 1, attempt=3), attempt(run, ok(1.0), 1, 1, repeat=1)]
+    seen, live = observe(records, [run]), observe(records, [run], live=True)
+    assert lost_attempts(seen) == 2  # attempts 1 and 2 of the first repeat
+    folder = seen.manifests[0].job_folder(0)
+    folder.mkdir(parents=True)
+    running = RunningAttempt(run=run.id, repeat=1, attempt=2)
+    write_worker_state(folder, WorkerState(running=running))
+    assert lost_attempts(seen) == 3
+    assert lost_attempts(live) == 2  # the attempt has not ended
+    recorded = attempt(run, failed("killed"), 2, 1, repeat=1, attempt=2)
+    assert lost_attempts(replace(seen, records=[*records, recorded])) == 2
