@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from jobs.formatting import counted, format_percent, format_range
 from jobs.report.metrics import Metric, metric_samples
-from jobs.report.paired import complete_executions, counted_executions
+from jobs.report.paired import complete_executions
 from jobs.report.recorded import UNKNOWN, recorded_value
 from jobs.report.results import Result
 from jobs.report.selection import task_of
@@ -138,9 +138,8 @@ def _floors(
     }
     if not shown:
         return ""
-    counted_ones = counted_executions(complete_executions(observation.records))
     blocks: dict[tuple[str, str], dict[str, list[Round]]] = {}  # rounds by block
-    for allocation, execution in counted_ones:
+    for execution in complete_executions(observation.records):
         baseline = sorted(
             ((r.block.second, r) for r in execution if r.block is not None and r.block.baseline),
             key=lambda pair: pair[0],
@@ -155,7 +154,7 @@ def _floors(
             values = tuple(_value(r, metric, phase, statistic_name) for _, r in baseline)
             if min(values) > 0:
                 rounds = blocks.setdefault((phase, first.device), {})
-                rounds.setdefault(first.block.id, []).append(Round(allocation, values, values[0]))
+                rounds.setdefault(first.block.id, []).append(Round("", values, values[0]))
     floors = {key: aa_floor(found.values()) for key, found in blocks.items()}
     texts = [
         format_percent(floor) + _label(key, list(floors))

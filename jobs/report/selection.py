@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.report.paired import complete_executions, counted_executions
+from jobs.report.paired import Execution, complete_executions, counted_executions
 from jobs.report.recorded import recorded_value
 from jobs.results.record import Record
 
 TaskOnDevice = tuple[str, int, str]  # run id, repeat, device
-_Group = tuple[Any, ...]  # run id, device and values of a record; with or without the repeat
+_Group = tuple[Any, ...]  # values of a record by which attempts are told apart
 
 INCOMPLETE = "its round is not complete"
 OLDER_CODE = "older code than that of the latest complete round"
@@ -74,15 +74,14 @@ def select_attempts(records: Sequence[Record], told_apart: Sequence[str] = ()) -
             values of these names do not replace each other.
     """
 
-    def of_run(record: Record) -> _Group:
-        values = (recorded_value(record, name) for name in told_apart)
-        return (record.run, record.device, *values)
+    def values(record: Record) -> _Group:
+        return tuple(recorded_value(record, name) for name in told_apart)
 
-    rounds = _find_rounds(records, of_run)
+    rounds = _find_rounds(records, values)
     latest: dict[_Group, Record] = {}  # the latest ok attempt outside of complete rounds
     paired: dict[_Group, dict[tuple[str, str], Record]] = {}  # by block and allocation
     for record in records:
-        key = (record.repeat, *of_run(record))
+        key = (*task_of(record), *values(record))
         if id(record) in rounds.shown and record.block is not None:
             place = (record.block.id, rounds.counted[id(record)])
             paired.setdefault(key, {})[place] = record
@@ -105,17 +104,25 @@ def select_attempts(records: Sequence[Record], told_apart: Sequence[str] = ()) -
     return Selection(shown, withheld, rounds)
 
 
-def _find_rounds(records: Sequence[Record], of_run: Callable[[Record], _Group]) -> _Rounds:
+def _find_rounds(records: Sequence[Record], values: Callable[[Record], _Group]) -> _Rounds:
     """Return the attempts in rounds that tables show or do not show.
 
     Args:
         records: all records of a results folder, oldest first.
-        of_run: returns what records must have in common to be of the same code.
+        values: returns the values by which attempts are told apart.
     """
+
+    def of_run(record: Record) -> _Group:
+        return (record.run, record.device, *values(record))
+
     complete = complete_executions(records)
+    groups: dict[_Group, list[Execution]] = {}
+    for execution in complete:
+        groups.setdefault(values(execution[0]), []).append(execution)
     counted = {
         id(record): allocation
-        for allocation, execution in counted_executions(complete)
+        for group in groups.values()
+        for allocation, execution in counted_executions(group)
         for record in execution
     }
     latest_code = {of_run(r): r.source_hash for r in records if id(r) in counted}
