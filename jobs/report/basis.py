@@ -30,7 +30,7 @@ def basis_note(
     phases: Sequence[str],
     floor_of: Metric | None,
     statistic_name: str,
-    with_commit: bool = True,
+    with_commit: bool,
 ) -> str:
     """Return the note on processes, rounds, GPUs, commit, A/A floor and slowed-down processes.
 
@@ -43,22 +43,21 @@ def basis_note(
         phases: phases that the table shows. Empty: those of all measurements.
         floor_of: metric whose A/A floor is told. None: none.
         statistic_name: statistic of the samples of a process, such as median.
-        with_commit: whether to tell the commit, if all records have the same.
+        with_commit: whether to tell the commit if all results have the same.
     """
     measured = [result for result in results if result.status == "ok" and result.record is not None]
     records = [result.record for result in measured if result.record is not None]
     if not records:
         return ""
-    ranks = any(result.run.shape.nproc_per_node for result in measured)
-    noun = "execution" if ranks else "process"
+    nouns = process_nouns(measured)
     rounds = _rounds(measured)
-    parts = [" ".join(filter(None, [_count(len(records), noun), _places(records), rounds]))]
-    commits = {recorded_value(record, "commit") for record in records}
+    parts = [" ".join(filter(None, [counted(len(records), *nouns), _places(records), rounds]))]
+    commits = {recorded_value(record, "commit") for record in _by_environment(records)}
     if with_commit and len(commits) == 1 and UNKNOWN not in commits:
         parts.append(f"commit {commits.pop()}")
     if floor_of is not None:
         parts.append(_floors(observation, measured, phases, floor_of, statistic_name))
-    parts.append(_slowed_down(records, phases, noun))
+    parts.append(_slowed_down(records, phases, nouns))
     return "; ".join(filter(None, parts))
 
 
@@ -82,14 +81,26 @@ def attempts_note(observation: Observation, results: Iterable[Result]) -> list[s
     return [f"{counted(hidden, 'attempt')} {verb} not shown, see python aggregate.py attempts"]
 
 
-def _count(count: int, noun: str) -> str:
-    return counted(count, noun).replace("processs", "processes")
+def process_nouns(results: Iterable[Result]) -> tuple[str, str]:
+    """Return the name of what a run executes, in singular and plural.
+
+    It is a process, or an execution if runs have several ranks, each of which is a process.
+    """
+    if any(result.run.shape.nproc_per_node for result in results):
+        return "execution", "executions"
+    return "process", "processes"
+
+
+def _by_environment(records: list[Record]) -> Iterable[Record]:
+    """Return one record of each environment. Records share equal environments."""
+    return {id(record.environment): record for record in records}.values()
 
 
 def _places(records: list[Record]) -> str:
     """Return the number of GPUs and, if all boots are known, of hosts."""
     gpus = {str(gpu.get("uuid")) for record in records for gpu in record.gpus if gpu.get("uuid")}
-    boots = {str(record.environment.get("boot_id") or UNKNOWN) for record in records}
+    environments = [record.environment for record in _by_environment(records)]
+    boots = {str(environment.get("boot_id") or UNKNOWN) for environment in environments}
     texts = [f"on {counted(len(gpus), 'GPU')}"] if gpus else []
     if UNKNOWN not in boots and (len(boots) > 1 or not gpus):
         texts.append(f"{'of' if gpus else 'on'} {counted(len(boots), 'host')}")
@@ -178,7 +189,7 @@ def _value(record: Record, metric: Metric, phase: str, statistic_name: str) -> f
     return statistic(samples, statistic_name)
 
 
-def _slowed_down(records: list[Record], phases: Sequence[str], noun: str) -> str:
+def _slowed_down(records: list[Record], phases: Sequence[str], nouns: tuple[str, str]) -> str:
     """Return how many processes were slowed down in a phase that the table shows."""
     named = [phase for phase in phases if phase]
     reasons: list[set[str]] = []
@@ -191,5 +202,5 @@ def _slowed_down(records: list[Record], phases: Sequence[str], noun: str) -> str
         return ""
     capped = sum(POWER_CAP in each for each in reasons)
     throttled = sum(not each.isdisjoint(DISTURBANCES) for each in reasons)
-    text = f"{capped} of {_count(len(reasons), noun)} power-capped"
+    text = f"{capped} of {counted(len(reasons), *nouns)} power-capped"
     return f"{text}, {throttled} throttled by heat or hardware" if throttled else text

@@ -103,10 +103,10 @@ def make_list_table(observation: Observation, view: Table, results: list[Result]
         items += rows
     longest = max((len(own) for own in by_key.values() if not isinstance(own, str)), default=0)
     cut = [f"first {limit} of up to {longest} rows per run"] if longest > limit else []
-    basis = basis_note(
-        observation, results, [], None, "median", with_commit="commit" not in dimensions
-    )
-    notes = result_notes(results, notes_on_commits(results, dimensions, told_apart), basis=basis)
+    commits = notes_on_commits(results, dimensions, told_apart)
+    with_commit = not commits and "commit" not in dimensions
+    basis = basis_note(observation, results, [], None, "median", with_commit)
+    notes = result_notes(results, commits, basis=basis)
     notes += attempts_note(observation, results)
     names = names_in_keys(results, by_key)
     return ListTable(view, dimensions, keys, items, [*notes, *cut], names)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jobs.errors import nearest
 from jobs.formatting import format_range
-from jobs.report.basis import attempts_note, basis_note
+from jobs.report.basis import attempts_note, basis_note, process_nouns
 from jobs.report.cell import Cell, over_processes
 from jobs.report.metrics import Metric, measured_phases, metrics_of, phases_with
 from jobs.report.results import (
@@ -95,13 +95,11 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
         phases,
         next((metric for metric in metrics if metric.is_sampled), None),
         view.statistic,
-        with_commit="commit" not in [*rows, *columns],
+        with_commit=not commits and "commit" not in [*rows, *columns],
     )
     notes = result_notes(results, commits, _sampling_note(results, view, cells.values()), basis)
-    notes += [
-        *_references_left_out(view, results, everything),
-        *attempts_note(observation, results),
-    ]
+    notes += _references_left_out(view, results, everything)
+    notes += attempts_note(observation, results)
     return Pivot(
         view=view,
         metrics=metrics,
@@ -208,7 +206,7 @@ def _sampling_note(results: list[Result], view: Table | Plot, cells: Iterable[Ce
     filled = [cell for cell in cells if cell.processes]
     paired = [cell for cell in filled if cell.is_in_block and cell.metric.is_timed]
     alone = [cell for cell in filled if not cell.is_in_block and cell.metric.is_sampled]
-    parts = _block_note(view.statistic, paired) if paired else []
+    parts = _block_note(view.statistic, paired, process_nouns(results)[1]) if paired else []
     if max((len(cell.all_samples) for cell in alone), default=0) > 1:
         of_samples, spread = _spread_note(view.statistic, alone)
         parts += [f"not in blocks: {of_samples}" if paired else of_samples, spread]
@@ -217,18 +215,24 @@ def _sampling_note(results: list[Result], view: Table | Plot, cells: Iterable[Ce
     return "; ".join(parts)
 
 
-def _block_note(statistic_name: str, cells: list[Cell]) -> list[str]:
-    """Return the statistic of cells of runs in blocks, and the meaning of the interval."""
+def _block_note(statistic_name: str, cells: list[Cell], noun: str) -> list[str]:
+    """Return the statistic of cells of runs in blocks, and the meaning of the interval.
+
+    Args:
+        statistic_name: name of the statistic, such as median.
+        cells: the cells, at least one.
+        noun: name of the executions of a run, such as processes.
+    """
     name = {"mean_std": "mean ± standard deviation"}.get(
         statistic_name, over_processes(statistic_name)
     )
-    text = f"{name} of {format_range([len(cell.processes) for cell in cells])} processes"
+    text = f"{name} over {noun} ({format_range([len(cell.processes) for cell in cells])} a cell)"
     counts = [len(process.samples) for cell in cells for process in cell.processes]
     if max(counts) > 1:
         of_process = statistic_name.removesuffix("_std")
-        text += f", of each the {of_process} of {format_range(counts)} samples"
+        text += f" of the {of_process} of {format_range(counts)} samples"
     if any(cell.interval(statistic_name) for cell in cells):
-        return [text, "±: half of the 95% interval of the mean over processes"]
+        return [text, f"±: half of the 95% interval of the mean over {noun}"]
     return [text]
 
 

@@ -75,14 +75,14 @@ def select_attempts(records: Sequence[Record], told_apart: Sequence[str] = ()) -
     """
 
     def values(record: Record) -> _Group:
-        return tuple(recorded_value(record, name) for name in told_apart)
+        return tuple([recorded_value(record, name) for name in told_apart]) if told_apart else ()
 
     rounds = _find_rounds(records, values)
     latest: dict[_Group, Record] = {}  # the latest ok attempt outside of complete rounds
     paired: dict[_Group, dict[tuple[str, str], Record]] = {}  # by block and allocation
     for record in records:
-        key = (*task_of(record), *values(record))
-        if id(record) in rounds.shown and record.block is not None:
+        key = (task_of(record), values(record))
+        if record.block is not None and id(record) in rounds.shown:
             place = (record.block.id, rounds.counted[id(record)])
             paired.setdefault(key, {})[place] = record
         elif record.status == "ok" or key not in latest or latest[key].status != "ok":

@@ -157,8 +157,8 @@ def test_notes_tell_what_a_table_rests_on(tmp_path: Path, folder: ResultsFolder)
     floor = aa_floor(blocks)
     assert floor is not None
     assert made.notes == [
-        f"{H200}; median of 5 to 10 processes, of each the median of 3 samples; ±: half of the "
-        "95% interval of the mean over processes",
+        f"{H200}; median over processes (5 to 10 a cell) of the median of 3 samples; ±: half of "
+        "the 95% interval of the mean over processes",
         f"30 processes on 1 GPU in blocks of 5 rounds; commit 4bb999b; A/A floor {floor:.1%}; "
         # 6 processes a round. Power: rounds 0 and 4. Heat: round 1. Round 3 has no conditions.
         "12 of 24 processes power-capped, 6 throttled by heat or hardware",
