@@ -8,16 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection
 from scipy import stats
 
+from jobs.report.plots import draw_plot
 from jobs.report.report_table import ReportTable, make_report_table
 from jobs.report.results import list_results
 from jobs.report.verdicts import Round, aa_floor, judge
 from jobs.results.run_states import observe
-from jobs.sweep.schema import Table
+from jobs.sweep.schema import Plot, Table
 from tests.jobs.report.test_aggregate import cli
 from tests.jobs.results_folder import (
     GRID,
@@ -331,3 +334,18 @@ def test_a_table_and_a_verdict_tell_the_same_ratio(tmp_path: Path, folder: Resul
     shown = table(folder, **VIEW)[0]["exact vs fast"]
     assert verdict.low is not None and verdict.high is not None
     assert shown == f"{1 / verdict.ratio:.2f}x [{1 / verdict.high:.2f}, {1 / verdict.low:.2f}]"
+
+
+def test_plots_show_the_interval_of_each_point(
+    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
+    seen = observe(folder.path)
+    monkeypatch.setattr(plt, "close", lambda figure: None)
+    assert draw_plot(seen, Plot(name="p", x="size", series=["mode"]), tmp_path, list_results(seen))
+    (axes,) = plt.gcf().axes
+    lines = [lines for lines in axes.collections if isinstance(lines, LineCollection)]
+    ends = [segment[:, 1] for each in lines for segment in each.get_segments()]
+    monkeypatch.undo()
+    plt.close("all")
+    np.testing.assert_allclose(ends, [interval(FAST), interval(EXACT)])
