@@ -28,10 +28,10 @@ from jobs.command_line.parsers import as_path
 from jobs.commands.where import Where, matching, matching_runs
 from jobs.errors import CommandError, InputError, TableError
 from jobs.report.attempts import attempt_columns, attempts_of
-from jobs.report.compare import compare_blocks, compare_folders, require_margin
-from jobs.report.compare_text import csv_comparison, markdown_comparison
+from jobs.report.comparison.compare import compare_blocks, compare_folders, require_margin
+from jobs.report.comparison.compare_text import csv_comparison, markdown_comparison
+from jobs.report.comparison.process_times import read_both, read_short
 from jobs.report.images import Image, copy_run_images, draw_plots
-from jobs.report.process_times import read_both, read_short
 from jobs.report.render import Format, ListFormat, markdown_image, render, render_columns
 from jobs.report.report_table import make_report_table
 from jobs.report.results import Result, list_results

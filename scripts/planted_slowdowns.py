@@ -27,8 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from jobs.report.paired import paired_rounds  # noqa: E402
-from jobs.report.verdicts import Round, aa_floor, judge  # noqa: E402
+from jobs.report.comparison.paired import paired_rounds  # noqa: E402
+from jobs.report.comparison.verdicts import Round, aa_floor, judge  # noqa: E402
 from jobs.results.record_reader import read_records  # noqa: E402
 
 COPIED = ("jobs", "systems", "sweeps", "pyproject.toml")

@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from jobs.report.verdicts import MARGIN, Round, Verdict, aa_floor, decide, judge
+from jobs.report.comparison.verdicts import MARGIN, Round, Verdict, aa_floor, decide, judge
 
 BLOCKS_PER_STUDY = 10
 PROCESSES = 6  # per round

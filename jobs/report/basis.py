@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jobs.formatting import counted, format_percent, format_range
+from jobs.report.comparison.paired import complete_executions
+from jobs.report.comparison.verdicts import Round, aa_floor
 from jobs.report.metrics import Metric, metric_samples
-from jobs.report.paired import complete_executions
 from jobs.report.recorded import UNKNOWN, recorded_value
 from jobs.report.results import Result
 from jobs.report.selection import task_of
 from jobs.report.statistics import statistic
-from jobs.report.verdicts import Round, aa_floor
 from jobs.results.record import Record
 from jobs.results.rounds import DISTURBANCES
 from jobs.results.run_states import Observation
@@ -140,7 +140,7 @@ def _floors(
 ) -> str:
     """Return the A/A floor of each phase and device, such as `A/A floor 0.4%`.
 
-    It comes from the blocks that the table shows. See `jobs.report.verdicts.aa_floor`.
+    It comes from the blocks that the table shows. See `jobs.report.comparison.verdicts.aa_floor`.
     """
     shown = {
         (result.record.block.id, result.record.block.execution)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jobs.report.paired import complete_executions, counted_executions
+from jobs.report.comparison.paired import complete_executions, counted_executions
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.results.worker_state import read_worker_state

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.report.paired import Execution, complete_executions, counted_executions
+from jobs.report.comparison.paired import Execution, complete_executions, counted_executions
 from jobs.report.recorded import recorded_value
 from jobs.results.record import Record
 
@@ -66,7 +66,7 @@ def select_attempts(records: Sequence[Record], told_apart: Sequence[str] = ()) -
     """Select the attempts of each run, repeat and device that tables show.
 
     Of a run in blocks, these are the attempts in the executions of rounds that count, see
-    `jobs.report.paired`: one for each allocation. All are from the code of the latest of them.
+    `jobs.report.comparison.paired`: one for each allocation. All are from the code of the latest.
 
     Args:
         records: all records of a results folder, oldest first.

@@ -107,8 +107,8 @@ class Peers:
 
 
 def facts() -> dict[str, Any]:
-    shown = ("RANK", "MASTER_", "TORCHELASTIC_", "WORLD_SIZE", "SLURM_", "CUDA_VISIBLE", "OMP_")
-    shown = (*shown, "RUN_ROUND")
+    shown = ["RANK", "MASTER_", "TORCHELASTIC_", "WORLD_SIZE", "SLURM_", "CUDA_VISIBLE", "OMP_"]
+    shown.append("RUN_ROUND")
     environment = {k: v for k, v in os.environ.items() if any(name in k for name in shown)}
     return {
         "samples_ms": {"call": [1.0]},

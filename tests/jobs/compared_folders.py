@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jobs.launch.submission import Options, prepare
-from jobs.report.cells import Cell
-from jobs.report.compare import Comparison, compare_blocks, compare_folders
-from jobs.report.process_times import folder_times, read_short
+from jobs.report.comparison.compare import Comparison, compare_blocks, compare_folders
+from jobs.report.comparison.compared_cell import Cell
+from jobs.report.comparison.process_times import folder_times, read_short
 from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import BlockPlace, Record
 from jobs.results.record_writer import RecordWriter
@@ -35,9 +35,8 @@ class Pair:
         self.after.submit(self.loaded, after, devices[1])
 
     def compared(self) -> Comparison:
-        return compare_folders(
-            *(folder_times(read_short(f.path)) for f in (self.before, self.after))
-        )
+        before, after = (folder_times(read_short(f.path)) for f in (self.before, self.after))
+        return compare_folders(before, after)
 
     def verdicts(self) -> dict[Any, str]:
         return {(c.run.params["size"], c.phase): c.verdict for c in self.compared().cells}

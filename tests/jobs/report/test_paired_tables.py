@@ -15,10 +15,10 @@ import pytest
 from matplotlib.collections import LineCollection
 from scipy import stats
 
+from jobs.report.comparison.verdicts import Round, aa_floor, judge
 from jobs.report.plots import draw_plot
 from jobs.report.report_table import ReportTable, make_report_table
 from jobs.report.results import list_results
-from jobs.report.verdicts import Round, aa_floor, judge
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot, Table
 from tests.jobs.report.test_aggregate import cli

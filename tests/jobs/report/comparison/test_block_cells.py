@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.report.process_times import read_short
+from jobs.report.comparison.process_times import read_short
 from jobs.run import Run
 from tests.jobs.checkout import own_repository
 from tests.jobs.compared_folders import (

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from jobs.report.comparison.verdicts import Round
 from jobs.report.metrics import slowest_rank
 from jobs.report.statistics import statistic
-from jobs.report.verdicts import Round
 from jobs.results.record import BlockPlace, Measurements, Record
 
 Value = Callable[[Measurements, str], float | None]  # value of a phase, None if there is none
@@ -52,8 +52,10 @@ def median_ms(measurements: Measurements, phase: str) -> float | None:
 def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[Pair]:
     """Return the rounds of each candidate with its baseline, by block, phase and device.
 
-    Only complete executions of a round count. If one round was executed several times in an
-    allocation, the latest complete execution counts. Records without a block are ignored.
+    Only complete executions of a round count, and only those of the latest code. If one round was
+    executed several times in an allocation, the latest complete execution counts. Records without a
+    block are ignored, and so are phases that only one of several executions measured, as the
+    sustained ones.
 
     Args:
         records: the records of all attempts.
@@ -63,12 +65,8 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
         The pairs in the order of their first round. A candidate that always failed has a pair
         without rounds for each phase that was timed in its block.
     """
-    executions = counted_executions(complete_executions(records))
-    phases: dict[str, dict[str, None]] = {}  # by block, in the order of the records
-    for _, execution in executions:
-        for record in execution:
-            timed = {} if record.measurements is None else record.measurements.samples_ms
-            phases.setdefault(_place(record).id, {}).update(dict.fromkeys(timed))
+    executions = counted_executions(of_latest_code(complete_executions(records)))
+    phases = _phases([execution for _, execution in executions])
     pairs: dict[_Key, tuple[list[Round], Counter[str]]] = {}
     for allocation, execution in executions:
         twice = sorted(
@@ -91,6 +89,39 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
                 else:
                     left_out[round] += 1
     return [Pair(*key, tuple(rounds), dict(left)) for key, (rounds, left) in pairs.items()]
+
+
+def _phases(executions: list[Execution]) -> dict[str, list[str]]:
+    """Return the phases that are compared in each block, in the order of the records."""
+    times: dict[str, Counter[str]] = {}
+    count = Counter(_place(execution[0]).id for execution in executions)
+    for execution in executions:
+        timed = {
+            phase: None
+            for record in execution
+            if record.measurements is not None
+            for phase in record.measurements.samples_ms
+        }
+        times.setdefault(_place(execution[0]).id, Counter()).update(timed.keys())
+    return {
+        block: [phase for phase in found if found[phase] > 1 or count[block] == 1]
+        for block, found in times.items()
+    }
+
+
+def of_latest_code(complete: Iterable[Execution]) -> list[Execution]:
+    """Return the executions in which every run has the sources of its latest execution.
+
+    Args:
+        complete: complete executions, ordered by their start.
+    """
+    given = list(complete)
+    latest = {_task(record): record.source_hash for execution in given for record in execution}
+    return [
+        execution
+        for execution in given
+        if all(record.source_hash == latest[_task(record)] for record in execution)
+    ]
 
 
 def _round(allocation: str, baseline: list[float | str], candidate: float | str) -> Round | str:

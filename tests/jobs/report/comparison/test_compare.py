@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import CommandError
-from jobs.report.compare import compare_folders
-from jobs.report.compare_text import markdown_comparison
-from jobs.report.process_times import folder_times, read_short
+from jobs.report.comparison.compare import compare_folders
+from jobs.report.comparison.compare_text import markdown_comparison
+from jobs.report.comparison.process_times import folder_times, read_short
 from scripts.bench_launcher import command, write_results
 from tests.jobs.compared_folders import Pair, blocks, noisy
 from tests.jobs.harness import call

@@ -2,8 +2,8 @@
 
 Two processes that run the same code on different GPUs, or at different times, differ. One process a
 side therefore gives no verdict such as slower. The interval of a ratio comes from noise floors that
-were measured before, see `jobs.report.noise_floors`. Runs of which both folders have records of the
-same round are paired.
+were measured before, see `noise_floors`. Runs of which both folders have records of the same round
+are paired.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ import math
 from collections.abc import Collection
 from statistics import median
 
-from jobs.report.block_cells import aa_floors, judged_cell
-from jobs.report.cells import Cell
-from jobs.report.noise_floors import noise_floor
-from jobs.report.paired import paired_rounds
-from jobs.report.process_times import FolderTimes, ProcessTimes, RunOnDevice, process_time
+from jobs.report.comparison.block_cells import aa_floors, judged_cell
+from jobs.report.comparison.compared_cell import Cell
+from jobs.report.comparison.noise_floors import noise_floor
+from jobs.report.comparison.paired import paired_rounds
+from jobs.report.comparison.process_times import (
+    FolderTimes,
+    ProcessTimes,
+    RunOnDevice,
+    process_time,
+)
 from jobs.run import Run
 
 MINUTES_APART_S = 3600.0  # largest time span, in seconds, for the floors of the same GPUs

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.report.paired import Pair, paired_rounds
+from jobs.report.comparison.paired import Pair, paired_rounds
 from jobs.results.record import BlockPlace, Record
 from tests.jobs.results_folder import failed, ok, record, run
 
@@ -81,6 +81,22 @@ def test_the_latest_complete_execution_of_a_round_counts() -> None:
     ]
     pair = only(paired_rounds(records))
     assert [each.candidate for each in pair.rounds] == [3.0]
+
+
+def test_rounds_of_older_code_do_not_count() -> None:
+    """Rounds 0 to 2 were measured, the code was edited, and rounds 0 and 1 were measured again."""
+    old = [r for n in range(3) for r in execution(n, name=f"old{n}", source_hash="1")]
+    new = [r for n in range(2) for r in execution(n, name=f"new{n}", start=2000, source_hash="2")]
+    assert len(only(paired_rounds(old)).rounds) == 3
+    assert len(only(paired_rounds(old + new)).rounds) == 2
+
+
+def test_a_phase_that_only_the_first_round_measures_is_not_compared() -> None:
+    both = {"status": "ok", "measurements": {"samples_ms": {"forward": [1.0], "long": [9.0]}}}
+    records = execution(0, (both, both, 1.0)) + execution(1)
+    assert [pair.phase for pair in paired_rounds(records)] == ["forward"]
+    alone = paired_rounds(execution(0, (both, both, both)))
+    assert [pair.phase for pair in alone] == ["forward", "long"]
 
 
 def test_one_round_counts_in_each_allocation() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jobs.code.short_names import short_names
 from jobs.formatting import format_number, format_scalar
-from jobs.report.verdicts import Verdict
+from jobs.report.comparison.verdicts import Verdict
 from jobs.run import Run, varying
 
 # Verdicts that a table leaves out unless all are asked for. A cell with the verdict unpaired is

@@ -8,10 +8,10 @@ from itertools import groupby
 from statistics import median
 
 from jobs.formatting import format_scalar
-from jobs.report.cells import Cell
-from jobs.report.paired import Pair, paired_rounds
-from jobs.report.process_times import process_time
-from jobs.report.verdicts import Round, aa_floor, judge
+from jobs.report.comparison.compared_cell import Cell
+from jobs.report.comparison.paired import Pair, paired_rounds
+from jobs.report.comparison.process_times import process_time
+from jobs.report.comparison.verdicts import Round, aa_floor, judge
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, varying

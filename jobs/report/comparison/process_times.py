@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jobs.errors import CommandError
-from jobs.report.paired import median_ms
+from jobs.report.comparison.paired import median_ms
 from jobs.report.results import Result, list_results
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, observe

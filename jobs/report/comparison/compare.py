@@ -12,13 +12,13 @@ from pathlib import Path
 
 from jobs.errors import CommandError
 from jobs.formatting import counted
-from jobs.report.block_cells import BlockCells, block_cells, gpus_of
-from jobs.report.cells import Cell
-from jobs.report.paired import Pair
-from jobs.report.process_times import FolderTimes, sweep_margin
+from jobs.report.comparison.block_cells import BlockCells, block_cells, gpus_of
+from jobs.report.comparison.compared_cell import Cell
+from jobs.report.comparison.paired import Pair
+from jobs.report.comparison.process_times import FolderTimes, sweep_margin
+from jobs.report.comparison.unpaired_cells import common_results, folder_cells, same_attempts
+from jobs.report.comparison.verdicts import MARGIN, decide
 from jobs.report.recorded import recorded_value
-from jobs.report.unpaired_cells import common_results, folder_cells, same_attempts
-from jobs.report.verdicts import MARGIN, decide
 from jobs.results.run_states import Observation
 
 NO_ROUNDS = (

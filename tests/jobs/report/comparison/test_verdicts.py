@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jobs.report.verdicts import Round, Verdict, aa_floor, decide, holm, judge
+from jobs.report.comparison.verdicts import Round, Verdict, aa_floor, decide, holm, judge
 from scripts.simulate_verdicts import NOISES, Design, Noise, simulate
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TIMES = st.integers(900, 1100).map(float)
 ROUND = st.builds(
     Round,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.report.noise_floors import noise_floor
+from jobs.report.comparison.noise_floors import noise_floor
 from jobs.run import Run, Shape
 from tests.jobs.results_folder import CPU, H200
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs.report.process_times import read_short
+from jobs.report.comparison.process_times import read_short
 from jobs.results import unwritable
 from jobs.results.manifest import ProcessHandle, write_handles
 from tests.jobs.compared_folders import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 from io import StringIO
 
-from jobs.report.cells import cell_columns, count_text
-from jobs.report.compare import Comparison
+from jobs.report.comparison.compare import Comparison
+from jobs.report.comparison.compared_cell import cell_columns, count_text
 from jobs.report.render import markdown_table
 
 
