@@ -1,6 +1,7 @@
 """Print the tables of a results folder and draw its plots, or compare measured times.
 
 python aggregate.py logs/flash [--format md|csv|latex|html] [--plot DIR]
+python aggregate.py attempts logs/flash
 python aggregate.py compare logs/flash
 python aggregate.py compare logs/before logs/after
 """
@@ -14,7 +15,7 @@ if __name__ == "__main__":
 
 import gc
 import sys
-from enum import StrEnum
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -24,13 +25,14 @@ from typer.core import TyperGroup
 
 from jobs.command_line.completion import conditions, results_folders, sweep_files
 from jobs.command_line.parsers import as_path
-from jobs.commands.where import matching_runs
+from jobs.commands.where import Where, matching, matching_runs
 from jobs.errors import CommandError, InputError, TableError
+from jobs.report.attempts import attempt_columns, attempts_of
 from jobs.report.compare import compare_blocks, compare_folders, require_margin
 from jobs.report.compare_text import csv_comparison, markdown_comparison
 from jobs.report.images import Image, copy_run_images, draw_plots
 from jobs.report.process_times import read_both, read_short
-from jobs.report.render import Format, markdown_image, render
+from jobs.report.render import Format, ListFormat, markdown_image, render, render_columns
 from jobs.report.report_table import make_report_table
 from jobs.report.results import Result, list_results
 from jobs.report.texts.templates import StudyTexts
@@ -63,10 +65,10 @@ app = typer.Typer(
     cls=TablesByDefault,
     add_completion=False,
     rich_markup_mode=None,
-    subcommand_metavar="[tables] FOLDER | compare FOLDER | compare BEFORE AFTER",
-    help="Print the tables of a results folder, or compare measured times.",
+    subcommand_metavar="[tables] FOLDER | attempts FOLDER | compare FOLDER | compare BEFORE AFTER",
+    help="Print the tables or the attempts of a results folder, or compare measured times.",
     epilog="Examples: python aggregate.py logs/flash --format latex --plot plots; "
-    "python aggregate.py compare logs/flash",
+    "python aggregate.py attempts logs/flash; python aggregate.py compare logs/flash",
 )
 
 
@@ -146,10 +148,8 @@ def _print_tables(
     rendered = {} if texts is None else texts.render_all(observation, views, results)
     for view in views:
         try:
-            # The short name of a reference depends on the other values in a table. Programs that
-            # read CSV need names that do not change.
-            full_names = output_format is Format.csv
-            table = make_report_table(observation, view, results, full_names)
+            for_programs = output_format is Format.csv
+            table = make_report_table(observation, view, results, for_programs)
             if table is not None and view.name in rendered:
                 table.text = rendered[view.name].use(table.warnings.append)
         except TableError as error:
@@ -191,9 +191,38 @@ def _collect_images(
     return images
 
 
-class CellFormat(StrEnum):
-    md = "md"
-    csv = "csv"
+@app.command(
+    epilog="Example: python aggregate.py attempts logs/flash --where 'seq_len == 1024'",
+)
+def attempts(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Results folder, such as logs/flash.",
+            parser=as_path,
+            autocompletion=results_folders,
+        ),
+    ],
+    where: Where = None,
+    output_format: Annotated[
+        ListFormat, typer.Option("--format", help="Output format of the list.")
+    ] = ListFormat.md,
+) -> None:
+    """List all attempts of the runs in a results folder, with their median times.
+
+    An attempt is one execution of a run. The column 'shown' tells whether tables show it, and 'why'
+    gives the reason. With --where, the status is that of the attempt.
+    """
+    observation = _observe(folder)
+    for line in map(str, observation.bad_lines):
+        print(f"note: {line}", file=sys.stderr)
+    every = replace(observation, tasks=attempts_of(observation))
+    chosen = matching(every, where).tasks
+    if chosen:
+        print(render_columns(attempt_columns(observation, chosen), output_format), end="")
+    else:
+        what = "the folder has no attempts" if where is None else f"no attempt satisfies {where!r}"
+        print(f"note: {what}", file=sys.stderr)
 
 
 @app.command(
@@ -237,9 +266,9 @@ def compare_times(
         ),
     ] = None,
     output_format: Annotated[
-        CellFormat,
+        ListFormat,
         typer.Option("--format", help="Output format. csv lists all cells, with exact numbers."),
-    ] = CellFormat.md,
+    ] = ListFormat.md,
     every: Annotated[
         bool,
         typer.Option(
@@ -299,7 +328,7 @@ def compare_times(
         _fail(str(error))
     for note in dict.fromkeys(notes):
         print(f"note: {note}", file=sys.stderr)
-    as_csv = output_format is CellFormat.csv
+    as_csv = output_format is ListFormat.csv
     print(csv_comparison(found) if as_csv else markdown_comparison(found, every))
     raise SystemExit(found.exit_code)
 

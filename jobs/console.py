@@ -1,4 +1,4 @@
-"""The console command `sweeps`: `sweeps submit|status|logs|...|tables|compare`.
+"""The console command `sweeps`: `sweeps submit|status|logs|...|tables|attempts|compare`.
 
 Its commands are those of `python -m jobs.submit`, `python -m jobs` and `python aggregate.py`.
 `sweeps --install-completion` installs the completion of commands, options, sweep files, parameters,
@@ -30,7 +30,8 @@ from jobs.command_line.invocation import CONSOLE, spelled_for_console
 from systems.terminal import run_command
 
 COMPLETION = f"_{CONSOLE.upper()}_COMPLETE"  # environment variable that asks for completions
-REPORTS = ["tables", "compare"]  # the commands of `aggregate`, which imports much
+# The commands of `aggregate`, which imports much.
+REPORTS = ["tables", "attempts", "compare"]
 
 
 class Commands(TyperGroup):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,21 @@ def format_number(number: float, digits: int = 4) -> str:
     return f"{number:.{max(0, digits - 1 - exponent)}f}"
 
 
+def format_percent(share: float) -> str:
+    """Return a share in percent, rounded to about two digits, such as 0.04%, 0.4% or 12%."""
+    digits = 2 if abs(share) < 0.00095 else 1 if abs(share) < 0.0995 else 0
+    return f"{share:.{digits}%}"
+
+
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun in singular or plural, for example `1 run` or `2 runs`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def format_range(counts: Collection[int]) -> str:
+    """Return the smallest and the largest count as text, such as `3 to 5`, or `5` if all equal."""
+    low, high = min(counts), max(counts)
+    return f"{low} to {high}" if high > low else str(low)
 
 
 def on_one_line(text: str) -> str:

@@ -42,6 +42,7 @@ def spelled_for_console(text: str) -> str:
     for old, new in (
         ("python -m jobs.submit", f"{CONSOLE} submit"),
         ("python -m jobs ", f"{CONSOLE} "),
+        ("python aggregate.py attempts", f"{CONSOLE} attempts"),
         ("python aggregate.py compare", f"{CONSOLE} compare"),
         ("python aggregate.py", f"{CONSOLE} tables"),
     ):
@@ -53,9 +54,9 @@ def _module(name: str) -> list[str]:
     """Return the arguments of the interpreter that run a command of this project."""
     if name == "submit":
         return ["-m", "jobs.submit"]
-    if name not in ("tables", "compare"):
+    if name not in ("tables", "attempts", "compare"):
         return ["-m", "jobs", name]
-    only = [name] if name == "compare" else []
+    only = [] if name == "tables" else [name]
     if _is_file("aggregate.py", ROOT / "aggregate.py"):
         return ["aggregate.py", *only]
     if _is_file(find_module("aggregate"), ROOT / "aggregate.py"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.formatting import format_number, format_scalar, is_number
+from jobs.report.basis import attempts_note, basis_note
 from jobs.report.metrics import convert, fact_at, fact_metric
 from jobs.report.results import (
     Key,
@@ -102,7 +103,11 @@ def make_list_table(observation: Observation, view: Table, results: list[Result]
         items += rows
     longest = max((len(own) for own in by_key.values() if not isinstance(own, str)), default=0)
     cut = [f"first {limit} of up to {longest} rows per run"] if longest > limit else []
-    notes = result_notes(results, notes_on_commits(results, dimensions, told_apart))
+    basis = basis_note(
+        observation, results, [], None, "median", with_commit="commit" not in dimensions
+    )
+    notes = result_notes(results, notes_on_commits(results, dimensions, told_apart), basis=basis)
+    notes += attempts_note(observation, results)
     names = names_in_keys(results, by_key)
     return ListTable(view, dimensions, keys, items, [*notes, *cut], names)
 

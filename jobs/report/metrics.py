@@ -14,7 +14,17 @@ from typing import Any
 import numpy as np
 
 from jobs.results.record import Measurements, Record
-from jobs.sweep.schema import FACT, NAMED, PREDICTED, SUFFIXES, Plot, Table, measured_in, units_of
+from jobs.sweep.schema import (
+    FACT,
+    NAMED,
+    PREDICTED,
+    SUFFIXES,
+    TIME_UNITS,
+    Plot,
+    Table,
+    measured_in,
+    units_of,
+)
 from systems.accounting.dtypes import MATMUL_DTYPE
 from systems.accounting.hardware import peak_flops
 
@@ -59,6 +69,12 @@ class Metric:
     def is_sampled(self) -> bool:
         """Whether the metric has one value per timed sample. This is true for times and rates."""
         return self.name != "peak_memory" and self.has_phases
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the metric was measured with a clock, so that it differs between processes."""
+        in_time = self.unit in TIME_UNITS and not self.name.startswith(PREDICTED)
+        return self.is_sampled or in_time
 
     @property
     def has_phases(self) -> bool:

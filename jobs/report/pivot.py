@@ -6,14 +6,15 @@ A run that failed or is missing has a cell, too. This cell shows the status of t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from jobs.errors import nearest
-from jobs.formatting import format_number
-from jobs.report.metrics import Metric, measured_phases, metric_samples, metrics_of, phases_with
-from jobs.report.predictions import predicted
+from jobs.formatting import format_range
+from jobs.report.basis import attempts_note, basis_note
+from jobs.report.cell import Cell, over_processes
+from jobs.report.metrics import Metric, measured_phases, metrics_of, phases_with
 from jobs.report.results import (
     Key,
     Result,
@@ -22,75 +23,12 @@ from jobs.report.results import (
     notes_on_commits,
     result_notes,
 )
-from jobs.report.statistics import relative_spread, statistic
+from jobs.report.statistics import relative_spread
 from jobs.report.views import declared_order, select_results, sort_keys
 from jobs.results.record import Measurements
 from jobs.results.run_states import Observation
 from jobs.run import varying
-from jobs.sweep.schema import PREDICTED, Plot, Table
-
-
-@dataclass(slots=True)
-class Cell:
-    """One cell of a table: a metric in one phase of a run, with the samples of all repeats.
-
-    If the metric has no phases, the cell contains the values of the whole run.
-    """
-
-    metric: Metric
-    samples: list[np.ndarray] = field(default_factory=list)  # one array per successful repeat
-    texts: list[str] = field(default_factory=list)  # values that are text, or a dash for no value
-    failures: list[str] = field(default_factory=list)  # statuses of failed or missing repeats
-
-    def add(self, result: Result, phase: str) -> None:
-        """Add one repeat of a run to the cell.
-
-        If the repeat was successful, its values of the metric are added. Otherwise, its status is
-        added. Predicted values are added even if the repeat was not successful.
-        """
-        samples: np.ndarray | str | None
-        if self.metric.name.startswith(PREDICTED):
-            samples = predicted(result.run, self.metric)
-        elif result.status != "ok" or result.record is None:
-            self.failures.append(result.failure_text)
-            return
-        else:
-            samples = metric_samples(result.record, self.metric, phase)
-        if samples is None:
-            self.texts.append("–")
-        elif isinstance(samples, str):
-            self.texts.append(samples)
-        else:
-            self.samples.append(samples)
-
-    @property
-    def all_samples(self) -> np.ndarray:
-        """Samples of all successful repeats as one array. There must be at least one sample."""
-        return self.samples[0] if len(self.samples) == 1 else np.concatenate(self.samples)
-
-    def number(self, statistic_name: str) -> float | None:
-        """Return a statistic of all samples, such as the median. None if there are no samples."""
-        return statistic(self.all_samples, statistic_name) if self.samples else None
-
-    def text(self, statistic_name: str) -> str:
-        """Return the text of the cell.
-
-        The text is a statistic of the samples, followed by a note if some repeats failed. If there
-        are no samples, the text is a status such as `timeout`, a value that is text, or a dash.
-
-        Args:
-            statistic_name: name of the statistic, such as median.
-        """
-        number = self.number(statistic_name)
-        if number is None:
-            return ", ".join(dict.fromkeys([*self.texts, *self.failures]))
-        text = format_number(number)
-        if statistic_name == "mean_std":
-            text += f" ± {format_number(statistic(self.all_samples, 'std'))}"
-        if self.failures:
-            ok, total = len(self.samples), len(self.samples) + len(self.failures)
-            text += f" ({ok} of {total} repeats; {', '.join(dict.fromkeys(self.failures))})"
-        return text
+from jobs.sweep.schema import Plot, Table
 
 
 @dataclass(frozen=True)
@@ -151,8 +89,19 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
     row_keys = sort_keys({row for row, _ in cells}, rows, order)
     column_keys = sort_keys({column for _, column in cells}, columns, order)
     commits = notes_on_commits(results, [*rows, *columns], told_apart)
-    notes = result_notes(results, commits, _sampling_note(results, view, cells.values()))
-    notes += _references_left_out(view, results, everything)
+    basis = basis_note(
+        observation,
+        results,
+        phases,
+        next((metric for metric in metrics if metric.is_sampled), None),
+        view.statistic,
+        with_commit="commit" not in [*rows, *columns],
+    )
+    notes = result_notes(results, commits, _sampling_note(results, view, cells.values()), basis)
+    notes += [
+        *_references_left_out(view, results, everything),
+        *attempts_note(observation, results),
+    ]
     return Pivot(
         view=view,
         metrics=metrics,
@@ -252,28 +201,47 @@ def _unknown_phases(results: list[Result], view: Table | Plot) -> list[str]:
 def _sampling_note(results: list[Result], view: Table | Plot, cells: Iterable[Cell]) -> str:
     """Return a note that describes the samples in the cells of a table.
 
-    The note states the statistic, the number of samples per cell and the spread of the samples.
-    Return "" if no cell has more than one sample.
+    For runs in blocks, the note states the statistic over processes, and what the interval is. For
+    other runs, it states the statistic, the number of samples per cell and the spread of the
+    samples. Return "" if no cell has more than one sample.
     """
-    sampled = [cell for cell in cells if cell.samples and cell.metric.is_sampled]
-    counts = [sum(map(len, cell.samples)) for cell in sampled]
-    low, high = min(counts, default=0), max(counts, default=0)
-    if high <= 1:
-        return ""
-    name = {"mean_std": "mean ± standard deviation"}.get(view.statistic, view.statistic)
-    parts = [f"{name} of {low}{f' to {high}' if high > low else ''} samples"]
-    if any(_has_ranks(m) for m in _measurements(results)):
-        parts.append("slowest rank of each sample")
-    spreads = [
-        relative_spread(cell.all_samples)
-        for cell, count in zip(sampled, counts, strict=True)
-        if count > 1
-    ]
-    parts.append(
-        f"interquartile range {np.median(spreads):.1%} of the median in a typical cell, "
-        f"at most {max(spreads):.1%}"
-    )
+    filled = [cell for cell in cells if cell.processes]
+    paired = [cell for cell in filled if cell.is_in_block and cell.metric.is_timed]
+    alone = [cell for cell in filled if not cell.is_in_block and cell.metric.is_sampled]
+    parts = _block_note(view.statistic, paired) if paired else []
+    if max((len(cell.all_samples) for cell in alone), default=0) > 1:
+        of_samples, spread = _spread_note(view.statistic, alone)
+        parts += [f"not in blocks: {of_samples}" if paired else of_samples, spread]
+    if parts and any(_has_ranks(m) for m in _measurements(results)):
+        parts.insert(1, "slowest rank of each sample")
     return "; ".join(parts)
+
+
+def _block_note(statistic_name: str, cells: list[Cell]) -> list[str]:
+    """Return the statistic of cells of runs in blocks, and the meaning of the interval."""
+    name = {"mean_std": "mean ± standard deviation"}.get(
+        statistic_name, over_processes(statistic_name)
+    )
+    text = f"{name} of {format_range([len(cell.processes) for cell in cells])} processes"
+    counts = [len(process.samples) for cell in cells for process in cell.processes]
+    if max(counts) > 1:
+        of_process = statistic_name.removesuffix("_std")
+        text += f", of each the {of_process} of {format_range(counts)} samples"
+    if any(cell.interval(statistic_name) for cell in cells):
+        return [text, "±: half of the 95% interval of the mean over processes"]
+    return [text]
+
+
+def _spread_note(statistic_name: str, cells: list[Cell]) -> tuple[str, str]:
+    """Return the statistic and the number of samples of cells, and their spread."""
+    name = {"mean_std": "mean ± standard deviation"}.get(statistic_name, statistic_name)
+    samples = [cell.all_samples for cell in cells]
+    spreads = [relative_spread(of_cell) for of_cell in samples if len(of_cell) > 1]
+    return (
+        f"{name} of {format_range([len(of_cell) for of_cell in samples])} samples",
+        f"interquartile range {np.median(spreads):.1%} of the median in a typical cell, "
+        f"at most {max(spreads):.1%}",
+    )
 
 
 def _has_ranks(measurements: Measurements) -> bool:

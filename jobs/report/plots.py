@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.formatting import format_scalar, is_number
+from jobs.report.cell import Interval
 from jobs.report.pivot import Pivot, make_pivot
 from jobs.report.results import Key, Result
 from jobs.results.run_states import Observation
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LINEAR_SPAN = 20  # if y values span a larger ratio, the y axis is logarithmic
-Line = tuple[list[Any], list[float]]  # x and y values
+# x and y values, and the confidence intervals of the y values, if there are
+Line = tuple[list[Any], list[float], list[Interval | None]]
 
 
 def draw_plot(
@@ -70,9 +72,12 @@ def draw_plot(
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (facet, lines) in zip(grid.flat, panels.items(), strict=False):
-        for column, (x, y) in lines.items():
+        for column, (x, y, intervals) in lines.items():
             label = " ".join(text(value) for value in column) or metric.label
             axes.plot(x, y, marker="o", markersize=3, color=colours[column], label=label)
+            for position, interval in zip(x, intervals, strict=True):
+                if interval is not None:
+                    axes.vlines(position, *interval, color=colours[column], linewidth=1)
         _scale(axes, list(lines.values()))
         title = ", ".join(f"{n} {text(v)}" for n, v in zip(names, facet, strict=True))
         axes.set_title(title, fontsize=9, parse_math=False)
@@ -102,7 +107,7 @@ def _without(key: Key, index: int) -> Key:
 
 
 def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
-    """Return the x and y values of each line in one panel of a plot, by column key.
+    """Return the values and intervals of each line in one panel of a plot, by column key.
 
     Numeric x values are sorted. If an x value is not a number, all x values are text, in the order
     of the sweep file.
@@ -121,15 +126,16 @@ def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
         for row in pivot.row_keys:
             cell = pivot.cells.get((row, column))
             number = cell.number(pivot.view.statistic) if cell else None
-            if _without(row, x_index) == facet and number is not None:
+            if cell is not None and number is not None and _without(row, x_index) == facet:
                 x = row[x_index]
                 # Escape `$`, because Matplotlib would read it as the start of a formula.
                 position = x if numeric else _text(pivot, x).replace("$", r"\$")
-                points.append((position, number))
+                points.append((position, number, cell.interval(pivot.view.statistic)))
         if points:
             if numeric:
-                points.sort()
-            lines[column] = ([x for x, _ in points], [y for _, y in points])
+                points.sort(key=lambda point: point[0])
+            x_values, y_values, intervals = zip(*points, strict=True)
+            lines[column] = (list(x_values), list(y_values), list(intervals))
     return lines
 
 
@@ -140,8 +146,8 @@ def _scale(axes: Axes, lines: list[Line]) -> None:
     powers of 10. The y axis is logarithmic if all y values are positive and the largest is more
     than 20 times the smallest.
     """
-    base = _log_base(sorted({x for xs, _ in lines for x in xs}))
-    heights = [y for _, ys in lines for y in ys]
+    base = _log_base(sorted({x for xs, _, _ in lines for x in xs}))
+    heights = [y for _, ys, _ in lines for y in ys]
     if base:
         axes.set_xscale("log", base=base)
     if min(heights) > 0 and max(heights) / min(heights) > _LINEAR_SPAN:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from enum import StrEnum
 from html import escape
@@ -27,6 +29,27 @@ class Format(StrEnum):
     csv = "csv"
     latex = "latex"
     html = "html"
+
+
+class ListFormat(StrEnum):
+    md = "md"
+    csv = "csv"
+
+
+def render_columns(columns: dict[str, list[str]], to: ListFormat) -> str:
+    """Return columns of text as a Markdown table or as CSV.
+
+    Args:
+        columns: cells of each column, by header.
+        to: the format.
+    """
+    if to is ListFormat.md:
+        return markdown_table(columns, "left") + "\n"
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue()
 
 
 def render(table: ReportTable, to: Format) -> str:

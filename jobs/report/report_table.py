@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jobs.code.short_names import as_in_runs
-from jobs.formatting import format_scalar
+from jobs.formatting import format_number, format_scalar
 from jobs.published.columns import published_columns
 from jobs.published.figures import SEE
+from jobs.report.cell import Interval
 from jobs.report.list_table import make_list_table
 from jobs.report.pivot import Pivot, make_pivot
 from jobs.report.results import Key, Result
-from jobs.report.speedup import speedup_column
+from jobs.report.speedup import Speedup, speedup_column, speedup_notes
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Table
 
@@ -41,7 +42,7 @@ class ReportTable:
 
 
 def make_report_table(
-    observation: Observation, view: Table, results: list[Result], full_names: bool = False
+    observation: Observation, view: Table, results: list[Result], for_programs: bool = False
 ) -> ReportTable | None:
     """Make a table that the sweep file declares. Return None if the table has no rows.
 
@@ -49,7 +50,8 @@ def make_report_table(
         observation: the results folder.
         view: declaration of the table in the sweep file.
         results: all results of the folder.
-        full_names: show references to code outside this project in full, instead of short names.
+        for_programs: for CSV. References to code outside this project are in full, because short
+            names depend on the other values in a table. Intervals are in columns of their own.
 
     Raises:
         TableError: if the table cannot be made, for example because it names an unknown parameter.
@@ -57,19 +59,25 @@ def make_report_table(
     heading = " ".join((view.title or "").split()) or view.name  # one line in every format
     if view.list_fact is not None:
         items = make_list_table(observation, view, results)
-        if full_names:
+        if for_programs:
             items = replace(items, names={})
         table = ReportTable(heading, items.dimensions, items.keys, items.notes, [])
         columns = items.columns()
     else:
         pivot = make_pivot(observation, view, results)
-        if full_names:
+        if for_programs:
             pivot = replace(pivot, names={})
         if len(pivot.metrics) == 1:  # several metrics are named in the columns or rows
             heading = pivot.metrics[0].heading(heading)
+        speedups = {
+            column: found
+            for column in pivot.column_keys
+            if (found := speedup_column(pivot, column, view.baseline)) is not None
+        }
         notes = [*pivot.notes, *_absent_baseline(pivot, view)]
+        notes += speedup_notes(speedup for found in speedups.values() for speedup in found)
         table = ReportTable(heading, pivot.rows, pivot.row_keys, notes, pivot.warnings)
-        columns = pivot_columns(pivot, view)
+        columns = pivot_columns(pivot, view, speedups, for_programs)
     if not table.keys:
         return None
     for header, cells in columns:
@@ -78,7 +86,9 @@ def make_report_table(
     return table
 
 
-def pivot_columns(pivot: Pivot, view: Table) -> Iterator[tuple[str, list[str]]]:
+def pivot_columns(
+    pivot: Pivot, view: Table, speedups: dict[Key, list[Speedup]], for_programs: bool
+) -> Iterator[tuple[str, list[str]]]:
     """Yield the header and the cells of each column of a table.
 
     If the table declares a baseline, a column of speedups follows each column of results. The
@@ -87,20 +97,42 @@ def pivot_columns(pivot: Pivot, view: Table) -> Iterator[tuple[str, list[str]]]:
     Args:
         pivot: the results, arranged in rows and columns.
         view: declaration of the table in the sweep file.
+        speedups: speedups by column.
+        for_programs: intervals are in columns of their own, instead of in the text of a cell. A
+            further column tells whether a speedup is paired.
     """
     for i, name in enumerate(pivot.rows):
         yield name, [_coordinate_text(pivot, name, key[i]) for key in pivot.row_keys]
     for column in pivot.column_keys:
         header = _header(pivot, column)
         cells = [pivot.cells.get((row, column)) for row in pivot.row_keys]
-        yield header, [cell.text(view.statistic) if cell else "" for cell in cells]
-        speedups = speedup_column(pivot, column, view.baseline)
-        if speedups is not None:
-            baseline = (view.baseline or {}).items()
-            against = " ".join(
-                _column_text(pivot, name, as_in_runs(value)) for name, value in baseline
-            )
-            yield f"{header} vs {against}", speedups
+        yield (
+            header,
+            [cell.text(view.statistic, not for_programs) if cell else "" for cell in cells],
+        )
+        if for_programs:
+            intervals = [cell.interval(view.statistic) if cell else None for cell in cells]
+            yield from _ends(header, intervals, format_number)
+        found = speedups.get(column)
+        if found is None:
+            continue
+        baseline = (view.baseline or {}).items()
+        against = " ".join(_column_text(pivot, name, as_in_runs(value)) for name, value in baseline)
+        header = f"{header} vs {against}"
+        yield header, [speedup.text(not for_programs) for speedup in found]
+        if for_programs:
+            yield from _ends(header, [speedup.interval for speedup in found], "{:.4f}".format)
+            if any(speedup.pairing for speedup in found):
+                yield f"{header} paired", [speedup.pairing for speedup in found]
+
+
+def _ends(
+    header: str, intervals: list[Interval | None], text: Callable[[float], str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield columns with the lower and the upper ends of intervals, if there is an interval."""
+    if any(intervals):
+        for i, end in enumerate(("low", "high")):
+            yield f"{header} {end}", [text(each[i]) if each else "" for each in intervals]
 
 
 def _absent_baseline(pivot: Pivot, view: Table) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from jobs.code.short_names import short_names
 from jobs.formatting import counted
 from jobs.report.recorded import NO_RECORD, commit_notes, recorded_value
+from jobs.report.selection import select_attempts
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, varying
@@ -34,6 +35,7 @@ class Result:
     status: Status
     record: Record | None  # None if there is no record on this kind of device
     detail: str = ""  # why there is no record
+    in_round: bool = False  # whether the record is of a complete round of a block
 
     @property
     def measurements(self) -> Measurements | None:
@@ -81,28 +83,23 @@ def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> li
     """Return the results of every repeat of every run in a results folder.
 
     A folder can have records from several kinds of device, such as GPU models. In this case, there
-    is one result for each kind of device. The result contains the record of the latest successful
-    attempt on this kind of device. If no attempt was successful, it contains the record of the
-    latest attempt. If there was no attempt, the result has no record. Its status is then `missing`,
-    or the status of the job, such as `queued`.
+    is one result for each kind of device. `jobs.report.selection` selects its record from all
+    attempts on this kind of device. A run in blocks has a result for each allocation in which its
+    round was executed. If no attempt is selected, the result has no record. Its status is then
+    `missing`, or the status of the job, such as `queued`.
 
     Args:
         observation: the results folder.
         told_apart: names in `RECORDED`, such as `commit`. Attempts with different values of these
             names have separate results.
     """
-    best: dict[tuple[str, int, str], dict[Key, Record]] = {}
-    for record in observation.records:
-        same = best.setdefault((record.run, record.repeat, record.device), {})
-        key = tuple(recorded_value(record, name) for name in told_apart)
-        if record.status == "ok" or key not in same or same[key].status != "ok":
-            same[key] = record
-    records = [record for same in best.values() for record in same.values()]
+    selection = select_attempts(observation.records, told_apart)
     # A kind of device on which every run is unsupported does not count as measured.
+    records = [record for found in selection.shown.values() for record in found]
     measured = {r.device: None for r in records if r.status != "unsupported"}
     devices_of: dict[str, set[str]] = {}
-    for record in records:
-        devices_of.setdefault(record.run, set()).add(record.device)
+    for run, _, device in (*selection.shown, *selection.withheld):
+        devices_of.setdefault(run, set()).add(device)
     results = []
     for task in observation.tasks:
         if task.run.checkout:  # `compare` shows the runs with another checkout
@@ -112,12 +109,23 @@ def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> li
         if not devices:
             results.append(_as_observed(task, task.record.device if task.record else ""))
         for device in devices:
-            here = best.get((*task.key, device))
+            here = selection.shown.get((*task.key, device))
+            why_not = selection.withheld.get((*task.key, device))
             if here is not None:
                 results += [
-                    Result(task.run, task.repeat, device, record.status, record)
-                    for record in here.values()
+                    Result(
+                        task.run,
+                        task.repeat,
+                        device,
+                        record.status,
+                        record,
+                        in_round=selection.is_in_round(record),
+                    )
+                    for record in here
                 ]
+            elif why_not is not None and not task.status.is_live:
+                missing = Result(task.run, task.repeat, device, Status.missing, None, why_not)
+                results.append(missing)
             elif len(devices) == 1 or task.record is None:
                 results.append(_as_observed(task, device))
             else:
@@ -202,7 +210,9 @@ def notes_on_commits(
     return commit_notes(records, "commit" in told_apart and "commit" in dimensions)
 
 
-def result_notes(results: list[Result], commits: list[str], sampling: str = "") -> list[str]:
+def result_notes(
+    results: list[Result], commits: list[str], sampling: str = "", basis: str = ""
+) -> list[str]:
     """Return the notes below a table.
 
     The notes name the devices, list the commits if there are several, and state why records are
@@ -212,6 +222,7 @@ def result_notes(results: list[Result], commits: list[str], sampling: str = "") 
         results: the results of the table.
         commits: notes on the commits, to be included.
         sampling: note on the number and the spread of the samples, to be included. "" means none.
+        basis: note on what the figures rest on, to be included. "" means none.
     """
     devices = ", ".join(dict.fromkeys(result.device for result in results if result.device))
     first = "; ".join(text for text in (devices, sampling) if text)
@@ -225,4 +236,4 @@ def result_notes(results: list[Result], commits: list[str], sampling: str = "") 
     ]
     if len(counts) > MAX_REASONS:
         reasons.append(f"{len(counts) - MAX_REASONS} more reasons: see python -m jobs status")
-    return [*([first] if first else []), *commits, *reasons]
+    return [*filter(None, (first, basis)), *commits, *reasons]

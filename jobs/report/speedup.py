@@ -1,17 +1,75 @@
-"""Computes the speedup of table cells relative to a baseline column."""
+"""Computes the speedup of table cells relative to a baseline column.
+
+If both cells were measured in the same rounds of a block, the speedup is that of the rounds, with
+its confidence interval. Otherwise it is the ratio of the two cells.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import geometric_mean
+
 from jobs.code.short_names import as_in_runs
-from jobs.report.pivot import Cell, Pivot
+from jobs.report.cell import Cell, Interval
+from jobs.report.paired import allocation_of
+from jobs.report.pivot import Pivot
+from jobs.report.places import on_different_gpus
 from jobs.report.results import Key
+from jobs.report.verdicts import Round, judge
 from jobs.sweep.schema import Scalar
+
+NOT_PAIRED = "the runs were not measured in the same blocks"
+ELSEWHERE = "* measured on different GPUs or hosts"
+_Executions = dict[tuple[str, str], list[tuple[bool, float]]]  # by block and execution
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Speedup of a cell relative to the cell of the baseline in the same row.
+
+    A speedup above 1 means that the cell is better than the baseline: it has a lower time or a
+    higher rate.
+    """
+
+    ratio: float | None = None
+    instead: str = ""  # text of a cell without a speedup: the reason, a dash or ""
+    interval: Interval | None = None  # 95% confidence interval of a paired speedup
+    paired: bool = False  # whether the ratio is that of rounds of a block
+    elsewhere: bool = False  # not paired, and measured on different GPUs or hosts
+    is_timed: bool = True  # False: the value does not depend on where it was measured
+
+    def text(self, with_details: bool = True) -> str:
+        """Return the speedup as text, such as `1.95x`.
+
+        Args:
+            with_details: add the interval, as in `1.95x [1.93, 1.97]`, or the mark of a ratio of
+                runs on different GPUs or hosts, as in `1.95x*`.
+        """
+        if self.ratio is None:
+            return self.instead
+        if self.interval is None:
+            return f"{self.ratio:.2f}x{'*' if self.elsewhere and with_details else ''}"
+        low, high = self.interval
+        # Two decimals would give a narrow interval the same ends.
+        digits = 3 if high - low < 0.02 else 2
+        interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if with_details else ""
+        return f"{self.ratio:.{digits}f}x{interval}"
+
+    @property
+    def pairing(self) -> str:
+        """How the two cells were measured, for CSV: yes, no, other GPUs or hosts, or nothing."""
+        if self.ratio is None or not self.is_timed:
+            return ""
+        if self.paired:
+            return "yes"
+        return "no: different GPUs or hosts" if self.elsewhere else "no"
 
 
 def speedup_column(
     pivot: Pivot, column: Key, baseline: dict[str, Scalar] | None
-) -> list[str] | None:
-    """Return the speedups of a column relative to the baseline column, as one text per row.
+) -> list[Speedup] | None:
+    """Return the speedups of a column relative to the baseline column, one per row.
 
     Args:
         pivot: the table.
@@ -21,8 +79,8 @@ def speedup_column(
             values as `column`.
 
     Returns:
-        One text per row. None if the table has no baseline column, or if `column` is the baseline
-        column.
+        One speedup per row. None if the table has no baseline column, or if `column` is the
+        baseline column.
     """
     if not baseline:
         return None
@@ -37,28 +95,85 @@ def speedup_column(
     ]
 
 
-def _speedup(cell: Cell | None, reference: Cell | None, statistic: str) -> str:
-    """Return the speedup of a cell relative to the cell of the baseline, such as `1.50x`.
+def speedup_notes(speedups: Iterable[Speedup]) -> list[str]:
+    """Return the notes on speedups in a table that are not paired."""
+    timed = [speedup for speedup in speedups if speedup.ratio is not None and speedup.is_timed]
+    unpaired = [speedup for speedup in timed if not speedup.paired]
+    notes = []
+    if unpaired and len(unpaired) == len(timed):
+        notes.append(f"speedups are not paired: {NOT_PAIRED}")
+    elif unpaired:
+        notes.append(f"speedups without an interval are not paired: {NOT_PAIRED}")
+    if any(speedup.paired and speedup.interval is None for speedup in timed):
+        notes.append("paired speedups without an interval are from a single round")
+    if any(speedup.elsewhere for speedup in unpaired):
+        notes.append(ELSEWHERE)
+    return notes
 
-    A speedup above 1 means that `cell` is better than the baseline: it has a lower time or a higher
-    rate. Without a cell, the result is "". If one of the two cells has no number, or the number is
-    zero, the result is the reason or a dash.
+
+def _speedup(cell: Cell | None, reference: Cell | None, statistic_name: str) -> Speedup:
+    """Return the speedup of a cell relative to the cell of the baseline.
+
+    Without a cell, the result has no text. If one of the two cells has no number, or the number is
+    zero, its text is the reason or a dash.
 
     Args:
         cell: the cell, or None if there is none.
         reference: cell of the baseline in the same row, or None if there is none.
-        statistic: statistic of the samples that is compared, such as median.
+        statistic_name: statistic of the samples that is compared, such as median.
     """
     if cell is None:
-        return ""
+        return Speedup()
     if reference is None:
-        return "no baseline"
-    mine, theirs = cell.number(statistic), reference.number(statistic)
+        return Speedup(instead="no baseline")
+    mine, theirs = cell.number(statistic_name), reference.number(statistic_name)
     if mine is None:
-        return "–"
+        return Speedup(instead="–")
     if theirs is None:
-        return f"baseline: {reference.text(statistic)}"
+        return Speedup(instead=f"baseline: {reference.text(statistic_name)}")
     if not mine or not theirs:
-        return "–"
-    ratio = theirs / mine if cell.metric.direction == "lower" else mine / theirs
-    return f"{ratio:.2f}x"
+        return Speedup(instead="–")
+    lower_is_better = cell.metric.direction == "lower"
+    if not cell.metric.is_timed:
+        return Speedup(theirs / mine if lower_is_better else mine / theirs, is_timed=False)
+    rounds = _rounds(cell, reference, statistic_name)
+    if not rounds:
+        ratio = theirs / mine if lower_is_better else mine / theirs
+        return Speedup(ratio, elsewhere=on_different_gpus(cell.records, reference.records))
+    verdict = judge(rounds)
+    ends = [end for end in (verdict.low, verdict.high) if end is not None]
+    ratio = verdict.ratio
+    if lower_is_better:  # the ratio of a verdict is candidate / baseline
+        ratio, ends = 1 / ratio, [1 / end for end in reversed(ends)]
+    return Speedup(ratio, interval=(ends[0], ends[1]) if ends else None, paired=True)
+
+
+def _rounds(cell: Cell, reference: Cell, statistic_name: str) -> list[Round]:
+    """Return the rounds in which both cells were measured.
+
+    Rounds with a value of 0 or less are left out, because their ratio says nothing.
+    """
+    candidates, baselines = (_by_execution(each, statistic_name) for each in (cell, reference))
+    allocations = {
+        (record.block.id, record.block.execution): allocation_of(record)
+        for record in cell.records
+        if record.block is not None
+    }
+    rounds = []
+    for key, found in candidates.items():
+        baseline = tuple(value for _, value in sorted(baselines.get(key, [])))
+        candidate = [value for _, value in found]
+        if baseline and min(*baseline, *candidate) > 0:
+            rounds.append(Round(allocations[key], baseline, geometric_mean(candidate)))
+    return rounds
+
+
+def _by_execution(cell: Cell, statistic_name: str) -> _Executions:
+    """Return the values of a cell by execution of a round, with whether they are of the second."""
+    found: _Executions = {}
+    for process in cell.processes:
+        place = process.record.block if process.record is not None else None
+        if place is not None and process.in_round:
+            values = found.setdefault((place.id, place.execution), [])
+            values.append((place.second, process.value(statistic_name)))
+    return found

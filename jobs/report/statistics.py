@@ -1,9 +1,13 @@
-"""Reduces samples to one number, such as the median or the standard deviation."""
+"""Reduces samples to one number, and estimates a mean from several processes."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
+CONFIDENCE = 0.95  # of intervals
 _QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
 
 
@@ -21,6 +25,28 @@ def statistic(samples: np.ndarray, name: str) -> float:
     if name == "std":
         return float(np.std(samples, ddof=1)) if len(samples) > 1 else 0.0
     return float(getattr(np, name.removesuffix("_std"))(samples))  # mean, min, max
+
+
+def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """Return the ends of the 95% confidence interval of a mean, by Student's t.
+
+    Args:
+        groups: values of processes, grouped by their allocation. With several allocations, the
+            interval is that of the mean of their means, because processes of one allocation are
+            not independent of each other.
+
+    Returns:
+        The lower and the upper end. None if there are fewer than two values.
+    """
+    from scipy.special import stdtrit  # slow to import
+
+    values = groups[0] if len(groups) == 1 else [float(np.mean(group)) for group in groups]
+    if len(values) < 2:
+        return None
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, 1 - (1 - CONFIDENCE) / 2)) * error
+    mean = float(np.mean(values))
+    return mean - half, mean + half
 
 
 def relative_spread(samples: np.ndarray) -> float:

@@ -19,6 +19,9 @@ from jobs.results.record import Measurements
 from jobs.worker.isolation import blocked_signals
 
 INTERVAL_S = 0.04  # NVML updates power and clocks about every 20 to 100 ms
+# NVML's energy counter changes about every 0.1 s. Over a shorter time, the difference of two
+# readings may be 0.
+MIN_ENERGY_S = 1.0
 MAX_SAMPLES = 200_000  # about 2 hours; later samples are dropped
 Windows = Mapping[str, Iterable[tuple[float, float]]]  # start and end of windows, by phase
 
@@ -153,7 +156,7 @@ def _energy_j(
     """Return the energy of all GPUs in the windows, in joules. None if it cannot be told."""
     (first, before), (last, after) = samples[0], samples[-1]
     pairs = [(a.energy_j, b.energy_j) for a, b in zip(before, after, strict=False)]
-    if len(spans) != 1 or last <= first or not pairs:
+    if len(spans) != 1 or last - first < MIN_ENERGY_S or not pairs:
         return None  # the counter also counts between the windows
     used = [b - a for a, b in pairs if a is not None and b is not None]
     if len(used) < len(pairs):

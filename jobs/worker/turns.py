@@ -88,14 +88,16 @@ class Turns:
         ]
         first = all(record.run != run for record in since)
         sustained = first and run in self._block.sustained
-        holds = [
-            record.measurements.facts.get("hold_ms") for record in since if record.measurements
-        ]
-        return {
+        facts = [record.measurements.facts for record in since if record.measurements]
+        holds = [one.get("hold_ms") for one in facts]
+        options: dict[str, Any] = {
             "check": first,
             "sustained_s": self._sustained_s if sustained else 0.0,
             "hold_ms": max((hold for hold in holds if isinstance(hold, float)), default=0.0),
         }
+        # Older checkouts do not know the option `shared`.
+        shared = [one["shared"] for one in facts if one.get("shared")]
+        return options | ({"shared": shared[0]} if shared else {})
 
     def _own(self, records: Iterable[Record]) -> list[Record]:
         return [r for r in records if r.block is not None and r.block.id == self._block.id]

@@ -16,7 +16,7 @@ from jobs.report.report_table import ReportTable, make_report_table
 from jobs.report.results import list_results
 from jobs.report.texts.templates import StudyTexts
 from jobs.results.manifest import Executor, Manifest, write_manifest
-from jobs.results.record import Failure, Measurements, Record
+from jobs.results.record import BlockPlace, Failure, Measurements, Record
 from jobs.results.record_writer import RecordWriter
 from jobs.results.run_states import Observation, observe
 from jobs.run import Run, Shape
@@ -99,6 +99,52 @@ class ResultsFolder:
                 outcome = outcome_of(run.params, repeat)
                 if outcome is not None:
                     assert writer.write(self.record(manifest, run, repeat, outcome, device))
+        return manifest
+
+    def submit_rounds(
+        self,
+        loaded: LoadedSweep,
+        outcome_of: Callable[[dict[str, Any], int], Outcome],
+        boot: str = "boot",
+        gpu: str = "GPU-0123abcd",
+        rounds: Iterable[int] | None = None,
+        **fields: Any,
+    ) -> Manifest:
+        """Write a manifest of a sweep with blocks, and the records of rounds.
+
+        Args:
+            loaded: the sweep.
+            outcome_of: maps (parameters, repeat) to the outcome of a task. None ends the round.
+            boot: id of the boot in the records.
+            gpu: UUID of the GPU in the records.
+            rounds: numbers of the rounds. None: all.
+            fields: other fields of the records.
+        """
+        manifest = prepare(
+            loaded, Options(Executor.local, self.path, force=True), "sweep.yaml"
+        ).manifest
+        write_manifest(manifest)
+        writer = RecordWriter(manifest.folder / "records", manifest.id)
+        for block in manifest.blocks:
+            for number in range(block.rounds) if rounds is None else rounds:
+                tasks = block.tasks(number)
+                for position, (run_id, repeat) in enumerate(tasks):
+                    outcome = outcome_of(manifest.runs[run_id].params, repeat)
+                    if outcome is None:
+                        break
+                    outcome = {"gpus": [{"uuid": gpu}], **outcome}
+                    outcome["environment"] = {"boot_id": boot, **outcome.get("environment", {})}
+                    made = self.record(manifest, manifest.runs[run_id], repeat, outcome, H200)
+                    place = BlockPlace(
+                        id=block.id,
+                        round=number,
+                        execution=f"{manifest.id}-{number}",
+                        position=position,
+                        size=len(tasks),
+                        baseline=run_id == block.baseline,
+                        second=block.is_twice(run_id) and repeat % 2 == 1,
+                    )
+                    assert writer.write(made.model_copy(update={"block": place, **fields}))
         return manifest
 
     def record(

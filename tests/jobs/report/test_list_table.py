@@ -80,7 +80,7 @@ def test_a_long_list_is_cut_and_the_note_says_so(tmp_path: Path, folder: Results
     )
     made = report_table(folder, rows=["size"], list="kernels.forward")
     assert made.columns["size"] == ["3"] * 3 + ["12"] * 10
-    assert made.notes == [CPU, "first 10 of up to 12 rows per run"]
+    assert made.notes == [CPU, "2 processes", "first 10 of up to 12 rows per run"]
     short = report_table(folder, rows=["size"], list="kernels.forward", limit=2)
     assert short.columns["kernel"] == ["k0", "k1", "k0", "k1"]
 

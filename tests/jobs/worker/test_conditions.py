@@ -13,7 +13,7 @@ from jobs.provenance import GpuReading, visible_gpus
 from jobs.results.record import Measurements
 from jobs.results.rounds import throttled
 from jobs.worker import conditions as conditions_module
-from jobs.worker.conditions import INTERVAL_S, ConditionSampler, energy_facts, summary
+from jobs.worker.conditions import MIN_ENERGY_S, ConditionSampler, energy_facts, summary
 from jobs.worker.fork_server import WORKER_SIGNALS
 from tests.jobs.harness import PATIENCE_S, only_record, records, run
 from tests.jobs.results_folder import ok, record
@@ -41,6 +41,8 @@ def test_energy_needs_one_window_and_a_counter() -> None:
     samples = [(0.0, [reading(100, 1)]), (1.0, [reading(100, 2)])]
     assert "energy_j" not in summary(samples, [(0.0, 0.5), (0.7, 1.0)])
     assert "energy_j" not in summary(samples[:1], [(0.0, 1.0)])
+    near = [samples[0], (MIN_ENERGY_S / 2, samples[1][1])]
+    assert "energy_j" not in summary(near, [(0.0, 1.0)])
     assert "energy_j" not in summary([(0.0, [reading(1)]), (1.0, [reading(1)])], [(0.0, 1.0)])
 
 
@@ -144,7 +146,7 @@ def test_energy_of_a_real_window() -> None:
     x = torch.randn(4096, 4096, device="cuda")
     with ConditionSampler(visible_gpus()[:1]) as sampler:
         start = time.monotonic()
-        while time.monotonic() < start + 20 * INTERVAL_S:
+        while time.monotonic() < start + 1.5 * MIN_ENERGY_S:
             (x @ x).sum().item()
         end = time.monotonic()
     (phase,) = sampler.by_phase({"matmul": [(start, end)]}).values()

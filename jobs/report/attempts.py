@@ -1,0 +1,134 @@
+"""Lists all attempts of a results folder, with those that tables do not show and why.
+
+python aggregate.py attempts logs/flash --where 'seq_len == 1024'
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from jobs.formatting import format_number, format_scalar
+from jobs.report.metrics import slowest_rank
+from jobs.report.recorded import recorded_value
+from jobs.report.results import list_results
+from jobs.report.selection import select_attempts, task_of
+from jobs.report.statistics import statistic
+from jobs.results.record import Record
+from jobs.results.run_states import Observation, TaskState
+from jobs.run import Run, Shape, varying
+from jobs.sweep.schema import RECORDED
+
+
+def attempts_of(observation: Observation) -> list[TaskState]:
+    """Return a `TaskState` for each attempt, with the status and the record of the attempt.
+
+    The attempts are in the order of the runs in the submissions. Runs of no submission come last.
+    """
+    order = {task.key: i for i, task in enumerate(observation.tasks)}
+    records = sorted(
+        observation.records,
+        key=lambda record: (order.get((record.run, record.repeat), len(order)), record.started_at),
+    )
+    return [TaskState(_run(record), record.repeat, record.status, record) for record in records]
+
+
+def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[str, list[str]]:
+    """Return the columns of a list of attempts: cells by header.
+
+    The columns are the run, the parameters that vary, when and where the attempt was executed, its
+    median times by phase, whether tables show it, and why. Times with several ranks are those of
+    the slowest rank.
+
+    Args:
+        observation: the results folder.
+        chosen: the attempts to list, from `attempts_of`.
+    """
+    records = [task.record for task in chosen if task.record is not None]
+    reasons = _Reasons(observation)
+    if len({record.benchmark for record in records}) > 1:
+        benchmarks = {"benchmark": [record.benchmark for record in records]}
+    else:
+        benchmarks = {}
+    about: dict[str, list[str]] = {
+        "repeat": [str(record.repeat) for record in records],
+        "round": [str(record.block.round) if record.block else "" for record in records],
+        "attempt": [str(record.attempt) for record in records],
+        "status": [str(record.status) for record in records],
+        "device": [record.device for record in records],
+        **{name: [recorded_value(record, name) for record in records] for name in RECORDED},
+        "started (UTC)": [_time(record.started_at) for record in records],
+        **_medians(records),
+        "shown": ["yes" if reasons.is_shown(record) else "no" for record in records],
+        "why": [reasons.why(record) for record in records],
+    }
+    runs = {"run": [record.run for record in records]} | benchmarks
+    params: dict[str, list[str]] = {}
+    for name in varying([task.run for task in chosen]):
+        header = f"{name} (parameter)" if name in runs or name in about else name
+        params[header] = [
+            format_scalar(record.params[name]) if name in record.params else ""
+            for record in records
+        ]
+    return runs | params | about
+
+
+class _Reasons:
+    """Tells whether tables show an attempt, and why."""
+
+    def __init__(self, observation: Observation):
+        self._selection = select_attempts(observation.records)
+        self._shown = {id(result.record) for result in list_results(observation)}
+        self._tasks = {task.key for task in observation.tasks}
+        self._newest: dict[str, int] = {}  # version, by benchmark
+        for manifest in observation.manifests:
+            for run in manifest.runs.values():
+                known = self._newest.get(run.benchmark, run.version)
+                self._newest[run.benchmark] = max(known, run.version)
+
+    def is_shown(self, record: Record) -> bool:
+        return id(record) in self._shown
+
+    def why(self, record: Record) -> str:
+        if self.is_shown(record):
+            return self._selection.reason(record)
+        if record.checkout:
+            return f"code of {record.checkout}, which only compare shows"
+        if record.version < self._newest.get(record.benchmark, 0):
+            return "the folder has runs of a newer version of the benchmark"
+        if (record.run, record.repeat) not in self._tasks:
+            return "no submission in the folder has this run"
+        if any(each is record for each in self._selection.shown.get(task_of(record), [])):
+            return "all runs are unsupported on this device"
+        return self._selection.reason(record)
+
+
+def _run(record: Record) -> Run:
+    """Return the run of a record. Its manifest may be missing, so its resources are unknown."""
+    return Run(
+        record.run,
+        record.benchmark,
+        record.version,
+        record.params,
+        Shape(),
+        timeout_s=0.0,
+        checkout=record.checkout,
+    )
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _medians(records: list[Record]) -> dict[str, list[str]]:
+    """Return a column with the median times for each phase of the records."""
+    measured = [record.measurements for record in records]
+    phases = dict.fromkeys(phase for each in measured if each for phase in each.samples_ms)
+    return {
+        f"{phase} (ms)": [
+            format_number(statistic(slowest_rank(each, phase), "median"))
+            if each is not None and phase in each.samples_ms
+            else ""
+            for each in measured
+        ]
+        for phase in phases
+    }

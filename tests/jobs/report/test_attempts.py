@@ -1,0 +1,146 @@
+"""aggregate.py attempts: every attempt, and why tables show it or not."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.report.test_aggregate import cli
+from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, load, ok, report_table
+
+GRID = "grid: {size: [1, 2]}\nresources: {gpus_per_node: 1}\n"
+
+
+def listed(folder: ResultsFolder, *options: str) -> list[dict[str, str]]:
+    """Return the rows of the command's CSV output."""
+    code, out, err = cli("attempts", folder.path, "--format", "csv", *options)
+    assert (code, err) == (0, "")
+    return list(csv.DictReader(io.StringIO(out)))
+
+
+@pytest.fixture
+def three(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
+    """A folder with an ok attempt, a later ok attempt and a failure after it, for size 1."""
+    loaded = load(tmp_path, TOY + GRID)
+    gpu = {"gpus": [{"uuid": "GPU-0123abcd-4567"}]}
+    environment = {"host": "node7", "git": {"commit": "4bb999b0123", "dirty": False}}
+    folder.submit(loaded, lambda params, repeat: ok(1.0, 3.0, 2.0) | gpu, H200)
+    folder.submit(
+        loaded,
+        lambda params, repeat: (
+            ok(5.0) | gpu | {"environment": environment} if params["size"] == 1 else None
+        ),
+        H200,
+    )
+    folder.submit(
+        loaded, lambda params, repeat: failed("error") if params["size"] == 1 else None, H200
+    )
+    return folder
+
+
+def test_every_attempt_is_listed_with_the_reason(three: ResultsFolder) -> None:
+    columns = ("size", "status", "forward (ms)", "gpu", "shown", "why")
+    rows = listed(three)
+    assert [tuple(row[name] for name in columns) for row in rows] == [
+        ("1", "ok", "2.000", "0123abcd", "no", "a later attempt is shown"),
+        ("1", "ok", "5.000", "0123abcd", "yes", "latest attempt with status ok"),
+        ("1", "error", "", "unknown", "no", "another attempt has status ok"),
+        ("2", "ok", "2.000", "0123abcd", "yes", "latest attempt with status ok"),
+    ]
+    assert (rows[1]["host"], rows[1]["commit"], rows[1]["device"]) == ("node7", "4bb999b", H200)
+    assert [row["started (UTC)"] for row in rows[:3]] == sorted(
+        row["started (UTC)"] for row in rows[:3]
+    )
+
+
+def test_a_condition_selects_attempts_by_their_own_status(three: ResultsFolder) -> None:
+    """The run has the status ok, because of another attempt."""
+    (row,) = listed(three, "--where", "status == error and size < 2")
+    assert row["status"] == "error"
+    code, out, err = cli("attempts", three.path, "--where", "size > 5")
+    assert (code, out, err) == (0, "", "note: no attempt satisfies 'size > 5'\n")
+
+
+def test_markdown_is_the_default(three: ResultsFolder) -> None:
+    code, out, _ = cli("attempts", three.path)
+    assert code == 0
+    lines = out.splitlines()
+    assert len(lines) == 2 + 4
+    assert [cell.strip() for cell in lines[0].strip("|").split("|")][:2] == ["run", "size"]
+
+
+def test_a_table_tells_how_many_attempts_it_does_not_show(three: ResultsFolder) -> None:
+    whole, some = (report_table(three, rows=["size"], where=f"size > {n}").notes for n in (0, 1))
+    note = "2 attempts are not shown, see python aggregate.py attempts"
+    assert note in whole
+    assert not any("not shown" in note for note in some)
+
+
+def test_attempts_in_rounds_have_the_reasons_of_rounds(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    blocks = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 2, aa: false}\n"
+    grid = "grid: {size: [1], mode: [fast, exact]}\nresources: {gpus_per_node: 1}\n"
+    alone = ok(1.0) | {"source_hash": "new"}
+    folder.submit(load(tmp_path, TOY + grid), lambda params, repeat: alone, H200)
+    loaded = load(tmp_path, TOY + grid + blocks)
+
+    def code(name: str) -> Any:
+        return lambda params, repeat: ok(2.0) | {"source_hash": name}
+
+    folder.submit_rounds(loaded, code("old"))
+    folder.submit_rounds(loaded, code("new"), rounds=[0])
+    folder.submit_rounds(loaded, code("new"), rounds=[0])
+    folder.submit_rounds(
+        loaded,
+        lambda params, repeat: (
+            ok(2.0) | {"source_hash": "new"} if params["mode"] == "exact" else None
+        ),
+        rounds=[1],
+    )
+    rows = listed(folder, "--where", "mode == exact")
+    assert [(row["round"], row["shown"], row["why"]) for row in rows] == [
+        ("", "no", "not measured in a block"),
+        ("0", "no", "its round was executed again"),
+        ("0", "no", "its round was executed again"),
+        ("0", "yes", "its round is complete"),
+        ("1", "no", "older code than that of the latest complete round"),
+        ("1", "no", "its round is not complete"),
+    ]
+
+
+def test_attempts_that_no_table_can_show(tmp_path: Path, folder: ResultsFolder) -> None:
+    loaded = load(tmp_path, TOY + GRID)
+    manifest = folder.submit(loaded, lambda params, repeat: ok(1.0), H200)
+    folder.submit(loaded, lambda params, repeat: failed("unsupported"), "cpu: Old")
+    (path,) = (folder.path / "records").glob(f"{manifest.id}*")
+    first, second = path.read_text().splitlines()
+    stranger = first.replace('"run":"', '"run":"f', 1)
+    older = second.replace('"run":"', '"run":"e', 1).replace('"version":1', '"version":0', 1)
+    elsewhere = stranger.replace('"checkout":""', '"checkout":"main"', 1)
+    path.write_text("\n".join([first, second, stranger, older, elsewhere]) + "\n")
+    reasons = [row["why"] for row in listed(folder) if row["shown"] == "no"]
+    assert sorted(reasons) == [
+        "all runs are unsupported on this device",
+        "all runs are unsupported on this device",
+        "code of main, which only compare shows",
+        "no submission in the folder has this run",
+        "the folder has runs of a newer version of the benchmark",
+    ]
+
+
+def test_a_parameter_may_have_the_name_of_a_column(tmp_path: Path, folder: ResultsFolder) -> None:
+    folder.submit(load(tmp_path, TOY + GRID), lambda params, repeat: ok(1.0))
+    for path in (folder.path / "records").glob("*.jsonl"):
+        lines = path.read_text().splitlines()
+        changed = [
+            line.replace('"params":{', f'"params":{{"host":"h{i}",') for i, line in enumerate(lines)
+        ]
+        path.write_text("\n".join(changed) + "\n")
+    rows = listed(folder)
+    assert [row["host (parameter)"] for row in rows] == ["h0", "h1"]
+    assert [row["host"] for row in rows] == ["unknown", "unknown"]

@@ -1,0 +1,351 @@
+"""Tables of runs in blocks: intervals, paired speedups, and the notes on them."""
+
+from __future__ import annotations
+
+import io
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import LineCollection
+from scipy import stats
+
+from jobs.report.plots import draw_plot
+from jobs.report.report_table import ReportTable, make_report_table
+from jobs.report.results import list_results
+from jobs.report.verdicts import Round, aa_floor, judge
+from jobs.results.run_states import observe
+from jobs.sweep.schema import Plot, Table
+from tests.jobs.report.test_aggregate import cli
+from tests.jobs.results_folder import (
+    GRID,
+    H200,
+    TOY,
+    Outcome,
+    ResultsFolder,
+    failed,
+    load,
+    ok,
+    report_table,
+    rows_of,
+    table,
+)
+
+BLOCKS = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 5}\n"
+ONE_SIZE = "grid: {size: [1], mode: [fast, exact]}\n"
+VIEW: dict[str, Any] = {"rows": ["size"], "columns": ["mode"], "baseline": {"mode": "fast"}}
+# Times of the baseline, first and second process of each round, and of the candidate.
+FAST = [2.00, 2.02, 2.04, 2.00, 1.98, 2.00, 2.10, 2.08, 2.01, 2.02]
+EXACT = [1.00, 1.02, 1.01, 1.05, 1.00]
+ROUNDS = [(FAST[2 * i], FAST[2 * i + 1], EXACT[i]) for i in range(5)]
+
+
+def times(params: dict[str, Any], repeat: int) -> float:
+    return (FAST if params["mode"] == "fast" else EXACT)[repeat]
+
+
+def scaled(factor: float, params: dict[str, Any], repeat: int) -> dict[str, Any]:
+    return ok(factor * times(params, repeat))
+
+
+def measured(params: dict[str, Any], repeat: int) -> dict[str, Any]:
+    """Return three samples, whose median is that of the process."""
+    ms = times(params, repeat)
+    return ok(0.9 * ms, ms, 3 * ms)
+
+
+def note(made: ReportTable) -> str:
+    return ". ".join(made.notes)
+
+
+def round_of(i: int) -> Round:
+    first, second, exact = ROUNDS[i]
+    return Round("", (first, second), exact)
+
+
+def expected_speedup(rounds: list[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """Return the speedup and its interval by scipy."""
+    logs = np.log([math.sqrt(first * second) / exact for first, second, exact in rounds])
+    low, high = stats.t.interval(0.95, len(logs) - 1, logs.mean(), stats.sem(logs))
+    return math.exp(logs.mean()), math.exp(low), math.exp(high)
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Return the interval of the mean by scipy."""
+    low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+    return float(low), float(high)
+
+
+def test_cells_have_the_interval_over_processes_and_speedups_that_of_the_rounds(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
+    (row,) = table(folder, **VIEW)
+    fast, exact = interval(FAST), interval(EXACT)
+    ratio, low, high = expected_speedup(ROUNDS)
+    assert row == {
+        "size": "1",
+        # The median over processes of the medians of their samples: the mean is 2.025.
+        "fast": f"2.015 ±{(fast[1] - fast[0]) / sum(fast):.1%}",
+        "exact": f"1.010 ±{(exact[1] - exact[0]) / sum(exact):.1%}",
+        "exact vs fast": f"{ratio:.2f}x [{low:.2f}, {high:.2f}]",
+    }
+
+
+def test_means_over_processes_add_up(tmp_path: Path, folder: ResultsFolder) -> None:
+    """The mean of the processes' means, so that the columns of a sum agree with it."""
+    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
+    rows = {
+        name: table(folder, **VIEW, statistic=name)[0]["exact"]
+        for name in ("mean", "min", "max", "mean_std")
+    }
+    of_process = (0.9 + 1 + 3) / 3
+    assert rows["mean"].startswith(f"{of_process * np.mean(EXACT):.3f} ±")
+    assert rows["mean"].endswith("%")
+    assert rows["min"] == f"{0.9 * min(EXACT):.4f}"
+    assert rows["max"] == f"{3 * max(EXACT):.3f}"
+    deviation = of_process * np.std(EXACT, ddof=1)
+    assert rows["mean_std"] == f"{of_process * np.mean(EXACT):.3f} ± {deviation:.5f}"
+
+
+def test_a_rate_has_the_inverse_speedup_of_its_time(tmp_path: Path, folder: ResultsFolder) -> None:
+    folder.submit_rounds(
+        load(tmp_path, TOY + ONE_SIZE + BLOCKS),
+        lambda params, repeat: ok(times(params, repeat), flops={"forward": 4e9}),
+    )
+    (of_time,), (of_rate,) = (table(folder, **VIEW, value=value) for value in ("time", "tflops"))
+    assert of_time["exact vs fast"] == of_rate["exact vs fast"]
+    assert of_time["exact vs fast"].startswith("1.99x [")
+
+
+def test_several_allocations_are_combined_by_their_means(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    loaded = load(tmp_path, TOY + ONE_SIZE + BLOCKS)
+    factors = {"a": 1.0, "b": 1.3, "c": 1.1}
+    for boot, factor in factors.items():
+        folder.submit_rounds(loaded, partial(scaled, factor), boot)
+    made = report_table(folder, **VIEW)
+    (row,) = rows_of(made)
+    low, high = interval([factor * float(np.mean(EXACT)) for factor in factors.values()])
+    assert row["exact"].endswith(f" ±{(high - low) / (low + high):.0%}")
+    assert row["exact vs fast"].startswith("1.993x [1.993, 1.993]")  # no variation over hosts
+    assert "45 processes on 1 GPU of 3 hosts in blocks of 15 rounds in 3 allocations" in note(made)
+
+
+def test_notes_tell_what_a_table_rests_on(tmp_path: Path, folder: ResultsFolder) -> None:
+    slow = {"forward": {"throttle": {"sw_power_cap": 0.4}, "power_w": [600, 690, 700]}}
+    hot = {"forward": {"throttle": {"hw_thermal_slowdown": 1.0}}, "backward": {"throttle": {}}}
+    calm = {"forward": {"throttle": {}}, "backward": {"throttle": {"sw_power_cap": 1.0}}}
+    conditions = [slow, hot, calm, {}, slow]
+    loaded = load(tmp_path, TOY + GRID + BLOCKS)
+    git = {"environment": {"git": {"commit": "4bb999b0123", "dirty": False}}}
+    for number in range(5):
+        folder.submit_rounds(
+            loaded,
+            lambda params, repeat: measured(params, repeat) | git,
+            rounds=[number],
+            conditions=conditions[number],
+        )
+    made = report_table(folder, **VIEW)
+    blocks = [[round_of(i) for i in range(5)]] * 2
+    floor = aa_floor(blocks)
+    assert floor is not None
+    assert made.notes == [
+        f"{H200}; median of 5 to 10 processes, of each the median of 3 samples; ±: half of the "
+        "95% interval of the mean over processes",
+        f"30 processes on 1 GPU in blocks of 5 rounds; commit 4bb999b; A/A floor {floor:.1%}; "
+        # 6 processes a round. Power: rounds 0 and 4. Heat: round 1. Round 3 has no conditions.
+        "12 of 24 processes power-capped, 6 throttled by heat or hardware",
+    ]
+
+
+def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    """Ratios across GPUs are marked, and those of unknown GPUs are not."""
+    gpus = {
+        (1, "fast"): [{"uuid": "GPU-11111111"}],
+        (1, "exact"): [{"uuid": "GPU-11111111"}],
+        (2, "fast"): [{"uuid": "GPU-11111111"}],
+        (2, "exact"): [{"uuid": "GPU-22222222"}],
+        (3, "fast"): [{"uuid": "GPU-11111111"}],
+        (3, "exact"): [],
+    }
+    grid = "grid: {size: [1, 2, 3], mode: [fast, exact]}\nresources: {gpus_per_node: 1}\n"
+    folder.submit(
+        load(tmp_path, TOY + grid),
+        lambda params, repeat: ok(1.0) | {"gpus": gpus[params["size"], params["mode"]]},
+        H200,
+    )
+    made = report_table(folder, **VIEW)
+    assert made.columns["exact vs fast"] == ["1.00x", "1.00x*", "1.00x"]
+    assert made.notes[-2:] == [
+        "speedups are not paired: the runs were not measured in the same blocks",
+        "* measured on different GPUs or hosts",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environments", "marked"),
+    [
+        (({"boot_id": "a", "host": "x"}, {"boot_id": "a", "host": "x"}), False),
+        (({"boot_id": "a", "host": "x"}, {"boot_id": "b", "host": "x"}), True),
+        (({"host": "x"}, {"host": "y"}), True),
+        (({"host": "x"}, {"boot_id": "b", "host": "x"}), False),
+        (({"host": "x"}, {}), False),
+    ],
+)
+def test_hosts_differ_by_boot_and_else_by_name(
+    tmp_path: Path,
+    folder: ResultsFolder,
+    environments: tuple[dict[str, str], dict[str, str]],
+    marked: bool,
+) -> None:
+    fast, exact = environments
+    folder.submit(
+        load(tmp_path, TOY + ONE_SIZE),
+        lambda params, repeat: (
+            ok(1.0) | {"environment": fast if params["mode"] == "fast" else exact}
+        ),
+    )
+    assert table(folder, **VIEW)[0]["exact vs fast"] == ("1.00x*" if marked else "1.00x")
+
+
+def test_a_table_may_have_paired_and_other_speedups(tmp_path: Path, folder: ResultsFolder) -> None:
+    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
+    other = load(tmp_path, TOY + "grid: {size: [2], mode: [fast, exact]}\n")
+    folder.submit(
+        other, lambda params, repeat: ok(1.0, 1.0) | {"environment": {"boot_id": "b"}}, H200
+    )
+    made = report_table(folder, **VIEW)
+    assert made.columns["exact vs fast"][0] == "1.00x"
+    assert made.columns["exact"][0] == "1.000"
+    assert note(made).endswith(
+        "speedups without an interval are not paired: the runs were not measured in the same blocks"
+    )
+    assert "not in blocks: median of 2 samples" in note(made)
+    assert "17 processes on 1 GPU of 2 hosts (15 in blocks of 5 rounds)" in note(made)
+
+
+def test_a_value_that_is_no_time_has_no_interval_if_all_processes_agree(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    folder.submit_rounds(
+        load(tmp_path, TOY + ONE_SIZE + BLOCKS),
+        lambda params, repeat: ok(
+            1.0,
+            peak_memory_bytes={"forward": 2**30},
+            facts={"error": 0.5, "share": 0.5 + 0.01 * repeat, "exposed_ms": repeat - 1.0},
+        ),
+    )
+    (row,) = table(folder, **VIEW, value="peak_memory")
+    assert row == {"size": "1", "fast": "1.000", "exact": "1.000", "exact vs fast": "1.00x"}
+    values = ["fact.error", "fact.share", "fact.exposed_ms"]
+    (row,) = table(folder, rows=["size"], where="mode == exact", value=values)
+    assert row["error"] == "0.5000"
+    assert row["share"].startswith("0.5200 ±")
+    assert row["exposed (ms)"] == "1.000 ±196%"  # mean 1, standard deviation 1.58
+
+
+def test_a_speedup_of_one_round_has_no_interval(tmp_path: Path, folder: ResultsFolder) -> None:
+    one_round = BLOCKS.replace("5", "1")
+    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + one_round), measured)
+    made = report_table(folder, **VIEW)
+    assert made.columns["exact vs fast"] == ["2.01x"]
+    assert made.columns["exact"] == ["1.000"]
+    assert made.notes[-1] == "paired speedups without an interval are from a single round"
+
+
+def test_a_failed_round_is_left_out_of_the_speedup_and_told_in_the_cell(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        if params["mode"] == "exact" and repeat == 3:
+            return failed("timeout")
+        return measured(params, repeat)
+
+    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), outcome)
+    (row,) = table(folder, **VIEW)
+    ratio, low, high = expected_speedup(ROUNDS[:3] + ROUNDS[4:])
+    assert row["exact"].endswith("(4 of 5 repeats; timeout)")
+    assert row["exact vs fast"] == f"{ratio:.2f}x [{low:.2f}, {high:.2f}]"
+
+
+def test_the_baseline_of_a_table_need_not_be_that_of_the_block(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
+    (row,) = table(folder, **{**VIEW, "baseline": {"mode": "exact"}})
+    ratio, low, high = (1 / value for value in expected_speedup(ROUNDS))
+    assert row["fast vs exact"] == f"{ratio:.3f}x [{high:.3f}, {low:.3f}]"
+
+
+def test_csv_has_the_ends_of_intervals_in_columns(tmp_path: Path, folder: ResultsFolder) -> None:
+    view = "tables: [{name: t, rows: [size], columns: [mode], baseline: {mode: fast}}]\n"
+    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS + view), measured)
+    code, out, _ = cli(folder.path, "--format", "csv")
+    assert code == 0
+    (row,) = pd.read_csv(io.StringIO(out), comment="#").to_dict("records")
+    ratio, low, high = expected_speedup(ROUNDS)
+    assert row == {
+        "size": 1,
+        "fast": 2.015,
+        "fast low": pytest.approx(interval(FAST)[0], rel=1e-3),
+        "fast high": pytest.approx(interval(FAST)[1], rel=1e-3),
+        "exact": 1.01,
+        "exact low": pytest.approx(interval(EXACT)[0], rel=1e-3),
+        "exact high": pytest.approx(interval(EXACT)[1], rel=1e-3),
+        "exact vs fast": f"{ratio:.2f}x",
+        "exact vs fast low": pytest.approx(low, abs=1e-4),
+        "exact vs fast high": pytest.approx(high, abs=1e-4),
+        "exact vs fast paired": "yes",
+    }
+
+
+def test_csv_tells_ratios_across_gpus(tmp_path: Path, folder: ResultsFolder) -> None:
+    folder.submit(
+        load(tmp_path, TOY + GRID),
+        lambda params, repeat: (
+            ok(1.0)
+            | {"environment": {"host": f"{params['mode'] if params['size'] == 1 else 'same'}"}}
+        ),
+    )
+    seen = observe(folder.path)
+    made = make_report_table(seen, Table(name="t", **VIEW), list_results(seen), for_programs=True)
+    assert made is not None
+    assert made.columns == {
+        "size": ["1", "2"],
+        "fast": ["1.000", "1.000"],
+        "exact": ["1.000", "1.000"],
+        "exact vs fast": ["1.00x", "1.00x"],
+        "exact vs fast paired": ["no: different GPUs or hosts", "no"],
+    }
+
+
+def test_a_table_and_a_verdict_tell_the_same_ratio(tmp_path: Path, folder: ResultsFolder) -> None:
+    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
+    verdict = judge([round_of(i) for i in range(5)])
+    shown = table(folder, **VIEW)[0]["exact vs fast"]
+    assert verdict.low is not None and verdict.high is not None
+    assert shown == f"{1 / verdict.ratio:.2f}x [{1 / verdict.high:.2f}, {1 / verdict.low:.2f}]"
+
+
+def test_plots_show_the_interval_of_each_point(
+    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
+    seen = observe(folder.path)
+    monkeypatch.setattr(plt, "close", lambda figure: None)
+    assert draw_plot(seen, Plot(name="p", x="size", series=["mode"]), tmp_path, list_results(seen))
+    (axes,) = plt.gcf().axes
+    lines = [lines for lines in axes.collections if isinstance(lines, LineCollection)]
+    ends = [segment[:, 1] for each in lines for segment in each.get_segments()]
+    monkeypatch.undo()
+    plt.close("all")
+    np.testing.assert_allclose(ends, [interval(FAST), interval(EXACT)])
