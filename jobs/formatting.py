@@ -38,8 +38,9 @@ def format_percent(share: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a count with its noun in singular or plural, for example `1 run` or `2 runs`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """Return a count with its noun in singular or plural, for example `1 run` or `2 processes`."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{'' if count == 1 else plural}"
 
 
 def format_range(counts: Collection[int]) -> str:

@@ -52,7 +52,7 @@ def basis_note(
     ranks = any(result.run.shape.nproc_per_node for result in measured)
     noun = "execution" if ranks else "process"
     rounds = _rounds(measured)
-    parts = [" ".join(filter(None, [_count(len(records), noun), _places(records), rounds]))]
+    parts = [" ".join(filter(None, [counted(len(records), noun), _places(records), rounds]))]
     commits = {recorded_value(record, "commit") for record in records}
     if with_commit and len(commits) == 1 and UNKNOWN not in commits:
         parts.append(f"commit {commits.pop()}")
@@ -80,10 +80,6 @@ def attempts_note(observation: Observation, results: Iterable[Result]) -> list[s
         return []
     verb = "is" if hidden == 1 else "are"
     return [f"{counted(hidden, 'attempt')} {verb} not shown, see python aggregate.py attempts"]
-
-
-def _count(count: int, noun: str) -> str:
-    return counted(count, noun).replace("processs", "processes")
 
 
 def _places(records: list[Record]) -> str:
@@ -191,5 +187,5 @@ def _slowed_down(records: list[Record], phases: Sequence[str], noun: str) -> str
         return ""
     capped = sum(POWER_CAP in each for each in reasons)
     throttled = sum(not each.isdisjoint(DISTURBANCES) for each in reasons)
-    text = f"{capped} of {_count(len(reasons), noun)} power-capped"
+    text = f"{capped} of {counted(len(reasons), noun)} power-capped"
     return f"{text}, {throttled} throttled by heat or hardware" if throttled else text
