@@ -37,15 +37,14 @@ def format_percent(share: float) -> str:
     return f"{share:.{digits}%}"
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun in singular or plural, for example `1 run` or `2 runs`.
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun in singular or plural, for example `1 run` or `2 processes`."""
+    return f"{count} {noun if count == 1 else plural(noun)}"
 
-    Args:
-        count: the count.
-        noun: the noun in singular.
-        plural: the noun in plural. Empty: the singular and an s.
-    """
-    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+def plural(noun: str) -> str:
+    """Return the plural of a regular noun, for example `runs` or `processes`."""
+    return f"{noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def format_range(counts: Collection[int]) -> str:

@@ -32,8 +32,7 @@ class Shape:
             kind = f"{self.gpu_type} GPU" if self.gpu_type else "GPU"
             parts.append(f"{counted(self.gpus_per_node, kind)} per node")
         if self.nproc_per_node:
-            processes = f"{self.nproc_per_node} process{'' if self.nproc_per_node == 1 else 'es'}"
-            parts.append(f"{processes} per node")
+            parts.append(f"{counted(self.nproc_per_node, 'process')} per node")
         if self.exclusive:
             parts.append("no other jobs")
         return ", ".join(parts)

@@ -159,7 +159,7 @@ def write_results(out: Path, count: int, seed: int = 0) -> int:
             record = Record(
                 run=run_id, repeat=repeat, attempt=1, status="ok", sweep="aggregation",
                 submission=manifest.id, job=job.index, benchmark="attention", version=run.version,
-                params=run.params, device="NVIDIA H100 80GB HBM3", started_at=1.0, finished_at=2.0,
+                params=run.params, device="NVIDIA H200", started_at=1.0, finished_at=2.0,
                 measurements=Measurements(samples_ms=samples), environment=environment,
             )  # fmt: skip
             line = record.model_dump_json(exclude_none=True).encode()

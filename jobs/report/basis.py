@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from jobs.formatting import counted, format_percent, format_range
+from jobs.formatting import counted, format_percent, format_range, plural
 from jobs.report.comparison.paired import complete_executions
 from jobs.report.comparison.verdicts import Round, aa_floor
 from jobs.report.metrics import Metric, metric_samples
@@ -49,15 +49,15 @@ def basis_note(
     records = [result.record for result in measured if result.record is not None]
     if not records:
         return ""
-    nouns = process_nouns(measured)
+    noun = process_noun(measured)
     rounds = _rounds(measured)
-    parts = [" ".join(filter(None, [counted(len(records), *nouns), _places(records), rounds]))]
+    parts = [" ".join(filter(None, [counted(len(records), noun), _places(records), rounds]))]
     commits = {recorded_value(record, "commit") for record in _by_environment(records)}
     if with_commit and len(commits) == 1 and UNKNOWN not in commits:
         parts.append(f"commit {commits.pop()}")
     if floor_of is not None:
         parts.append(_floors(observation, measured, phases, floor_of, statistic_name))
-    parts.append(_slowed_down(records, phases, nouns))
+    parts.append(_slowed_down(records, phases, noun))
     return "; ".join(filter(None, parts))
 
 
@@ -81,14 +81,13 @@ def attempts_note(observation: Observation, results: Iterable[Result]) -> list[s
     return [f"{counted(hidden, 'attempt')} {verb} not shown, see python aggregate.py attempts"]
 
 
-def process_nouns(results: Iterable[Result]) -> tuple[str, str]:
-    """Return the name of what a run executes, in singular and plural.
+def process_noun(results: Iterable[Result]) -> str:
+    """Return the name of what a run executes, for notes.
 
     It is a process, or an execution if runs have several ranks, each of which is a process.
     """
-    if any(result.run.shape.nproc_per_node for result in results):
-        return "execution", "executions"
-    return "process", "processes"
+    ranks = any(result.run.shape.nproc_per_node for result in results)
+    return "execution" if ranks else "process"
 
 
 def _by_environment(records: list[Record]) -> Iterable[Record]:
@@ -128,7 +127,7 @@ def _rounds(results: list[Result]) -> str:
 
 
 def _range(counts: list[int], noun: str) -> str:
-    return f"{format_range(counts)} {noun}{'' if max(counts) == 1 else 's'}"
+    return f"{format_range(counts)} {noun if max(counts) == 1 else plural(noun)}"
 
 
 def _floors(
@@ -189,7 +188,7 @@ def _value(record: Record, metric: Metric, phase: str, statistic_name: str) -> f
     return statistic(samples, statistic_name)
 
 
-def _slowed_down(records: list[Record], phases: Sequence[str], nouns: tuple[str, str]) -> str:
+def _slowed_down(records: list[Record], phases: Sequence[str], noun: str) -> str:
     """Return how many processes were slowed down in a phase that the table shows."""
     named = [phase for phase in phases if phase]
     reasons: list[set[str]] = []
@@ -202,5 +201,5 @@ def _slowed_down(records: list[Record], phases: Sequence[str], nouns: tuple[str,
         return ""
     capped = sum(POWER_CAP in each for each in reasons)
     throttled = sum(not each.isdisjoint(DISTURBANCES) for each in reasons)
-    text = f"{capped} of {counted(len(reasons), *nouns)} power-capped"
+    text = f"{capped} of {counted(len(reasons), noun)} power-capped"
     return f"{text}, {throttled} throttled by heat or hardware" if throttled else text

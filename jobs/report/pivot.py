@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobs.errors import nearest
-from jobs.formatting import format_range
-from jobs.report.basis import attempts_note, basis_note, process_nouns
+from jobs.formatting import format_range, plural
+from jobs.report.basis import attempts_note, basis_note, process_noun
 from jobs.report.cell import Cell, over_processes
 from jobs.report.metrics import Metric, measured_phases, metrics_of, phases_with
 from jobs.report.results import (
@@ -206,7 +206,7 @@ def _sampling_note(results: list[Result], view: Table | Plot, cells: Iterable[Ce
     filled = [cell for cell in cells if cell.processes]
     paired = [cell for cell in filled if cell.is_in_block and cell.metric.is_timed]
     alone = [cell for cell in filled if not cell.is_in_block and cell.metric.is_sampled]
-    parts = _block_note(view.statistic, paired, process_nouns(results)[1]) if paired else []
+    parts = _block_note(view.statistic, paired, process_noun(results)) if paired else []
     if max((len(cell.all_samples) for cell in alone), default=0) > 1:
         of_samples, spread = _spread_note(view.statistic, alone)
         parts += [f"not in blocks: {of_samples}" if paired else of_samples, spread]
@@ -221,18 +221,19 @@ def _block_note(statistic_name: str, cells: list[Cell], noun: str) -> list[str]:
     Args:
         statistic_name: name of the statistic, such as median.
         cells: the cells, at least one.
-        noun: name of the executions of a run, such as processes.
+        noun: name of an execution of a run, from `process_noun`.
     """
     name = {"mean_std": "mean ± standard deviation"}.get(
         statistic_name, over_processes(statistic_name)
     )
-    text = f"{name} over {noun} ({format_range([len(cell.processes) for cell in cells])} a cell)"
+    processes = format_range([len(cell.processes) for cell in cells])
+    text = f"{name} over {plural(noun)} ({processes} a cell)"
     counts = [len(process.samples) for cell in cells for process in cell.processes]
     if max(counts) > 1:
         of_process = statistic_name.removesuffix("_std")
         text += f" of the {of_process} of {format_range(counts)} samples"
     if any(cell.interval(statistic_name) for cell in cells):
-        return [text, f"±: half of the 95% interval of the mean over {noun}"]
+        return [text, f"±: half of the 95% interval of the mean over {plural(noun)}"]
     return [text]
 
 

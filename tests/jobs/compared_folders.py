@@ -35,8 +35,7 @@ class Pair:
         self.after.submit(self.loaded, after, devices[1])
 
     def compared(self) -> Comparison:
-        before, after = (folder_times(read_short(f.path)) for f in (self.before, self.after))
-        return compare_folders(before, after)
+        return compared_folders(self.before, self.after)
 
     def verdicts(self) -> dict[Any, str]:
         return {(c.run.params["size"], c.phase): c.verdict for c in self.compared().cells}

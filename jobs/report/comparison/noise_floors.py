@@ -10,7 +10,7 @@ Columns of the file:
     benchmarks: names of the benchmarks.
     heads: "one" for attention with a single head in the batch, "several" for more heads, which fill
         the GPU. Empty: any.
-    from_ms, below_ms: range of the median time. Empty: no limit.
+    from_ms: smallest median time in ms. The range of times ends where that of another row begins.
     gpus: "same" for processes on the same GPUs, minutes apart; "other" for other GPUs or hosts.
     p95_percent, max_percent: 95% quantile and maximum of |ratio of the medians - 1|, in percent.
         The quantile is empty if it is unknown.
@@ -19,7 +19,7 @@ Columns of the file:
 from __future__ import annotations
 
 import csv
-import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,48 +38,57 @@ class NoiseFloor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    heads: str
-    from_ms: float
-    below_ms: float
-    gpus: str
-    floor: NoiseFloor
+class NoiseFloors:
+    """Noise floors of a kind of run, by the range of its time."""
+
+    starts_ms: tuple[float, ...]  # smallest median time of each range, ascending from 0
+    floors: tuple[NoiseFloor, ...]  # one per range
+
+    def at(self, before_ms: float, after_ms: float) -> NoiseFloor:
+        """Return the noise floor of two median times. In two ranges, the larger floor counts."""
+        first, second = (
+            self.floors[bisect_right(self.starts_ms, time) - 1] for time in (before_ms, after_ms)
+        )
+        if first is second:
+            return first
+        return NoiseFloor(max(first.usual, second.usual), max(first.largest, second.largest))
 
 
-def noise_floor(
-    run: Run, device: str, times_ms: tuple[float, float], same_gpus: bool
-) -> NoiseFloor | None:
-    """Return the noise floor of two median times of a run.
-
-    If the times are in different ranges of the file, the larger floor is returned.
+def noise_floors(run: Run, device: str, same_gpus: bool) -> NoiseFloors | None:
+    """Return the noise floors of a run.
 
     Args:
         run: the run.
         device: name of the device, as in records.
-        times_ms: the median times in two processes, in ms.
         same_gpus: whether both processes used the same GPUs, minutes apart.
 
     Returns:
-        The floor, or None if none is stored for this benchmark and device.
+        The floors, or None if none are stored for this benchmark and device.
     """
-    rows = _rows().get((device, run.benchmark))
-    if rows is None:
-        return None
-    heads = "several" if _heads(run) > 1 else "one"
+    # All heads of all sequences in the batch. Runs of other benchmarks have no heads.
+    heads = int(run.params.get("num_heads", 1)) * int(run.params.get("batch_size", 1))
+    return _stored(device, run.benchmark, "several" if heads > 1 else "one", same_gpus)
+
+
+@cache
+def _stored(device: str, benchmark: str, heads: str, same_gpus: bool) -> NoiseFloors | None:
     gpus = "same" if same_gpus else "other"
-    found = [
-        row.floor
-        for row in rows
-        if row.gpus == gpus
-        and row.heads in ("", heads)
-        and any(row.from_ms <= time < row.below_ms for time in times_ms)
-    ]
-    return NoiseFloor(max(f.usual for f in found), max(f.largest for f in found))
+    rows = _rows().get((device, benchmark), [])
+    found = sorted(
+        ((row.from_ms, row.floor) for row in rows if row.gpus == gpus and row.heads in ("", heads)),
+        key=lambda pair: pair[0],
+    )
+    if not found:
+        return None
+    return NoiseFloors(tuple(start for start, _ in found), tuple(floor for _, floor in found))
 
 
-def _heads(run: Run) -> int:
-    """Return the number of heads of all sequences in the batch. 1 if the run has no heads."""
-    return int(run.params.get("num_heads", 1)) * int(run.params.get("batch_size", 1))
+@dataclass(frozen=True, slots=True)
+class _Row:
+    heads: str
+    from_ms: float
+    gpus: str
+    floor: NoiseFloor
 
 
 @cache
@@ -90,13 +99,8 @@ def _rows() -> dict[tuple[str, str], list[_Row]]:
         for line in csv.DictReader(file):
             largest = float(line["max_percent"]) / 100
             usual = float(line["p95_percent"]) / 100 if line["p95_percent"] else largest
-            row = _Row(
-                line["heads"],
-                float(line["from_ms"]),
-                float(line["below_ms"] or math.inf),
-                line["gpus"],
-                NoiseFloor(usual, largest),
-            )
+            floor = NoiseFloor(usual, largest)
+            row = _Row(line["heads"], float(line["from_ms"]), line["gpus"], floor)
             for benchmark in line["benchmarks"].split():
                 rows.setdefault((line["device"], benchmark), []).append(row)
     return rows

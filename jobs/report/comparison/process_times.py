@@ -9,9 +9,11 @@ from __future__ import annotations
 import signal
 from array import array
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, fields
 from functools import partial
 from multiprocessing import get_context
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,31 @@ class FolderTimes:
     records: int  # number of records in the folder
     margin: float | None  # the key `margin` of the latest sweep that has it
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle runs and results as tuples, which takes a third of the time."""
+        runs = [_run_values(run) for run in self.runs.values()]
+        results = [(key, _times_values(times)) for key, times in self.results.items()]
+        others = (self.cut, self.notes, self.records, self.margin)
+        return _unpickled, (self.folder, runs, results, *others)
+
+
+_run_values = attrgetter(*(each.name for each in fields(Run)))
+_times_values = attrgetter(*(each.name for each in fields(ProcessTimes)))
+
+
+def _unpickled(
+    folder: Path,
+    runs: list[tuple[Any, ...]],
+    results: list[tuple[RunOnDevice, tuple[Any, ...]]],
+    *others: Any,
+) -> FolderTimes:
+    return FolderTimes(
+        folder,
+        {run.id: run for run in (Run(*values) for values in runs)},
+        {key: ProcessTimes(*values) for key, values in results},
+        *others,
+    )
+
 
 def read_short(folder: Path) -> Observation:
     """Read a results folder. Its records contain one time per phase, see `process_time`.
@@ -98,13 +125,16 @@ def read_both(before: Path, after: Path) -> tuple[FolderTimes, FolderTimes]:
     default = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback
     with ProcessPoolExecutor(1, get_context("fork"), default) as other:
         reading = other.submit(_read, before)
-        theirs = _read(after)
-        ours = reading.result()
-    for side in (ours, theirs):
-        if isinstance(side, str):
-            raise CommandError(side)
-    assert not isinstance(ours, str) and not isinstance(theirs, str)
-    return ours, theirs
+        second = _read(after)
+        try:
+            first = reading.result()
+        except BrokenProcessPool:
+            first = f"{before} cannot be read: the process that read it was killed"
+    if isinstance(first, str):
+        raise CommandError(first)
+    if isinstance(second, str):
+        raise CommandError(second)
+    return first, second
 
 
 def _read(folder: Path) -> FolderTimes | str:

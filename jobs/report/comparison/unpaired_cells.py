@@ -14,7 +14,7 @@ from statistics import median
 
 from jobs.report.comparison.block_cells import aa_floors, judged_cell
 from jobs.report.comparison.compared_cell import Cell
-from jobs.report.comparison.noise_floors import noise_floor
+from jobs.report.comparison.noise_floors import NoiseFloors, noise_floors
 from jobs.report.comparison.paired import paired_rounds
 from jobs.report.comparison.process_times import (
     FolderTimes,
@@ -105,20 +105,20 @@ def _paired_cells(before: FolderTimes, after: FolderTimes, margin: float) -> lis
 def _measured_cells(run: Run, device: str, a: ProcessTimes, b: ProcessTimes) -> list[Cell]:
     """Return a cell for each phase of a run that was measured in both folders."""
     cells = []
-    same_gpus = _are_same_gpus(a, b)
+    floors = noise_floors(run, device, _are_same_gpus(a, b))
     for phase in {**a.times_ms, **b.times_ms}:
         if phase not in b.times_ms:
             cells.append(Cell(run, device, phase, "gone"))
         elif phase not in a.times_ms:
             cells.append(Cell(run, device, phase, "new"))
         else:
-            times = median(a.times_ms[phase]), median(b.times_ms[phase])
-            cells.append(unpaired_cell(run, device, phase, times, same_gpus))
+            before, after = _median(a.times_ms[phase]), _median(b.times_ms[phase])
+            cells.append(_unpaired_cell(run, device, phase, before, after, floors))
     return cells
 
 
-def unpaired_cell(
-    run: Run, device: str, phase: str, times_ms: tuple[float, float], same_gpus: bool
+def _unpaired_cell(
+    run: Run, device: str, phase: str, before: float, after: float, floors: NoiseFloors | None
 ) -> Cell:
     """Compare two times that were not measured in turn.
 
@@ -126,23 +126,25 @@ def unpaired_cell(
         run: the run.
         device: name of the device, as in records.
         phase: the phase.
-        times_ms: median times of the processes before and after, in ms.
-        same_gpus: whether the processes used the same GPUs, minutes apart.
+        before, after: median times of the processes, in ms.
+        floors: noise floors of the run. None: unknown.
     """
-    before, after = times_ms
     if not before or not after:
-        return Cell(run, device, phase, "unpaired", before=before, after=after)
+        return Cell(run, device, phase, "unpaired", "", before, after)
     ratio = after / before
-    low = high = None
-    detail = ""
-    floor = noise_floor(run, device, times_ms, same_gpus)
-    if floor is not None:
-        low, high = ratio / (1 + floor.usual), ratio * (1 + floor.usual)
-        # Rounded down, so that "at least" is true.
-        beyond = math.floor(max(ratio, 1 / ratio) / (1 + floor.largest) * 100) / 100
-        if beyond >= LEAST_STATED:
-            detail = f"at least {beyond:.2f}x {'slower' if ratio > 1 else 'faster'}"
+    if floors is None:
+        return Cell(run, device, phase, "unpaired", "", before, after, ratio)
+    floor = floors.at(before, after)
+    low, high = ratio / (1 + floor.usual), ratio * (1 + floor.usual)
+    # Rounded down, so that "at least" is true.
+    beyond = math.floor(max(ratio, 1 / ratio) / (1 + floor.largest) * 100) / 100
+    slower = "slower" if ratio > 1 else "faster"
+    detail = f"at least {beyond:.2f}x {slower}" if beyond >= LEAST_STATED else ""
     return Cell(run, device, phase, "unpaired", "", before, after, ratio, low, high, detail)
+
+
+def _median(times: list[float]) -> float:
+    return times[0] if len(times) == 1 else median(times)
 
 
 def _are_same_gpus(a: ProcessTimes, b: ProcessTimes) -> bool:

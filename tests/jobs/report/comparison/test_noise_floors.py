@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.report.comparison.noise_floors import noise_floor
+from jobs.report.comparison.noise_floors import NoiseFloor, noise_floors
 from jobs.run import Run, Shape
 from tests.jobs.results_folder import CPU, H200
+
+
+def floor_of(
+    run: Run, device: str, times: tuple[float, float], same_gpus: bool
+) -> NoiseFloor | None:
+    floors = noise_floors(run, device, same_gpus)
+    return None if floors is None else floors.at(*times)
 
 
 def attention(heads: int = 1, batch: int = 1) -> Run:
@@ -30,17 +37,17 @@ def test_floors_of_attention(
     run: Run, times: tuple[float, float], same_gpus: bool, usual: float, largest: float
 ) -> None:
     for order in (times, times[::-1]):
-        floor = noise_floor(run, H200, order, same_gpus)
+        floor = floor_of(run, H200, order, same_gpus)
         assert floor is not None
         assert (floor.usual, floor.largest) == pytest.approx((usual, largest))
 
 
 def test_the_maximum_is_used_if_the_quantile_is_unknown() -> None:
-    floor = noise_floor(Run("0", "train_step", 1, {}, Shape(), 60.0), H200, (9.0, 9.0), False)
+    floor = floor_of(Run("0", "train_step", 1, {}, Shape(), 60.0), H200, (9.0, 9.0), False)
     assert floor is not None and floor.usual == floor.largest == 0.24
 
 
 def test_other_devices_and_benchmarks_have_no_floor() -> None:
-    assert noise_floor(attention(), CPU, (1.0, 1.0), True) is None
-    assert noise_floor(attention(), "NVIDIA H100 80GB HBM3", (1.0, 1.0), True) is None
-    assert noise_floor(Run("0", "toy", 1, {}, Shape(), 60.0), H200, (1.0, 1.0), True) is None
+    assert floor_of(attention(), CPU, (1.0, 1.0), True) is None
+    assert floor_of(attention(), "NVIDIA H100 80GB HBM3", (1.0, 1.0), True) is None
+    assert floor_of(Run("0", "toy", 1, {}, Shape(), 60.0), H200, (1.0, 1.0), True) is None

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from jobs.processes import ProcessHandle
 from jobs.report.comparison.process_times import read_short
 from jobs.results import unwritable
-from jobs.results.manifest import ProcessHandle, write_handles
+from jobs.results.manifest import write_handles
 from tests.jobs.compared_folders import (
     MODES,
     Pair,
