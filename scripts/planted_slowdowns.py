@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from jobs.report.comparison.paired import paired_rounds  # noqa: E402
-from jobs.report.comparison.verdicts import Round, aa_floor, judge  # noqa: E402
+from jobs.report.comparison.verdicts import Round, Verdict, aa_floor, decide, judge  # noqa: E402
 from jobs.results.record_reader import read_records  # noqa: E402
 
 COPIED = ("jobs", "systems", "sweeps", "pyproject.toml")
@@ -148,14 +148,19 @@ def groups(rounds: tuple[Round, ...], size: int) -> Iterator[list[Round]]:
 
 
 def verdicts(results: Path, size: int, margin: float) -> dict[str, Counter[str]]:
-    """Return the number of verdicts of each kind, by what is compared."""
+    """Return the number of verdicts of each kind, by what is compared.
+
+    The exit codes are those of `aggregate.py compare` for each group, over all phases.
+    """
     counts: dict[str, Counter[str]] = {}
+    of_groups: dict[int, list[Verdict]] = {}
     for pair in paired_rounds(read_records(results)[0]):
         parts = list(groups(pair.rounds, size))
         for i, part in enumerate(parts):
             floor = aa_floor([*parts[:i], *parts[i + 1 :]])
-            verdict = judge(part, margin, floor).verdict
-            counts.setdefault(pair.phase, Counter())[verdict] += 1
+            judged = judge(part, margin, floor)
+            of_groups.setdefault(i, []).append(judged)
+            counts.setdefault(pair.phase, Counter())[judged.verdict] += 1
             twice = [replace(r, baseline=r.baseline[:1], candidate=r.baseline[1]) for r in part]
             verdict = judge(twice, margin, floor).verdict
             counts.setdefault(f"{pair.phase}, A/A", Counter())[verdict] += 1
@@ -163,7 +168,8 @@ def verdicts(results: Path, size: int, margin: float) -> dict[str, Counter[str]]
         if whole.low is not None and whole.high is not None:
             interval = f"{whole.ratio:.4f} [{whole.low:.4f}, {whole.high:.4f}]"
             print(f"  {pair.phase:18} all {whole.rounds} rounds: ratio {interval}")
-    return counts
+    codes = Counter(f"exit {decide(found)}" for found in of_groups.values())
+    return counts | {"all phases": codes}
 
 
 def main() -> None:

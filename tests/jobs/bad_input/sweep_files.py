@@ -140,7 +140,7 @@ _CASES: list[tuple[str, str]] = [
     (ONE + "timeout_s: false", "timeout_s: got False, expected a valid number"),
     # ---- resources and launch
     (ONE + "resources: 1", "resources: got 1, expected a mapping"),
-    (ONE + "resources: {gpus: 1}", "unknown key 'gpus' (valid: cpus_per_task, gpu_type"),
+    (ONE + "resources: {gpus: 1}", "unknown key 'gpus' (valid: cpus_per_task, exclusive, gpu_type"),
     (ONE + "resources: {nodes: 0}", "resources.nodes: got 0, expected greater than or equal to 1"),
     (ONE + "resources: {exclusive: 1}", "resources.exclusive: got 1, expected a valid boolean"),
     (ONE + "resources: {nodes: two}", "expected a valid integer or $PARAMETER"),
