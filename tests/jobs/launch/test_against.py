@@ -95,6 +95,7 @@ def test_another_checkout_of_this_project(tmp_path: Path) -> None:
     assert (copy / "systems").is_dir() and not (copy / "jobs").exists()
 
 
+@pytest.mark.slow  # faster: test_both_versions_of_the_code_are_measured_in_turn
 def test_ranks_run_the_other_code(own: Checkout) -> None:
     own.write("own.yaml", "{name: own, benchmark: own.bench, launch: {nproc_per_node: 2}}")
     submit(own, "--against", "HEAD~1", "blocks.rounds=1")

@@ -86,7 +86,7 @@ def commands_on(out: Path, sweep: Path, identity: str) -> list[tuple[str | Path,
         ("jobs", "cancel", out),
         ("jobs", "retry", out),
         ("aggregate", out),
-        ("aggregate", "compare", out, out),
+        ("aggregate", "attempts", out),
         ("jobs.submit", sweep, "--local", "--out", out),
     ]
 

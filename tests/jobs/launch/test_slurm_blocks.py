@@ -20,16 +20,15 @@ pytestmark = pytest.mark.slurm
 @pytest.fixture(scope="module")
 def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
     scenarios = Scenarios(slurm_cluster, tmp_path_factory.mktemp("blocks"))
-
-    def submit(name: str, until: str, **keys: object) -> Scenario:
-        members = {"index": [0, 1], "until": ["", until]}
-        return scenarios.submit(name, zip=members, blocks=BLOCKS, **keys)
-
-    submit("requeued", "requeued", resources={"timeout_min": 1})
-    submit("killed", "go")
-    submit("moved", "go", fixed={"later": True})
-    warn(scenarios["requeued"])
+    submit(scenarios, "killed", "go")
+    submit(scenarios, "moved", "go", fixed={"later": True})
     return scenarios
+
+
+def submit(scenarios: Scenarios, name: str, until: str, **keys: object) -> Scenario:
+    """Submit a block of two runs, of which the second waits."""
+    members = {"index": [0, 1], "until": ["", until]}
+    return scenarios.submit(name, zip=members, blocks=BLOCKS, **keys)
 
 
 def rounds(records: list[Record]) -> list[tuple[int, int, str]]:
@@ -44,9 +43,15 @@ def executions(records: list[Record]) -> int:
 WHOLE = [(n, index, "ok") for n in range(2) for index in (0, 1, 0)]
 
 
-def test_requeued_job_repeats_the_cut_round(scenarios: Scenarios) -> None:
+@pytest.mark.slow  # faster: the next test, and those of requeued jobs without blocks
+def test_requeued_job_repeats_the_cut_round(
+    slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """The only job of the block executes its rounds, also those after the requeue."""
-    records = scenarios["requeued"].finish()
+    scenarios = Scenarios(slurm_cluster, tmp_path_factory.mktemp("requeued"))
+    scenario = submit(scenarios, "requeued", "requeued", resources={"timeout_min": 1})
+    warn(scenario)
+    records = scenario.finish()
     assert rounds(records) == [(0, 0, "ok"), (0, 1, "preempted"), *WHOLE]
     assert executions(records) == 3
     assert len({record.slurm["job_id"] for record in records}) == 1

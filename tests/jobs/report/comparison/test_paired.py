@@ -152,6 +152,7 @@ def test_records_without_a_block_are_ignored() -> None:
     assert paired_rounds([record(BASELINE, ok(1.0))]) == []
 
 
+@pytest.mark.slow  # no faster test: it measures a speed
 def test_100_000_records_are_paired_in_seconds() -> None:
     outcome = ok(*[1.0 + index / 100 for index in range(100)])
     records = [
