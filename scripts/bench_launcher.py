@@ -23,6 +23,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 
+# Linux counts the memory of the process that starts a command as memory of the command. A small
+# process therefore starts it.
+_WRAPPER = """
+import json, os, subprocess, sys
+process = subprocess.Popen(sys.argv[2:])
+_, status, usage = os.wait4(process.pid, 0)
+with open(sys.argv[1], "w") as file:
+    json.dump([status, usage.ru_maxrss], file)
+"""
+
+
 def command(*arguments: str, exit_code: int = 0) -> tuple[float, int]:
     """Run a command; return its wall time in seconds and its peak resident memory in bytes.
 
@@ -34,16 +45,17 @@ def command(*arguments: str, exit_code: int = 0) -> tuple[float, int]:
         SystemExit: if the command has another exit code. The message contains its output.
     """
     start = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(arguments, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+    with tempfile.TemporaryFile("w+") as output, tempfile.NamedTemporaryFile("r") as usage:
+        wrapped = [sys.executable, "-c", _WRAPPER, usage.name, *arguments]
+        subprocess.run(wrapped, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=True)
         seconds = time.perf_counter() - start
+        status, kilobytes = json.load(usage)
         output.seek(0)
-        if process.returncode != exit_code:
-            told = f"{' '.join(arguments)} failed with exit code {process.returncode}"
+        code = os.waitstatus_to_exitcode(status)
+        if code != exit_code:
+            told = f"{' '.join(arguments)} failed with exit code {code}"
             raise SystemExit(f"{told}:\n{output.read()}")
-    return seconds, usage.ru_maxrss * 1024
+    return seconds, kilobytes * 1024
 
 
 def submit(*arguments: str) -> float:
