@@ -101,7 +101,7 @@ def test_comparing_takes_less_time_than_reading(tmp_path: Path) -> None:
     assert time.process_time() - read < read - start
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # writes 200,000 records, which takes a minute
 def test_two_folders_with_100_000_records_each(tmp_path: Path) -> None:
     folders = map(str, write_two(tmp_path, 100_000))
     seconds, memory = command(sys.executable, "aggregate.py", "compare", *folders, exit_code=3)
