@@ -1,0 +1,48 @@
+"""Tests of the benchmark of the first steps, in new processes on a CPU and on a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.jobs.harness import ROOT
+from tests.systems.training.tiny_training import no_gpu
+
+RUN = """\
+import json, sys
+from systems.benchmarks.first_steps import Params, run
+print(json.dumps(run(Params.model_validate_json(sys.argv[1]))["facts"]))
+"""
+
+
+def first_steps(**params: Any) -> list[dict[str, float]]:
+    """Run the benchmark in a new process, and return its steps."""
+    command = [sys.executable, "-c", RUN, json.dumps(params)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])["first_steps"]
+    return found
+
+
+@no_gpu
+def test_steps_on_a_cpu_make_no_cuda_calls() -> None:
+    steps = first_steps(size="tiny", context_length=16, batch_size=2, vocab_size=50, steps=3)
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    for step in steps:
+        assert 0 < step["no_call_ms"] == step["step_ms"]
+        assert step["new_kernels"] == step["memory_requests"] == 0
+
+
+@pytest.mark.gpu
+def test_the_first_step_loads_kernels_and_requests_memory() -> None:
+    steps = first_steps(size="small", context_length=128, steps=4)
+    first, *_, last = steps
+    assert first["new_kernels"] > 10 > last["new_kernels"]
+    assert first["memory_requests"] > last["memory_requests"]
+    assert first["first_launches_ms"] > 5 * last["first_launches_ms"]
+    for step in steps:
+        parts = sum(step[name] for name in step if name.endswith("_ms") and name != "step_ms")
+        assert 0.5 * step["step_ms"] < parts <= 1.0001 * step["step_ms"]
