@@ -251,7 +251,7 @@ def _timeline(
     """
     import torch
 
-    from systems.measure.memory_plot import draw_timeline
+    from systems.measure.memory_plot import draw_timeline, timeline_data
     from systems.measure.memory_timeline import (
         Owner,
         bytes_by_kind,
@@ -259,6 +259,7 @@ def _timeline(
         largest_allocations,
         read_timeline,
     )
+    from systems.plot_data import SUFFIX, write_figure
 
     snapshot = torch.cuda.memory._snapshot()
     folder = artifacts_folder()
@@ -278,13 +279,11 @@ def _timeline(
     ]
     size = f"{params.size}, batch {params.batch_size}, context {params.context_length}"
     what = "a training step" if len(phases) > 1 else "forward"
-    draw_timeline(
-        timeline,
-        owners,
-        f"Memory of {what}: {size}, {params.precision}, {params.attention} attention\n"
-        f"{torch.cuda.get_device_name()}",
-        folder / "memory_timeline.png",
-    )
+    title = f"Memory of {what}: {size}, {params.precision}, {params.attention} attention"
+    device = torch.cuda.get_device_name()
+    draw_timeline(timeline, owners, f"{title}\n{device}", folder / "memory_timeline.png")
+    figure = timeline_data(timeline, owners, f"{title}; {device}")
+    write_figure(figure, folder / f"memory_timeline{SUFFIX}")
     time, peak = timeline.peak()
     return {
         "timeline_peak_bytes": peak,

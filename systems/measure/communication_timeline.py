@@ -26,9 +26,11 @@ from systems.measure.trace import (
     total,
     without,
 )
+from systems.plot_data import Spans
 
 PHASES = ("forward", "backward", "synchronize", "optimizer")
 STEP = "train_step"  # name of the annotated range that contains one step
+GAP_MS = 0.02  # `steps_data` fills shorter gaps in the computation
 _COLOURS = dict(zip(PHASES, ("#4c72b0", "#55a868", "#937860", "#8172b3"), strict=True))
 
 
@@ -218,6 +220,49 @@ def draw_steps(panels: Mapping[str, Sequence[StepTimeline]], title: str, path: P
     handles.append(Patch(color="#c44e52", label="communication, exposed"))
     figure.legend(handles=handles, loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=110)
+
+
+def steps_data(panels: Mapping[str, Sequence[StepTimeline]], title: str) -> Spans:
+    """Return what `draw_steps` draws: time spans in milliseconds, two rows for each rank.
+
+    To keep the data small, a gap in the computation of a phase that is shorter than `GAP_MS` counts
+    as computation. So a little less communication is exposed than in the picture.
+
+    Args:
+        panels: name of each panel, and its timelines in rank order.
+        title: title of the figure.
+    """
+    rows: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name, steps in panels.items():
+        for rank, step in enumerate(steps):
+            phases = {phase: _closed(spans) for phase, spans in step.computation.items()}
+            busy = merged(one for spans in phases.values() for one in spans)
+            exposed = without(step.communication, busy)
+            rows[f"{name}, rank {rank}, computation"] = {
+                f"computation, {phase}": _in_ms(phases[phase])
+                for phase in PHASES
+                if phase in phases
+            }
+            rows[f"{name}, rank {rank}, communication"] = {
+                "communication, overlapped": _in_ms(without(step.communication, exposed)),
+                "communication, exposed": _in_ms(exposed),
+            }
+    return Spans(title=title, x_title="time in the profiled step (ms)", rows=rows)
+
+
+def _closed(spans: Iterable[Span]) -> list[Span]:
+    """Merge time spans with less than `GAP_MS` between them."""
+    found: list[Span] = []
+    for start, end in merged(spans):
+        if found and start - found[-1][1] < GAP_MS * 1e3:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def _in_ms(spans: Iterable[Span]) -> list[tuple[float, float]]:
+    return [(round(start / 1e3, 4), round(end / 1e3, 4)) for start, end in spans]
 
 
 def _bars(spans: Iterable[Span]) -> list[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Draw GPU memory over time, from a timeline of torch's CUDA allocator."""
+"""Draw GPU memory over time, from a timeline of torch's CUDA allocator, and give the drawn data."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from systems.measure.memory_timeline import KINDS, Owner, Timeline, kinds
+from systems.plot_data import MAX_POINTS, Interval, Stack
 
 # Paul Tol's bright color scheme, which is safe for color-blind readers.
 _COLOURS = {
@@ -31,14 +32,9 @@ def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    named = kinds(timeline, owners)
     # Short phases are widened. In the added width, the memory in use is drawn as constant.
     x, times, edges = _axis(timeline)
-    layers = {
-        kind: timeline.active_bytes([name == kind for name in named])[times] / 2**30
-        for kind in KINDS
-    }
-    layers = {kind: layer for kind, layer in layers.items() if layer.any()}
+    layers = _layers(timeline, owners, times)
     time, peak = timeline.peak()
     figure = Figure(figsize=(10, 5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -74,6 +70,43 @@ def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path:
     panel.set_title(title, fontsize=10)
     figure.legend(loc="outside right upper", fontsize=9, reverse=True)
     figure.savefig(path, dpi=110)
+
+
+def timeline_data(timeline: Timeline, owners: Sequence[Owner], title: str) -> Stack:
+    """Return the GPU memory in use over time, by kind such as activations, in GiB.
+
+    If the timeline has more than `MAX_POINTS` events, it is divided into parts with an equal number
+    of events. Of each part, the time is kept at which the most bytes are in use.
+
+    Args:
+        timeline: allocations and phases of a training step.
+        owners: tensors that determine the kinds weights, gradients and optimizer state.
+        title: title of the figure.
+    """
+    total = timeline.active_bytes()
+    parts = np.array_split(np.arange(len(total)), min(MAX_POINTS, len(total)))
+    times = np.array([part[total[part].argmax()] for part in parts])
+    layers = _layers(timeline, owners, times)
+    return Stack(
+        title=title,
+        x_title="allocations and frees in order",
+        y_title="memory in use (GiB)",
+        x=times.tolist(),
+        layers={kind: layer.round(4).tolist() for kind, layer in layers.items()},
+        phases=[Interval(name=p.name, start=p.start, end=p.end) for p in timeline.phases],
+    )
+
+
+def _layers(
+    timeline: Timeline, owners: Sequence[Owner], times: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the GiB in use at some times, by kind. Kinds that are never in use are left out."""
+    named = kinds(timeline, owners)
+    layers = {
+        kind: timeline.active_bytes([name == kind for name in named])[times] / 2**30
+        for kind in KINDS
+    }
+    return {kind: layer for kind, layer in layers.items() if layer.any()}
 
 
 def _axis(timeline: Timeline) -> tuple[np.ndarray, np.ndarray, list[float]]:

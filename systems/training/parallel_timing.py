@@ -14,10 +14,17 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from systems.benchmark import artifacts_folder
-from systems.measure.communication_timeline import STEP, StepTimeline, draw_steps, read_steps
+from systems.measure.communication_timeline import (
+    STEP,
+    StepTimeline,
+    draw_steps,
+    read_steps,
+    steps_data,
+)
 from systems.measure.ranks import barrier
 from systems.measure.timing import synchronize
 from systems.measure.windows import during, window
+from systems.plot_data import SUFFIX, write_figure
 from systems.training.parallel_params import ParallelParams
 from systems.training.parallel_training import ParallelTraining
 from systems.training.profiling import step_profiler
@@ -96,7 +103,7 @@ def draw_timeline(
 ) -> None:
     """Draw one training step of every rank into the file timeline.png. Only rank 0 draws.
 
-    The file is stored in the folder that `artifacts_folder` returns.
+    The file is stored in the folder that `artifacts_folder` returns, with a file of the drawn data.
 
     Args:
         panels: for each strategy, for example a data-parallel wrapper, the timelines of the step on
@@ -108,8 +115,9 @@ def draw_timeline(
         return
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, Gloo"
     size = f"{params.size}, batch {params.batch_size} per rank, {params.precision}"
-    path = artifacts_folder() / "timeline.png"
-    draw_steps(panels, f"A training step of {size}; {where}", path)
+    title = f"A training step of {size}; {where}"
+    draw_steps(panels, title, artifacts_folder() / "timeline.png")
+    write_figure(steps_data(panels, title), artifacts_folder() / f"timeline{SUFFIX}")
 
 
 def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:

@@ -6,8 +6,14 @@ import random
 
 import pytest
 
-from systems.measure.communication_timeline import StepTimeline, draw_steps, steps_of
+from systems.measure.communication_timeline import (
+    StepTimeline,
+    draw_steps,
+    steps_data,
+    steps_of,
+)
 from systems.measure.trace import merged, total, without
+from systems.plot_data import read_figure, write_figure
 
 
 def covered(spans):
@@ -102,3 +108,21 @@ def test_the_picture_has_a_row_for_every_rank(tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG")
         sizes.append(int.from_bytes(path.read_bytes()[20:24], "big"))  # height
     assert sizes[1] > 1.5 * sizes[0]
+
+
+def test_the_drawn_data_can_be_read_again(tmp_path):
+    step = StepTimeline(
+        100.0,
+        {"all_reduce": [(50, 80)]},
+        {"forward": [(10, 30), (45, 48)], "backward": [(60, 70)]},
+    )
+    path = tmp_path / "timeline.plot.json"
+    write_figure(steps_data({"naive": [step, step]}, "a step"), path)
+    rows = read_figure(path).rows
+    assert len(rows) == 4  # computation and communication of two ranks
+    # The gap of 15 us is shorter than GAP_MS.
+    assert rows["naive, rank 1, computation"]["computation, forward"] == [(0.01, 0.048)]
+    assert rows["naive, rank 0, communication"] == {
+        "communication, overlapped": [(0.06, 0.07)],
+        "communication, exposed": [(0.05, 0.06), (0.07, 0.08)],
+    }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from systems.measure.memory_plot import draw_timeline
+from systems.measure.memory_plot import draw_timeline, timeline_data
 from systems.measure.memory_timeline import (
     MARK,
     Owner,
@@ -19,6 +19,7 @@ from systems.measure.memory_timeline import (
     read_timeline,
 )
 from systems.measure.source_lines import Frame, Source, source_of
+from systems.plot_data import MAX_POINTS, read_figure, write_figure
 
 ROOT = Path("/project")
 MODEL = "/project/systems/model.py"
@@ -183,6 +184,24 @@ def test_the_picture_is_drawn(build, tmp_path):
     path = tmp_path / "timeline.png"
     draw_timeline(read_timeline(build(), PHASES), OWNERS, "a step", path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_drawn_data_keeps_the_peak_and_the_kinds(tmp_path):
+    many = [
+        event
+        for i in range(2 * MAX_POINTS)
+        for event in (alloc(10**6 + i, 2**20 * (50 if i == 777 else 1)), *free(10**6 + i, 2**20))
+    ]
+    trace = [*mark(), *many[: len(many) // 2], *mark(), *many[len(many) // 2 :], *mark()]
+    timeline = read_timeline(snapshot([*trace, *mark()], {WEIGHT: 2**30}), PHASES)
+    path = tmp_path / "memory.plot.json"
+    write_figure(timeline_data(timeline, OWNERS, "a step"), path)
+    figure = read_figure(path)
+    assert len(figure.x) == MAX_POINTS < timeline.events
+    sums = [sum(values) for values in zip(*figure.layers.values(), strict=True)]
+    assert max(sums) == pytest.approx(timeline.peak()[1] / 2**30, abs=1e-3)
+    assert set(figure.layers["weights"]) == {1.0}
+    assert [(p.name, p.end) for p in figure.phases] == [(p.name, p.end) for p in timeline.phases]
 
 
 @given(
