@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from jobs.report.comparison.verdicts import MARGIN, Round, Verdict, aa_floor, decide, judge
+from jobs.report.comparison.verdicts import MARGIN, Round, Verdict, aa_floor, decide, floor_of_block, judge
 
 BLOCKS_PER_STUDY = 10
 PROCESSES = 6  # per round
@@ -100,7 +100,7 @@ def simulate(noise: Noise, design: Design, blocks: int, slowdown: float = 0.0) -
     outcome = Outcome()
     for study in _studies(noise, design, blocks, slowdown):
         floor = aa_floor(study)
-        verdicts = [judge(rounds, MARGIN, floor) for rounds in study]
+        verdicts = [judge(rounds, MARGIN, floor_of_block(rounds, floor)) for rounds in study]
         for verdict in verdicts:
             _count(outcome, verdict, 1 + slowdown)
         outcome.studies += 1

@@ -42,13 +42,10 @@ WITHOUT_SOURCE_HASH = {
     "flash_hopper",
     "flash_leaderboard",
     "fsdp",
-    "memory",
-    "mixed_precision",
     "profile",
     "sharded_optimizer",
     "training_loss",
     "transformer",
-    "warmup",
 }
 
 # Commit whose files were measured, by the commit that records name. The machine had a copy of the

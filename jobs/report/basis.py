@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from jobs.formatting import counted, format_percent, format_range, plural
 from jobs.report.comparison.paired import complete_executions
-from jobs.report.comparison.verdicts import Round, aa_floor
+from jobs.report.comparison.verdicts import Round, aa_floor, floor_of_block
 from jobs.report.metrics import Metric, metric_samples
 from jobs.report.recorded import UNKNOWN, recorded_value
 from jobs.report.results import Result
@@ -139,7 +139,8 @@ def _floors(
 ) -> str:
     """Return the A/A floor of each phase and device, such as `A/A floor 0.4%`.
 
-    It comes from the blocks that the table shows. See `jobs.report.comparison.verdicts.aa_floor`.
+    It comes from the blocks that the table shows, and is the smallest and the largest floor of a
+    block. See `jobs.report.comparison.verdicts`.
     """
     shown = {
         (result.record.block.id, result.record.block.execution)
@@ -165,12 +166,14 @@ def _floors(
             if min(values) > 0:
                 rounds = blocks.setdefault((phase, first.device), {})
                 rounds.setdefault(first.block.id, []).append(Round("", values, values[0]))
-    floors = {key: aa_floor(found.values()) for key, found in blocks.items()}
-    texts = [
-        format_percent(floor) + _label(key, list(floors))
-        for key, floor in floors.items()
-        if floor is not None
-    ]
+    texts = []
+    for key, found in blocks.items():
+        pooled = aa_floor(found.values())
+        floors = [floor_of_block(rounds, pooled) for rounds in found.values()]
+        known = [floor for floor in floors if floor is not None]
+        if known:
+            ends = dict.fromkeys(map(format_percent, (min(known), max(known))))
+            texts.append(" to ".join(ends) + _label(key, list(blocks)))
     return f"A/A floor {', '.join(texts)}" if texts else ""
 
 

@@ -11,7 +11,7 @@ from jobs.formatting import format_scalar
 from jobs.report.comparison.compared_cell import Cell
 from jobs.report.comparison.paired import Pair, paired_rounds
 from jobs.report.comparison.process_times import process_time
-from jobs.report.comparison.verdicts import Round, aa_floor, judge
+from jobs.report.comparison.verdicts import Round, aa_floor, floor_of_block, judge
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, varying
@@ -27,7 +27,6 @@ class BlockCells:
 
     cells: list[Cell]
     pairs: list[Pair]  # those of the cells, with at least one round
-    floors: dict[PhaseOnDevice, float]  # A/A floors of the cells
 
 
 def aa_floors(pairs: Iterable[Pair]) -> dict[PhaseOnDevice, float]:
@@ -47,7 +46,8 @@ def block_cells(
 ) -> BlockCells:
     """Compare each run with the baseline of its block.
 
-    The A/A floors come from all blocks in the folder, also from those that are not chosen.
+    The A/A floors come from all blocks in the folder, also from those that are not chosen. If that
+    of a block alone is smaller, it applies to this block.
 
     Args:
         observation: the results folder, read with `read_short`.
@@ -95,9 +95,7 @@ def block_cells(
             else:
                 cells.append(_cell_without_rounds(cell, pair, measured))
     cells += _unmeasured(observation, tasks, kept, chosen, baselines)
-    with_rounds = [pair for pair in kept if pair.rounds]
-    used = {(pair.phase, pair.device) for pair in with_rounds}
-    return BlockCells(cells, with_rounds, {key: floors[key] for key in floors if key in used})
+    return BlockCells(cells, [pair for pair in kept if pair.rounds])
 
 
 def judged_cell(cell: Cell, pair: Pair, margin: float, floor: float | None) -> Cell:
@@ -107,9 +105,9 @@ def judged_cell(cell: Cell, pair: Pair, margin: float, floor: float | None) -> C
         cell: the cell without a verdict.
         pair: the pair, with at least one round.
         margin: relative difference up to which two times count as the same.
-        floor: the A/A floor. None: unknown.
+        floor: the A/A floor of all blocks, see `aa_floors`. None: unknown.
     """
-    judged = judge(pair.rounds, margin, floor)
+    judged = judge(pair.rounds, margin, floor_of_block(pair.rounds, floor))
     left_out = sum(pair.left_out.values())
     detail = f"{left_out} of {left_out + judged.rounds} rounds: {_reason(pair)}" if left_out else ""
     return replace(

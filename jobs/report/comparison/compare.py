@@ -219,7 +219,7 @@ def _basis(observation: Observation, found: BlockCells) -> list[str]:
         counted(number, "GPU") if number else "CPU",
         counted(len(allocations), "allocation"),
     ]
-    return [f"{', '.join(parts)}.", _floor_text(found)]
+    return [f"{', '.join(parts)}.", _floor_text(found.cells)]
 
 
 def _processes(pairs: Iterable[Pair]) -> int:
@@ -236,13 +236,19 @@ def _processes(pairs: Iterable[Pair]) -> int:
     return sum(candidates.values()) + sum(baselines.values())
 
 
-def _floor_text(found: BlockCells) -> str:
-    if not found.floors:
+def _floor_text(cells: Iterable[Cell]) -> str:
+    """Return the smallest and the largest A/A floor of each phase and device."""
+    floors: dict[tuple[str, str], list[float]] = {}
+    for cell in cells:
+        if cell.judged is not None and cell.judged.floor is not None:
+            floors.setdefault((cell.phase, cell.device), []).append(cell.judged.floor)
+    if not floors:
         return "A/A floor: not measured, so the margin is used instead."
-    several = len({device for _, device in found.floors}) > 1
+    several = len({device for _, device in floors}) > 1
     texts = [
-        f"{phase}{f' on {device}' if several else ''} {floor:.2%}"
-        for (phase, device), floor in found.floors.items()
+        f"{phase}{f' on {device}' if several else ''} "
+        + " to ".join(dict.fromkeys(f"{floor:.2%}" for floor in (min(found), max(found))))
+        for (phase, device), found in floors.items()
     ]
     return f"A/A floor (difference that the same code shows): {', '.join(texts)}."
 

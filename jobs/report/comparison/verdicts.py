@@ -141,6 +141,20 @@ def aa_floor(blocks: Iterable[Sequence[Round]]) -> float | None:
     return math.expm1(bound)
 
 
+def floor_of_block(rounds: Sequence[Round], pooled: float | None) -> float | None:
+    """Return the A/A floor that applies to a block.
+
+    Blocks of other shapes or precisions can be much noisier than this one. So the floor of all
+    blocks does not apply if that of the block alone is smaller. Fewer rounds give a larger floor.
+
+    Args:
+        rounds: the rounds of a candidate of the block.
+        pooled: the floor of all blocks with the same phase and device. None: unknown.
+    """
+    known = [floor for floor in (aa_floor([rounds]), pooled) if floor is not None]
+    return min(known, default=None)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p values that are adjusted for their number by the method of Holm."""
     from statsmodels.stats.multitest import multipletests

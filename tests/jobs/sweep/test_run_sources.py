@@ -38,8 +38,10 @@ RUNS = {
     for manifest in read_manifests(folder)
     for run in manifest.runs.values()
 }
-# These do not use the timer of this project: they measure no time, or use Triton's timer.
-NOT_TIMED = {"attention_leaderboard", "autocast_dtypes", "accumulation", "training_loss"}
+# These do not use the timer of this project: they measure no time, or use another timer.
+NOT_TIMED = {
+    "attention_leaderboard", "autocast_dtypes", "accumulation", "first_steps", "training_loss"
+}  # fmt: skip
 
 
 EDIT = ("\nfrom ", "\nEDITED = True\nfrom ")  # adds a statement before the first import

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jobs.report.comparison.verdicts import Round, Verdict, aa_floor, decide, holm, judge
+from jobs.report.comparison.verdicts import Round, Verdict, aa_floor, decide, floor_of_block, holm, judge
 from scripts.simulate_verdicts import NOISES, Design, Noise, simulate
 
 ROOT = Path(__file__).parents[4]
@@ -144,6 +144,18 @@ def test_the_floor_of_few_blocks_is_students_bound() -> None:
 def test_the_floor_of_many_blocks_is_the_quantile_of_their_means() -> None:
     blocks = [[Round("a", (1.0, math.exp(x / 1000)), 1.0)] for x in range(101)]
     assert aa_floor(blocks) == pytest.approx(math.expm1(0.095))
+
+
+def test_a_noisy_block_does_not_raise_the_floor_of_a_quiet_one() -> None:
+    quiet = [Round("a", (1.0, 1.0 + 0.001 * (-1) ** i), 1.02) for i in range(4)]
+    noisy = [Round("a", (1.0, 1.0 + 0.2 * (-1) ** i), 1.02) for i in range(4)]
+    pooled = aa_floor([quiet, noisy])
+    assert pooled is not None and pooled > 0.1
+    own = floor_of_block(quiet, pooled)
+    assert own == aa_floor([quiet]) and own is not None and own < 0.01
+    assert judge(quiet, floor=own).verdict == "slower"
+    assert floor_of_block(noisy, 0.003) == 0.003
+    assert floor_of_block([Round("a", (1.0,), 1.0)], None) is None
 
 
 def test_without_aa_there_is_no_floor() -> None:
