@@ -105,6 +105,13 @@ def test_a_ddp_wrapper(folder: Path) -> None:
     assert (folder / "logs" / "my_ddp" / "plots" / "timeline-MyDDP.png").exists()
 
 
+@pytest.mark.slow
+def test_the_hooks_of_cs336(folder: Path) -> None:
+    submitted, tables = outputs("cs336/adapters.py", folder)
+    assert "2 ok" in submitted
+    assert "| tiny | fp32 | get_ddp |" in tables
+
+
 def test_a_benchmark_in_a_package(folder: Path) -> None:
     submitted, tables = outputs("my_package/rms_norm.py", folder)
     assert "4 ok" in submitted
@@ -126,7 +133,7 @@ def test_the_readme_lists_every_example_with_a_valid_command(folder: Path) -> No
     rows = [line for line in (EXAMPLES / "README.md").read_text().splitlines() if "](" in line]
     named = {name for row in rows for name in re.findall(r"^\| \[(.+?)\]", row)}
     there = {file.name for file in EXAMPLES.glob("*.py")}
-    there |= {file.parent.name for file in EXAMPLES.glob("*/__init__.py")}
+    there |= {file.parent.name for file in EXAMPLES.glob("*/*.py")}
     assert named == there
     for row in rows:
         (command,) = re.findall(r"`([^`]*)` \|$", row)
