@@ -124,7 +124,7 @@ def submit(
             "--where",  # the name of this option in all other commands
             help="Keep only the runs whose parameters satisfy this condition, for example 'seq_len "
             "> 4096 and dtype in [bf16, fp16]'. Operators: ==, !=, <, <=, >, >=, in, not in, and, "
-            "or, not. The name 'benchmark' stands for the benchmark of a run. [default: all runs]"
+            "or, not. The name 'benchmark' stands for the benchmark of a run. [default: all runs]",
         ),
     ] = None,
     out: Annotated[

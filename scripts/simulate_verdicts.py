@@ -22,7 +22,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from jobs.report.comparison.verdicts import MARGIN, Round, Verdict, aa_floor, decide, floor_of_block, judge
+from jobs.report.comparison.verdicts import (
+    MARGIN,
+    Round,
+    Verdict,
+    aa_floor,
+    decide,
+    floor_of_block,
+    judge,
+)
 
 BLOCKS_PER_STUDY = 10
 PROCESSES = 6  # per round

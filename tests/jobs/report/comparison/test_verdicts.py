@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jobs.report.comparison.verdicts import Round, Verdict, aa_floor, decide, floor_of_block, holm, judge
+from jobs.report.comparison.verdicts import (
+    Round,
+    Verdict,
+    aa_floor,
+    decide,
+    floor_of_block,
+    holm,
+    judge,
+)
 from scripts.simulate_verdicts import NOISES, Design, Noise, simulate
 
 ROOT = Path(__file__).parents[4]
