@@ -50,6 +50,9 @@ class Cell:
     processes: list[Process] = field(default_factory=list)  # one per successful repeat
     texts: list[str] = field(default_factory=list)  # values that are text, or a dash for no value
     failures: list[str] = field(default_factory=list)  # statuses of failed or missing repeats
+    behind: list[Record] = field(
+        default_factory=list
+    )  # records of all repeats, also of failed ones
 
     def add(self, result: Result, phase: str) -> None:
         """Add one repeat of a run to the cell.
@@ -57,6 +60,8 @@ class Cell:
         If the repeat was successful, its values of the metric are added. Otherwise, its status is
         added. Predicted values are added even if the repeat was not successful.
         """
+        if result.record is not None:
+            self.behind.append(result.record)
         samples: np.ndarray | str | None
         record = None
         if self.metric.name.startswith(PREDICTED):

@@ -23,6 +23,7 @@ from jobs.report.results import (
     result_notes,
 )
 from jobs.report.views import declared_order, select_results, sort_keys
+from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.sweep.schema import Table, measured_in, units_of_measure
@@ -42,6 +43,7 @@ class ListTable:
     dimensions: list[str]  # names of the columns that identify the run, such as parameters
     keys: list[Key]  # for each row, the values of the dimensions
     items: list[Item | str]  # for each row, the item or the reason why the run has no items
+    records: list[Record | None]  # for each row, the record of the run
     notes: list[str]
     names: dict[str, str]  # short names of the references that the keys contain
 
@@ -88,20 +90,22 @@ def make_list_table(observation: Observation, view: Table, results: list[Result]
     dimensions = [*distinguishing_dimensions(results, dimensions, told_apart), *dimensions]
     if any(result.repeat for result in results) and "repeat" not in dimensions:
         dimensions.append("repeat")
-    by_key: dict[Key, list[Item] | str] = {
-        tuple(result.coordinate(name) for name in dimensions): _items(result, view)
-        for result in results
+    by_key: dict[Key, Result] = {
+        tuple(result.coordinate(name) for name in dimensions): result for result in results
     }
+    found = {key: _items(result, view) for key, result in by_key.items()}
     limit = view.limit or LIMIT
     keys: list[Key] = []
     items: list[Item | str] = []
+    records: list[Record | None] = []
     order = declared_order(observation, results, told_apart)
     for key in sort_keys(set(by_key), dimensions, order):
-        own = by_key[key]
+        own = found[key]
         rows = [own] if isinstance(own, str) else own[:limit]
         keys += [key] * len(rows)
         items += rows
-    longest = max((len(own) for own in by_key.values() if not isinstance(own, str)), default=0)
+        records += [by_key[key].record] * len(rows)
+    longest = max((len(own) for own in found.values() if not isinstance(own, str)), default=0)
     cut = [f"first {limit} of up to {longest} rows per run"] if longest > limit else []
     commits = notes_on_commits(results, dimensions, told_apart)
     with_commit = not commits and "commit" not in dimensions
@@ -109,7 +113,7 @@ def make_list_table(observation: Observation, view: Table, results: list[Result]
     notes = result_notes(results, commits, basis=basis)
     notes += attempts_note(observation, results)
     names = names_in_keys(results, by_key)
-    return ListTable(view, dimensions, keys, items, [*notes, *cut], names)
+    return ListTable(view, dimensions, keys, items, records, [*notes, *cut], names)
 
 
 def _items(result: Result, view: Table) -> list[Item] | str:

@@ -14,12 +14,16 @@ from jobs.formatting import format_number, format_scalar
 from jobs.published.columns import published_columns
 from jobs.published.figures import SEE
 from jobs.report.cell import Interval
-from jobs.report.list_table import make_list_table
+from jobs.report.list_table import ListTable, make_list_table
 from jobs.report.pivot import Pivot, make_pivot
 from jobs.report.results import Key, Result
 from jobs.report.speedup import Speedup, speedup_column, speedup_notes
+from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Table
+
+# Header and cells of a column, and the records that each cell shows (None for parameters).
+Column = tuple[str, list[str], list[list[Record]] | None]
 
 
 @dataclass
@@ -32,13 +36,19 @@ class ReportTable:
     notes: list[str]
     warnings: list[str]  # printed to stderr, not part of the table
     columns: dict[str, list[str]] = field(default_factory=dict)  # cells by header
+    # For each row, the records that a cell shows, by header. Columns of parameters have none.
+    records: dict[str, list[list[Record]]] = field(default_factory=dict)
     text: str = ""  # text below the notes, from jobs.report.texts.templates
 
-    def add_column(self, header: str, cells: list[str]) -> None:
+    def add_column(
+        self, header: str, cells: list[str], records: list[list[Record]] | None = None
+    ) -> None:
         """Add a column. If the header already exists, make it unique with trailing spaces."""
         while header in self.columns:
             header += " "
         self.columns[header] = cells
+        if records is not None:
+            self.records[header] = records
 
 
 def make_report_table(
@@ -62,7 +72,7 @@ def make_report_table(
         if for_programs:
             items = replace(items, names={})
         table = ReportTable(heading, items.dimensions, items.keys, items.notes, [])
-        columns = items.columns()
+        columns = _list_columns(items)
     else:
         pivot = make_pivot(observation, view, results)
         if for_programs:
@@ -80,16 +90,22 @@ def make_report_table(
         columns = pivot_columns(pivot, view, speedups, for_programs)
     if not table.keys:
         return None
-    for header, cells in columns:
-        table.add_column(header, cells)
+    for column in columns:
+        table.add_column(*column)
     _add_published(table, view)
     return table
 
 
+def _list_columns(table: ListTable) -> Iterator[Column]:
+    records = [[record] if record is not None else [] for record in table.records]
+    for i, (header, cells) in enumerate(table.columns()):
+        yield header, cells, None if i < len(table.dimensions) else records
+
+
 def pivot_columns(
     pivot: Pivot, view: Table, speedups: dict[Key, list[Speedup]], for_programs: bool
-) -> Iterator[tuple[str, list[str]]]:
-    """Yield the header and the cells of each column of a table.
+) -> Iterator[Column]:
+    """Yield the header, the cells and the records of each column of a table.
 
     If the table declares a baseline, a column of speedups follows each column of results. The
     baseline column has no column of speedups.
@@ -102,13 +118,15 @@ def pivot_columns(
             further column tells whether a speedup is paired.
     """
     for i, name in enumerate(pivot.rows):
-        yield name, [_coordinate_text(pivot, name, key[i]) for key in pivot.row_keys]
+        yield name, [_coordinate_text(pivot, name, key[i]) for key in pivot.row_keys], None
     for column in pivot.column_keys:
         header = _header(pivot, column)
         cells = [pivot.cells.get((row, column)) for row in pivot.row_keys]
+        records = [cell.behind if cell else [] for cell in cells]
         yield (
             header,
             [cell.text(view.statistic, not for_programs) if cell else "" for cell in cells],
+            records,
         )
         if for_programs:
             intervals = [cell.interval(view.statistic) if cell else None for cell in cells]
@@ -119,20 +137,20 @@ def pivot_columns(
         baseline = (view.baseline or {}).items()
         against = " ".join(_column_text(pivot, name, as_in_runs(value)) for name, value in baseline)
         header = f"{header} vs {against}"
-        yield header, [speedup.text(not for_programs) for speedup in found]
+        yield header, [speedup.text(not for_programs) for speedup in found], records
         if for_programs:
             yield from _ends(header, [speedup.interval for speedup in found], "{:.4f}".format)
             if any(speedup.pairing for speedup in found):
-                yield f"{header} paired", [speedup.pairing for speedup in found]
+                yield f"{header} paired", [speedup.pairing for speedup in found], None
 
 
 def _ends(
     header: str, intervals: list[Interval | None], text: Callable[[float], str]
-) -> Iterator[tuple[str, list[str]]]:
+) -> Iterator[Column]:
     """Yield columns with the lower and the upper ends of intervals, if there is an interval."""
     if any(intervals):
         for i, end in enumerate(("low", "high")):
-            yield f"{header} {end}", [text(each[i]) if each else "" for each in intervals]
+            yield f"{header} {end}", [text(each[i]) if each else "" for each in intervals], None
 
 
 def _absent_baseline(pivot: Pivot, view: Table) -> list[str]:

@@ -90,7 +90,9 @@ def speedup_column(
     if base == column or base not in pivot.column_keys:
         return None
     return [
-        _speedup(pivot.cells.get((row, column)), pivot.cells.get((row, base)), pivot.view.statistic)
+        speedup_of(
+            pivot.cells.get((row, column)), pivot.cells.get((row, base)), pivot.view.statistic
+        )
         for row in pivot.row_keys
     ]
 
@@ -111,7 +113,7 @@ def speedup_notes(speedups: Iterable[Speedup]) -> list[str]:
     return notes
 
 
-def _speedup(cell: Cell | None, reference: Cell | None, statistic_name: str) -> Speedup:
+def speedup_of(cell: Cell | None, reference: Cell | None, statistic_name: str) -> Speedup:
     """Return the speedup of a cell relative to the cell of the baseline.
 
     Without a cell, the result has no text. If one of the two cells has no number, or the number is

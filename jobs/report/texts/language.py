@@ -77,12 +77,12 @@ def _of_measured(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]
     return chosen
 
 
-def _n(number: Any, digits: int = 4) -> str:
+def format_value(number: Any, digits: int = 4) -> str:
     """Format a number with `digits` significant digits. Convert other values with `str`."""
     return format_number(number, digits) if isinstance(number, (int, float)) else str(number)
 
 
-def _pct(number: Any, digits: int = 3) -> str:
+def format_share(number: Any, digits: int = 3) -> str:
     """Format a fraction as a percentage, for example 0.1234 as 12.3%.
 
     Values that are not numbers are converted with `str`.
@@ -109,7 +109,7 @@ def environment() -> SandboxedEnvironment:
         finalize=lambda value: format_number(value) if isinstance(value, float) else value,
     )
     kept = {name: jinja.filters[name] for name in _FILTERS}
-    jinja.filters = kept | {"n": _n, "pct": _pct}
+    jinja.filters = kept | {"n": format_value, "pct": format_share}
     jinja.globals = {"range": jinja.globals["range"]}
     jinja.globals |= {"max": _of_measured(max), "min": _of_measured(min), "dict": dict}
     return jinja

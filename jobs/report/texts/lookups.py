@@ -64,17 +64,29 @@ class Lookups:
             The number, or a string if the value is text. NotMeasured if there is no value, for
             example because the run failed or is missing.
         """
+        cell = self.cell(name, phase, statistic, unit, params)
+        number = cell.number(statistic)
+        if number is None:
+            texts = [text for text in cell.texts if text != "–"]
+            return texts[0] if texts else NotMeasured()
+        return number
+
+    def cell(
+        self,
+        name: str,
+        phase: str | None,
+        statistic: str,
+        unit: str | None,
+        params: dict[str, Any],
+    ) -> Cell:
+        """Return a metric of one run with the samples of all repeats. Arguments: see `value`."""
         problem = _value_problem(name, statistic, unit)
         if problem:
             raise TableError(problem)
         cell = Cell(metric_named(name, unit))
         for result in self._find(f"value({name!r})", params):
             cell.add(result, self._phase(name, result, phase))
-        number = cell.number(statistic)
-        if number is None:
-            texts = [text for text in cell.texts if text != "–"]
-            return texts[0] if texts else NotMeasured()
-        return number
+        return cell
 
     def state(self, **params: Any) -> str:
         """Return the status of one run, such as ok or timeout.

@@ -1,0 +1,300 @@
+"""Renders the answers of the document, with numbers from the records and from arithmetic.
+
+An answer is a Markdown text with Jinja2 expressions:
+
+    Forward takes {{ value("time", "forward", size="xl") | n(3) }} ms.
+
+The functions `value`, `state` and `published` and the filters `n` and `pct` are those of
+`jobs.report.texts`. In addition, `sweep=NAME` looks into another study, `speed` gives a paired
+speedup with its interval, and `accounting` has the functions of `systems.accounting`. The templates
+are part of this project, so they are rendered without the limits that texts of users have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jinja2 import TemplateError
+
+from jobs.errors import TableError
+from jobs.formatting import counted
+from jobs.published.figures import published_figure
+from jobs.report.basis import basis_note
+from jobs.report.cell import Cell
+from jobs.report.results import Result
+from jobs.report.speedup import speedup_of
+from jobs.report.statistics import relative_spread
+from jobs.report.texts import language
+from jobs.report.texts.language import Compared, NotMeasured
+from jobs.report.texts.lookups import Lookups
+from jobs.results.record import Record
+from jobs.writeup.studies import Study
+from jobs.writeup.traced import Recorded, Traced, marked, shown
+from systems import accounting
+
+MISSING_NUMBER = "Not measured: a number that this answer depends on is missing."
+# Exceptions that the expressions of a template can raise.
+_RAISED = (TemplateError, TableError, TypeError, ValueError, ArithmeticError, LookupError)
+
+
+class Registry:
+    """The records that a document shows, numbered in the order of their first use."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Study, Record]] = []
+        self._numbers: dict[int, int] = {}  # by identity of the record
+
+    def number(self, study: Study, record: Record) -> int:
+        """Return the number of a record. A record that is not known gets the next number."""
+        known = self._numbers.get(id(record))
+        if known is None:
+            known = self._numbers[id(record)] = len(self.entries)
+            self.entries.append((study, record))
+        return known
+
+
+@dataclass
+class Answer:
+    """A rendered answer, with marks around its measured numbers (see `jobs.writeup.traced`)."""
+
+    text: str
+    basis: str = ""  # device, processes, GPUs, commits and spread behind the numbers
+    found: int = 0  # number of looked-up values that were measured
+    missing: int = 0  # number of looked-up values that were not measured
+    stale: int = 0  # number of records behind the answer that are of older code
+    problem: str = ""  # why the template could not be rendered
+    warnings: list[str] = field(default_factory=list)
+
+
+def devices_of(studies: list[Study]) -> list[str]:
+    """Return the kinds of device for which an answer is rendered.
+
+    These are the GPU models with a successful record. Without a GPU they are the kinds of CPU.
+    """
+    records = [record for study in studies for record in study.observation.records]
+    measured = dict.fromkeys(record.device for record in records if record.status == "ok")
+    gpus = [device for device in measured if not device.startswith("cpu:")]
+    return gpus or list(measured)
+
+
+def render_answer(
+    template: str,
+    study: Study | None,
+    studies: Mapping[str, Study],
+    device: str | None,
+    registry: Registry,
+) -> Answer:
+    """Render an answer with the results of one kind of device.
+
+    Args:
+        template: Markdown with Jinja2.
+        study: study of the part. None: the answer needs no records, or there are none.
+        studies: all studies, by name.
+        device: kind of GPU. Results of CPUs also count, because a study can have runs of both kinds.
+            None: there are no results.
+        registry: numbers the records behind the answer.
+    """
+    answer = Answer("")
+    lookups = _Lookups(study, studies, device, registry, answer)
+    jinja = language.environment()
+    jinja.filters |= {"n": _n, "pct": _pct}
+    jinja.finalize = lambda value: shown(value, _n(value)) if _is_plain(value) else value
+    try:
+        text = jinja.from_string(template).render(
+            lookups.functions, accounting=_Accounting(), sizes=list(accounting.MODEL_SIZES)
+        )
+        answer.text = text.strip()
+    except Compared:
+        answer.text = MISSING_NUMBER
+        answer.missing += 1
+    except _RAISED as error:
+        answer.text, answer.problem = MISSING_NUMBER, str(error)
+        answer.missing += 1
+    answer.basis = lookups.basis()
+    answer.stale = lookups.stale()
+    return answer
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (float, Recorded)) and not isinstance(value, bool)
+
+
+def _n(number: Any, digits: int = 4) -> str:
+    """Format a number with `digits` significant digits and mark its records."""
+    return shown(number, language.format_value(number, digits))
+
+
+def _pct(number: Any, digits: int = 3) -> str:
+    """Format a fraction as a percentage and mark its records."""
+    return shown(number, language.format_share(number, digits))
+
+
+class _Accounting:
+    """Public names of `systems.accounting`, for templates."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(accounting, name)
+
+
+class _Lookups:
+    """Functions of a template that look up results of one kind of device."""
+
+    def __init__(
+        self,
+        study: Study | None,
+        studies: Mapping[str, Study],
+        device: str | None,
+        registry: Registry,
+        answer: Answer,
+    ):
+        self._study, self._studies, self._device = study, studies, device
+        self._registry, self._answer = registry, answer
+        self._used: dict[int, tuple[Study, Record]] = {}
+        self._cells: list[Cell] = []
+
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "value": self.value,
+            "state": self.state,
+            "speed": self.speed,
+            "published": _published,
+        }
+
+    def value(
+        self,
+        name: str,
+        phase: str | None = None,
+        statistic: str = "median",
+        unit: str | None = None,
+        sweep: str | None = None,
+        **params: Any,
+    ) -> Any:
+        """Return a metric of one run, see `Lookups.value`. The number knows its records."""
+        study = self._named(sweep)
+        cell = self._cell(study, name, phase, statistic, unit, params)
+        if study is None or cell is None:
+            return self._missing()
+        number = cell.number(statistic)
+        if number is None:
+            texts = [text for text in cell.texts if text != "–"]
+            if not texts:
+                return self._missing()
+            self._use(study, cell)
+            return Recorded(texts[0])
+        return Traced(number, self._use(study, cell))
+
+    def state(self, sweep: str | None = None, **params: Any) -> str:
+        """Return the status of one run, see `Lookups.state`."""
+        study = self._named(sweep)
+        results = [] if study is None else self._results(study)
+        return self._lookups(results).state(**params) if results else "missing"
+
+    def speed(
+        self, phase: str, baseline: dict[str, Any], sweep: str | None = None, **params: Any
+    ) -> Any:
+        """Return how many times as fast a run is as another, as text.
+
+        Args:
+            phase: phase whose median times are compared.
+            baseline: parameters in which the other run differs.
+            sweep: name of the study. None: that of the part.
+            params: parameters that select the run.
+
+        Returns:
+            The text, such as `1.95x [1.93, 1.97]` for runs that were measured in the same rounds
+            and `1.95x (not paired)` for others.
+        """
+        study = self._named(sweep)
+        cells = [
+            self._cell(study, "time", phase, "median", None, each)
+            for each in (params, params | baseline)
+        ]
+        run, other = cells
+        if study is None or run is None or other is None:
+            return self._missing()
+        speedup = speedup_of(run, other, "median")
+        if speedup.ratio is None:
+            return self._missing()
+        text = speedup.text() if speedup.paired else f"{speedup.ratio:.2f}x (not paired)"
+        return marked(text, self._use(study, run) | self._use(study, other))
+
+    def basis(self) -> str:
+        """Return what the numbers of the answer rest on, such as the number of processes."""
+        notes = []
+        for study in dict.fromkeys(study.name for study, _ in self._used.values()):
+            used = {id(record) for own, record in self._used.values() if own.name == study}
+            own = self._studies[study]
+            results = [r for r in own.results if r.record is not None and id(r.record) in used]
+            commits = {str(r.record.environment.get("git", {}).get("commit"))[:7]
+                       for r in results if r.record is not None}  # fmt: skip
+            note = basis_note(own.observation, results, [], None, "median", True)
+            if len(commits) > 1:
+                note += f"; {counted(len(commits), 'commit')}"
+            devices = ", ".join(dict.fromkeys(r.device for r in results))
+            notes.append(f"{study}: {devices}; {note}" if note else f"{study}: {devices}")
+        spreads = [
+            relative_spread(process.samples)
+            for cell in self._cells
+            if cell.metric.is_timed
+            for process in cell.processes
+            if len(process.samples) > 1
+        ]
+        if spreads:
+            typical = sorted(spreads)[len(spreads) // 2]
+            notes.append(f"interquartile range {typical:.1%} of the median in a typical process, "
+                         f"at most {max(spreads):.1%}")  # fmt: skip
+        return ". ".join(notes)
+
+    def stale(self) -> int:
+        return sum(study.is_stale(record) for study, record in self._used.values())
+
+    def _named(self, sweep: str | None) -> Study | None:
+        return self._study if sweep is None else self._studies.get(sweep)
+
+    def _cell(
+        self,
+        study: Study | None,
+        name: str,
+        phase: str | None,
+        statistic: str,
+        unit: str | None,
+        params: dict[str, Any],
+    ) -> Cell | None:
+        results = [] if study is None else self._results(study)
+        if not results:
+            return None
+        cell = self._lookups(results).cell(name, phase, statistic, unit, params)
+        self._cells.append(cell)
+        return cell
+
+    def _results(self, study: Study) -> list[Result]:
+        here = (self._device, "")
+        return [r for r in study.results if r.device in here or r.device.startswith("cpu:")]
+
+    def _lookups(self, results: list[Result]) -> Lookups:
+        return Lookups(results, self._answer.warnings.append)
+
+    def _use(self, study: Study, cell: Cell) -> set[int]:
+        self._answer.found += 1
+        numbers = {self._registry.number(study, record) for record in cell.behind}
+        self._used |= {number: self._registry.entries[number] for number in numbers}
+        return numbers
+
+    def _missing(self) -> NotMeasured:
+        self._answer.missing += 1
+        return NotMeasured()
+
+
+def _published(file: str, column: str, **params: Any) -> Any:
+    found = published_figure(str(file), str(column), **params)
+    if found is None:
+        raise TableError(f"{file} has no {column} for {params}")
+    try:
+        return float(found)
+    except ValueError:
+        return Recorded(found)

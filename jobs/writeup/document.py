@@ -1,0 +1,214 @@
+"""The document: all problems with their exhibits, answers and statuses, ready to be rendered."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from jobs.errors import TableError
+from jobs.report.report_table import ReportTable, make_report_table
+from jobs.sweep.schema import Plot, Table
+from jobs.writeup.answer import Answer, Registry, devices_of, render_answer
+from jobs.writeup.drawings import Drawing, drawings_of
+from jobs.writeup.problem import Exhibit, Part, Problem
+from jobs.writeup.studies import Study
+
+OWN_SWEEPS = "own_sweeps"  # anchor of the section with the sweeps that answer no problem
+
+
+class State(StrEnum):
+    """Whether a part is answered by the results."""
+
+    answered = "answered"
+    partly = "partly"  # a number is missing
+    stale = "stale"  # answered, but a record is of older code
+    missing = "not measured"
+
+
+@dataclass
+class ShownTable:
+    """A table of the document."""
+
+    study: Study
+    table: ReportTable
+    folded: bool  # whether it is folded away
+
+
+@dataclass
+class ShownPlot:
+    """A plot of the document, as its declaration. The renderers draw it."""
+
+    study: Study
+    plot: Plot
+
+
+@dataclass
+class PartResult:
+    """A part of a problem with everything that the document shows of it."""
+
+    part: Part
+    study: str | None  # name of the study
+    state: State
+    command: str  # measures the part; "" if the answer needs no records
+    answers: dict[str, Answer]  # by kind of device; the key is "" if the answer needs no records
+    tables: list[ShownTable] = field(default_factory=list)
+    plots: list[ShownPlot] = field(default_factory=list)
+    drawings: list[Drawing] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # on what could not be shown
+
+
+@dataclass
+class ProblemResult:
+    problem: Problem
+    parts: list[PartResult]
+
+    @property
+    def state(self) -> State:
+        """The state of the problem: partly if some but not all of its parts are answered."""
+        states = {part.state for part in self.parts}
+        if len(states) == 1:
+            return states.pop()
+        if states == {State.answered, State.stale}:
+            return State.stale
+        return State.partly
+
+
+@dataclass
+class Document:
+    problems: list[ProblemResult]
+    registry: Registry  # records behind the tables and answers
+    folders: list[Path]
+    notes: list[str]  # on results that could not be read
+
+    def counts(self) -> dict[State, int]:
+        """Return the number of parts by state."""
+        states = [part.state for problem in self.problems for part in problem.parts]
+        return {state: states.count(state) for state in State}
+
+
+def make_document(
+    problems: Iterable[Problem],
+    studies: Mapping[str, Study],
+    folders: list[Path],
+    notes: list[str],
+) -> Document:
+    """Answer all problems from the results.
+
+    A sweep that belongs to no problem has a section of its own at the end.
+
+    Args:
+        problems: the problems, in order.
+        studies: the results, by name of the study.
+        folders: the results folders.
+        notes: notes on what could not be read.
+    """
+    registry = Registry()
+    problems = list(problems)
+    used = {
+        name
+        for problem in problems
+        for part in problem.parts
+        for name in (problem.sweep, part.sweep, *(exhibit.sweep for exhibit in part.show))
+    }
+    found = [_problem(problem, studies, registry) for problem in problems]
+    own = [study for name, study in studies.items() if name not in used]
+    if own:
+        found.append(_own_sweeps(own, registry))
+    return Document(found, registry, folders, notes)
+
+
+def _problem(problem: Problem, studies: Mapping[str, Study], registry: Registry) -> ProblemResult:
+    return ProblemResult(
+        problem, [_part(problem, part, studies, registry) for part in problem.parts]
+    )
+
+
+def _part(
+    problem: Problem, part: Part, studies: Mapping[str, Study], registry: Registry
+) -> PartResult:
+    name = part.sweep or problem.sweep
+    study = studies.get(name) if name else None
+    names = dict.fromkeys([name, *(exhibit.sweep for exhibit in part.show)])
+    involved = [studies[each] for each in names if each is not None and each in studies]
+    devices: list[str | None] = list(devices_of(involved)) if name else [None]
+    answers = {
+        device or "": render_answer(part.answer, study, studies, device, registry)
+        for device in devices or [None]
+    }
+    kept = {device: answer for device, answer in answers.items() if answer.found}
+    command = _command(name, part) if name else ""
+    result = PartResult(part, name, _state(name, kept or answers), command, kept or answers)
+    for exhibit in part.show:
+        _show(result, exhibit, studies.get(exhibit.sweep or name or ""))
+    if study is not None:
+        for table in part.more:
+            _add_table(result, study, study.tables.get(table), None, folded=True)
+    return result
+
+
+def _state(name: str | None, answers: Mapping[str, Answer]) -> State:
+    found = list(answers.values())
+    if name is None:
+        return State.missing if any(a.problem or a.missing for a in found) else State.answered
+    if not any(answer.found for answer in found):
+        return State.missing
+    if any(answer.missing for answer in found):
+        return State.partly
+    return State.stale if any(answer.stale for answer in found) else State.answered
+
+
+def _command(study: str, part: Part) -> str:
+    chosen = f" --filter {shlex.quote(part.filter)}" if part.filter else ""
+    return f"python -m jobs.submit sweeps/{study}.yaml{chosen}"
+
+
+def _show(result: PartResult, exhibit: Exhibit, study: Study | None) -> None:
+    if study is None:
+        return
+    if exhibit.table is not None:
+        table = study.tables.get(exhibit.table)
+        _add_table(result, study, table, exhibit.where, folded=False)
+    elif exhibit.plot is not None and exhibit.plot in study.plots:
+        result.plots.append(ShownPlot(study, study.plots[exhibit.plot]))
+    elif exhibit.images is not None:
+        result.drawings += drawings_of(study, exhibit.images, exhibit.where)
+
+
+def _add_table(
+    result: PartResult, study: Study, table: Table | None, where: str | None, folded: bool
+) -> None:
+    if table is None:
+        return
+    if where is not None:
+        both = where if table.where is None else f"({table.where}) and ({where})"
+        table = table.model_copy(update={"where": both})
+    try:
+        made = make_report_table(study.observation, table, study.results)
+    except TableError as error:
+        result.notes.append(f"table {table.name}: {error}")
+        return
+    if made is not None:
+        result.tables.append(ShownTable(study, made, folded))
+
+
+def _own_sweeps(studies: list[Study], registry: Registry) -> ProblemResult:
+    """Return a section with the tables and plots of sweeps that answer no problem."""
+    parts = []
+    for study in studies:
+        part = Part(part=study.name, question=study.sweep.description, answer="")
+        measured = any(record.status == "ok" for record in study.observation.records)
+        state = State.missing
+        if measured:
+            state = State.stale if study.observation.stale else State.answered
+        command = f"python -m jobs.submit sweeps/{study.name}.yaml" if study.is_stock else ""
+        result = PartResult(part, study.name, state, command, {"": Answer("")})
+        for table in study.tables.values():
+            _add_table(result, study, table, None, folded=False)
+        result.plots += [ShownPlot(study, plot) for plot in study.plots.values()]
+        result.drawings += drawings_of(study, None, None)
+        parts.append(result)
+    problem = Problem(id=OWN_SWEEPS, title="Other sweeps", parts=[each.part for each in parts])
+    return ProblemResult(problem, parts)
