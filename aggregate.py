@@ -4,6 +4,7 @@ python aggregate.py logs/flash [--format md|csv|latex|html] [--plot DIR]
 python aggregate.py attempts logs/flash
 python aggregate.py compare logs/flash
 python aggregate.py compare logs/before logs/after
+python aggregate.py export logs/flash --out flash.parquet
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from jobs.report.attempts import attempt_columns, attempts_of
 from jobs.report.comparison.compare import compare_blocks, compare_folders, require_margin
 from jobs.report.comparison.compare_text import csv_comparison, markdown_comparison
 from jobs.report.comparison.process_times import read_both, read_short
+from jobs.report.frame_file import unusable_file, write_csv, write_frame
 from jobs.report.images import Image, copy_run_images, draw_plots
 from jobs.report.render import Format, ListFormat, markdown_image, render, render_columns
 from jobs.report.report_table import make_report_table
@@ -65,10 +67,13 @@ app = typer.Typer(
     cls=TablesByDefault,
     add_completion=False,
     rich_markup_mode=None,
-    subcommand_metavar="[tables] FOLDER | attempts FOLDER | compare FOLDER | compare BEFORE AFTER",
-    help="Print the tables or the attempts of a results folder, or compare measured times.",
+    subcommand_metavar="[tables] FOLDER | attempts FOLDER | compare FOLDER | "
+    "compare BEFORE AFTER | export FOLDER...",
+    help="Print the tables or the attempts of a results folder, compare measured times, or write "
+    "all results to a CSV or Parquet file.",
     epilog="Examples: python aggregate.py logs/flash --format latex --plot plots; "
-    "python aggregate.py attempts logs/flash; python aggregate.py compare logs/flash",
+    "python aggregate.py attempts logs/flash; python aggregate.py compare logs/flash; "
+    "python aggregate.py export logs/flash --out flash.parquet",
 )
 
 
@@ -331,6 +336,52 @@ def compare_times(
     as_csv = output_format is ListFormat.csv
     print(csv_comparison(found) if as_csv else markdown_comparison(found, every))
     raise SystemExit(found.exit_code)
+
+
+@app.command(epilog="Example: python aggregate.py export logs/flash --out flash.parquet")
+def export(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER",
+            help="Results folders, such as logs/flash.",
+            parser=as_path,
+            autocompletion=results_folders,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write, whose name ends in .csv or .parquet. An existing file is "
+            "replaced. [default: -, which prints CSV]",
+            parser=as_path,
+        ),
+    ] = None,
+) -> None:
+    """Write the results of folders as one flat table, for pandas and other programs.
+
+    A row is a run on one kind of device, in one phase. Numbers have all digits. The rows and
+    columns are those of jobs.report.load, see docs/results_folders.md.
+    """
+    if out == Path("-"):
+        out = None
+    if out is not None and (wrong := unusable_file(out)):
+        _fail(f"--out: {wrong}")
+    from jobs.report.frame import read_frame  # imports pandas, which is slow
+
+    try:
+        frame, notes = read_frame(folders)
+    except (FileNotFoundError, UnreadableResults) as error:
+        _fail(str(error))
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    if out is None:
+        write_csv(frame, sys.stdout)
+        return
+    try:
+        write_frame(frame, out)
+    except OSError as error:
+        _fail(f"--out: {str(out)!r} cannot be written: {error.strerror or error}")
 
 
 def _chosen(runs: dict[str, Run], where: str | None) -> set[str] | None:

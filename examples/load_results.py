@@ -1,8 +1,7 @@
 r"""Load the results of attention runs into pandas, and compute how time grows with seq_len.
 
-`observe` reads a results folder and returns the state of each run with its latest successful
-record. `slowest_rank` returns the samples of a phase in milliseconds. `load` makes a row for each
-run and phase. Its columns are the parameters of the run, the phase and the median time.
+`load` returns a DataFrame with a row for each run and phase. Among its columns are the parameters
+of the runs, the phase, the status and the median time, see docs/results_folders.md.
 
 Run these commands in the folder `examples/`. The first command measures what the second one loads:
 
@@ -18,32 +17,16 @@ below 2 where launch overhead dominates, and above 2 where the scores no longer 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
-from jobs.report.metrics import slowest_rank
-from jobs.results.run_states import observe
-
-
-def load(folder: Path) -> pd.DataFrame:
-    """Return a row for each run and phase of a results folder. Failed runs have no rows."""
-    rows = []
-    for task in observe(folder).tasks:
-        measured = task.record.measurements if task.record else None
-        if measured is None:
-            continue
-        for phase in measured.samples_ms:
-            ms = float(np.median(slowest_rank(measured, phase)))
-            rows.append({**task.run.params, "phase": phase, "ms": ms})
-    return pd.DataFrame(rows)
+from jobs.report import load
 
 
 def main() -> None:
-    results = load(Path(sys.argv[1]))
+    results = load(sys.argv[1])
     chosen = results[results["phase"] == "forward_backward"]
-    times = chosen.pivot_table(index="seq_len", columns="implementation", values="ms")
+    times = chosen.pivot_table(index="seq_len", columns="implementation", values="median_ms")
     print("Median time of forward and backward in milliseconds", times.round(3), sep="\n")
     ratios = times.pct_change() + 1  # to the row above
     lengths = times.index.to_series().pct_change() + 1

@@ -46,7 +46,7 @@ class Parameter:
         if not self.is_option:
             name = (self.info.metavar or self.name).strip("[]{}.").upper()
             if get_origin(self.kind) is list:
-                return f"[{name} ...]"
+                return f"{name} ..." if self.default is ... else f"[{name} ...]"
             return name if self.default is ... else f"[{name}]"
         option = next(iter(self.info.param_decls or ()), f"--{self.name.replace('_', '-')}")
         if self.kind is bool:

@@ -44,6 +44,7 @@ def spelled_for_console(text: str) -> str:
         ("python -m jobs ", f"{CONSOLE} "),
         ("python aggregate.py attempts", f"{CONSOLE} attempts"),
         ("python aggregate.py compare", f"{CONSOLE} compare"),
+        ("python aggregate.py export", f"{CONSOLE} export"),
         ("python aggregate.py", f"{CONSOLE} tables"),
     ):
         text = text.replace(old, new)
@@ -54,7 +55,7 @@ def _module(name: str) -> list[str]:
     """Return the arguments of the interpreter that run a command of this project."""
     if name == "submit":
         return ["-m", "jobs.submit"]
-    if name not in ("tables", "attempts", "compare"):
+    if name not in ("tables", "attempts", "compare", "export"):
         return ["-m", "jobs", name]
     only = [] if name == "tables" else [name]
     if _is_file("aggregate.py", ROOT / "aggregate.py"):

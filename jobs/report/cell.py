@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,7 @@ from jobs.report.comparison.paired import allocation_of
 from jobs.report.metrics import Metric, metric_samples
 from jobs.report.predictions import predicted
 from jobs.report.results import Result
-from jobs.report.statistics import mean_interval, statistic
+from jobs.report.statistics import mean_interval, statistic, statistic_of_rows
 from jobs.results.record import Record
 from jobs.sweep.schema import PREDICTED
 
@@ -160,3 +161,30 @@ class Cell:
     def _deviation(self) -> float:
         """Return the standard deviation over processes, or over samples outside of blocks."""
         return statistic(self._values("mean") if self.is_in_block else self.all_samples, "std")
+
+
+def numbers(cells: Sequence[Cell], statistic_names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return statistics of many cells, by name, as arrays `(cells,)`.
+
+    The values are those of `Cell.number`, and NaN instead of None. Samples of cells that are not in
+    blocks are reduced together, which takes a fifth of the time.
+
+    Args:
+        cells: the cells.
+        statistic_names: names of the statistics, such as median.
+    """
+    found = {name: np.full(len(cells), np.nan) for name in statistic_names}
+    by_count: dict[int, list[tuple[int, np.ndarray]]] = {}  # by number of samples
+    for i, cell in enumerate(cells):
+        if cell.is_in_block:
+            for name in statistic_names:
+                found[name][i] = cell.number(name)
+        elif cell.processes:
+            samples = cell.all_samples
+            by_count.setdefault(len(samples), []).append((i, samples))
+    for rows in by_count.values():
+        places = [i for i, _ in rows]
+        samples = np.array([samples for _, samples in rows])
+        for name in statistic_names:
+            found[name][places] = statistic_of_rows(samples, name)
+    return found

@@ -120,10 +120,10 @@ def _condition_values(result: Result, condition: Condition) -> dict[str, Any]:
 def _of_benchmark(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
     """Return the results of one benchmark. All their runs have the same parameters."""
     own = [result for result in results if result.run.benchmark == short_name(benchmark)]
-    return _with_defaults(own, benchmark, named) if own else []
+    return with_defaults(own, benchmark, named) if own else []
 
 
-def _with_defaults(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
+def with_defaults(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
     """Return results in which all runs have the same parameters.
 
     Parameters that a run lacks are added with their default values. A run lacks a parameter if the
@@ -133,6 +133,9 @@ def _with_defaults(results: list[Result], benchmark: str, named: list[str]) -> l
         results: results of one benchmark.
         benchmark: name of the benchmark.
         named: parameters that the table or plot uses.
+
+    Raises:
+        TableError: if parameters must be added, and the benchmark cannot be imported.
     """
     names = dict.fromkeys(name for result in results for name in result.run.params)
     if names.keys() >= set(named) and all(len(r.run.params) == len(names) for r in results):

@@ -91,8 +91,8 @@ def _record_files(records: Path) -> list[Path]:
 
 
 @contextmanager
-def _garbage_collection_paused() -> Iterator[None]:
-    """Pause Python's garbage collector while records are read.
+def garbage_collection_paused() -> Iterator[None]:
+    """Pause Python's garbage collector while records are read or used.
 
     The collector frees only reference cycles, and records form no cycles. With the collector, a
     third of the time to read 100,000 records would be spent in it.
@@ -122,7 +122,7 @@ def read_records(
     """
     records: list[Record] = []
     bad: list[BadLine] = []
-    with _garbage_collection_paused():
+    with garbage_collection_paused():
         for item in iter_records(folder):
             if isinstance(item, Record):
                 if shorten is not None:

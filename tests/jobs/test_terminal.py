@@ -120,6 +120,7 @@ def test_a_command_whose_reader_exits_ends_without_a_message(done: Path, tmp_pat
         ["-m", "jobs.submit", str(done.parent / "sweep.yaml"), "--dry-run"],
         ["aggregate.py", str(done)],
         ["aggregate.py", "attempts", str(done)],
+        ["aggregate.py", "export", str(done)],
         ["aggregate.py", "compare", str(done), str(copy), "--all"],
         ["-m", "systems.accounting"],
     ]

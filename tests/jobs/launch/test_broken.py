@@ -87,6 +87,7 @@ def commands_on(out: Path, sweep: Path, identity: str) -> list[tuple[str | Path,
         ("jobs", "retry", out),
         ("aggregate", out),
         ("aggregate", "attempts", out),
+        ("aggregate", "export", out),
         ("jobs.submit", sweep, "--local", "--out", out),
     ]
 

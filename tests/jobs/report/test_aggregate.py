@@ -353,7 +353,7 @@ def test_tables_is_the_command_where_none_is_named(special: ResultsFolder) -> No
 def test_help_shows_every_command() -> None:
     code, out, _ = cli("--help")
     assert code == 0
-    assert {"tables", "attempts", "compare"} <= set(out.split())
+    assert {"tables", "attempts", "compare", "export"} <= set(out.split())
     assert "Examples: python aggregate.py logs/flash" in out
     assert cli()[0] == 2
 

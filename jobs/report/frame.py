@@ -1,0 +1,363 @@
+"""Results folders as a pandas DataFrame, with the numbers that tables show.
+
+`jobs.report.load` is the function for users. It explains rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jobs.errors import TableError
+from jobs.formatting import format_scalar
+from jobs.report.cell import Cell, numbers
+from jobs.report.metrics import METRICS, Metric, fact_at, measured_phases, phases_with
+from jobs.report.recorded import UNKNOWN, recorded_value
+from jobs.report.results import Result, list_results
+from jobs.report.statistics import statistic
+from jobs.report.views import with_defaults
+from jobs.results.record import Measurements, Record
+from jobs.results.record_reader import garbage_collection_paused
+from jobs.results.run_states import Observation, observe
+from jobs.results.stale import Staleness
+from jobs.status import Status
+from jobs.sweep.schema import FACT, RECORDED
+
+PARAMETER = "param."  # prefix of a parameter whose name is that of another column
+TIMES = ("median", "mean", "std", "min", "max")  # statistics of times, in columns such as median_ms
+# Columns with the median of a metric.
+MEDIANS = {
+    **{name: metric for name, metric in METRICS.items() if name not in ("time", "peak_memory")},
+    "peak_memory_bytes": replace(METRICS["peak_memory"], unit="bytes"),
+}
+# The columns that every frame has, with their dtypes, in order: those before the parameters, those
+# between the parameters and the facts, and those after the facts.
+FIRST = dict.fromkeys(
+    ("folder", "sweep", "benchmark", "run", "device", "phase", "status"), "string"
+)
+MEASURED = {"processes": "int64", "samples": "Int64"} | dict.fromkeys(
+    (*(f"{name}_ms" for name in (*TIMES, "low", "high")), *MEDIANS), "float64"
+)
+LAST = dict.fromkeys(RECORDED, "string") | {
+    "stale": "boolean", "attempt": "Int64", "reason": "string",
+}  # fmt: skip
+OWN = FIRST | MEASURED | LAST
+_CELLS = {"median_ms": METRICS["time"]} | MEDIANS  # metrics by column
+_COMPILING = METRICS["compiling_seconds"]
+_CELLS_AT_ONCE = 10_000  # limits the memory of cells
+_Group = list[Result]  # repeats of a run on one kind of device that have the same status
+
+
+def read_frame(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
+    """Return the results in results folders as a DataFrame, and notes on problems in the folders.
+
+    Raises:
+        FileNotFoundError: if a folder does not contain submissions.
+        UnreadableResults: if a folder cannot be read.
+    """
+    rows = _Rows()
+    notes: list[str] = []
+    with garbage_collection_paused():
+        for resolved, given in {folder.resolve(): folder for folder in folders}.items():
+            observation = observe(resolved, lambda record: record.conditions.clear())
+            notes += [*map(str, observation.bad_lines), *observation.notes]
+            notes += _add_folder(rows, str(given), observation)
+        return rows.frame(), list(dict.fromkeys(notes))
+
+
+@dataclass
+class _Columns:
+    """Columns of values by name. A row that lacks a column has None there."""
+
+    length: int = 0
+    values: dict[str, list[Any]] = field(default_factory=dict)
+
+    def add(self, row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            column = self.values.get(name)
+            if column is None:
+                column = self.values[name] = []
+            if len(column) < self.length:
+                column += [None] * (self.length - len(column))
+            column.append(value)
+        self.length += 1
+
+    def array(self, name: str) -> Any:
+        """Return a column as an array with its dtype, and free its values."""
+        column = self.values.pop(name, [])
+        return typed([*column, *[None] * (self.length - len(column))], OWN.get(name))
+
+
+class _Rows:
+    """The rows of a frame. What all rows of a run have in common is stored once."""
+
+    def __init__(self) -> None:
+        self.runs = _Columns()
+        self.phases = _Columns(values={"phase": [], "processes": []})
+        self.params: dict[str, Any] = {}  # the keys are the columns in their order
+        self.facts: dict[str, Any] = {}
+        self._run_of: list[int] = []  # for each row, the index in `runs`
+        self._cells: list[tuple[str, int, Cell]] = []  # with column and row
+        self._numbers: dict[str, list[tuple[list[int], np.ndarray]]] = {}  # rows, by column
+
+    def add(self, common: dict[str, Any], results: _Group) -> None:
+        """Add the rows of a run: one for each phase, or a single one if it has no phases."""
+        measured = _measurements(results)
+        counts = Counter(phase for m in measured for phase in measured_phases(m))
+        first = self.phases.length
+        if not counts:
+            self.phases.add({"phase": None, "processes": len(results)})
+        for phase, count in counts.items():
+            self.phases.add({"phase": phase, "processes": count})
+        self._run_of += [self.runs.length] * (self.phases.length - first)
+        self.runs.add(common)
+        phases = list(counts) or [""]
+        for column, metric in _CELLS.items():
+            for phase in _phases_having(measured, metric, phases):
+                row = first + phases.index(phase)
+                self._cells.append((column, row, _cell(metric, results, phase)))
+        if len(self._cells) >= _CELLS_AT_ONCE:
+            self._reduce()
+
+    def _reduce(self) -> None:
+        """Compute the numbers of the cells, and drop the cells."""
+        for column in dict.fromkeys(column for column, _, _ in self._cells):
+            rows = [row for name, row, _ in self._cells if name == column]
+            cells = [cell for name, _, cell in self._cells if name == column]
+            if column == "median_ms":
+                found = _times(cells)
+            else:
+                found = {column: numbers(cells, ["median"])["median"]}
+            for name, values in found.items():
+                self._numbers.setdefault(name, []).append((rows, values))
+        self._cells.clear()
+
+    def frame(self) -> pd.DataFrame:
+        """Return the rows as a DataFrame."""
+        self._reduce()
+        run_of = np.array(self._run_of, dtype=np.intp)
+        columns: dict[str, Any] = {}
+        for name in (*FIRST, *self.params, *MEASURED, *self.facts, *LAST):
+            if name in self.phases.values:
+                columns[name] = self.phases.array(name)
+            elif name in MEASURED:
+                columns[name] = self._measured(name)
+            else:
+                columns[name] = self.runs.array(name).take(run_of)
+        return pd.DataFrame(columns, copy=False)
+
+    def _measured(self, column: str) -> Any:
+        values = np.full(self.phases.length, np.nan)
+        for rows, of_rows in self._numbers.get(column, ()):
+            values[rows] = of_rows
+        return pd.array(values, dtype="Int64") if MEASURED[column] == "Int64" else values
+
+
+def _measurements(results: _Group) -> list[Measurements]:
+    """Return the measurements of repeats that are ok. A run that is executed again has none."""
+    return [r.measurements for r in results if r.status is Status.ok and r.measurements is not None]
+
+
+def _phases_having(measured: list[Measurements], metric: Metric, phases: list[str]) -> list[str]:
+    """Return the phases, of the given ones, in which a metric was measured."""
+    if metric is _COMPILING:  # of the run
+        return phases if any(m.compiling_seconds is not None for m in measured) else []
+    if len(measured) == 1:
+        return phases_with(measured[0], metric.name)
+    return list(dict.fromkeys(phase for m in measured for phase in phases_with(m, metric.name)))
+
+
+def _cell(metric: Metric, results: _Group, phase: str) -> Cell:
+    cell = Cell(metric)
+    for result in results:
+        cell.add(result, phase)
+    return cell
+
+
+def _times(cells: list[Cell]) -> dict[str, np.ndarray]:
+    """Return the columns of times."""
+    found = {f"{name}_ms": values for name, values in numbers(cells, TIMES).items()}
+    ends = [cell.interval("median") or (np.nan, np.nan) for cell in cells]
+    found["low_ms"], found["high_ms"] = np.array(ends).T
+    counts = [sum(len(process.samples) for process in cell.processes) for cell in cells]
+    return found | {"samples": np.array(counts)}
+
+
+def _add_folder(rows: _Rows, name: str, observation: Observation) -> list[str]:
+    """Add the results of a folder to the rows. Return notes on problems."""
+    sweeps = {run: m.sweep.name for m in observation.manifests for run in m.runs}
+    results, notes = _completed(list_results(observation))
+    groups: dict[tuple[str, str, Status], _Group] = {}
+    for result in results:
+        groups.setdefault((result.run.id, result.device, result.status), []).append(result)
+    recorded = {r.run.id: r.run for r in results if r.record is not None}
+    staleness = Staleness(recorded.values())
+    for (run_id, device, status), group in groups.items():
+        run = group[0].run
+        params = {_parameter_column(key): value for key, value in run.params.items()}
+        facts = _facts(_measurements(group))
+        rows.params.update(params)
+        rows.facts.update(facts)
+        common = {"folder": name, "sweep": sweeps.get(run_id), "benchmark": run.benchmark}
+        common |= {"run": run_id, "device": device or None, "status": str(status)}
+        common |= params
+        common |= facts
+        if not status.is_live:
+            common |= _about([r.record for r in group if r.record is not None], staleness)
+        common["reason"] = _joined([_reason(result) for result in group])
+        rows.add(common, group)
+    return notes
+
+
+def _completed(results: list[Result]) -> tuple[list[Result], list[str]]:
+    """Return results with the parameters that tables add, by benchmark, and notes.
+
+    Without the benchmark, its default values are unknown, and nothing is added.
+    """
+    by_benchmark: dict[str, list[Result]] = {}
+    for result in results:
+        by_benchmark.setdefault(result.run.benchmark, []).append(result)
+    completed: list[Result] = []
+    notes = []
+    for benchmark, own in by_benchmark.items():
+        try:
+            completed += with_defaults(own, benchmark, [])
+        except TableError as error:
+            notes.append(f"parameters that some runs of {benchmark} lack are missing: {error}")
+            completed += own
+    return completed, notes
+
+
+@cache
+def _parameter_column(name: str) -> str:
+    """Return the column of a parameter. It differs from all other columns."""
+    return PARAMETER + name if name in OWN or name.startswith((PARAMETER, FACT)) else name
+
+
+def _about(records: list[Record], staleness: Staleness) -> dict[str, Any]:
+    """Return where and with which code the repeats of a run were executed."""
+    if not records:
+        return {}
+    about: dict[str, Any] = {
+        name: _joined([_known(recorded_value(record, name)) for record in records])
+        for name in RECORDED
+    }
+    about["stale"] = any(staleness.is_stale(record) for record in records)
+    about["attempt"] = max(record.attempt for record in records)
+    return about
+
+
+def _known(value: str) -> str | None:
+    return None if value in (UNKNOWN, "–") else value
+
+
+def _reason(result: Result) -> str | None:
+    """Return why a result has no numbers. None if it is ok."""
+    if result.status is Status.ok:
+        return None
+    failure = result.record.failure if result.record and not result.status.is_live else None
+    if failure is None:
+        return result.detail or ("no record on this device" if result.record is None else None)
+    return f"{result.failure_text}: {failure.summary}" if failure.memory else failure.summary
+
+
+def _joined(texts: Sequence[str | None]) -> str | None:
+    """Return the different texts, separated by semicolons. None if there is none."""
+    if len(texts) == 1:
+        return texts[0]
+    return "; ".join(dict.fromkeys(filter(None, texts))) or None
+
+
+def _facts(measured: list[Measurements]) -> dict[str, Any]:
+    """Return the facts of the repeats of a run by column. Lists are left out."""
+    found: dict[str, list[Any]] = {}
+    for measurements in measured:
+        for name, value in _scalars(measurements.facts, measurements.facts, ""):
+            found.setdefault(FACT + name, []).append(value)
+    return {name: _one_value(values) for name, values in found.items()}
+
+
+def _scalars(facts: dict[str, Any], inside: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the scalars in nested dicts, with their dotted names.
+
+    Args:
+        facts: all facts of a run.
+        inside: the dict whose scalars are yielded.
+        path: keys that lead to this dict, each followed by a dot.
+    """
+    for key, value in inside.items():
+        name = f"{path}{key}"
+        if isinstance(value, dict):
+            yield from _scalars(facts, value, f"{name}.")
+        elif isinstance(value, list) or value is None:
+            continue
+        # A key may contain a dot. A table that names this fact shows the nested value.
+        elif "." not in key or fact_at(facts, name.split(".")) is None:
+            yield name, value
+
+
+def _one_value(values: list[Any]) -> Any:
+    """Return the value of a fact as tables do: the median of different numbers."""
+    if all(type(value) is type(values[0]) and value == values[0] for value in values[1:]):
+        return values[0]
+    known = [value for value in map(_as_float, values) if value is not None]
+    return (
+        statistic(np.array(known), "median")
+        if known
+        else _joined([_text(value) for value in values])
+    )
+
+
+def typed(values: list[Any], dtype: Any = None) -> Any:
+    """Return values as an array of one dtype. None becomes NaN or NA.
+
+    Args:
+        values: numbers, booleans, texts and None.
+        dtype: the dtype. None: bool, int64 or float64 for numbers, or their nullable forms if
+            values are missing; `string` if a value is a text or too large for a number.
+    """
+    if dtype is None:
+        dtype = _dtype(values)
+    if dtype == "string":
+        return pd.array([_text(value) for value in values], dtype="string")
+    if dtype == "float64":
+        return np.array([np.nan if value is None else float(value) for value in values])
+    if dtype in ("bool", "int64"):
+        return np.array(values, dtype=dtype)
+    return pd.array(values, dtype=dtype)
+
+
+def _dtype(values: list[Any]) -> str:
+    """Return the dtype of a column with these values, see `typed`."""
+    kinds = {type(value) for value in values}
+    is_complete = type(None) not in kinds
+    kinds.discard(type(None))
+    if kinds == {bool}:
+        return "bool" if is_complete else "boolean"
+    if kinds == {int} and all(value is None or -(2**63) <= value < 2**63 for value in values):
+        return "int64" if is_complete else "Int64"
+    numeric = all(value is None or _as_float(value) is not None for value in values)
+    return "float64" if numeric else "string"
+
+
+def _as_float(value: Any) -> float | None:
+    """Return a number as a float. None if it is no number, or is too large."""
+    try:
+        return float(value) if isinstance(value, (bool, int, float)) else None
+    except OverflowError:
+        return None
+
+
+def _text(value: Any) -> str | None:
+    """Return a value as text in UTF-8, or None for None."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else format_scalar(value)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
