@@ -19,15 +19,15 @@ $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, not $$($(PYTHON) --version); try make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[nvml]'
+	$(BIN)/pip install --quiet --editable '.[nvml,report]'
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	$(BIN)/pip install --quiet --editable '.[nvml,test]'
+	$(BIN)/pip install --quiet --editable '.[nvml,report,test]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed-test
-	$(BIN)/pip install --quiet --editable '.[nvml,test,dev]'
+	$(BIN)/pip install --quiet --editable '.[nvml,report,test,dev]'
 	@touch $@
 
 # make install          install the project into .venv
@@ -104,15 +104,9 @@ compile-check: $(VENV)/installed
 bench: $(VENV)/installed-test
 	$(BIN)/python scripts/bench_launcher.py
 
-# make report           write tables, texts and plots of the results in logs/h200 to docs/results
+# make report           write the report of the results in logs/h200 to docs/report
 report: $(VENV)/installed
-	@mkdir -p docs/results
-	@for folder in logs/h200/*/; do \
-	  name=$$(basename $$folder); text=jobs/report/texts/$$name.md.j2; \
-	  rm -f docs/results/$$name/*.png; \
-	  $(BIN)/python aggregate.py $$folder --views sweeps/$$name.yaml --plot docs/results/$$name \
-	    $$([ -f $$text ] && echo --text $$text) >docs/results/$$name.md || exit 1; \
-	done
+	$(BIN)/python aggregate.py report logs/h200 --out docs/report
 
 # make docs             update the generated parts of README.md and docs/
 docs: $(VENV)/installed

@@ -384,6 +384,46 @@ def export(
         _fail(f"--out: {str(out)!r} cannot be written: {error.strerror or error}")
 
 
+@app.command(epilog="Example: python aggregate.py report logs/flash --out report")
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Results folders, and folders that contain results folders, such as logs/h200.",
+            parser=as_path,
+            autocompletion=results_folders,
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder to write: index.html, report.md and plots. A report in it is replaced.",
+            parser=as_path,
+        ),
+    ] = Path("report"),
+) -> None:
+    """Write one document with the answers to all problems of CS336, assignment 2.
+
+    The answers, tables and plots come from the records in the folders. A problem without records
+    is not measured; the document tells the command that measures it. Sweeps that belong to no
+    problem have a section of their own.
+    """
+    from jobs.writeup.build import build_report  # imports much that other commands do not need
+
+    if file := not_a_folder(out):
+        _fail(f"--out must be a folder, got the file {str(file)!r}")
+    try:
+        document = build_report(folders, out)
+    except OSError as error:
+        _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+    except (UnreadableResults, CommandError) as error:
+        _fail(str(error))
+    for note in document.notes:
+        print(f"note: {note}", file=sys.stderr)
+    counts = ", ".join(f"{count} {state}" for state, count in document.counts().items() if count)
+    print(f"wrote {out / 'index.html'} and {out / 'report.md'}: {counts}")
+
+
 def _chosen(runs: dict[str, Run], where: str | None) -> set[str] | None:
     return None if where is None or not runs else matching_runs(list(runs.values()), where)
 

@@ -1,4 +1,4 @@
-"""The console command `sweeps`: `sweeps submit|status|logs|...|tables|attempts|compare|export`.
+"""The console command `sweeps`: `sweeps submit|status|logs|...|tables|attempts|compare|export|report`.
 
 Its commands are those of `python -m jobs.submit`, `python -m jobs` and `python aggregate.py`.
 `sweeps --install-completion` installs the completion of commands, options, sweep files, parameters,
@@ -31,7 +31,7 @@ from systems.terminal import run_command
 
 COMPLETION = f"_{CONSOLE.upper()}_COMPLETE"  # environment variable that asks for completions
 # The commands of `aggregate`, which imports much.
-REPORTS = ["tables", "attempts", "compare", "export"]
+REPORTS = ["tables", "attempts", "compare", "export", "report"]
 
 
 class Commands(TyperGroup):

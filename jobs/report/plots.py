@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LINEAR_SPAN = 20  # if y values span a larger ratio, the y axis is logarithmic
+LINEAR_SPAN = 20  # if y values span a larger ratio, the y axis is logarithmic
 # x and y values, and the confidence intervals of the y values, if there are
 Line = tuple[list[Any], list[float], list[Interval | None]]
 
@@ -52,8 +52,8 @@ def draw_plot(
     pivot = make_pivot(observation, plot, results)
     (metric,) = pivot.metrics
     x_index = pivot.rows.index(plot.x)
-    facets = dict.fromkeys(_without(key, x_index) for key in pivot.row_keys)
-    panels = {facet: _lines(pivot, facet, x_index) for facet in facets}
+    facets = dict.fromkeys(without_index(key, x_index) for key in pivot.row_keys)
+    panels = {facet: lines_of(pivot, facet, x_index) for facet in facets}
     panels = {facet: lines for facet, lines in panels.items() if lines}
     if not panels:
         return None
@@ -67,8 +67,8 @@ def draw_plot(
         layout="constrained",
     )
     colours = {column: f"C{i % 10}" for i, column in enumerate(pivot.column_keys)}
-    names = _without(tuple(pivot.rows), x_index)
-    text = partial(_text, pivot)
+    names = without_index(tuple(pivot.rows), x_index)
+    text = partial(text_of, pivot)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (facet, lines) in zip(grid.flat, panels.items(), strict=False):
@@ -98,15 +98,15 @@ def draw_plot(
     return path
 
 
-def _text(pivot: Pivot, value: Any) -> str:
+def text_of(pivot: Pivot, value: Any) -> str:
     return pivot.names.get(value) or format_scalar(value)
 
 
-def _without(key: Key, index: int) -> Key:
+def without_index(key: Key, index: int) -> Key:
     return key[:index] + key[index + 1 :]
 
 
-def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
+def lines_of(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
     """Return the values and intervals of each line in one panel of a plot, by column key.
 
     Numeric x values are sorted. If an x value is not a number, all x values are text, in the order
@@ -126,10 +126,10 @@ def _lines(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
         for row in pivot.row_keys:
             cell = pivot.cells.get((row, column))
             number = cell.number(pivot.view.statistic) if cell else None
-            if cell is not None and number is not None and _without(row, x_index) == facet:
+            if cell is not None and number is not None and without_index(row, x_index) == facet:
                 x = row[x_index]
                 # Escape `$`, because Matplotlib would read it as the start of a formula.
-                position = x if numeric else _text(pivot, x).replace("$", r"\$")
+                position = x if numeric else text_of(pivot, x).replace("$", r"\$")
                 points.append((position, number, cell.interval(pivot.view.statistic)))
         if points:
             if numeric:
@@ -146,17 +146,17 @@ def _scale(axes: Axes, lines: list[Line]) -> None:
     powers of 10. The y axis is logarithmic if all y values are positive and the largest is more
     than 20 times the smallest.
     """
-    base = _log_base(sorted({x for xs, _, _ in lines for x in xs}))
+    base = log_base(sorted({x for xs, _, _ in lines for x in xs}))
     heights = [y for _, ys, _ in lines for y in ys]
     if base:
         axes.set_xscale("log", base=base)
-    if min(heights) > 0 and max(heights) / min(heights) > _LINEAR_SPAN:
+    if min(heights) > 0 and max(heights) / min(heights) > LINEAR_SPAN:
         axes.set_yscale("log")
     else:
         axes.set_ylim(0, 1.05 * max(heights) or 1)
 
 
-def _log_base(xs: list[Any]) -> int | None:
+def log_base(xs: list[Any]) -> int | None:
     """Return the base of a logarithmic x axis, or None for a linear axis.
 
     The base is 2 or 10 if there are at least 3 x values and all of them are powers of this base.

@@ -5,9 +5,10 @@ An answer is a Markdown text with Jinja2 expressions:
     Forward takes {{ value("time", "forward", size="xl") | n(3) }} ms.
 
 The functions `value`, `state` and `published` and the filters `n` and `pct` are those of
-`jobs.report.texts`. In addition, `sweep=NAME` looks into another study, `speed` gives a paired
-speedup with its interval, and `accounting` has the functions of `systems.accounting`. The templates
-are part of this project, so they are rendered without the limits that texts of users have.
+`jobs.report.texts`. In addition, `sweep=NAME` looks into another study, `benchmark=NAME` selects
+the runs of one benchmark, `speed` gives a paired speedup with its interval, and `accounting` has
+the functions of `systems.accounting`. The templates are part of this project, so they are rendered
+without the limits that texts of users have.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from jobs.report.speedup import speedup_of
 from jobs.report.statistics import relative_spread
 from jobs.report.texts import language
 from jobs.report.texts.language import Compared, NotMeasured
-from jobs.report.texts.lookups import Lookups
+from jobs.report.texts.lookups import BESIDE_PARAMETERS, Lookups
 from jobs.results.record import Record
 from jobs.writeup.studies import Study
 from jobs.writeup.traced import Recorded, Traced, marked, shown
@@ -92,15 +93,15 @@ def render_answer(
         template: Markdown with Jinja2.
         study: study of the part. None: the answer needs no records, or there are none.
         studies: all studies, by name.
-        device: kind of GPU. Results of CPUs also count, because a study can have runs of both kinds.
-            None: there are no results.
+        device: kind of GPU. Results of CPUs also count, because a study can have runs of both
+            kinds. None: there are no results.
         registry: numbers the records behind the answer.
     """
     answer = Answer("")
     lookups = _Lookups(study, studies, device, registry, answer)
     jinja = language.environment()
     jinja.filters |= {"n": _n, "pct": _pct}
-    jinja.finalize = lambda value: shown(value, _n(value)) if _is_plain(value) else value
+    jinja.finalize = lambda value: _n(value) if _is_plain(value) else value
     try:
         text = jinja.from_string(template).render(
             lookups.functions, accounting=_Accounting(), sizes=list(accounting.MODEL_SIZES)
@@ -191,8 +192,8 @@ class _Lookups:
     def state(self, sweep: str | None = None, **params: Any) -> str:
         """Return the status of one run, see `Lookups.state`."""
         study = self._named(sweep)
-        results = [] if study is None else self._results(study)
-        return self._lookups(results).state(**params) if results else "missing"
+        results = [] if study is None else self._results(study, params)
+        return self._lookups(results).state(**_chosen(params)) if results else "missing"
 
     def speed(
         self, phase: str, baseline: dict[str, Any], sweep: str | None = None, **params: Any
@@ -265,16 +266,28 @@ class _Lookups:
         unit: str | None,
         params: dict[str, Any],
     ) -> Cell | None:
-        results = [] if study is None else self._results(study)
+        results = [] if study is None else self._results(study, params)
         if not results:
             return None
-        cell = self._lookups(results).cell(name, phase, statistic, unit, params)
+        cell = self._lookups(results).cell(name, phase, statistic, unit, _chosen(params))
         self._cells.append(cell)
         return cell
 
-    def _results(self, study: Study) -> list[Result]:
-        here = (self._device, "")
-        return [r for r in study.results if r.device in here or r.device.startswith("cpu:")]
+    def _results(self, study: Study, params: dict[str, Any]) -> list[Result]:
+        """Return the results of the device that have all parameters that a lookup names."""
+        here = [r for r in study.results if r.device in (self._device, "") or _is_cpu(r.device)]
+        benchmark = params.get("benchmark")
+        named = [name for name in _chosen(params) if name not in BESIDE_PARAMETERS]
+        found = [
+            result
+            for result in here
+            if all(name in result.run.params for name in named)
+            and benchmark in (None, result.run.benchmark)
+        ]
+        if here and not found:
+            given = ", ".join(map(str, params))
+            raise TableError(f"no run of {study.name} has all of these parameters: {given}")
+        return found
 
     def _lookups(self, results: list[Result]) -> Lookups:
         return Lookups(results, self._answer.warnings.append)
@@ -288,6 +301,15 @@ class _Lookups:
     def _missing(self) -> NotMeasured:
         self._answer.missing += 1
         return NotMeasured()
+
+
+def _chosen(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a lookup that are parameters of runs."""
+    return {name: value for name, value in params.items() if name != "benchmark"}
+
+
+def _is_cpu(device: str) -> bool:
+    return device.startswith("cpu:")
 
 
 def _published(file: str, column: str, **params: Any) -> Any:

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 from jobs.errors import TableError
 from jobs.report.report_table import ReportTable, make_report_table
@@ -80,7 +79,7 @@ class ProblemResult:
 class Document:
     problems: list[ProblemResult]
     registry: Registry  # records behind the tables and answers
-    folders: list[Path]
+    folders: list[str]  # paths of the results folders
     notes: list[str]  # on results that could not be read
 
     def counts(self) -> dict[State, int]:
@@ -92,7 +91,7 @@ class Document:
 def make_document(
     problems: Iterable[Problem],
     studies: Mapping[str, Study],
-    folders: list[Path],
+    folders: list[str],
     notes: list[str],
 ) -> Document:
     """Answer all problems from the results.
@@ -102,7 +101,7 @@ def make_document(
     Args:
         problems: the problems, in order.
         studies: the results, by name of the study.
-        folders: the results folders.
+        folders: paths of the results folders, as shown.
         notes: notes on what could not be read.
     """
     registry = Registry()

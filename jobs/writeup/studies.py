@@ -66,6 +66,12 @@ def results_folders(given: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(path.resolve() for path in found))
 
 
+def shown_path(folder: Path) -> str:
+    """Return the path of a folder, relative to the current folder if it is inside."""
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+
+
 def _has_results(folder: Path) -> bool:
     return (folder / "submissions").is_dir()
 
@@ -86,7 +92,9 @@ def read_studies(folders: Iterable[Path]) -> tuple[dict[str, Study], list[str]]:
     notes: list[str] = []
     for folder in folders:
         observation = with_stale(observe(folder))
-        notes += [f"{folder}: {note}" for note in (*observation.bad_lines, *observation.notes)]
+        notes += [
+            f"{shown_path(folder)}: {note}" for note in (*observation.bad_lines, *observation.notes)
+        ]
         name = observation.manifests[-1].sweep.name.removeprefix(SMALL)
         by_name.setdefault(name, []).append(observation)
     return {name: _study(name, found) for name, found in by_name.items()}, notes

@@ -1,0 +1,249 @@
+"""Makes interactive figures: the plots of sweeps, and timelines that runs have drawn.
+
+A figure is a dict that Plotly.js draws. It has the keys data and layout, and `ratios` for plots:
+the y values of each trace relative to a reference series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from jobs.code.short_names import as_in_runs
+from jobs.report.pivot import Pivot, make_pivot
+from jobs.report.plots import LINEAR_SPAN, lines_of, log_base, text_of, without_index
+from jobs.report.results import Key
+from jobs.writeup.document import ShownPlot
+from systems.plot_data import Spans, Stack
+
+Figure = dict[str, Any]
+# Okabe and Ito's colors, which color-blind readers can tell apart, in an order of high contrast.
+COLORS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f",
+    "#b2abd2", "#1b7837",
+)  # fmt: skip
+_ACROSS = 3  # largest number of panels beside each other
+_GAP = 0.09  # between panels, as a fraction of the width or height
+_PANEL_HEIGHT = 300  # in pixels
+_SPAN_COLORS = {
+    "computation, forward": "#56b4e9",
+    "computation, backward": "#009e73",
+    "computation, synchronize": "#8c6d31",
+    "computation, optimizer": "#cc79a7",
+    "communication, overlapped": "#e69f00",
+    "communication, exposed": "#d55e00",
+}
+
+
+def plot_figure(shown: ShownPlot) -> Figure | None:
+    """Return the figure of a plot. None if no run has a value for it.
+
+    Raises:
+        TableError: if the plot names an unknown parameter or has an invalid condition.
+    """
+    pivot = make_pivot(shown.study.observation, shown.plot, shown.study.results)
+    (metric,) = pivot.metrics
+    x_index = pivot.rows.index(shown.plot.x)
+    facets = dict.fromkeys(without_index(key, x_index) for key in pivot.row_keys)
+    panels = {facet: lines_of(pivot, facet, x_index) for facet in facets}
+    panels = {facet: lines for facet, lines in panels.items() if lines}
+    if not panels:
+        return None
+    text = partial(text_of, pivot)
+    names = without_index(tuple(pivot.rows), x_index)
+    titles = [
+        ", ".join(f"{name} {text(value)}" for name, value in zip(names, facet, strict=True))
+        for facet in panels
+    ]
+    layout = _panel_layout(titles)
+    data: list[Figure] = []
+    colors = {column: COLORS[i % len(COLORS)] for i, column in enumerate(pivot.column_keys)}
+    named: set[Key] = set()
+    for number, lines in enumerate(panels.values(), 1):
+        axis = "" if number == 1 else str(number)
+        for column, (x, y, intervals) in lines.items():
+            trace: Figure = {
+                "x": list(x),
+                "y": [float(f"{value:.6g}") for value in y],
+                "name": " ".join(text(value) for value in column) or metric.label,
+                "legendgroup": str(column),
+                "showlegend": column not in named,
+                "mode": "lines+markers",
+                "line": {"color": colors[column], "width": 2},
+                "marker": {"size": 6},
+                "xaxis": f"x{axis}",
+                "yaxis": f"y{axis}",
+                "hovertemplate": f"{shown.plot.x} %{{x}}: %{{y:.4g}}",
+            }
+            if any(interval is not None for interval in intervals):
+                ends = [each or (value, value) for each, value in zip(intervals, y, strict=True)]
+                trace["error_y"] = {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [high - value for (_, high), value in zip(ends, y, strict=True)],
+                    "arrayminus": [value - low for (low, _), value in zip(ends, y, strict=True)],
+                }
+            data.append(trace)
+            named.add(column)
+        _scale(layout, axis, lines)
+        layout[f"xaxis{axis}"]["title"] = {"text": shown.plot.x}
+        if (number - 1) % _ACROSS == 0:
+            layout[f"yaxis{axis}"]["title"] = {"text": metric.header}
+    return {"data": data, "layout": layout, **_ratios(shown, pivot, data)}
+
+
+def _panel_layout(titles: list[str]) -> Figure:
+    """Return a layout with one panel for each title."""
+    across = min(_ACROSS, len(titles))
+    down = -(-len(titles) // across)
+    layout: Figure = {"height": 90 + _PANEL_HEIGHT * down, "annotations": [], "hovermode": "x"}
+    gap = min(_GAP, 0.3 / down)
+    for i, title in enumerate(titles):
+        axis = "" if i == 0 else str(i + 1)
+        column, row = i % across, i // across
+        width, height = (1 - _GAP * (across - 1)) / across, (1 - gap * (down - 1)) / down
+        left, top = column * (width + _GAP), 1 - row * (height + gap)
+        layout[f"xaxis{axis}"] = {"domain": [left, left + width], "anchor": f"y{axis}"}
+        layout[f"yaxis{axis}"] = {"domain": [max(0.0, top - height), top], "anchor": f"x{axis}"}
+        layout["annotations"].append(
+            {
+                "text": _plain(title),
+                "x": left + width / 2,
+                "y": top,
+                "xref": "paper",
+                "yref": "paper",
+                "xanchor": "center",
+                "yanchor": "bottom",
+                "showarrow": False,
+            }
+        )
+    return layout
+
+
+def _scale(layout: Figure, axis: str, lines: Mapping[Key, Any]) -> None:
+    """Set logarithmic axes where the static plots have them."""
+    xs = sorted({x for x, _, _ in lines.values() for x in x}, key=str)
+    heights = [value for _, y, _ in lines.values() for value in y]
+    numbers = [x for x in xs if isinstance(x, (int, float))]
+    if len(numbers) == len(xs) and log_base(sorted(numbers)):
+        layout[f"xaxis{axis}"] |= {"type": "log", "tickvals": sorted(numbers)}
+    elif len(numbers) < len(xs):
+        layout[f"xaxis{axis}"]["type"] = "category"
+    if min(heights) > 0 and max(heights) / min(heights) > LINEAR_SPAN:
+        layout[f"yaxis{axis}"]["type"] = "log"
+    else:
+        layout[f"yaxis{axis}"]["rangemode"] = "tozero"
+
+
+def _ratios(shown: ShownPlot, pivot: Pivot, data: list[Figure]) -> Figure:
+    """Return the y values of each trace divided by those of a reference in the same panel.
+
+    The reference is the series of a baseline that a table of the sweep declares, else the last one.
+    """
+    groups = list(dict.fromkeys(trace["legendgroup"] for trace in data))
+    if len(groups) < 2:
+        return {}
+    baselines = {
+        as_in_runs(value)
+        for table in shown.study.tables.values()
+        for value in (table.baseline or {}).values()
+    }
+    declared = [str(column) for column in pivot.column_keys if baselines.intersection(column)]
+    group = next((each for each in declared if each in groups), groups[-1])
+    reference = {
+        trace["yaxis"]: dict(zip(trace["x"], trace["y"], strict=True))
+        for trace in data
+        if trace["legendgroup"] == group
+    }
+    name = next(trace["name"] for trace in data if trace["legendgroup"] == group)
+    ratios = []
+    for trace in data:
+        base = reference.get(trace["yaxis"], {})
+        points = zip(trace["x"], trace["y"], strict=True)
+        ratios.append([y / base[x] if base.get(x) else None for x, y in points])
+    return {"ratios": {"to": name, "y": ratios}}
+
+
+def drawn_figure(drawn: Stack | Spans) -> Figure:
+    """Return the figure of a timeline that a run has drawn."""
+    return _stack(drawn) if isinstance(drawn, Stack) else _spans(drawn)
+
+
+def _stack(stack: Stack) -> Figure:
+    data = [
+        {
+            "x": stack.x,
+            "y": values,
+            "name": _plain(name),
+            "stackgroup": "memory",
+            "mode": "none" if len(stack.x) > 1 else "markers",
+            "line": {"shape": "hv"},
+            "fillcolor": COLORS[i % len(COLORS)],
+            "hovertemplate": "%{y:.4g}",
+        }
+        for i, (name, values) in enumerate(stack.layers.items())
+    ]
+    layout: Figure = {
+        "height": 420,
+        "hovermode": "x unified",
+        "xaxis": {"title": {"text": _plain(stack.x_title)}},
+        "yaxis": {"title": {"text": _plain(stack.y_title)}, "rangemode": "tozero"},
+        "shapes": [
+            {"type": "line", "x0": phase.start, "x1": phase.start, "yref": "paper", "y0": 0,
+             "y1": 1, "line": {"dash": "dot", "width": 1, "color": "#888888"}}
+            for phase in stack.phases
+        ],
+        "annotations": [
+            {"x": (phase.start + phase.end) / 2, "y": 1, "yref": "paper", "yanchor": "bottom",
+             "text": _plain(phase.name), "showarrow": False}
+            for phase in stack.phases
+        ],
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def _spans(spans: Spans) -> Figure:
+    """Return a figure of time spans. A span is a bar that begins at its start."""
+    data = []
+    classes = dict.fromkeys(name for row in spans.rows.values() for name in row)
+    for i, name in enumerate(classes):
+        bars = [
+            (row, start, end)
+            for row, of_row in spans.rows.items()
+            for start, end in of_row.get(name, [])
+        ]
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": _plain(name),
+                "y": [_plain(row) for row, _, _ in bars],
+                "x": [round(end - start, 4) for _, start, end in bars],
+                "base": [start for _, start, _ in bars],
+                "marker": {
+                    "color": _SPAN_COLORS.get(name, COLORS[i % len(COLORS)]),
+                    "line": {"width": 0},
+                },
+                "hovertemplate": "%{base:.3f} ms, %{x:.3f} ms long",
+            }
+        )
+    layout: Figure = {
+        "height": 120 + 45 * len(spans.rows),
+        "barmode": "overlay",
+        "bargap": 0.2,
+        "hovermode": "closest",
+        "xaxis": {"title": {"text": _plain(spans.x_title)}},
+        "yaxis": {
+            "autorange": "reversed",
+            "automargin": True,
+            "categoryorder": "array",
+            "categoryarray": [_plain(row) for row in spans.rows],
+        },
+    }
+    return {"data": data, "layout": layout}
+
+
+def _plain(text: str) -> str:
+    """Escape a text for Plotly, which reads some HTML tags."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,146 @@
+"""Renders the document as one Markdown file, with plots as PNG files beside it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from jobs.report.plots import draw_plot
+from jobs.report.render import markdown_table
+from jobs.writeup.document import Document, PartResult, ProblemResult, State
+from jobs.writeup.drawings import Drawing
+from jobs.writeup.problem import Problem
+from jobs.writeup.traced import escaped, without_marks
+
+PLOTS = "plots"  # folder of the PNG files
+TITLE = "Systems for language models: the problems and their measured answers"
+
+
+def markdown_report(document: Document, folder: Path) -> str:
+    """Return the document as Markdown, and write its plots as PNG files.
+
+    Args:
+        document: the document.
+        folder: folder of the document. The PNG files are written into its subfolder `PLOTS`.
+
+    Raises:
+        OSError: if a file cannot be written.
+    """
+    lines = [f"# {TITLE}", "", *_summary(document), ""]
+    for result in document.problems:
+        lines += _problem(result, folder)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def names_of(problem: Problem) -> str:
+    """Return the names of a problem in the editions of the assignment, such as `2025: name`."""
+    by_name: dict[str, list[str]] = {}
+    for edition, name in problem.names.items():
+        by_name.setdefault(name, []).append(str(edition))
+    return "; ".join(f"{' and '.join(years)}: {name}" for name, years in by_name.items())
+
+
+def _summary(document: Document) -> Iterator[str]:
+    counts = ", ".join(f"{count} {state}" for state, count in document.counts().items() if count)
+    yield f"Parts: {counts}."
+    yield ""
+    yield "| problem | editions | status |"
+    yield "| --- | --- | --- |"
+    for result in document.problems:
+        problem = result.problem
+        title = escaped(problem.title)
+        names = names_of(problem) or "beyond the assignment"
+        yield f"| [{title}](#{problem.id}) | {names.replace('_', chr(92) + '_')} | {result.state} |"
+
+
+def _problem(result: ProblemResult, folder: Path) -> Iterator[str]:
+    problem = result.problem
+    anchors = "".join(f'<a id="{anchor}"></a>' for anchor in problem.anchors)
+    yield ""
+    yield f"## {anchors}{escaped(problem.title)}"
+    yield ""
+    names = names_of(problem)
+    yield f"{escaped(names)}. Status: {result.state}." if names else f"Status: {result.state}."
+    for part in result.parts:
+        yield from _part(part, folder)
+
+
+def _part(part: PartResult, folder: Path) -> Iterator[str]:
+    question = escaped(part.part.question)
+    letter = f"({escaped(part.part.part)}) " if part.part.part else ""
+    yield ""
+    yield f"**{letter}{question}**" if question else f"### {escaped(part.part.part)}"
+    yield ""
+    if part.command:
+        yield f"`{part.command}`"
+        yield ""
+    if part.state is State.missing:
+        yield "Not measured."
+        yield ""
+    for device, answer in part.answers.items():
+        if part.state is State.missing and part.study is not None:
+            continue
+        if len(part.answers) > 1:
+            yield f"On {escaped(device)}:"
+            yield ""
+        yield without_marks(answer.text)
+        yield ""
+        if answer.basis:
+            yield f"*{escaped(answer.basis)}*"
+            yield ""
+    for shown in part.tables:
+        heading = escaped(shown.table.heading)
+        if shown.folded:
+            yield f"<details><summary>{heading}</summary>"
+        else:
+            yield f"**{heading}**"
+        yield ""
+        yield markdown_table(shown.table.columns)
+        yield ""
+        yield escaped(". ".join(shown.table.notes))
+        yield ""
+        if shown.folded:
+            yield "</details>"
+            yield ""
+    for plot in part.plots:
+        path = draw_plot(
+            plot.study.observation,
+            plot.plot,
+            folder / PLOTS / _as_name(plot.study.name),
+            plot.study.results,
+        )
+        if path is not None:
+            yield _image(plot.plot.title or plot.plot.name, path, folder)
+            yield ""
+    for drawing in part.drawings:
+        yield _image(drawing.label or drawing.png.stem, copied(drawing, folder), folder)
+        yield ""
+    for note in part.notes:
+        yield escaped(note)
+        yield ""
+
+
+def _image(title: str, path: Path, folder: Path) -> str:
+    return f"![{escaped(title)}]({quote(str(path.relative_to(folder)))})"
+
+
+def copied(drawing: Drawing, folder: Path) -> Path:
+    """Copy the PNG file of a figure to the folder of the document, and return the copy."""
+    path = folder / path_of(drawing)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(drawing.png, path)
+    return path
+
+
+def path_of(drawing: Drawing) -> Path:
+    """Return the path of the copy of a figure, relative to the folder of the document."""
+    label = re.sub(r"[^A-Za-z0-9._-]+", "_", drawing.label)[:120]
+    name = "-".join(filter(None, [drawing.png.stem, label, drawing.record.run[:8]]))
+    return Path(PLOTS, _as_name(drawing.study.name), f"{name}.png")
+
+
+def _as_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".") or "_"

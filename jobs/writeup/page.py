@@ -1,0 +1,168 @@
+"""Renders the document as one HTML file that needs no network.
+
+Plotly.js draws the figures and DataTables sorts and filters the tables. Both come from Python
+packages. They and the data of figures and records are compressed in the page, which keeps it small.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup, escape
+
+from jobs.errors import CommandError, TableError
+from jobs.results.record import Record
+from jobs.writeup.document import Document, PartResult, ShownTable
+from jobs.writeup.figures import Figure, drawn_figure, plot_figure
+from jobs.writeup.markdown import TITLE, names_of, path_of
+from jobs.writeup.record_details import details
+from jobs.writeup.traced import MARK
+
+_NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(e[-+]?\d+)?")
+
+
+def html_report(document: Document) -> str:
+    """Return the document as HTML.
+
+    Args:
+        document: the document.
+
+    Raises:
+        CommandError: if a package that the page needs is not installed.
+    """
+    page = _Page(document)
+    jinja = Environment(
+        loader=PackageLoader("jobs.writeup", "page"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    here = files("jobs.writeup") / "page"
+    body = jinja.get_template("page.html.j2").render(
+        document=document,
+        page=page,
+        names_of=names_of,
+        title=TITLE,
+        style=Markup((here / "page.css").read_text()),
+        table_style=Markup(_from_package("itables", "html/dt_bundle.css")),
+    )
+    # The records behind the page are known after it is rendered.
+    data = {
+        "figures": page.figures,
+        "records": [details(study, record) for study, record in document.registry.entries],
+    }
+    packed = {
+        "data": json.dumps(data, separators=(",", ":"), allow_nan=False),
+        "plotly": _from_package("plotly", "package_data/plotly.min.js"),
+        "tables": _from_package("itables", "html/dt_bundle.js"),
+    }
+    scripts = "".join(
+        f'<script type="application/octet-stream" id="packed-{name}">{_pack(text)}</script>\n'
+        for name, text in packed.items()
+    )
+    script = (here / "page.js").read_text()
+    return body.replace("<!-- scripts -->", f'{scripts}<script type="module">{script}</script>')
+
+
+def unpacked_data(page: str) -> Any:
+    """Return the data of figures and records in a page that `html_report` made."""
+    found = re.search(r'id="packed-data">([^<]*)<', page)
+    assert found is not None
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))
+
+
+class _Page:
+    """Makes the parts of the page that its template asks for, and collects the figures."""
+
+    def __init__(self, document: Document):
+        self.figures: list[Figure] = []
+        self._document = document
+        self._markdown = _markdown_parser()
+
+    def answer(self, text: str) -> Markup:
+        """Return an answer as HTML. Each measured number is a button that shows its records."""
+        html = str(self._markdown.render(text))
+
+        def button(found: re.Match[str]) -> str:
+            records, number = found.groups()
+            return _button(records, number) if records else number
+
+        return Markup(MARK.sub(button, html))
+
+    def rows(self, shown: ShownTable) -> Iterator[list[tuple[Markup, str]]]:
+        """Yield the cells of each row of a table, with the number by which a cell is sorted."""
+        table = shown.table
+        for i in range(len(table.keys)):
+            cells = []
+            for header, texts in table.columns.items():
+                records = table.records.get(header)
+                cell = self._cell(shown, texts[i], records[i] if records else [])
+                number = _NUMBER.match(texts[i])
+                cells.append((cell, number[0].replace(",", "") if number else ""))
+            yield cells
+
+    def plots(self, part: PartResult) -> Iterator[tuple[int, str]]:
+        """Yield the number and the title of each figure of a part."""
+        for shown in part.plots:
+            try:
+                figure = plot_figure(shown)
+            except TableError:
+                continue
+            if figure is not None:
+                yield self._add(figure), shown.plot.title or shown.plot.name
+        for drawing in part.drawings:
+            if drawing.data is not None:
+                yield self._add(drawn_figure(drawing.data)), drawing.label or drawing.data.title
+
+    def images(self, part: PartResult) -> Iterator[tuple[str, str]]:
+        """Yield the source and the title of each figure of which the run kept no data."""
+        for drawing in part.drawings:
+            if drawing.data is None:
+                yield quote(str(path_of(drawing))), drawing.label or drawing.png.stem
+
+    def _add(self, figure: Figure) -> int:
+        self.figures.append(figure)
+        return len(self.figures) - 1
+
+    def _cell(self, shown: ShownTable, text: str, records: list[Record]) -> Markup:
+        if not records:
+            return escape(text)
+        registry = self._document.registry
+        numbers = sorted({registry.number(shown.study, record) for record in records})
+        return Markup(_button(",".join(map(str, numbers)), str(escape(text))))
+
+
+def _button(records: str, html: str) -> str:
+    return f'<button class="n" data-r="{records}">{html}</button>'
+
+
+def _markdown_parser() -> Any:
+    try:
+        from markdown_it import MarkdownIt
+    except ImportError as error:
+        raise _not_installed(error) from error
+    # HTML in a text of a record is shown as text.
+    return MarkdownIt("commonmark", {"html": False}).enable("table")
+
+
+def _from_package(package: str, name: str) -> str:
+    try:
+        return (files(package) / name).read_text(encoding="utf-8")
+    except (ImportError, OSError) as error:
+        raise _not_installed(error) from error
+
+
+def _not_installed(error: Exception) -> CommandError:
+    return CommandError(f"the report needs more packages ({error}): pip install '.[report]'")
+
+
+def _pack(text: str) -> str:
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()

@@ -1,0 +1,221 @@
+// Unpacks the data of the page, draws figures when they come into view, and shows records.
+const $ = (selector, node = document) => node.querySelector(selector);
+const all = (selector, node = document) => [...node.querySelectorAll(selector)];
+
+async function unpack(name) {
+  const bytes = Uint8Array.from(atob($(`#packed-${name}`).textContent), (c) => c.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+const once = (work) => { let result; return () => (result ??= work()); };
+const asUrl = (text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+const data = once(async () => JSON.parse(await unpack("data")));
+const plotly = once(async () => {
+  const script = document.createElement("script");
+  script.src = asUrl(await unpack("plotly"));
+  await new Promise((done, failed) => {
+    script.onload = done;
+    script.onerror = failed;
+    document.head.append(script);
+  });
+  return window.Plotly;
+});
+const tables = once(async () => import(asUrl(await unpack("tables"))));
+
+// ---- theme ------------------------------------------------------------------------------------
+const root = document.documentElement;
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+function setTheme(isDark) {
+  root.dataset.theme = isDark ? "dark" : "light";
+  root.classList.toggle("dark", isDark); // read by DataTables
+  $("#theme").setAttribute("aria-pressed", String(isDark));
+  for (const figure of all("figure.drawn")) draw(figure);
+}
+$("#theme").addEventListener("click", () => setTheme(root.dataset.theme !== "dark"));
+dark.addEventListener("change", (event) => setTheme(event.matches));
+setTheme(dark.matches);
+
+// ---- sidebar and search -----------------------------------------------------------------------
+$("#menu").addEventListener("click", () => {
+  const open = $("#sidebar").classList.toggle("open");
+  $("#menu").setAttribute("aria-expanded", String(open));
+});
+$("#sidebar").addEventListener("click", (event) => {
+  if (event.target.closest("a")) {
+    $("#sidebar").classList.remove("open");
+    $("#menu").setAttribute("aria-expanded", "false");
+  }
+});
+$("#search").addEventListener("input", (event) => {
+  const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+  let found = 0;
+  for (const problem of all("section.problem")) {
+    const text = problem.textContent.toLowerCase() + problem.id;
+    const shown = words.every((word) => text.includes(word));
+    problem.hidden = !shown;
+    found += shown;
+    const link = $(`#sidebar a[href="#${problem.id}"]`);
+    link.parentElement.hidden = !shown;
+  }
+  $("#summary").hidden = words.length > 0;
+  $("#none").hidden = found > 0;
+});
+const current = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    if (!isIntersecting) continue;
+    for (const link of all("#sidebar a[aria-current]")) link.removeAttribute("aria-current");
+    $(`#sidebar a[href="#${target.id}"]`)?.setAttribute("aria-current", "true");
+  }
+}, { rootMargin: "-20% 0px -70% 0px" });
+for (const problem of all("section.problem")) current.observe(problem);
+
+// ---- tables -----------------------------------------------------------------------------------
+async function enhance(table) {
+  if (table.dataset.done) return;
+  table.dataset.done = "1";
+  const rows = Number(table.dataset.rows);
+  const { default: DataTable } = await tables();
+  new DataTable(table, {
+    order: [], autoWidth: false, info: rows > 25, paging: rows > 25, pageLength: 25,
+    searching: rows > 8, layout: { topStart: rows > 25 ? "pageLength" : null },
+  });
+}
+const nearTable = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) if (isIntersecting) enhance(target);
+}, { rootMargin: "300px" });
+for (const table of all("table.data")) nearTable.observe(table);
+
+// ---- figures ----------------------------------------------------------------------------------
+const style = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+async function draw(figure) {
+  const spec = (await data()).figures[Number(figure.dataset.f)];
+  const Plotly = await plotly();
+  const { log, ratio } = figure.dataset;
+  const traces = spec.data.map((trace, i) => (
+    ratio ? { ...trace, y: spec.ratios.y[i], error_y: undefined } : { ...trace }
+  ));
+  const axis = { gridcolor: style("--line"), linecolor: style("--line"), zerolinecolor: style("--line") };
+  const layout = {
+    ...structuredClone(spec.layout),
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: style("--text"), size: 12 },
+    margin: { l: 60, r: 15, t: 70, b: 50 },
+    legend: { orientation: "h", y: 1.06, yanchor: "bottom" },
+    hoverlabel: { bgcolor: style("--panel"), font: { color: style("--text") } },
+    showlegend: true,
+  };
+  for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
+    layout[name] = { ...axis, ...layout[name] };
+    if (name.startsWith("y") && log) layout[name].type = log;
+    if (name.startsWith("y") && ratio) layout[name] = { ...layout[name], type: log || "linear", rangemode: "normal" };
+  }
+  const canvas = $(".canvas", figure);
+  await Plotly.react(canvas, traces, layout, {
+    responsive: true, displaylogo: false,
+    toImageButtonOptions: { format: "svg", filename: $("figcaption", figure).textContent },
+  });
+  figure.classList.add("drawn");
+  const button = $('[data-do="ratio"]', figure);
+  if (spec.ratios) {
+    button.hidden = false;
+    button.textContent = `Relative to ${spec.ratios.to}`;
+  }
+  const first = Object.keys(layout).find((key) => key.startsWith("yaxis"));
+  $('[data-do="log"]', figure).setAttribute("aria-pressed", String(layout[first].type === "log"));
+  button.setAttribute("aria-pressed", String(Boolean(ratio)));
+}
+const nearFigure = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    if (isIntersecting) {
+      nearFigure.unobserve(target);
+      draw(target);
+    }
+  }
+}, { rootMargin: "400px" });
+for (const figure of all("figure.plot")) nearFigure.observe(figure);
+
+function csv(traces) {
+  const quote = (value) => `"${String(value ?? "").replaceAll('"', '""')}"`;
+  const lines = ["series,panel,x,y"];
+  for (const trace of traces) {
+    trace.x.forEach((x, i) => lines.push([
+      quote(trace.name), quote(trace.yaxis ?? ""), quote(trace.base ? trace.base[i] : x),
+      quote(trace.base ? `${trace.y[i]} ${x}` : trace.y[i]),
+    ].join(",")));
+  }
+  return lines.join("\n") + "\n";
+}
+function save(text, name, type) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+}
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest(".tools button");
+  if (!button) return;
+  const figure = button.closest("figure");
+  const name = $("figcaption", figure).textContent.replace(/[^\w.-]+/g, "_").slice(0, 80);
+  const spec = (await data()).figures[Number(figure.dataset.f)];
+  switch (button.dataset.do) {
+    case "log":
+      figure.dataset.log = button.getAttribute("aria-pressed") === "true" ? "linear" : "log";
+      return draw(figure);
+    case "ratio":
+      if (figure.dataset.ratio) delete figure.dataset.ratio;
+      else figure.dataset.ratio = "1";
+      return draw(figure);
+    case "csv":
+      return save(csv(spec.data), `${name}.csv`, "text/csv");
+    case "svg":
+      await draw(figure);
+      return (await plotly()).downloadImage($(".canvas", figure), { format: "svg", filename: name });
+  }
+});
+
+// ---- records ----------------------------------------------------------------------------------
+function element(tag, text = "", children = []) {
+  const node = document.createElement(tag);
+  if (text) node.textContent = text;
+  node.append(...children);
+  return node;
+}
+function grid(heads, rows) {
+  const head = element("tr", "", heads.map((text) => element("th", text)));
+  const body = rows.map((row) => element("tr", "", row.map((text) => element("td", text))));
+  return element("div", "", [element("table", "", [element("thead", "", [head]), element("tbody", "", body)])]);
+}
+function shownRecord(record) {
+  const facts = Object.entries(record.facts).flatMap(([name, text]) => [element("dt", name), element("dd", text)]);
+  const parts = [element("h3", `run ${record.run}`), element("dl", "", facts)];
+  if (record.samples.length) {
+    parts.push(grid(["phase", "samples", "median (ms)", "min", "max", "std"], record.samples));
+  }
+  if (record.conditions.length) {
+    parts.push(grid(
+      ["phase", "SM clock (MHz)", "power (W)", "temperature (C)", "throttled (share of samples)"],
+      record.conditions,
+    ));
+  }
+  parts.push(element("p", "Parameters:"), element("pre", record.params));
+  parts.push(element("p", "Repeat the measurement:"), element("pre", record.replay));
+  return element("section", "", parts);
+}
+document.addEventListener("click", async (event) => {
+  const number = event.target.closest("button.n");
+  if (number) {
+    const { records } = await data();
+    const chosen = number.dataset.r.split(",").map((index) => records[Number(index)]);
+    $("#records-title").textContent = `${number.textContent}: ${chosen.length} record${chosen.length > 1 ? "s" : ""}`;
+    $("#records-body").replaceChildren(...chosen.map(shownRecord));
+    $("#records").showModal();
+  } else if (event.target.closest("button.copy")) {
+    const button = event.target.closest("button.copy");
+    await navigator.clipboard?.writeText($("code", button.parentElement).textContent);
+    button.textContent = "Copied";
+  } else if (event.target.id === "records") {
+    $("#records").close(); // a click beside the dialog
+  }
+});
+for (const details of all("details")) {
+  details.addEventListener("toggle", () => { for (const table of all("table.data", details)) enhance(table); });
+}

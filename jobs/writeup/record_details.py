@@ -1,0 +1,88 @@
+"""What the document shows of a record: where, how and with which code it was measured."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import UTC, datetime
+from typing import Any
+
+from jobs.formatting import format_number, format_scalar, is_number
+from jobs.report.metrics import metric_named, metric_samples
+from jobs.report.recorded import recorded_value
+from jobs.report.statistics import statistic
+from jobs.results.record import Record
+from jobs.writeup.studies import Study, shown_path
+
+_CONDITIONS = ("sm_clock_mhz", "power_w", "temperature_c", "throttle")
+
+
+def details(study: Study, record: Record) -> dict[str, Any]:
+    """Return what the document shows of a record, as JSON values. All texts are plain texts.
+
+    Args:
+        study: study of the record.
+        record: the record.
+    """
+    folder = shown_path(study.folder_of(record))
+    environment = record.environment
+    facts: dict[str, str] = {
+        "study": study.name,
+        "status": record.status + (" (older code)" if study.is_stale(record) else ""),
+        "device": record.device,
+        "GPUs": ", ".join(str(gpu.get("uuid", "")) for gpu in record.gpus),
+        "host": str(environment.get("host", "")),
+        "commit": str(recorded_value(record, "commit")),
+        "started": datetime.fromtimestamp(record.started_at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "repeat, attempt": f"{record.repeat}, {record.attempt}",
+    }
+    if record.block is not None:
+        facts["block, round"] = f"{record.block.id}, {record.block.round}"
+    if record.failure is not None:
+        facts["failure"] = record.failure.summary
+    return {
+        "run": record.run,
+        "facts": {name: text for name, text in facts.items() if text},
+        "params": " ".join(f"{name}={format_scalar(v)}" for name, v in record.params.items()),
+        "samples": _samples(record),
+        "conditions": _conditions(record),
+        "replay": shlex.join(["python", "-m", "jobs", "replay", record.run, "--in", folder]),
+    }
+
+
+def _samples(record: Record) -> list[list[str]]:
+    """Return one row per phase: name, number of samples, median, minimum, maximum, deviation."""
+    if record.measurements is None:
+        return []
+    rows = []
+    metric = metric_named("time")
+    for phase in record.measurements.samples_ms:
+        values = metric_samples(record, metric, phase)
+        if values is not None and not isinstance(values, str):
+            numbers = [statistic(values, name) for name in ("median", "min", "max", "std")]
+            rows.append([phase, str(len(values)), *map(format_number, numbers)])
+    return rows
+
+
+def _conditions(record: Record) -> list[list[str]]:
+    """Return one row per phase: name, and clock, power, temperature and throttle reasons."""
+    return [
+        [phase, *(_condition(known.get(name)) for name in _CONDITIONS)]
+        for phase, known in record.conditions.items()
+    ]
+
+
+def _condition(value: Any) -> str:
+    """Return a condition as text: minimum / median / maximum, or the share of samples by reason."""
+    if isinstance(value, list):
+        return " / ".join(_number(each) for each in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_share(share)}" for name, share in value.items()) or "none"
+    return "" if value is None else _number(value)
+
+
+def _number(value: Any) -> str:
+    return format_number(value) if is_number(value) else str(value)
+
+
+def _share(value: Any) -> str:
+    return f"{value:.0%}" if is_number(value) else str(value)
