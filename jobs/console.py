@@ -1,4 +1,4 @@
-"""The console command `sweeps`: `sweeps submit|status|logs|...|tables|attempts|compare|export|report`.
+"""The console command `sweeps`: `sweeps submit|status|logs|...|tables|compare|export|report`.
 
 Its commands are those of `python -m jobs.submit`, `python -m jobs` and `python aggregate.py`.
 `sweeps --install-completion` installs the completion of commands, options, sweep files, parameters,

@@ -133,7 +133,7 @@ class _Page:
         return len(self.figures) - 1
 
     def _cell(self, shown: ShownTable, text: str, records: list[Record]) -> Markup:
-        if not records:
+        if not records or not text:
             return escape(text)
         registry = self._document.registry
         numbers = sorted({registry.number(shown.study, record) for record in records})

@@ -1,0 +1,158 @@
+"""Answers and statuses of the report, from results folders with every kind of outcome."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.writeup.document import Document, State, make_document
+from jobs.writeup.markdown import markdown_report
+from jobs.writeup.page import html_report, unpacked_data
+from jobs.writeup.problem import Exhibit, Part, Problem
+from jobs.writeup.studies import read_studies, results_folders
+from jobs.writeup.traced import without_marks
+from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, failed, load, ok
+
+HOSTILE = "<script>document.title='run'</script>\"'&|*`"
+H100 = "NVIDIA H100"
+SPEED = '{{ value("time", "forward", size=1, mode="fast") | n(3) }} ms'
+
+
+def problem(*answers: str, **keys: object) -> Problem:
+    parts = [
+        Part(part=chr(97 + i), question=f"Question {i}?", answer=answer, **keys)  # type: ignore[arg-type]
+        for i, answer in enumerate(answers)
+    ]
+    return Problem(id="toy_problem", title="A toy", names={2025: "toy"}, sweep="toy", parts=parts)
+
+
+def document(*problems: Problem, folders: list[Path]) -> Document:
+    studies, notes = read_studies(folders)
+    return make_document(problems, studies, list(map(str, folders)), notes)
+
+
+@pytest.fixture
+def measured(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
+    """A folder with the outcomes ok, oom, error and none."""
+    outcomes = {
+        (1, "fast"): ok(4.0, 4.0, 4.0),
+        (1, "exact"): ok(8.0, 8.0, 8.0),
+        (2, "fast"): failed("oom", memory="gpu", phase="backward"),
+        (2, "exact"): None,
+    }
+    folder.submit(
+        load(tmp_path, TOY + GRID), lambda params, _: outcomes[params["size"], params["mode"]], H200
+    )
+    return folder
+
+
+def test_states(measured: ResultsFolder) -> None:
+    shown = document(
+        problem(
+            SPEED,
+            'From {{ value("time", "forward", size=2, mode="fast") | n }} ms.',
+            SPEED + ' and {{ value("time", "forward", size=2, mode="exact") | n }} ms.',
+            "{% if value('time', 'forward', size=2, mode='fast') > 3 %}slow{% endif %}",
+            "{{ nothing_like_this }}",
+        ),
+        folders=[measured.path],
+    )
+    (result,) = shown.problems
+    states = [part.state for part in result.parts]
+    assert states == [
+        State.answered, State.missing, State.partly, State.missing, State.missing
+    ]  # fmt: skip
+    assert result.state is State.partly
+    first = result.parts[0].answers[H200]
+    assert without_marks(first.text) == "4.00 ms" and "NVIDIA H200" in first.basis
+    assert result.parts[4].answers[H200].problem == "'nothing_like_this' is undefined"
+
+
+def test_older_code_makes_an_answer_stale(tmp_path: Path, folder: ResultsFolder) -> None:
+    folder.submit(
+        load(tmp_path, TOY + GRID), lambda *_: ok(4.0, 4.0) | {"source_hash": "0123"}, H200
+    )
+    (result,) = document(problem(SPEED), folders=[folder.path]).problems
+    assert result.state is State.stale and result.parts[0].answers[H200].stale == 1
+
+
+def test_without_results_the_command_is_shown(tmp_path: Path, measured: ResultsFolder) -> None:
+    other = problem("{{ value('time', 'forward') }}", filter="seq_len == 128")
+    other = other.model_copy(update={"sweep": "flash"})
+    (result, own) = document(other, folders=[measured.path]).problems
+    assert result.state is State.missing
+    assert result.parts[0].command == (
+        "python -m jobs.submit sweeps/flash.yaml --filter 'seq_len == 128'"
+    )
+    assert own.problem.title == "Other sweeps" and own.parts[0].study == "toy"
+    assert own.parts[0].tables
+
+
+def test_two_devices_have_an_answer_each(tmp_path: Path, measured: ResultsFolder) -> None:
+    other = ResultsFolder(tmp_path / "h100")
+    other.submit(load(tmp_path, TOY + GRID), lambda *_: ok(6.0, 6.0), H100)
+    shown = problem(SPEED, show=[Exhibit(table="toy")])
+    (result,) = document(shown, folders=[measured.path, other.path]).problems
+    answers = {name: without_marks(a.text) for name, a in result.parts[0].answers.items()}
+    assert answers == {H200: "4.00 ms", H100: "6.00 ms"}
+    (table,) = result.parts[0].tables
+    assert set(table.table.columns["device"]) == {H200, H100}
+
+
+def test_speed_says_whether_it_is_paired(measured: ResultsFolder) -> None:
+    text = '{{ speed("forward", {"mode": "exact"}, size=1, mode="fast") }}'
+    (result,) = document(problem(text), folders=[measured.path]).problems
+    answer = result.parts[0].answers[H200]
+    assert without_marks(answer.text) == "2.00x (not paired)"
+    assert answer.found == 2
+
+
+def test_every_number_shows_its_records(measured: ResultsFolder) -> None:
+    text = SPEED + '; {{ (value("time", "forward", size=1, mode="exact") / 2) | n }}'
+    shown = document(problem(text, show=[Exhibit(table="toy")]), folders=[measured.path])
+    page = html_report(shown)
+    data = unpacked_data(page)
+    runs = {record["run"]: record for record in data["records"]}
+    assert len(runs) == 3  # the missing run has no record
+    ok_run = next(r for r in runs.values() if "size=1 mode=fast" in r["params"])
+    assert ok_run["samples"] == [["forward", "3", "4.000", "4.000", "4.000", "0"]]
+    assert ok_run["replay"].startswith(f"python -m jobs replay {ok_run['run']} --in ")
+    assert any("RuntimeError: as asked" in r["facts"].get("failure", "") for r in runs.values())
+    index = data["records"].index(ok_run)
+    assert f'<button class="n" data-r="{index}">4.00</button>' in page
+
+
+def test_hostile_texts_are_shown_as_text(tmp_path: Path, folder: ResultsFolder) -> None:
+    sweep = load(
+        tmp_path,
+        TOY + "description: '<img src=x onerror=alert(1)>'\ngrid: {size: [1]}\ntables:\n"
+        "  - {name: t, title: '<b>bold</b>', rows: [label], value: fact.text}\n",
+        "label=<script>x</script>",
+    )
+    folder.submit(sweep, lambda *_: ok(1.0, facts={"text": HOSTILE}), f"GPU {HOSTILE}")
+    answer = '{{ value("fact.text", size=1) }}'
+    shown = document(problem(answer, show=[Exhibit(table="t")]), folders=[folder.path])
+    page = html_report(shown)
+    body = page.split("<!DOCTYPE html>")[1].split("packed-data")[0]
+    assert body.count("<script") == 1  # that of the packed data itself
+    assert "<img" not in body and "<b>" not in body
+    assert "&lt;script&gt;document.title" in body
+    text = markdown_report(shown, tmp_path)
+    assert "\\<script" in text.replace("&lt;", "\\<") and "\n<script" not in text
+
+
+def test_folders_of_folders_are_found(tmp_path: Path, measured: ResultsFolder) -> None:
+    assert results_folders([measured.path, measured.path.parent]) == [measured.path.resolve()]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="is not a results folder and contains none"):
+        results_folders([tmp_path / "empty"])
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
+        results_folders([tmp_path / "nothing"])
+
+
+def test_a_single_cpu_run_makes_a_report(tmp_path: Path, folder: ResultsFolder) -> None:
+    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0), CPU)
+    (result,) = document(problem('{{ value("time", "forward") }}'), folders=[folder.path]).problems
+    assert result.state is State.answered
+    assert list(result.parts[0].answers) == [CPU]

@@ -1,0 +1,189 @@
+"""The report in a browser: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.writeup.build import build_report
+from tests.jobs.harness import ROOT
+from tests.jobs.results_folder import H200, ResultsFolder, load, ok
+
+CHROMIUM = shutil.which("chromium")
+if CHROMIUM is None and os.environ.get("REQUIRE_CHROMIUM"):
+    raise RuntimeError("REQUIRE_CHROMIUM is set, but chromium is not installed")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of three reference studies and of a sweep of our own."""
+    folder = tmp_path_factory.mktemp("report")
+    own = ResultsFolder(folder / "own")
+    text = (
+        "name: own\nbenchmark: tests.benchmarks.toy\ngrid: {size: [1, 2, 4], mode: [fast, exact]}\n"
+    )
+    text += "plots: [{name: p, title: Time by size, x: size, series: [mode], phase: forward}]\n"
+    sweep = load(folder, text)
+    own.submit(sweep, lambda p, _: ok(10.0 * p["size"] if p["mode"] == "fast" else 3.0), H200)
+    reference = ROOT / "logs" / "h200"
+    names = ("flash_leaderboard", "warmup", "memory")
+    build_report([own.path, *(reference / name for name in names)], folder / "out")
+    return folder / "out" / "index.html"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser, report: Path) -> Iterator:
+    """Opens the report. At the end, the page must have logged no error."""
+    contexts, problems = [], []
+
+    def opened(anchor: str = "", viewport=DESK, scheme: str = "light"):
+        context = browser.new_context(viewport=viewport, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on(
+            "console",
+            lambda m: problems.append(m.text) if m.type in ("error", "warning") else None,
+        )
+        page.on("request", lambda r: problems.append(r.url) if r.url.startswith("http") else None)
+        page.goto(f"{report.as_uri()}{anchor}")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not problems
+
+
+def own_section(page):
+    return page.locator("#own_sweeps article").filter(has_text="Time by size")
+
+
+def test_an_anchor_opens_its_problem(open_page) -> None:
+    page = open_page("#own_sweeps")
+    assert own_section(page).count() == 1
+    top = page.locator("#own_sweeps h2").bounding_box()["y"]
+    assert 0 <= top < DESK["height"]
+
+
+def test_search_hides_other_problems(open_page) -> None:
+    page = open_page()
+    page.fill("#search", "time by size")
+    assert page.locator("section.problem:visible").count() == 1
+    assert page.locator("#sidebar li:visible").count() == 1
+    page.fill("#search", "no such words")
+    assert page.locator("#none").is_visible()
+    page.fill("#search", "")
+    assert page.locator("#summary").is_visible() and not page.locator("#none").is_visible()
+
+
+def test_a_click_on_a_number_shows_its_records(open_page) -> None:
+    page = open_page("#own_sweeps")
+    own_section(page).locator("td button.n", has_text="40.00").first.click()
+    dialog = page.locator("#records")
+    assert dialog.is_visible()
+    assert "size=4 mode=fast" in dialog.inner_text()
+    assert "python -m jobs replay" in dialog.inner_text()
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+
+
+def test_a_table_sorts_by_number(open_page) -> None:
+    page = open_page("#own_sweeps")
+    table = own_section(page).locator("table.data").first
+    table.scroll_into_view_if_needed()
+    header = table.locator("thead th").first
+    header.locator("xpath=self::th[contains(@class, 'dt-orderable')]").wait_for()
+    first = table.locator("tbody tr").first.locator("td").first
+    assert first.inner_text() == "1"
+    header.click()
+    header.click()
+    page.wait_for_function(
+        "t => t.querySelector('tbody td').textContent === '4'", arg=table.element_handle()
+    )
+
+
+def test_a_figure_can_be_read_and_changed(open_page) -> None:
+    page = open_page("#own_sweeps")
+    figure = own_section(page).locator("figure.plot")
+    figure.scroll_into_view_if_needed()
+    figure.locator("svg.main-svg").first.wait_for()
+    assert figure.locator(".legendtext").all_text_contents() == ["fast", "exact"]
+    figure.locator(".nsewdrag").hover(position={"x": 30, "y": 30})
+    page.locator(".hoverlayer text").first.wait_for()
+    figure.locator('[data-do="log"]').click()
+    page.wait_for_function(
+        "f => f.layout.yaxis.type === 'log'", arg=figure.locator(".canvas").element_handle()
+    )
+    figure.locator('[data-do="ratio"]').click()
+    page.wait_for_function(
+        "f => f.data[1].y[0] === 1", arg=figure.locator(".canvas").element_handle()
+    )
+    figure.locator(".legendtoggle").first.click()
+    page.wait_for_function(
+        "f => f.data[0].visible === 'legendonly'", arg=figure.locator(".canvas").element_handle()
+    )
+
+
+@pytest.mark.parametrize(("button", "start"), [("csv", "series,panel,x,y"), ("svg", "<svg")])
+def test_a_figure_can_be_saved(open_page, button: str, start: str) -> None:
+    page = open_page("#own_sweeps")
+    figure = own_section(page).locator("figure.plot")
+    figure.scroll_into_view_if_needed()
+    figure.locator("svg.main-svg").first.wait_for()
+    with page.expect_download() as download:
+        figure.locator(f'[data-do="{button}"]').click()
+    assert Path(download.value.path()).read_text().startswith(start)
+
+
+def test_dark_mode_follows_the_system_and_the_button(open_page) -> None:
+    page = open_page(scheme="dark")
+    colour = "() => getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(colour)
+    page.click("#theme")
+    assert page.evaluate(colour) == "rgb(255, 255, 255)" != dark
+
+
+@pytest.mark.parametrize("anchor", ["", "#own_sweeps"])
+def test_a_phone_needs_no_sideways_scrolling(open_page, anchor: str) -> None:
+    page = open_page(anchor, PHONE)
+    page.wait_for_load_state()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.click("#menu")
+    assert page.locator("#sidebar a").first.is_visible()
+
+
+def test_it_prints(open_page, tmp_path: Path) -> None:
+    page = open_page()
+    page.pdf(path=tmp_path / "report.pdf", format="A4")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    page.emulate_media(media="print")
+    assert not page.locator("#sidebar").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_accessible(open_page, scheme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = open_page("#own_sweeps", scheme=scheme)
+    own_section(page).locator("figure.plot").scroll_into_view_if_needed()
+    page.locator("svg.main-svg").first.wait_for()
+    violations = Axe().run(page).response["violations"]
+    serious = [v for v in violations if v["impact"] in ("serious", "critical")]
+    assert not serious, [(v["id"], [node["target"] for node in v["nodes"]][:3]) for v in serious]

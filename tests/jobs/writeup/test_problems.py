@@ -1,0 +1,93 @@
+"""The problems of the report: their files, exhibits, filters and names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.sweep.expand import expand
+from jobs.sweep.load import load_sweep
+from jobs.writeup.problem import Exhibit, Part, Problem, read_problems
+from tests.jobs.harness import ROOT
+
+PROBLEMS = read_problems()
+PARTS = [
+    pytest.param(problem, part, id=f"{problem.id}-{part.part or 'only'}")
+    for problem in PROBLEMS
+    for part in problem.parts
+]
+# Names of the problems of both editions of CS336, assignment 2.
+NAMES = {
+    2025: {
+        "benchmarking_script", "nsys_profile", "mixed_precision_accumulation",
+        "benchmarking_mixed_precision", "memory_profiling", "pytorch_attention", "torch_compile",
+        "flash_forward", "flash_backward", "flash_benchmarking", "leaderboard",
+        "distributed_communication_single_node", "naive_ddp", "naive_ddp_benchmarking",
+        "minimal_ddp_flat_benchmarking", "ddp_overlap_individual_parameters",
+        "ddp_overlap_individual_parameters_benchmarking", "ddp_overlap_bucketed",
+        "ddp_bucketed_benchmarking", "communication_accounting", "optimizer_state_sharding",
+        "optimizer_state_sharding_accounting",
+    },
+    2026: {"gradient_checkpointing", "fsdp", "fsdp_accounting", "alternate_ring",
+           "data_parallel_calcs", "fsdp_calcs", "tp_calcs", "fsdp_tp_calcs"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edition", NAMES)
+def test_every_problem_of_the_assignment_is_there(edition: int) -> None:
+    named = {
+        name for problem in PROBLEMS for year, name in problem.names.items() if year == edition
+    }
+    assert named >= NAMES[edition]
+
+
+@pytest.mark.parametrize(("problem", "part"), PARTS)
+def test_exhibits_are_declared_by_their_sweeps(problem: Problem, part: Part) -> None:
+    def declared(sweep: str | None) -> tuple[set[str], set[str]]:
+        loaded = load_sweep(ROOT / "sweeps" / f"{sweep or part.sweep or problem.sweep}.yaml").sweep
+        return {table.name for table in loaded.tables}, {plot.name for plot in loaded.plots}
+
+    for exhibit in part.show:
+        tables, plots = declared(exhibit.sweep)
+        assert exhibit.table is None or exhibit.table in tables
+        assert exhibit.plot is None or exhibit.plot in plots
+    if part.more:
+        assert set(part.more) <= declared(None)[0]
+
+
+@pytest.mark.parametrize(("problem", "part"), [p for p in PARTS if p.values[1].filter])
+def test_the_filter_of_a_part_selects_runs(problem: Problem, part: Part) -> None:
+    path = ROOT / "sweeps" / f"{part.sweep or problem.sweep}.yaml"
+    assert expand(load_sweep(path, filter=part.filter)).runs
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id: a b\ntitle: t\nparts: [{question: q, answer: a}]", "id\n"),
+        ("id: a\ntitle: t\nparts: []", "parts\n"),
+        ("id: a\ntitle: t\nparts: [{question: q, answer: a, shwo: []}]", "shwo"),
+        ("id: [", "a.yaml"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"a\.yaml") as caught:
+        read_problems(tmp_path)
+    assert message in str(caught.value)
+
+
+def test_two_problems_cannot_have_the_same_anchor(tmp_path: Path) -> None:
+    text = "id: {}\ntitle: t\nnames: {{2025: {}}}\nparts: [{{question: q, answer: a}}]"
+    (tmp_path / "a.yaml").write_text(text.format("first", "shared"))
+    (tmp_path / "b.yaml").write_text(text.format("shared", "second"))
+    with pytest.raises(ValueError, match=r"b\.yaml: a\.yaml has the name shared, too"):
+        read_problems(tmp_path)
+
+
+def test_an_exhibit_is_of_one_kind() -> None:
+    with pytest.raises(ValueError, match="an exhibit is one of table, plot and images"):
+        Exhibit(table="a", plot="b")
+    with pytest.raises(ValueError, match="got none"):
+        Exhibit(where="a == 1")
