@@ -115,7 +115,7 @@ def tables(
         typer.Option(
             metavar="TEMPLATE",
             help="Jinja2 template with the texts to print below the tables, one block per table. "
-            "Example: jobs/report/texts/flash.md.j2.",
+            "Example: examples/quickstart_texts.md.j2.",
             parser=as_path,
         ),
     ] = None,

@@ -116,7 +116,7 @@ def markdown_image(image: Image, folder: Path) -> str:
     """Return the Markdown code of an image.
 
     The code is for a page that is next to the folder of the image. For example, the page
-    docs/results/flash.md refers to docs/results/flash/time.png as flash/time.png.
+    results/flash.md refers to results/flash/time.png as flash/time.png.
 
     Args:
         image: the image.

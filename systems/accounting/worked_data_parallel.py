@@ -32,7 +32,7 @@ def show_hardware() -> None:
     say(
         "For a GPU, W is the total bandwidth of its NVLinks in one direction, within one NVLink "
         "domain. For v5p, W is the bandwidth of one axis of the torus in both directions. All "
-        "times below are lower bounds. Times measured with NCCL are in docs/results/all_reduce.md."
+        "times below are lower bounds. Times measured with NCCL are in docs/report."
     )
 
 

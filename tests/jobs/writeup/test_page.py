@@ -125,7 +125,7 @@ def test_a_figure_can_be_read_and_changed(open_page) -> None:
     figure.scroll_into_view_if_needed()
     figure.locator("svg.main-svg").first.wait_for()
     assert figure.locator(".legendtext").all_text_contents() == ["fast", "exact"]
-    figure.locator(".nsewdrag").hover(position={"x": 30, "y": 30})
+    figure.locator(".nsewdrag").hover()
     page.locator(".hoverlayer text").first.wait_for()
     figure.locator('[data-do="log"]').click()
     page.wait_for_function(
