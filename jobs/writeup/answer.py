@@ -5,10 +5,16 @@ An answer is a Markdown text with Jinja2 expressions:
     Forward takes {{ value("time", "forward", size="xl") | n(3) }} ms.
 
 The functions `value`, `state` and `published` and the filters `n` and `pct` are those of
-`jobs.report.texts`. In addition, `sweep=NAME` looks into another study, `benchmark=NAME` selects
-the runs of one benchmark, `speed` gives a paired speedup with its interval, and `accounting` has
-the functions of `systems.accounting`. The templates are part of this project, so they are rendered
-without the limits that texts of users have.
+`jobs.report.texts`. In addition:
+
+    sweep=NAME, benchmark=NAME   look into another study, or at the runs of one benchmark
+    speed(...)                   paired speedup of two runs with its interval
+    items(...)                   list that a run returned
+    accounting.NAME(...)         functions of `systems.accounting`
+    sci                          filter that formats small numbers
+
+The templates are part of this project, so they are rendered without the limits that texts of users
+have.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from jobs.formatting import counted
 from jobs.published.figures import published_figure
 from jobs.report.basis import basis_note
 from jobs.report.cell import Cell
+from jobs.report.metrics import fact_at
 from jobs.report.results import Result
 from jobs.report.speedup import speedup_of
 from jobs.report.statistics import relative_spread
@@ -34,10 +41,13 @@ from jobs.results.record import Record
 from jobs.writeup.studies import Study
 from jobs.writeup.traced import Recorded, Traced, marked, shown
 from systems import accounting
+from systems.accounting import feed_forward, xxl_model
 
 MISSING_NUMBER = "Not measured: a number that this answer depends on is missing."
 # Exceptions that the expressions of a template can raise.
-_RAISED = (TemplateError, TableError, TypeError, ValueError, ArithmeticError, LookupError)
+_RAISED = (
+    TemplateError, TableError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
+)  # fmt: skip
 
 
 class Registry:
@@ -100,7 +110,7 @@ def render_answer(
     answer = Answer("")
     lookups = _Lookups(study, studies, device, registry, answer)
     jinja = language.environment()
-    jinja.filters |= {"n": _n, "pct": _pct}
+    jinja.filters |= {"n": _n, "pct": _pct, "sci": _sci}
     jinja.finalize = lambda value: _n(value) if _is_plain(value) else value
     try:
         text = jinja.from_string(template).render(
@@ -132,8 +142,16 @@ def _pct(number: Any, digits: int = 3) -> str:
     return shown(number, language.format_share(number, digits))
 
 
+def _sci(number: Any, digits: int = 2) -> str:
+    """Format a small number with an exponent, such as 2.3e-06, and mark its records."""
+    is_number = isinstance(number, (int, float))
+    return shown(number, f"{number:.{digits - 1}e}" if is_number else str(number))
+
+
 class _Accounting:
-    """Public names of `systems.accounting`, for templates."""
+    """Public names of `systems.accounting` and two of its modules, for templates."""
+
+    feed_forward, xxl_model = feed_forward, xxl_model
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -163,6 +181,7 @@ class _Lookups:
             "value": self.value,
             "state": self.state,
             "speed": self.speed,
+            "items": self.items,
             "published": _published,
         }
 
@@ -195,6 +214,37 @@ class _Lookups:
         results = [] if study is None else self._results(study, params)
         return self._lookups(results).state(**_chosen(params)) if results else "missing"
 
+    def items(self, path: str, sweep: str | None = None, **params: Any) -> Any:
+        """Return the items of a list that a run returned, such as kernels.forward.
+
+        Args:
+            path: path of the list in the facts of the run.
+            sweep: name of the study. None: that of the part.
+            params: parameters that select the run. Of several repeats, the first is used.
+
+        Returns:
+            A list of dicts whose numbers know their record. NotMeasured if there is none.
+        """
+        study = self._named(sweep)
+        results = [] if study is None else self._results(study, params)
+        found = [r for r in results if self._has(r, _chosen(params)) and r.status == "ok"]
+        record = found[0].record if found else None
+        if study is None or record is None or record.measurements is None:
+            return self._missing()
+        if len({result.run.id for result in found}) > 1:
+            raise TableError(f"items({path!r}): {len(found)} runs have {params}")
+        fact = fact_at(record.measurements.facts, path.split("."))
+        if not isinstance(fact, list):
+            return self._missing()
+        self._answer.found += 1
+        number = self._registry.number(study, record)
+        self._used[number] = self._registry.entries[number]
+        return [{name: _traced(value, number) for name, value in item.items()} for item in fact]
+
+    @staticmethod
+    def _has(result: Result, params: dict[str, Any]) -> bool:
+        return all(result.coordinate(name) == value for name, value in params.items())
+
     def speed(
         self, phase: str, baseline: dict[str, Any], sweep: str | None = None, **params: Any
     ) -> Any:
@@ -207,8 +257,8 @@ class _Lookups:
             params: parameters that select the run.
 
         Returns:
-            The text, such as `1.95x [1.93, 1.97]` for runs that were measured in the same rounds
-            and `1.95x (not paired)` for others.
+            The text, such as `1.95 [1.93, 1.97]` for runs that were measured in the same rounds and
+            `1.95 (not paired)` for others.
         """
         study = self._named(sweep)
         cells = [
@@ -221,7 +271,8 @@ class _Lookups:
         speedup = speedup_of(run, other, "median")
         if speedup.ratio is None:
             return self._missing()
-        text = speedup.text() if speedup.paired else f"{speedup.ratio:.2f}x (not paired)"
+        text = speedup.text().replace("x", "", 1) if speedup.paired else f"{speedup.ratio:.2f}"
+        text += "" if speedup.paired else " (not paired)"
         return marked(text, self._use(study, run) | self._use(study, other))
 
     def basis(self) -> str:
@@ -301,6 +352,12 @@ class _Lookups:
     def _missing(self) -> NotMeasured:
         self._answer.missing += 1
         return NotMeasured()
+
+
+def _traced(value: Any, record: int) -> Any:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return Traced(value, {record})
+    return Recorded(value) if isinstance(value, str) else value
 
 
 def _chosen(params: dict[str, Any]) -> dict[str, Any]:

@@ -138,8 +138,10 @@ def _part(
         for device in devices or [None]
     }
     kept = {device: answer for device, answer in answers.items() if answer.found}
+    if not kept:  # the same for every device
+        kept = dict(list(answers.items())[:1])
     command = _command(name, part) if name else ""
-    result = PartResult(part, name, _state(name, kept or answers), command, kept or answers)
+    result = PartResult(part, name, _state(kept), command, kept)
     for exhibit in part.show:
         _show(result, exhibit, studies.get(exhibit.sweep or name or ""))
     if study is not None:
@@ -148,12 +150,12 @@ def _part(
     return result
 
 
-def _state(name: str | None, answers: Mapping[str, Answer]) -> State:
+def _state(answers: Mapping[str, Answer]) -> State:
     found = list(answers.values())
-    if name is None:
-        return State.missing if any(a.problem or a.missing for a in found) else State.answered
     if not any(answer.found for answer in found):
-        return State.missing
+        # Without lookups, an answer is arithmetic or a derivation.
+        complete = all(answer.text and not answer.missing for answer in found)
+        return State.answered if complete else State.missing
     if any(answer.missing for answer in found):
         return State.partly
     return State.stale if any(answer.stale for answer in found) else State.answered

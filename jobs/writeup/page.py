@@ -120,7 +120,8 @@ class _Page:
                 yield self._add(figure), shown.plot.title or shown.plot.name
         for drawing in part.drawings:
             if drawing.data is not None:
-                yield self._add(drawn_figure(drawing.data)), drawing.label or drawing.data.title
+                label = f" ({drawing.label})" if drawing.label else ""
+                yield self._add(drawn_figure(drawing.data)), drawing.data.title + label
 
     def images(self, part: PartResult) -> Iterator[tuple[str, str]]:
         """Yield the source and the title of each figure of which the run kept no data."""

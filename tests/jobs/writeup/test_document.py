@@ -104,7 +104,7 @@ def test_speed_says_whether_it_is_paired(measured: ResultsFolder) -> None:
     text = '{{ speed("forward", {"mode": "exact"}, size=1, mode="fast") }}'
     (result,) = document(problem(text), folders=[measured.path]).problems
     answer = result.parts[0].answers[H200]
-    assert without_marks(answer.text) == "2.00x (not paired)"
+    assert without_marks(answer.text) == "2.00 (not paired)"
     assert answer.found == 2
 
 

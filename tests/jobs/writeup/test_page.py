@@ -28,7 +28,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = (
         "name: own\nbenchmark: tests.benchmarks.toy\ngrid: {size: [1, 2, 4], mode: [fast, exact]}\n"
     )
-    text += "plots: [{name: p, title: Time by size, x: size, series: [mode], phase: forward}]\n"
+    text += "plots: [{name: p, title: Zebra by size, x: size, series: [mode], phase: forward}]\n"
     sweep = load(folder, text)
     own.submit(sweep, lambda p, _: ok(10.0 * p["size"] if p["mode"] == "fast" else 3.0), H200)
     reference = ROOT / "logs" / "h200"
@@ -72,7 +72,7 @@ def open_page(browser, report: Path) -> Iterator:
 
 
 def own_section(page):
-    return page.locator("#own_sweeps article").filter(has_text="Time by size")
+    return page.locator("#own_sweeps article").filter(has_text="Zebra by size")
 
 
 def test_an_anchor_opens_its_problem(open_page) -> None:
@@ -84,7 +84,7 @@ def test_an_anchor_opens_its_problem(open_page) -> None:
 
 def test_search_hides_other_problems(open_page) -> None:
     page = open_page()
-    page.fill("#search", "time by size")
+    page.fill("#search", "zebra size")
     assert page.locator("section.problem:visible").count() == 1
     assert page.locator("#sidebar li:visible").count() == 1
     page.fill("#search", "no such words")

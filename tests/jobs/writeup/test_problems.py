@@ -8,7 +8,9 @@ import pytest
 
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
+from jobs.writeup.document import make_document
 from jobs.writeup.problem import Exhibit, Part, Problem, read_problems
+from jobs.writeup.studies import read_studies, results_folders
 from tests.jobs.harness import ROOT
 
 PROBLEMS = read_problems()
@@ -91,3 +93,21 @@ def test_an_exhibit_is_of_one_kind() -> None:
         Exhibit(table="a", plot="b")
     with pytest.raises(ValueError, match="got none"):
         Exhibit(where="a == 1")
+
+
+def test_every_answer_has_its_numbers_in_the_reference_results() -> None:
+    """A wrong parameter or name in a template is an error here, and 'not measured' in a report."""
+    folders = results_folders([ROOT / "logs" / "h200"])
+    studies, notes = read_studies(folders)
+    document = make_document(PROBLEMS, studies, [], notes)
+    wrong = [
+        (result.problem.id, part.part.part, device, answer.problem, answer.warnings)
+        for result in document.problems
+        for part in result.parts
+        for device, answer in part.answers.items()
+        if answer.problem or answer.warnings or (answer.missing and part.study is not None)
+    ]
+    assert not wrong
+    assert [
+        note for result in document.problems for part in result.parts for note in part.notes
+    ] == []
