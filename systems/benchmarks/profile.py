@@ -6,8 +6,8 @@ Run it on this machine, without Slurm:
 
 Training steps are first timed without a profiler. Then some steps are run under torch.profiler,
 which gives the times of kernels. With `profiler: nsys` they are run under Nsight Systems (nsys)
-instead, and the report of nsys is kept. `profiler: nsys` has been tested only with a script that
-imitates nsys.
+instead, and the report of nsys is kept. On a GPU, `profiler: nsys` has been run only with the
+collector of Nsight Compute 2025.3, which leaves a .qdstrm file instead of a report.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ def run(params: Params) -> dict[str, Any]:
                 phase without the profiler.
             trace: file name of the trace, if `params.trace` is true.
         If `params.profiler` is "nsys", also:
-            report: file name of the report of nsys.
+            report: file name of the report of nsys, or of its recording (.qdstrm) if the
+                installation cannot make a report.
 
     Raises:
         Unsupported: if this machine does not support the parameters.

@@ -1,7 +1,9 @@
 """Profile a Python module with the profiler nsys of Nsight Systems.
 
-nsys writes a report file. The command `nsys stats --report nvtx_gpu_proj_sum,cuda_gpu_kern_sum
-REPORT` prints the times in the report by range and by kernel.
+nsys writes a report file. If the installation has only the collector, as that inside Nsight
+Compute, it writes a .qdstrm file, from which a complete Nsight Systems makes a report. The command
+`nsys stats --report nvtx_gpu_proj_sum,cuda_gpu_kern_sum REPORT` prints the times in the report by
+range and by kernel.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 
 REPORT = "report.nsys-rep"  # file name of the report
+RECORDING = "report.qdstrm"  # file name of the recording, if nsys cannot make a report of it
 _ROOT = Path(__file__).parents[2]  # folder of the package `systems`
 
 
@@ -45,7 +48,8 @@ def run_under_nsys(module: str, params_json: str, folder: Path) -> dict[str, Any
         folder: folder for the report file.
 
     Returns:
-        The contents of FACTS.json, and the file name of the report under the key `report`.
+        The contents of FACTS.json, and the file name of the report or of the recording under the
+        key `report`.
 
     Raises:
         RuntimeError: if nsys or the module fails, or if a file is missing after the run. The output
@@ -60,12 +64,13 @@ def run_under_nsys(module: str, params_json: str, folder: Path) -> dict[str, Any
         params.write_text(params_json)
         command = _command(nsys, report, [module, str(params), str(facts)])
         code = subprocess.run(command, env=os.environ | {"PYTHONPATH": python_path}).returncode
-        missing = [str(file) for file in (facts, report) if not file.exists()]
+        written = next((file for file in (report, folder / RECORDING) if file.exists()), report)
+        missing = [str(file) for file in (facts, written) if not file.exists()]
         if code or missing:
             left = f" and did not write {', '.join(missing)}" if missing else ""
             raise RuntimeError(f"nsys exited with code {code}{left}; command: {' '.join(command)}")
         found: dict[str, Any] = json.loads(facts.read_text())
-    return found | {"report": report.name}
+    return found | {"report": written.name}
 
 
 def _command(nsys: str, report: Path, module: list[str]) -> list[str]:

@@ -147,7 +147,7 @@ if os.environ.get("FAIL"):
     sys.exit(7)
 (report,) = [o.removeprefix("--output=") for o in options if o.startswith("--output=")]
 code = subprocess.run(program).returncode
-open(report + ".nsys-rep", "w").close()
+open(report + os.environ.get("SUFFIX", ".nsys-rep"), "w").close()
 sys.exit(code)
 """
 
@@ -168,11 +168,13 @@ def nsys(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.slow
-def test_under_nsys_the_steps_run_and_the_report_stays(nsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("suffix", [".nsys-rep", ".qdstrm"])  # the latter: only the collector
+def test_under_nsys_the_steps_run_and_the_report_stays(nsys, suffix, tmp_path, monkeypatch):
     """Check the command and the exchange of params and facts, with a script that imitates nsys."""
+    monkeypatch.setenv("SUFFIX", suffix)
     monkeypatch.chdir(tmp_path)  # the package must be found from any working directory
     facts = run_under_nsys(PROFILE, params(profiler="nsys").model_dump_json(), tmp_path)
-    assert (tmp_path / facts["report"]).exists()
+    assert facts["report"] == f"report{suffix}" and (tmp_path / facts["report"]).exists()
     assert set(facts["range_ms"]) == {*PHASES, "train_step"} and facts["profiled_steps"] == 3
     assert json.loads(nsys.read_text()) == [
         "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
