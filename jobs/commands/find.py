@@ -52,8 +52,8 @@ def find_run(
 ) -> tuple[Observation, TaskState]:
     """Return the run whose id begins with `run`, and the state of its results folder.
 
-    If the run has several repeats, returns a repeat that failed if there is one, otherwise the
-    repeat that finished last.
+    If the run has several repeats, returns a repeat that failed if there is one, preferably one
+    that was executed and has a log. Otherwise returns the repeat that finished last.
 
     Args:
         run: the first characters of the id.
@@ -103,10 +103,12 @@ def _folders_with(run: str) -> list[Path]:
     return [path for path in holding if path != replay] or holding
 
 
-def _preference(task: TaskState, prefer_live: bool) -> tuple[int, bool, float]:
+def _preference(task: TaskState, prefer_live: bool) -> tuple[int, bool, bool, float]:
     """Return a sort key of the repeats of a run. The last one is shown."""
     live = [Status.queued, Status.running]
     record = task.record
     bad = record is not None and record.status not in (Status.ok, Status.unsupported)
     first = 1 + live.index(task.status) if prefer_live and task.status in live else 0
-    return first, bad, record.finished_at if record else 0.0
+    # Rounds after the one that failed are recorded as failed, too, but not executed.
+    executed = bad and record is not None and record.log is not None
+    return first, bad, executed, record.finished_at if record else 0.0

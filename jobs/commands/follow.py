@@ -39,7 +39,7 @@ def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, 
     old = logs_of(seen, task)
     seen, task = _again(seen, task)  # a log of `old` is of the current attempt only if it runs
     if task.status is Status.running:
-        old = [path for path in old if _attempt(path) < _attempt(old[-1])]
+        old = [path for path in old if attempt_of(path) < attempt_of(old[-1])]
     printer = _Printer(old)
     said = ""
     while task.status.is_live:
@@ -76,10 +76,11 @@ def logs_of(seen: Observation, task: TaskState) -> list[Path]:
         m.job_folder(job.index) for m in seen.manifests for job in m.jobs if key in job.tasks
     )
     found = [path for one in folders for path in one.glob(f"{key[0]}-{key[1]}-*.log")]
-    return sorted(found, key=lambda path: (_attempt(path), path.name))
+    return sorted(found, key=lambda path: (attempt_of(path), path.name))
 
 
-def _attempt(log: Path) -> int:
+def attempt_of(log: Path) -> int:
+    """Return the number of the attempt that wrote a log file."""
     return int(log.name.split("-")[2].split(".")[0])  # <run>-<repeat>-<attempt>[.node<rank>].log
 
 

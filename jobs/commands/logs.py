@@ -10,7 +10,7 @@ import typer
 
 from jobs.commands.arguments import In, RunId
 from jobs.commands.find import find_run
-from jobs.commands.follow import follow, logs_of
+from jobs.commands.follow import attempt_of, follow, logs_of
 from jobs.results.manifest import ARTIFACTS
 from jobs.results.run_states import Observation, TaskState
 from jobs.submit import fail
@@ -88,11 +88,17 @@ def _text(path: Path) -> str:
 
 
 def _log(seen: Observation, task: TaskState) -> Path | None:
-    """Return the log file of a run: that of its record if it exists, or else the newest."""
-    recorded = task.record.log if task.record is not None else None
-    if recorded and (seen.folder / recorded).exists():
-        return seen.folder / recorded
-    return max(logs_of(seen, task), key=_written_at, default=None)
+    """Return the log file of a run: that of its recorded attempt, or the newest without a record.
+
+    A log of another attempt would explain a failure that is not the one shown.
+    """
+    logs = logs_of(seen, task)
+    record = task.record
+    if record is not None and not task.status.is_live:
+        if record.log and (seen.folder / record.log).exists():
+            return seen.folder / record.log
+        logs = [path for path in logs if attempt_of(path) == record.attempt]
+    return max(logs, key=_written_at, default=None)
 
 
 def _written_at(path: Path) -> float:
