@@ -320,7 +320,7 @@ def compare_times(
         if margin is not None:
             require_margin(margin)
         if after is None:
-            observation = read_short(before.resolve())
+            observation = with_stale(read_short(before.resolve()))
             notes = [*map(str, observation.bad_lines), *observation.notes]
             runs = {task.run.id: task.run for task in observation.tasks}
             found = compare_blocks(observation, margin, _chosen(runs, where))

@@ -65,7 +65,7 @@ def compare_blocks(
     """Compare each run in a results folder with the baseline of its block.
 
     Args:
-        observation: the folder, read with `read_short`.
+        observation: the folder, read with `read_short`. Its stale tasks are told, see `with_stale`.
         margin: relative difference up to which two times count as the same. None: that of the
             sweep, or 0.01.
         chosen: ids of the runs that are compared. None: all.
@@ -182,10 +182,11 @@ def _block_heading(observation: Observation, found: BlockCells) -> list[str]:
         where = f"commit {state[:10]}" if isinstance(state, str) else "commit unknown"
         changed = ", with changes" if other.state.get("dirty") else ""
         name = "" if isinstance(state, str) and state.startswith(other.name) else f"{other.name}, "
-        present = _commits(observation, {pair.candidate for pair in pairs})
+        candidates = {pair.candidate for pair in pairs}
+        since = " It has changed since." if candidates & {run for run, _ in observation.stale} else ""
         lines.append(
             f"before: the other checkout ({name}{where}{changed}); "
-            f"after: the present code ({present})."
+            f"after: the working tree as measured ({_commits(observation, candidates)}).{since}"
         )
     plain = [label for label in baselines if label.removeprefix("code=") not in checkouts]
     if len(plain) == 1:

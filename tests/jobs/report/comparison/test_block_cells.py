@@ -201,6 +201,10 @@ def test_against_another_checkout_says_which_commit_is_which(tmp_path: Path) -> 
     )
     done = own.python("aggregate", "compare", "out")
     assert f"before: the other checkout (commit {old[:10]})" in done.stdout
-    assert f"after: the present code (commit {new[:7]})" in done.stdout
+    assert f"after: the working tree as measured (commit {new[:7]}).\n" in done.stdout
     # The benchmark returns a constant, so the ratio is exactly 1.
     assert done.returncode == 0 and "1 same" in done.stdout
+    own.write("helper.py", "VALUE = 'newer'\n")
+    edited = own.python("aggregate", "compare", "out").stdout
+    assert f"(commit {new[:7]}). It has changed since.\n" in edited
+    assert "note: 2 of 6 results are from older code" in edited
