@@ -278,8 +278,8 @@ def compare_times(
         bool,
         typer.Option(
             "--all",
-            help="Also list cells that are new, gone or not measured, and unpaired cells within "
-            "the noise.",
+            help="Also list cells that are new, gone or not measured, and unpaired cells whose "
+            "difference is within their stored noise floor.",
         ),
     ] = False,
 ) -> None:

@@ -137,7 +137,10 @@ def compare_folders(
         unknown = {c.device: None for c in cells if c.verdict == "unpaired" and c.low is None}
         if missing := ", ".join(unknown):
             some = "some benchmarks on " if known.keys() & unknown.keys() else ""
-            notes.append(f"No noise floor is stored for {some}{missing}.")
+            notes.append(
+                f"No noise floor is stored for {some}{missing}, so ratios have no interval: any "
+                "of them may be noise."
+            )
     if repeated := same_attempts(before, after):
         have = "has" if repeated == 1 else "have"
         notes.append(f"{counted(repeated, 'run')} {have} the same records in both folders.")

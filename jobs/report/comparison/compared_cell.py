@@ -12,7 +12,7 @@ from jobs.report.comparison.verdicts import Verdict
 from jobs.run import Run, varying
 
 # Verdicts that a table leaves out unless all are asked for. A cell with the verdict unpaired is
-# shown if its difference exceeds the noise floor.
+# left out if its difference is within a stored noise floor.
 UNIMPORTANT = ("new", "gone", "not measured")
 _Number = float | int | None
 
@@ -46,7 +46,7 @@ class Cell:
     def is_important(self) -> bool:
         """Whether a table shows this cell even if not all cells are asked for."""
         if self.verdict == "unpaired":
-            return bool(self.detail)
+            return bool(self.detail) or self.low is None
         return self.verdict not in UNIMPORTANT or self.pending
 
 

@@ -66,6 +66,17 @@ def test_noise_floors_bound_an_unpaired_difference(
     assert found.exit_code == 3
 
 
+def test_a_device_without_noise_floors_is_listed_without_intervals(tmp_path: Path) -> None:
+    """Nothing is known to be within the noise, so nothing may be left out."""
+    pair = Pair(tmp_path, "grid: {size: [1, 2]}\n")
+    pair.fill(lambda *_: ok(1.0), lambda params, repeat: ok(8.7 if params["size"] == 1 else 1.0))
+    shown = call("aggregate", "compare", pair.before.path, pair.after.path).stdout
+    rows = [line.split() for line in shown.splitlines() if "forward" in line]
+    assert [(row[7], row[-2]) for row in rows] == [("8.700", "unpaired"), ("1.000", "unpaired")]
+    assert "not listed" not in shown
+    assert "No noise floor is stored for cpu: Test Processor, so ratios have no interval" in shown
+
+
 @pytest.mark.parametrize(
     ("uuids", "hours", "usual"),
     [(("a", "a"), 0, 0.009), (("a", "b"), 0, 0.015), (("a", "a"), 2, 0.015), (("", ""), 0, 0.015)],
