@@ -103,7 +103,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     expansion = expand(loaded)
     other = options.against
     if other is None:
-        _require_baseline(loaded)
+        _require_candidates(loaded, expansion)
     else:
         require_benchmarks(other, expansion.runs)
         expansion = with_other_code(expansion, other, loaded.sweep.blocks)
@@ -157,12 +157,21 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     return Prepared(manifest, expansion, done, failed, in_flight, is_new, notes)
 
 
-def _require_baseline(loaded: LoadedSweep) -> None:
-    """Check that the key `blocks` says what is compared, since there is no other checkout."""
+def _require_candidates(loaded: LoadedSweep, expansion: Expansion) -> None:
+    """Check that the blocks have runs to compare, since there is no other checkout."""
     keys = loaded.sweep.blocks
-    if keys is not None and not keys.interleave:
+    if keys is None:
+        return
+    if not keys.interleave:
         what = "blocks.interleave and blocks.baseline are required, except with --against"
         raise InputError([Problem(loaded.document.at(("blocks",)), what)])
+    if all(len(block.runs) == 1 for block in expansion.blocks):
+        what = (
+            "blocks: each block holds one run, the baseline, so there is nothing to compare; give "
+            f"{' or '.join(keys.interleave)} at least 2 values, or measure without blocks: "
+            "blocks=null"
+        )
+        raise InputError([Problem(loaded.document.at(("blocks", "interleave")), what)])
 
 
 def _split(

@@ -205,3 +205,12 @@ def test_force_measures_complete_rounds_again(tmp_path: Path) -> None:
         assert run("jobs.submit", sweep, "--local", "--force", "--out", out).returncode == 0
         assert len(records(out)) == count
     assert list(executions(records(out)).values()) == [3, 3]
+
+
+def test_blocks_that_contain_only_their_baseline_are_refused(tmp_path: Path) -> None:
+    sweep = block_sweep(tmp_path, [{"what": "ok"}])
+    done = call("jobs.submit", sweep, "--local", "--dry-run", "--out", tmp_path / "out")
+    assert done.returncode == 2, done.stdout
+    assert "there is nothing to compare; give what or tag or path at least 2 val" in done.stdout
+    plain = call("jobs.submit", sweep, "blocks=null", "--local", "--dry-run")
+    assert plain.returncode == 0, plain.stdout
