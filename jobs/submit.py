@@ -182,7 +182,7 @@ def submit(
         typer.Option(
             metavar="REV|DIR",
             help="Measure each run also with another checkout of the code: a git revision such as "
-            "HEAD~1, or a folder. The two are measured in turn. To compare them, run: python "
+            "HEAD, which is the code without uncommitted edits, or a folder. The two are measured in turn. To compare them, run: python "
             "aggregate.py compare FOLDER. The key blocks.rounds sets the number of rounds.",
         ),
     ] = None,

@@ -26,11 +26,13 @@ from jobs import ROOT
 from jobs.block import Block
 from jobs.code import git
 from jobs.code.carried_state import file_hash
+from jobs.code.imports import read_source
 from jobs.code.state import CodeState, repository_root
 from jobs.errors import CommandError
 from jobs.results.manifest import SNAPSHOTS, Checkout
 from jobs.run import Run
 from jobs.sweep.expand import Expansion
+from jobs.sweep.run_sources import RunSources
 from jobs.sweep.schema import Blocks
 from jobs.worker.environment import with_checkout
 
@@ -219,6 +221,26 @@ def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None)
         )
         runs += [baseline, run]
     return replace(expansion, runs=runs, blocks=blocks)
+
+
+def same_sources(other: OtherCode, runs: Iterable[Run]) -> bool:
+    """Return whether the sources of all runs are the same in another checkout, see `RunSources`."""
+    sources = RunSources()
+    counted: set[Path] = set()
+    for run in runs:
+        files = sources.files(run)
+        if files is None:
+            return False
+        counted.update(files)
+    try:
+        return all(
+            read_source(path).digest
+            == read_source(other.folder / path.relative_to(other.root)).digest
+            for path in counted
+            if path.is_relative_to(other.root)
+        )
+    except OSError:  # a file that the other checkout does not have
+        return False
 
 
 def _hash(text: str, name: str, digits: int) -> str:

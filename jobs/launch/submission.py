@@ -20,7 +20,7 @@ from jobs.code.state import project_state
 from jobs.errors import InputError, Problem
 from jobs.formatting import counted
 from jobs.launch import snapshot
-from jobs.launch.against import OtherCode, require_benchmarks, with_other_code
+from jobs.launch.against import OtherCode, require_benchmarks, same_sources, with_other_code
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.packing import Slots, local_slots, pack, too_short
 from jobs.launch.resume import Task, split_done, split_rounds, tasks_of
@@ -102,10 +102,17 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     """
     expansion = expand(loaded)
     other = options.against
+    notes: list[str] = []
     if other is None:
         _require_candidates(loaded, expansion)
     else:
         require_benchmarks(other, expansion.runs)
+        if same_sources(other, expansion.runs):
+            notes.append(
+                f"the sources of all runs are the same in {other.name} and in the working tree, so "
+                "only noise is measured; --against HEAD compares with the last commit, "
+                "--against HEAD~1 with the one before"
+            )
         expansion = with_other_code(expansion, other, loaded.sweep.blocks)
     folder = options.out.resolve()
     live: set[TaskKey] = set()
@@ -147,7 +154,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         checkouts={other.name: other.planned(folder)} if other is not None else {},
         keep_stale=options.keep_stale,
     )
-    notes = [*map(str, bad_lines), *_stale_notes(stale, todo, done, options)]
+    notes += [*map(str, bad_lines), *_stale_notes(stale, todo, done, options)]
     notes += too_short(manifest.jobs, manifest.runs)
     if options.snapshot:
         wanted = {run.id: run for run, _ in todo}

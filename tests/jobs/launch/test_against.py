@@ -139,6 +139,16 @@ def test_a_revision_with_other_parameters_or_another_version(own: Checkout) -> N
     assert done.returncode == 2 and "has version 1 of 'own.bench'" in done.stdout
 
 
+def test_the_same_sources_on_both_sides_are_told(own: Checkout) -> None:
+    """After a commit, --against HEAD compares the code with itself."""
+    command = ("jobs.submit", "own.yaml", "--local", "--dry-run", "--against")
+    told = "note: the sources of all runs are the same in"
+    assert told in own.python(*command, "HEAD").stdout
+    assert told not in own.python(*command, "HEAD~1").stdout
+    own.write("helper.py", "VALUE = 'uncommitted'\n")
+    assert told not in own.python(*command, "HEAD").stdout
+
+
 def test_debug_is_refused(own: Checkout) -> None:
     done = own.python("jobs.submit", "own.yaml", "--debug", "--against", "HEAD~1")
     assert done.returncode == 2 and "--against is not allowed together with --debug" in done.stdout
