@@ -25,6 +25,7 @@ import typer
 from typer.core import TyperGroup
 
 from jobs.command_line.completion import conditions, results_folders, sweep_files
+from jobs.command_line.invocation import of_another_module
 from jobs.command_line.parsers import as_path
 from jobs.commands.where import Where, matching, matching_runs
 from jobs.errors import CommandError, InputError, TableError
@@ -58,6 +59,9 @@ class TablesByDefault(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args[:1] == ["--help"] or (args and args[0] in self.commands)
+        wrong = of_another_module(args[0], self.commands) if args else None
+        if wrong and not Path(args[0]).is_dir():
+            ctx.fail(wrong)
         if args == ["tables"] and Path("tables").is_dir():  # a results folder, not the command
             named = False
         return super().parse_args(ctx, args if named else ["tables", *args])

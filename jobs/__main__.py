@@ -7,8 +7,12 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # before the imports below, which take longer
 
-import typer
+from typing import Any
 
+import typer
+from typer.core import TyperGroup
+
+from jobs.command_line.invocation import of_another_module
 from jobs.commands.cancel import cancel
 from jobs.commands.carry import carry
 from jobs.commands.check import check
@@ -30,7 +34,19 @@ Examples:
   python -m jobs status --where 'status == error and seq_len > 4096'
 """
 
+
+
+class Commands(TyperGroup):
+    """Group of commands that names the module of a command that belongs to another one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if wrong := of_another_module(args[0], self.commands):
+            ctx.fail(wrong)
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,

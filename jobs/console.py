@@ -26,16 +26,14 @@ from typer.main import get_command
 
 from jobs import ROOT, submit
 from jobs import __main__ as commands
-from jobs.command_line.invocation import CONSOLE, spelled_for_console
+from jobs.command_line.invocation import CONSOLE, REPORTS, spelled_for_console
 from systems.terminal import run_command
 
 COMPLETION = f"_{CONSOLE.upper()}_COMPLETE"  # environment variable that asks for completions
-# The commands of `aggregate`, which imports much.
-REPORTS = ["tables", "attempts", "compare", "export", "report"]
 
 
 class Commands(TyperGroup):
-    """Group of the commands of all modules. `aggregate` is imported only for its commands."""
+    """Group of the commands of all modules. `aggregate`, which imports much, only for its own."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return ["submit", *get_command(commands.app).commands, *REPORTS]  # type: ignore[attr-defined]

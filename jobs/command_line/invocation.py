@@ -13,12 +13,17 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from jobs import ROOT
 from systems.external.reference import find_module
 
 CONSOLE = "sweeps"  # name of the console command; pyproject.toml defines it
+REPORTS = ("tables", "attempts", "compare", "export", "report")  # commands of aggregate.py
+JOBS = (
+    "status", "logs", "cancel", "retry", "replay", "sources", "hours", "carry", "check",
+)  # fmt: skip
 
 
 def command(name: str) -> str:
@@ -35,6 +40,19 @@ def words(name: str) -> list[str]:
     if os.path.basename(sys.argv[0]) == CONSOLE:
         return [_console(), name]
     return [_interpreter(), *_module(name)]
+
+
+def of_another_module(name: str, own: Collection[str]) -> str | None:
+    """Return an error message if a command belongs to another module of this project, else None.
+
+    Args:
+        name: what the user typed instead of a command.
+        own: the commands of the module that the user called.
+    """
+    if name in own or name not in ("submit", *REPORTS, *JOBS):
+        return None
+    module = "jobs.submit" if name == "submit" else "aggregate.py" if name in REPORTS else "jobs"
+    return f"{name} belongs to {module}: {command(name)}"
 
 
 def spelled_for_console(text: str) -> str:
@@ -55,7 +73,7 @@ def _module(name: str) -> list[str]:
     """Return the arguments of the interpreter that run a command of this project."""
     if name == "submit":
         return ["-m", "jobs.submit"]
-    if name not in ("tables", "attempts", "compare", "export"):
+    if name not in REPORTS:
         return ["-m", "jobs", name]
     only = [] if name == "tables" else [name]
     if _is_file("aggregate.py", ROOT / "aggregate.py"):

@@ -16,6 +16,7 @@ from typer.main import get_command
 
 import aggregate
 from jobs import __main__ as commands
+from jobs.command_line.invocation import JOBS, REPORTS
 from jobs.sweep.schema import Sweep, scalar_keys
 from tests.jobs.harness import PATIENCE_S, ROOT
 
@@ -42,6 +43,11 @@ class Params(BenchmarkParams):
 def run(params):
     return {"samples_ms": {"forward": [1.0]}}
 """
+
+
+def test_the_commands_of_each_module_are_known() -> None:
+    for app, names in ((commands.app, JOBS), (aggregate.app, REPORTS)):
+        assert list(get_command(app).commands) == list(names)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

@@ -94,6 +94,11 @@ _FOLDERS: list[tuple[str, dict[str, Content], str]] = [
 _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("jobs",), "Usage: "),
     (("jobs", "stauts"), "No such command 'stauts'"),
+    (("jobs", "compare", "logs/x"), "compare belongs to aggregate.py: "),
+    (("jobs", "report"), "report belongs to aggregate.py: "),
+    (("jobs", "submit", "sweep.yaml"), "submit belongs to jobs.submit: "),
+    (("aggregate", "status", "logs/x"), "status belongs to jobs: "),
+    (("aggregate", "submit"), "submit belongs to jobs.submit: "),
     (("jobs", "--json"), "No such option: --json"),
     (("jobs", "status"), "no results folder given, and none in ./logs has an accepted submission"),
     (("jobs", "cancel"), "no results folder given, and none in ./logs has an accepted submission"),
