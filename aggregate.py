@@ -25,10 +25,11 @@ import typer
 from typer.core import TyperGroup
 
 from jobs.command_line.completion import conditions, results_folders, sweep_files
-from jobs.command_line.invocation import of_another_module
+from jobs.command_line.invocation import command, of_another_module
 from jobs.command_line.parsers import as_path
 from jobs.commands.where import Where, matching, matching_runs
 from jobs.errors import CommandError, InputError, TableError
+from jobs.formatting import relative
 from jobs.report.attempts import attempt_columns, attempts_of
 from jobs.report.comparison.compare import compare_blocks, compare_folders, require_margin
 from jobs.report.comparison.compare_text import csv_comparison, markdown_comparison
@@ -134,6 +135,10 @@ def tables(
     _print_tables(observation, sweep, results, table, output_format, texts)
     for line in (*map(str, observation.bad_lines), *observation.notes):
         print(f"note: {line}", file=sys.stderr)
+    others = dict.fromkeys(name for each in observation.manifests for name in each.checkouts)
+    if others:
+        see = f"{command('compare')} {relative(observation.folder)}"
+        print(f"note: the runs of {', '.join(others)} are not in tables: {see}", file=sys.stderr)
     if plot is not None:
         images = _collect_images(observation, sweep, results, plot)
         if output_format is Format.md and images:

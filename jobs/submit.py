@@ -333,6 +333,7 @@ def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock)
         return 130
     if not manifest.jobs:
         console.print(f"nothing to submit; results are in {where}", soft_wrap=True)
+    reports = ("compare", "tables") if manifest.blocks else ("tables",)
     if options.executor is Executor.slurm:
         tasks = sum(len(job.tasks) for job in manifest.jobs)
         what = f"{counted(tasks, 'run')} as {counted(len(manifest.jobs), 'job')}"
@@ -340,14 +341,15 @@ def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock)
             ids = compact_ids(manifest.slurm_ids.values())
             console.print(f"submitted {what}; results go to {where}", soft_wrap=True)
             console.print(f"Slurm jobs: {ids}", highlight=False, soft_wrap=True)
-        for name in ("status", "cancel", "tables"):
+        for name in ("status", "cancel", *reports):
             follow_up(command(name), where)
         return 0
     counts = Counter(record.status for record in records)
     if counts:
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
         console.print(f"{summary}; results are in {where}", soft_wrap=True)
-    follow_up(command("tables"), where)
+    for name in reports:
+        follow_up(command(name), where)
     failed = failed_records(records)
     if failed:
         follow_up(command("status"), where)

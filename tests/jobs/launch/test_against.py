@@ -56,7 +56,10 @@ def test_the_same_command_resumes_and_an_edit_does_not_change_the_other_code(own
 
 
 def test_tables_show_the_present_code_and_status_shows_both(own: Checkout) -> None:
-    submit(own, "--against", "HEAD~1", "blocks.rounds=1")
+    told = submit(own, "--against", "HEAD~1", "blocks.rounds=1").splitlines()[-2:]
+    assert [line.endswith(" compare logs/own") for line in told] == [True, False], told
+    note = f"note: the runs of {own.git('rev-parse', 'HEAD~1')[:10]} are not in tables: "
+    assert note in own.python("aggregate", "logs/own").stdout
     status = json.loads(own.python("jobs", "status", "logs/own", "--json").stdout)
     assert status["counts"] == {"ok": 3}
     shown = own.python("aggregate", "logs/own", "--format", "csv").stdout
