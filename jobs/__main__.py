@@ -35,7 +35,6 @@ Examples:
 """
 
 
-
 class Commands(TyperGroup):
     """Group of commands that names the module of a command that belongs to another one."""
 

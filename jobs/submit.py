@@ -182,8 +182,9 @@ def submit(
         typer.Option(
             metavar="REV|DIR",
             help="Measure each run also with another checkout of the code: a git revision such as "
-            "HEAD, which is the code without uncommitted edits, or a folder. The two are measured in turn. To compare them, run: python "
-            "aggregate.py compare FOLDER. The key blocks.rounds sets the number of rounds.",
+            "HEAD, which is the code without uncommitted edits, or a folder. The two are measured "
+            "in turn. To compare them, run: python aggregate.py compare FOLDER. The key "
+            "blocks.rounds sets the number of rounds.",
         ),
     ] = None,
     save_untracked: Annotated[

@@ -278,6 +278,11 @@ class Sweep(Axes):
     plots: list[Plot] = []
     filter: str | None = None  # the value of --filter
 
+    def parameters(self) -> list[str]:
+        """Return the names of the parameters that the sweep sets. All others have defaults."""
+        axes = (axis for of in (self, *self.cases) for axis in (of.fixed, of.grid, of.zip))
+        return list(dict.fromkeys(name for axis in axes for name in axis))
+
 
 def scalar_keys() -> list[str]:
     """Return the keys of a sweep file that have one value, such as repeats and slurm.partition."""

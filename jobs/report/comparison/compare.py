@@ -6,12 +6,13 @@ verdicts and the exit codes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import shlex
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.errors import CommandError
-from jobs.formatting import counted
+from jobs.formatting import counted, relative
 from jobs.report.comparison.block_cells import BlockCells, block_cells, gpus_of
 from jobs.report.comparison.compared_cell import Cell
 from jobs.report.comparison.paired import Pair
@@ -19,6 +20,7 @@ from jobs.report.comparison.process_times import FolderTimes, sweep_margin
 from jobs.report.comparison.unpaired_cells import common_results, folder_cells, same_attempts
 from jobs.report.comparison.verdicts import MARGIN, decide
 from jobs.report.recorded import recorded_value
+from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation
 
 NO_ROUNDS = (
@@ -87,8 +89,12 @@ def compare_blocks(
         raise CommandError(f"{folder} has no run in a block, other than baselines, to compare")
     return Comparison(
         found.cells,
-        _block_heading(observation, found),
-        [*_basis(observation, found), *_decision(found.cells, used)],
+        [*_block_heading(observation, found), *_only_run(observation, found.cells)],
+        [
+            *_basis(observation, found),
+            *_decision(found.cells, used, observation.manifests),
+            *_broken(found.cells, folder),
+        ],
     )
 
 
@@ -144,7 +150,8 @@ def compare_folders(
     if repeated := same_attempts(before, after):
         have = "has" if repeated == 1 else "have"
         notes.append(f"{counted(repeated, 'run')} {have} the same records in both folders.")
-    return Comparison(cells, heading, [*notes, *_decision(cells, used)])
+    notes += [*_decision(cells, used), *_broken(cells, after.folder)]
+    return Comparison(cells, heading, notes)
 
 
 def _require_records(folder: Path, count: int) -> None:
@@ -186,7 +193,9 @@ def _block_heading(observation: Observation, found: BlockCells) -> list[str]:
         changed = ", with changes" if other.state.get("dirty") else ""
         name = "" if isinstance(state, str) and state.startswith(other.name) else f"{other.name}, "
         candidates = {pair.candidate for pair in pairs}
-        since = " It has changed since." if candidates & {run for run, _ in observation.stale} else ""
+        since = (
+            " It has changed since." if candidates & {run for run, _ in observation.stale} else ""
+        )
         lines.append(
             f"before: the other checkout ({name}{where}{changed}); "
             f"after: the working tree as measured ({_commits(observation, candidates)}).{since}"
@@ -197,6 +206,25 @@ def _block_heading(observation: Observation, found: BlockCells) -> list[str]:
     elif plain:
         lines.append("before: the baseline of the block; after: the run.")
     return lines
+
+
+def _only_run(observation: Observation, cells: list[Cell]) -> list[str]:
+    """Return a line that names the run if all cells are of one run in two versions of the code.
+
+    The table then has no column for a parameter.
+    """
+    runs = {cell.run.id: cell.run for cell in cells}
+    if len(runs) > 1 or any(cell.baseline_run and not cell.baseline_run.checkout for cell in cells):
+        return []
+    names = observation.manifests[-1].sweep.parameters()
+    return [f"run: {run.label(names)}" for run in runs.values()]
+
+
+def _broken(cells: list[Cell], folder: Path) -> list[str]:
+    """Return a line that says how to see why the first broken run failed."""
+    broken = [cell.run.id for cell in cells if cell.verdict == "broken"]
+    place = shlex.quote(str(relative(folder)))
+    return [f"Why broken: python -m jobs logs {run[:8]} --in {place}" for run in broken[:1]]
 
 
 def _commits(observation: Observation, runs: set[str]) -> str:
@@ -223,7 +251,11 @@ def _basis(observation: Observation, found: BlockCells) -> list[str]:
         counted(number, "GPU") if number else "CPU",
         counted(len(allocations), "allocation"),
     ]
-    return [f"{', '.join(parts)}.", _floor_text(found.cells)]
+    columns = (
+        "ratio: after / before, the geometric mean over rounds; before, after: medians over "
+        "processes. Their quotient can differ from the ratio."
+    )
+    return [f"{', '.join(parts)}.", columns, _floor_text(found.cells)]
 
 
 def _processes(pairs: Iterable[Pair]) -> int:
@@ -251,14 +283,25 @@ def _floor_text(cells: Iterable[Cell]) -> str:
     several = len({device for _, device in floors}) > 1
     texts = [
         f"{phase}{f' on {device}' if several else ''} "
-        + " to ".join(dict.fromkeys(f"{floor:.2%}" for floor in (min(found), max(found))))
+        + " to ".join(dict.fromkeys(map(_floor, (min(found), max(found)))))
         for (phase, device), found in floors.items()
     ]
     return f"A/A floor (difference that the same code shows): {', '.join(texts)}."
 
 
-def _decision(cells: list[Cell], margin: float) -> list[str]:
-    """Return the lines on the margin, the adjustment for many cells, and undecided cells."""
+def _floor(floor: float) -> str:
+    """Return a floor in percent. Above 100% its value says nothing but that noise is large."""
+    return f"{floor:.2%}" if floor <= 1 else ">100%"
+
+
+def _decision(cells: list[Cell], margin: float, manifests: Sequence[Manifest] = ()) -> list[str]:
+    """Return the lines on the margin, the adjustment for many cells, and undecided cells.
+
+    Args:
+        cells: all cells.
+        margin: relative difference up to which two times count as the same.
+        manifests: the submissions of the folder whose blocks are compared, oldest first.
+    """
     judged = [cell.judged for cell in cells if cell.judged is not None]
     if not judged:
         return []
@@ -280,13 +323,33 @@ def _decision(cells: list[Cell], margin: float) -> list[str]:
         per = " in each allocation" if several else ""
         lines.append(
             f"{_span(sorted({needed[0], needed[-1]}), 'round')}{per} would probably decide "
-            f"{len(needed)} of {len(unsure)} unsure: submit again with blocks.rounds={needed[-1]}."
+            f"{len(needed)} of {len(unsure)} unsure: {_more_rounds(manifests, needed[-1])}"
         )
     if single:
         lines.append(f"{single} unsure with a single round: at least 2 rounds are needed.")
     if open_ended > 0:
-        lines.append(f"{open_ended} unsure that 1000 rounds would not decide.")
+        lines.append(
+            f"{open_ended} unsure that 1000 rounds would not decide: the difference is near the "
+            "margin or the A/A floor. Use longer runs, a quieter machine or another --margin, see "
+            "docs/verdicts.md#measured."
+        )
     return lines
+
+
+def _more_rounds(manifests: Sequence[Manifest], rounds: int) -> str:
+    """Return the command that measures more rounds of the latest submission with blocks."""
+    for manifest in reversed(manifests):
+        words = shlex.split(manifest.command)
+        if not manifest.blocks or not {"jobs.submit", "submit"} & set(words):
+            continue
+        kept = [word for word in words if not word.startswith("blocks.rounds=")]
+        # After a commit, --against HEAD would be another version of the code.
+        for i, word in enumerate(kept):
+            option, equals, given = word.partition("=")
+            if option == "--against" and not Path(given if equals else kept[i + 1]).is_dir():
+                kept[i : i + 1 if equals else i + 2] = ["--against", *manifest.checkouts]
+        return shlex.join([*kept, f"blocks.rounds={rounds}"])
+    return f"submit again with blocks.rounds={rounds}."
 
 
 def _span(numbers: list[int], noun: str) -> str:

@@ -96,12 +96,20 @@ def _rounded_columns(cell: Cell, paired: bool) -> dict[str, str]:
         "before (ms)": "" if cell.before is None else format_number(cell.before),
         "after (ms)": "" if cell.after is None else format_number(cell.after),
         "ratio": "" if cell.ratio is None else f"{cell.ratio:.3f}",
-        "95% interval": "" if cell.low is None else f"{cell.low:.3f} to {cell.high:.3f}",
+        "95% interval": _interval(cell),
     }
     if paired:
         row["rounds"] = str(cell.judged.rounds) if cell.judged else ""
         row["allocations"] = str(cell.judged.allocations) if cell.judged else ""
     return row | {"verdict": cell.text}
+
+
+def _interval(cell: Cell) -> str:
+    """Return the interval of a ratio. A bound far above the ratio is not worth its digits."""
+    if cell.low is None or cell.high is None or cell.ratio is None:
+        return ""
+    high = f"{cell.high:.3f}" if cell.high <= max(100, 2 * cell.ratio) else ">100x"
+    return f"{cell.low:.3f} to {high}"
 
 
 def _exact_columns(cell: Cell) -> dict[str, str]:

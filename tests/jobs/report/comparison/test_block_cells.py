@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jobs.report.comparison.process_times import read_short
+from jobs.results.manifest import Checkout, write_manifest
 from jobs.run import Run
 from tests.jobs.checkout import own_repository
 from tests.jobs.compared_folders import (
@@ -208,3 +210,58 @@ def test_against_another_checkout_says_which_commit_is_which(tmp_path: Path) -> 
     edited = own.python("aggregate", "compare", "out").stdout
     assert f"(commit {new[:7]}). It has changed since.\n" in edited
     assert "note: 2 of 6 results are from older code" in edited
+
+
+def test_one_run_is_named_and_a_broken_one_says_how_to_see_why(tmp_path: Path) -> None:
+    own = own_repository(tmp_path / "own")
+    own.write("helper.py", "")
+    command = ("own.yaml", "--local", "--out", "out", "--against", "HEAD", "blocks.rounds=1")
+    assert own.python("jobs.submit", *command).returncode == 1
+    done = own.python("aggregate", "compare", "out")
+    assert "\nrun: own.bench index=0\n" in done.stdout and done.returncode == 1
+    (why,) = [line for line in done.stdout.splitlines() if line.startswith("Why broken: ")]
+    shown = own.python(*why.split()[4:])
+    assert "# AttributeError: module 'helper' has no attribute 'VALUE'" in shown.stdout
+
+
+def test_huge_noise_is_not_shown_with_many_digits(tmp_path: Path) -> None:
+    def outcome(run: Run, round: int, second: bool) -> Outcome:
+        noisy = run.params["mode"] == "fast" or (second and round % 2 == 1)
+        return ok(1000.0 if noisy else 1.0)
+
+    shown = call("aggregate", "compare", blocks(tmp_path, outcome).path).stdout
+    assert "0.000" not in shown.split("ratio: ")[1]
+    assert (
+        " to >100x " in shown
+        and "A/A floor (difference that the same code shows): forward >100%" in shown
+    )
+    assert "ratio: after / before, the geometric mean over rounds;" in shown
+
+
+def test_a_command_for_more_rounds_can_be_run_as_it_is(tmp_path: Path) -> None:
+    """After a commit, it names the version that HEAD was."""
+    folder = blocks(tmp_path, noisy(lambda run: 1.0, sigma=0.02))
+    (manifest,) = read_short(folder.path).manifests
+    submit = "python -m jobs.submit 'my sweep.yaml' --local --against {} blocks.rounds={}"
+    for given, kept in (("HEAD", "0123456789"), (tmp_path, tmp_path)):
+        changed = replace(
+            manifest,
+            command=submit.format(given, 2),
+            checkouts={"0123456789": Checkout("0123456789", "", "", [], {}, False)},
+        )
+        write_manifest(changed)
+        (line,) = [x for x in compared(folder).notes if "would probably decide 1 of 1" in x]
+        (needed,) = [c.judged.rounds_needed for c in compared(folder).cells if c.judged]
+        assert line.endswith(": " + submit.format(kept, needed)), line
+
+
+def test_cells_that_no_number_of_rounds_decides_get_an_advice(tmp_path: Path) -> None:
+    """The second process of the baseline is always 20% slower, so the A/A floor is that large."""
+    same = noisy(lambda run: 1.15)
+
+    def outcome(run: Run, round: int, second: bool) -> Outcome:
+        return ok(1.2) if second else same(run, round, second)
+
+    folder = blocks(tmp_path, outcome)
+    notes = " ".join(compared(folder).notes)
+    assert "1 unsure that 1000 rounds would not decide: " in notes and "another --margin" in notes
