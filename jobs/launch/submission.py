@@ -114,6 +114,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
                 "--against HEAD~1 with the one before"
             )
         expansion = with_other_code(expansion, other, loaded.sweep.blocks)
+    if any(block.rounds == 1 for block in expansion.blocks):
+        notes.append("1 round gives no verdict, only unsure; set blocks.rounds to at least 2")
     folder = options.out.resolve()
     live: set[TaskKey] = set()
     earlier: dict[str, Manifest] = {}

@@ -32,6 +32,12 @@ from jobs.sweep.schema import (
 from jobs.sweep.strict_yaml import DataPath, Document
 
 STRICT = ConfigDict(strict=True)
+# Valid values, for errors about values of another type.
+EXAMPLES: dict[DataPath, str] = {
+    ("blocks", "interleave"): ", such as [implementation]",
+    ("blocks", "baseline"): ", such as {implementation: naive}",
+    ("blocks", "margin"): ", such as 0.01 for 1%",
+}
 # Keys of a table that are not allowed together with `list`.
 NOT_OF_LISTS = {"value", "columns", "baseline", "phase", "statistic", "direction"}
 
@@ -68,12 +74,14 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
             what = f"unknown key {_shown(path[-1])}{nearest(str(path[-1]), _valid_keys(path))}"
             if path[0] == "tables" and path[-1] == "text":
                 what = "tables have no key 'text'; use a template: aggregate.py --text TEMPLATE"
+            if len(path) == 1 and path[0] in Blocks.model_fields:
+                what = f"unknown key {_shown(path[0])}; it is a key of blocks"
             problems.append(Problem(document.at_key(path), what))
         elif item["type"] == "missing":
             problems.append(Problem(document.at(path[:-1]), f"{dotted} is required"))
         else:
             prefix = f"{dotted}: got {_shown(item['input'])}"
-            hints[prefix] = _other_section(path, item["input"])
+            hints[prefix] = EXAMPLES.get(path) or _other_section(path, item["input"])
             wanted = _expected(item)
             if path[0] in ("resources", "launch") or path[2:3] in (("resources",), ("launch",)):
                 wanted = _of_reference(item, wanted)

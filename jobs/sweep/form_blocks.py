@@ -73,9 +73,11 @@ class _Former:
                 self.at(("interleave", i), f"blocks.interleave: {name!r} is listed twice")
         for name in self.keys.baseline:
             if name not in self.keys.interleave:
-                valid = ", ".join(self.keys.interleave)
                 what = "blocks.baseline must set parameters that blocks.interleave lists"
-                self.at(("baseline", name), f"{what} ({valid}), got {name!r}")
+                hint = nearest(name, self.keys.interleave)
+                if ":" in name:  # YAML reads {mode:fast} as a key without a value
+                    hint = "; put a space after the colon"
+                self.at(("baseline", name), f"{what}, got {name!r}{hint}")
         if self.sweep.repeats > 1:
             what = "repeats must be 1 together with blocks; set blocks.rounds instead"
             where = self.document.at(("repeats",))
@@ -104,7 +106,23 @@ class _Former:
             self.at(
                 ("interleave",), f"blocks.interleave: no run has one of the parameters {listed}"
             )
+        if not self.check_baseline([run for members in groups.values() for run in members]):
+            return []
         return [block for name, members in groups.items() for block in self.block(name, members)]
+
+    def check_baseline(self, runs: list[Run]) -> bool:
+        """Return whether each value of the baseline occurs in a run. Otherwise add errors."""
+        for name, value in self.keys.baseline.items():
+            wanted = as_in_runs(value)
+            found = dict.fromkeys(run.params[name] for run in runs if name in run.params)
+            if found and wanted not in found:
+                hint = nearest(str(wanted), [format_scalar(each) for each in found])
+                what = f"blocks.baseline: no run has {name}={format_scalar(wanted)}{hint}"
+                self.at(("baseline", name), what + self.filter_hint())
+        return not self.problems
+
+    def filter_hint(self) -> str:
+        return "; the filter must keep the baseline" if self.sweep.filter else ""
 
     def block(self, name: str, members: list[Run]) -> Iterator[Block]:
         """Yield the block of some runs. Yield nothing if they cannot be a block."""
@@ -145,16 +163,15 @@ class _Former:
 
     def wrong_baseline(self, members: list[Run], baselines: list[Run]) -> str:
         wanted = ", ".join(f"{k}={format_scalar(v)}" for k, v in self.keys.baseline.items())
-        shared = [name for name in members[0].params if name not in self.keys.interleave]
+        names = self.sweep.parameters()
+        shared = [name for name in names if name not in self.keys.interleave]
         here = members[0].label(shared) if shared else members[0].benchmark
         if baselines:
             got = " and ".join(self.compared(run) for run in baselines[:2])
             what = f"{len(baselines)} runs ({got}); set more parameters"
         else:
             valid = dict.fromkeys(self.compared(run) for run in members)
-            what = f"none (valid: {', '.join(list(valid)[:5])})"
-            if self.sweep.filter:
-                what += "; the filter must keep the baseline"
+            what = f"none (valid: {', '.join(list(valid)[:5])}){self.filter_hint()}"
         return (
             f"blocks.baseline must match one run of each block, got {what} for {wanted} "
             f"in the block {here}"

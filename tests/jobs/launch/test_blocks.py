@@ -214,3 +214,10 @@ def test_blocks_that_contain_only_their_baseline_are_refused(tmp_path: Path) -> 
     assert "there is nothing to compare; give what or tag or path at least 2 val" in done.stdout
     plain = call("jobs.submit", sweep, "blocks=null", "--local", "--dry-run")
     assert plain.returncode == 0, plain.stdout
+
+
+def test_a_single_round_is_told_to_give_no_verdict(tmp_path: Path) -> None:
+    command = ("jobs.submit", block_sweep(tmp_path, OK), "--local", "--dry-run")
+    told = "note: 1 round gives no verdict, only unsure"
+    assert told in call(*command, "blocks.rounds=1").stderr
+    assert told not in call(*command, "blocks.rounds=2").stderr

@@ -78,8 +78,16 @@ def test_ids_of_blocks_do_not_depend_on_which_runs_are_present(tmp_path: Path) -
     [
         ("interleave: [mood], baseline: {mood: a}", ["blocks.interleave", "'mood'", "'mode'"]),
         ("interleave: [mode, mode], baseline: {mode: fast}", ["'mode' is listed twice"]),
-        ("interleave: [mode], baseline: {size: 1}", ["blocks.baseline", "(mode)", "'size'"]),
-        ("interleave: [mode], baseline: {mode: slow}", ["blocks.baseline", "none", "mode=fast"]),
+        ("interleave: [mode], baseline: {size: 1}", ["blocks.baseline", "(valid: mode)", "'size'"]),
+        ("interleave: [mode], baseline: {mods: fast}", ["did you mean 'mode'?"]),
+        ("interleave: [mode], baseline: {mode:fast}", ["put a space after the colon"]),
+        (
+            "interleave: [mode], baseline: {mode: fsat}",
+            ["sweep.yaml:4:47: blocks.baseline: no run has mode=fsat; did you mean 'fast'? (valid"],
+        ),
+        ("interleave: mode, baseline: {mode: fast}", ["a valid list, such as [implementation]"]),
+        ("interleave: [mode], baseline: fast", ["a mapping, such as {implementation: naive}"]),
+        ("interleave: [mode], baseline: {mode: fast}, margin: 1%", ["such as 0.01 for 1%"]),
         (
             "interleave: [mode, causal], baseline: {causal: false}",
             ["one run of each block", "2 runs", "mode=fast", "mode=exact", "size=1"],
@@ -127,7 +135,15 @@ def test_repeats_and_blocks_exclude_each_other(tmp_path: Path) -> None:
 def test_a_filter_must_keep_the_baseline(tmp_path: Path) -> None:
     path = write(tmp_path, TOY + GRID + BLOCKS)
     found = errors(path, filter="mode == fast")
-    assert len(found) == 2 and "the filter must keep the baseline" in found[0]
+    assert len(found) == 1 and "the filter must keep the baseline" in found[0]
+    found = errors(path, filter="size == 1 or mode == fast")
+    assert len(found) == 1 and "none (valid: mode=fast); the filter must keep" in found[0]
+    assert "in the block tests.benchmarks.toy size=2" in found[0]
+
+
+def test_keys_of_blocks_at_the_top_level(tmp_path: Path) -> None:
+    (problem,) = errors(write(tmp_path, TOY + GRID + "baseline: {mode: fast}\n"))
+    assert problem.endswith("unknown key 'baseline'; it is a key of blocks")
 
 
 def test_a_block_is_one_run_and_its_repeats(tmp_path: Path) -> None:
