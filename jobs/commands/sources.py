@@ -31,15 +31,22 @@ def sources(
     """Print the source files that count for the results of a run, and their hash.
 
     A result is from older code if its record has another hash. Comments, docstrings, blank lines
-    and trailing spaces do not count. Without RUN, prints one line per run: its id and its hash. The
-    hash is 'unknown' if the benchmark or code of your own cannot be read.
+    and trailing spaces do not count. Without RUN, prints one line per run: its id, its hash, and
+    'same' or 'older' for its latest result, or 'no result'. The hash is 'unknown' if the benchmark
+    or code of your own cannot be read.
     """
     found = RunSources()
     if run is None:
         seen = observed(folder)
         runs = {run.id: run for manifest in seen.manifests for run in manifest.runs.values()}
+        latest = {record.run: record for record in seen.records}
         for one in runs.values():
-            print(one.id, found.source_hash(one) or UNKNOWN)
+            record, now = latest.get(one.id), found.source_hash(one)
+            if record is None or now is None:
+                state = "no result" if record is None else "not compared"
+            else:
+                state = "same" if record.source_hash == now else "older"
+            print(one.id, now or UNKNOWN, state)
         return
     seen, task = find_run(run, folder)
     now = found.source_hash(task.run)

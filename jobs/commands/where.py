@@ -12,6 +12,7 @@ from pydantic import create_model
 from jobs.command_line.completion import conditions
 from jobs.errors import nearest
 from jobs.results.run_states import Observation, TaskState
+from jobs.results.stale import Staleness
 from jobs.run import Run
 from jobs.status import Status
 from jobs.submit import fail
@@ -20,15 +21,17 @@ from jobs.sweep.check_parameters import comparison
 from jobs.sweep.check_schema import literal_check
 from jobs.sweep.conditions import Check, ConditionError
 
-NAMES = ("benchmark", "status", "repeat")  # allowed in a condition, in addition to the parameters
+OLDER = "older_code"
+# Allowed in a condition, in addition to the parameters.
+NAMES = ("benchmark", "status", "repeat", OLDER)
 Where = Annotated[
     str | None,
     typer.Option(
         "--where",
         metavar="CONDITION",
         help="Only the runs that satisfy this condition, for example 'status == error and seq_len "
-        "> 4096'. It may contain parameters, benchmark, status and repeat. Operators: ==, !=, <, "
-        "<=, >, >=, in, not in, and, or, not. [default: all runs]",
+        "> 4096'. It may contain parameters, benchmark, status, repeat and older_code (true or "
+        "false). Operators: ==, !=, <, <=, >, >=, in, not in, and, or, not. [default: all runs]",
         autocompletion=conditions,
     ),
 ]
@@ -46,13 +49,14 @@ def matching(seen: Observation, where: str | None) -> Observation:
     if where is None or not seen.tasks:
         return seen
     benchmarks = _benchmarks(task.run for task in seen.tasks)
+    staleness = Staleness(task.run for task in seen.tasks) if OLDER in where else None
     try:
         parsed = comparison(where, benchmarks, NAMES, lambda one: _check(one, benchmarks))
         kept = [
             task
             for task in seen.tasks
             if (condition := parsed.get(task.run.benchmark)) is not None
-            and condition(_values(task, benchmarks.by_name[task.run.benchmark]))
+            and condition(_values(task, benchmarks.by_name[task.run.benchmark], staleness))
         ]
     except ConditionError as error:
         fail(f"--where: {error}")
@@ -108,8 +112,11 @@ def _benchmark(name: str, params: dict[str, Any]) -> Benchmark:
     return Benchmark(name, 0, create_model("Params", **fields), dict.fromkeys(params))
 
 
-def _values(task: TaskState, benchmark: Benchmark) -> dict[str, Any]:
-    return {"status": str(task.status), "repeat": task.repeat} | _parameters(task.run, benchmark)
+def _values(task: TaskState, benchmark: Benchmark, staleness: Staleness | None) -> dict[str, Any]:
+    measured = task.record if not task.status.is_live else None
+    older = staleness is not None and measured is not None and staleness.is_stale(measured)
+    state = {"status": str(task.status), "repeat": task.repeat, OLDER: older}
+    return state | _parameters(task.run, benchmark)
 
 
 def _parameters(run: Run, benchmark: Benchmark) -> dict[str, Any]:
@@ -124,6 +131,8 @@ def _check(benchmark: Benchmark, benchmarks: Benchmarks) -> Check:
     def checked(name: str, value: Any) -> str | None:
         if name in benchmark.fields:
             return of_parameter(name, value)
+        if name == OLDER and not isinstance(value, bool):
+            return f"{OLDER}: got {value!r}, expected true or false"
         if name not in valid or value in valid[name]:
             return None
         return f"{name}: got {value!r}{nearest(str(value), valid[name])}"

@@ -50,6 +50,14 @@ def test_status_tells_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert [("older code" in line) for line in shown.splitlines() if "size=" in line] == [
         True, True, False,
     ]  # fmt: skip
+    for condition, sizes in (("older_code == true", [1, 2]), ("older_code == false", [3, 4])):
+        with pytest.raises(SystemExit):
+            status(folder, as_json=True, where=condition)
+        listed = json.loads(capsys.readouterr().out)["tasks"]
+        assert [task["params"]["size"] for task in listed] == sizes
+    with pytest.raises(SystemExit):
+        status(folder, where="older_code == 1")
+    assert "older_code: got 1, expected true or false" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         status(folder, as_json=True)
     assert sum(task["stale"] for task in json.loads(capsys.readouterr().out)["tasks"]) == 2
@@ -58,9 +66,17 @@ def test_status_tells_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_the_command_sources(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = {task.run.params["size"]: task.run.id for task in observe(folder).tasks}
     sources(None, folder)
-    lines = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    lines = {
+        line.split()[0]: line.split(" ", 2)[1:] for line in capsys.readouterr().out.splitlines()
+    }
+    assert [lines[runs[size]][1] for size in (1, 2, 3, 4)] == [
+        "older",
+        "older",
+        "same",
+        "no result",
+    ]
     assert lines.keys() == set(runs.values())
-    now = lines[runs[1]]
+    now = lines[runs[1]][0]
     for size, told in {
         1: f"{'0' * 16}, older code",
         2: "no source hash",
