@@ -42,6 +42,10 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
         if count
     ]
     runs = f"{len(expansion.runs)}" + (f" x {repeats} repeats" if repeats > 1 else "")
+    if expansion.blocks:
+        paired = sum(len(block.all_tasks()) for block in expansion.blocks)
+        alone = len(expansion.runs) - sum(len(block.runs) for block in expansion.blocks)
+        runs += f", {counted(paired + alone, 'process')} (rounds and A/A)"
     largest = manifest.sweep.runs_per_job or max(
         (len(job.tasks) for job in manifest.jobs), default=1
     )
@@ -167,7 +171,7 @@ def _expected(prepared: Prepared, durations: _Durations) -> str:
     if expected is None:
         return "unknown: these runs have no earlier records"
     return (
-        f"{expected.minutes:.0f} min of run time{expected.gpu_text} (from records of "
+        f"{time_text(expected.minutes)} of run time{expected.gpu_text} (from records of "
         f"{expected.known} of {len(wanted)} runs in {durations.source})"
     )
 
@@ -184,10 +188,15 @@ def _rounds(blocks: list[Block], prepared: Prepared, durations: _Durations) -> s
     text = f"{counted(len(blocks), 'block')} of {counted(rounds, 'round')}"
     runs = [prepared.manifest.runs[run] for block in blocks for run, _ in block.tasks(0)]
     expected = durations.expected(runs)
-    each = f"{len(runs)} runs a round"
+    each = f"{len(runs)} processes a round"
     if expected is None:
         return f"{text}, {each}"
-    return f"{text}, {each}, about {expected.minutes:.1f} min{expected.gpu_text}"
+    return f"{text}, {each}, about {time_text(expected.minutes)}{expected.gpu_text} a round"
+
+
+def time_text(minutes: float) -> str:
+    """Return a time as text, in seconds if it is below one minute."""
+    return f"{minutes * 60:.0f} s" if minutes < 1 else f"{minutes:.{0 if minutes >= 10 else 1}f} min"
 
 
 def _point(of: Run | Record) -> str:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jobs.command_line.plan import time_text
 from jobs.launch.packing import STARTUP_MIN, local_slots, pack, worst_case_gpu_hours
 from jobs.launch.resume import Task, split_done, tasks_of
 from jobs.launch.submission import Options, prepare
@@ -253,11 +254,12 @@ def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
     blocks = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 4}\n"
     sweep, out = write(tmp_path, text + blocks), tmp_path / "out"
 
-    def shown() -> str:
-        plan = call("jobs.submit", sweep, "--local", "--out", out, "--dry-run").stdout
-        return next(line for line in plan.splitlines() if line.startswith("paired")).strip()
+    def shown(row: str = "paired", *options: str) -> str:
+        plan = call("jobs.submit", sweep, "--local", "--out", out, "--dry-run", *options).stdout
+        return next(line for line in plan.splitlines() if line.startswith(row)).strip()
 
-    assert shown().endswith("2 blocks of 4 rounds, 6 runs a round")
+    assert shown().endswith("2 blocks of 4 rounds, 6 processes a round")
+    assert shown("runs").endswith("4, 24 processes (rounds and A/A)")
     loaded = load_sweep(sweep)
     manifest = ResultsFolder(out).submit(loaded, lambda params, repeat: None)
     minutes = {"fast": (2.0, 1.0), "exact": (4.0, 2.0)}
@@ -267,7 +269,16 @@ def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
             made = record(run, ok(1.0), repeat, finished_at=1e6)
             assert writer.write(made.model_copy(update={"started_at": 1e6 - 60 * took}))
     # 2 blocks of 6 minutes, on 2 GPUs.
-    assert shown().endswith("6 runs a round, about 12.0 min, 0.40 GPU-hours")
+    assert shown().endswith("6 processes a round, about 12 min, 0.40 GPU-hours a round")
+    few = ("blocks.rounds=1", "--filter", "size == 1")
+    assert shown("expected", *few).split()[1:3] == ["6.0", "min"]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "text"), [(0.02, "1 s"), (0.5, "30 s"), (1.25, "1.2 min"), (14.4, "14 min")]
+)
+def test_short_times_are_in_seconds(minutes: float, text: str) -> None:
+    assert time_text(minutes) == text
 
 
 def test_exclusive_jobs_take_the_whole_queue() -> None:
