@@ -45,6 +45,7 @@ from jobs.sweep.benchmarks import load_benchmarks
 from jobs.sweep.expand import Expansion, expand
 from jobs.sweep.load import LoadedSweep
 from jobs.sweep.schema import Sweep
+from jobs.sweep.stock_sweeps import stock_sweeps
 from jobs.sweep.strict_yaml import Document
 
 
@@ -158,6 +159,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     )
     notes += [*map(str, bad_lines), *_stale_notes(stale, todo, done, options)]
     notes += too_short(manifest.jobs, manifest.runs)
+    if options.executor is not Executor.slurm:
+        notes += _without_gpus(todo, sweep_path)
     if options.snapshot:
         wanted = {run.id: run for run, _ in todo}
         notes += snapshot.check(wanted.values(), folder)
@@ -253,6 +256,21 @@ def _stale_notes(
     if options.keep_stale:
         return [f"{count} of older code{which} kept"]
     return [f"{count} of older code{which} measured again; --keep-stale keeps {them}"]
+
+
+def _without_gpus(todo: list[Task], sweep_path: str) -> list[str]:
+    """Return a note if this machine has too few GPUs for all runs that are to be executed."""
+    visible = len(set(provenance.visible_gpus()))
+    needed = min((run.shape.gpus_per_node for run, _ in todo), default=0)
+    if needed <= visible:
+        return []
+    note = (
+        f"all runs will be recorded as unsupported: they need {counted(needed, 'GPU')} or more, "
+        f"but {visible} are visible here"
+    )
+    variant = Path(sweep_path).with_name("cpu") / Path(sweep_path).name
+    known = variant.is_file() or variant in stock_sweeps()
+    return [f"{note}; a variant for CPUs is {variant}" if known else note]
 
 
 def _is_new(manifest: Manifest, earlier: dict[str, Manifest]) -> bool:

@@ -286,3 +286,22 @@ def test_exclusive_jobs_take_the_whole_queue() -> None:
     assert local_slots(8, None)(alone) == local_slots(8, 4)(alone) == 1
     tasks = [(Run(f"{i:016x}", "toy", 1, {}, alone, 60.0), 0) for i in range(9)]
     assert [len(job.tasks) for job in pack(tasks, None, local_slots(8, None))] == [9]
+
+
+@pytest.mark.parametrize(
+    ("visible", "sweep", "words"),
+    [
+        ("", "sweeps/flash.yaml", "GPU or more, but 0 are visible here; a variant for CPUs is swe"),
+        ("", "sweeps/all_reduce.yaml", None),  # some of its runs need no GPU
+        ("", "sweeps/flash_hopper.yaml", "but 0 are visible here\n"),
+        ("", "sweeps/cpu/flash.yaml", None),
+    ],
+)
+def test_a_machine_without_gpus_is_told_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str, sweep: str, words: str | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.chdir(tmp_path)  # the sweeps are installed with the project
+    told = call("jobs.submit", sweep, "--local", "--dry-run").stderr
+    assert (words in told) if words else ("are visible here" not in told), told
+    assert "visible here" not in call("jobs.submit", sweep, "--dry-run").stderr
