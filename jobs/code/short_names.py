@@ -34,15 +34,16 @@ def short_names(references: Iterable[str], shown: Iterable[Any]) -> dict[str, st
     }
 
 
-def run_labels(runs: list[Run]) -> Callable[[Run], str]:
+def run_labels(runs: list[Run], default: list[str] | None = None) -> Callable[[Run], str]:
     """Return a function that labels a run by the parameters whose values differ between runs.
 
     References to code outside this project have their short names in the labels.
 
     Args:
         runs: the runs that the reader sees next to each other.
+        default: names of the parameters to use if no value differs. None: all.
     """
-    names = varying(runs)
+    names = varying(runs) or default
     references = {reference for run in runs for reference in run.code}
     short = short_names(references, (value for run in runs for value in run.params.values()))
     return lambda run: run.label(names, short)

@@ -46,7 +46,8 @@ class QueueProgress:
 
     def __init__(self, manifest: Manifest, console: Console):
         self._manifest = manifest
-        self._label = run_labels(list(manifest.runs.values()))
+        self._label = run_labels(list(manifest.runs.values()), manifest.sweep.parameters())
+        self._rounds = {block.id: block.rounds for block in manifest.blocks}
         self._started = self._last = time.monotonic()
         self._bar = _Bar(
             TextColumn("{task.description}", markup=False),
@@ -57,8 +58,9 @@ class QueueProgress:
             console=console,
             disable=not console.file.isatty(),
         )
-        total = sum(len(job.tasks) for job in manifest.jobs)
-        self._task = self._bar.add_task(manifest.sweep.name, total=total, left="")
+        self._total = sum(len(job.tasks) for job in manifest.jobs)
+        self._ended = 0
+        self._task = self._bar.add_task(manifest.sweep.name, total=self._total, left="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -79,12 +81,22 @@ class QueueProgress:
         """Print how a run ended, and advance the bar."""
         self._last = time.monotonic()
         self._bar.advance(self._task, 1)
-        what = self._label(self._manifest.runs[record.run])
+        self._ended += 1
+        what = self._round(record) + self._label(self._manifest.runs[record.run])
         if record.failure is not None:
             what += f": {record.failure.summary}"
         took = max(0.0, record.finished_at - record.started_at)
         rest = f" {took:6.1f} s  {record.run[:8]}  {what}"
-        self.show(f"{record.status:11}", MILD.get(record.status, "red"), rest)
+        count = f"[{self._ended}/{max(self._ended, self._total)}] " if self._rounds else ""
+        self.show(f"{count}{record.status:11}", MILD.get(record.status, "red"), rest)
+
+    def _round(self, record: Record) -> str:
+        """Return the round of a run in a block, and its side if versions of the code differ."""
+        if record.block is None:
+            return ""
+        side = (" after", " before")[record.block.baseline] if self._manifest.checkouts else ""
+        rounds = self._rounds.get(record.block.id, "?")
+        return f"round {record.block.round + 1}/{rounds}{side}  "
 
     def update(self, jobs: Iterable[Job]) -> None:
         """Show which runs of some jobs are executing, and about how much time is left.

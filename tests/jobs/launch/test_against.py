@@ -34,7 +34,13 @@ def submit(own: Checkout, *arguments: str) -> str:
 
 def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
     old = own.git("rev-parse", "HEAD~1")
-    submit(own, "--against", "HEAD~1", "blocks.rounds=2")
+    told = submit(own, "--against", "HEAD~1", "blocks.rounds=2").splitlines()
+    lines = [line for line in told if line.startswith("[")]
+    assert [(x.split()[0], *x.split()[5:9]) for x in lines[1:4]] == [
+        ("[2/6]", "round", "1/2", "after", "own.bench"),
+        ("[3/6]", "round", "1/2", "before", "own.bench"),
+        ("[4/6]", "round", "2/2", "before", "own.bench"),
+    ]
     found = records(own.folder / "logs/own")
     before, now = (old[:10], "old"), ("", "new")
     assert codes(found) == [before, now, before] * 2
