@@ -26,7 +26,7 @@ from typer.core import TyperGroup
 
 from jobs.command_line.completion import conditions, results_folders, sweep_files
 from jobs.command_line.invocation import command, of_another_module
-from jobs.command_line.parsers import as_path
+from jobs.command_line.parsers import as_fraction, as_path
 from jobs.commands.where import Where, matching, matching_runs
 from jobs.errors import CommandError, InputError, TableError
 from jobs.formatting import relative
@@ -266,6 +266,8 @@ def compare_times(
         typer.Option(
             "--margin",
             "--tolerance",
+            metavar="FLOAT",
+            parser=as_fraction,
             help="Relative difference up to which two times count as the same. [default: "
             "blocks.margin of the sweep, or 0.01]",
         ),

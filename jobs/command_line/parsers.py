@@ -30,3 +30,11 @@ def run_prefix(text: str) -> str:
     if not text:
         raise typer.BadParameter("RUN must be the first characters of a run id, got ''")
     return text
+
+
+def as_fraction(text: str) -> float:
+    """Return a number from the command line. A percentage is an error that says what to write."""
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"expected a number such as 0.01 for 1%, got {text!r}") from None

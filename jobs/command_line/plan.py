@@ -196,7 +196,9 @@ def _rounds(blocks: list[Block], prepared: Prepared, durations: _Durations) -> s
 
 def time_text(minutes: float) -> str:
     """Return a time as text, in seconds if it is below one minute."""
-    return f"{minutes * 60:.0f} s" if minutes < 1 else f"{minutes:.{0 if minutes >= 10 else 1}f} min"
+    return (
+        f"{minutes * 60:.0f} s" if minutes < 1 else f"{minutes:.{0 if minutes >= 10 else 1}f} min"
+    )
 
 
 def _point(of: Run | Record) -> str:

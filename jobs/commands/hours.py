@@ -146,11 +146,16 @@ def _print_markdown(rows: list[Row]) -> None:
             total[name] = "" if isinstance(value, str) else sum(known) if known else None
         # A run may be in several rows.
         rows = [*rows, total | {"folder": "total", "runs": ""}]
-    columns = {
-        name.removesuffix("_hours").replace("_gpu", ""): [_cell(row[name]) for row in rows]
-        for name in rows[0]
-    }
+    columns = {_heading(name): [_cell(row[name]) for row in rows] for name in rows[0]}
     print(markdown_table(columns))
+
+
+def _heading(name: str) -> str:
+    """Return the heading of a column in Markdown, such as `total (GPU-h)`."""
+    for end, unit in (("_gpu_hours", "GPU-h"), ("_hours", "h")):
+        if name.endswith(end):
+            return f"{name.removesuffix(end)} ({unit})"
+    return name
 
 
 def _cell(value: str | float | None) -> str:

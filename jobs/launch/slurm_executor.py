@@ -63,6 +63,9 @@ def require_slurm() -> None:
         )
 
 
+INSTEAD = "nothing was submitted; --local runs the jobs on this machine, without Slurm"
+
+
 @dataclass(frozen=True)
 class Array:
     """Jobs that are submitted as one Slurm job array."""
@@ -255,12 +258,12 @@ def require_controller() -> int:
     try:
         done = slurm_client("scontrol", "show", "config")
     except SlurmSilent as error:
-        raise SubmissionError(f"{error}; nothing was submitted") from None
+        raise SubmissionError(f"{error}; {INSTEAD}") from None
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
     if found is None and done.returncode:
         why = on_one_line(done.stderr)
         raise SubmissionError(
-            f"Slurm does not answer: 'scontrol show config' failed: {why}; nothing was submitted"
+            f"Slurm does not answer: 'scontrol show config' failed: {why}; {INSTEAD}"
         )
     return max(1, int(found[1])) if found else DEFAULT_MAX_ARRAY  # size 0 disables arrays
 

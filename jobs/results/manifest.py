@@ -33,6 +33,7 @@ from jobs.sweep.schema import Sweep
 SUBMISSIONS = "submissions"
 ARTIFACTS = "artifacts"
 SNAPSHOTS = "snapshots"  # folder of copies of the code
+SHOWN_BELOW = 5  # maximum number of results folders that an error message lists
 
 
 class Executor(StrEnum):
@@ -381,6 +382,8 @@ def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manif
     """
     manifests: list[Manifest] = []
     broken: list[BrokenManifest] = []
+    if os.path.isfile(folder):
+        raise UnreadableResults(f"{folder} is a file; give a results folder")
     for name in names_in(folder / SUBMISSIONS):
         try:
             manifests.append(read_manifest(folder / SUBMISSIONS / name, bad))
@@ -393,7 +396,11 @@ def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manif
     if bad is not None:
         bad += [error.problem for error in broken]
     if not manifests:
+        names = [name for name in names_in(folder) if os.path.isdir(folder / name / SUBMISSIONS)]
+        below = [str(folder / name) for name in names]
+        which = ", ".join([*below[:SHOWN_BELOW], *(["..."] if below[SHOWN_BELOW:] else [])])
         raise FileNotFoundError(
             f"{folder} holds no submission (expected {folder}/{SUBMISSIONS}/*/manifest.json)"
+            + (f"; results folders in it: {which}" if below else "")
         )
     return sorted(manifests, key=lambda m: m.created_at)

@@ -40,6 +40,7 @@ def test_formats(tmp_path: Path) -> None:
         )
     folders = tmp_path / "one", tmp_path / "two"
     markdown = call("jobs", "hours", *folders).stdout.splitlines()
+    assert "| wall (h) | starting (GPU-h) |" in " ".join(markdown[0].split()), markdown[0]
     assert [[c.strip() for c in line.split("|")[5:-1]] for line in markdown[2:]] == [
         ["0.000", "0.020", "0.000", "0.000", "0.000", "0.010", "0.010", "0.020"],
         ["0.000", "0.020", "0.000", "0.000", "0.000", "0.010", "0.010", "0.020"],

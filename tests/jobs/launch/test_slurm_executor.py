@@ -220,7 +220,9 @@ def test_controller_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
         done = call("jobs.submit", QUICKSTART, "--out", out, environment=environment)
     assert done.returncode == 2
     assert "'scontrol show config' did not end within" in done.stderr
-    assert str(configuration) in done.stderr and "nothing was submitted" in done.stderr
+    assert (
+        str(configuration) in done.stderr and "nothing was submitted; --local runs" in done.stderr
+    )
     assert not out.exists()
 
 
