@@ -106,8 +106,10 @@ def _show(seen: Observation, total: int, all_runs: bool) -> None:
     """
     newest = seen.manifests[-1]
     some = f"{len(seen.tasks)} of " if len(seen.tasks) != total else ""
+    of_rounds = any(manifest.blocks for manifest in seen.manifests)
+    what = counted(total, "process" if of_rounds else "run")  # as --dry-run counts them
     console.print(
-        f"{seen.folder}: sweep {newest.sweep.name}, {some}{counted(total, 'run')}, "
+        f"{seen.folder}: sweep {newest.sweep.name}, {some}{what}, "
         f"{counted(len(seen.manifests), 'submission')} (executor of the newest: {newest.executor})",
         soft_wrap=True,
     )

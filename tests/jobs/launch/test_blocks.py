@@ -77,6 +77,12 @@ def test_rounds_alternate_their_direction_in_fresh_processes(measured: tuple[Pat
     assert set(executions(found).values()) == {4} and len(executions(found)) == 3
 
 
+def test_status_and_dry_run_count_processes(measured: tuple[Path, Path]) -> None:
+    assert "sweep misbehave, 12 processes, 1 sub" in call("jobs", "status", measured[1]).stdout
+    planned = call("jobs.submit", measured[0], "--local", "--dry-run").stdout
+    assert "3, 12 processes (rounds and A/A)" in planned
+
+
 def test_only_the_first_round_includes_the_check(measured: tuple[Path, Path]) -> None:
     checked = order(record for record in records(measured[1]) if options(record)["check"])
     assert checked == [(0, 0), (0, 1), (0, 2)]
