@@ -135,7 +135,12 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     counting = records
     if stale and not options.keep_stale:
         counting = [record for record in records if not staleness.is_stale(record)]
-    todo, done, in_flight = _split(expansion, loaded.sweep, counting, live, same_device, options)
+    fresh = {id(record) for record in counting}
+
+    def counts(record: Record, run: Run) -> bool:
+        return id(record) in fresh and same_device(record, run)
+
+    todo, done, in_flight = _split(expansion, loaded.sweep, records, live, counts, options)
     outcome = {(r.run, r.repeat): r for r in counting if r.status != "ok"}
     outcome |= {(r.run, r.repeat): r for r in counting if r.status == "ok"}
     before = [outcome[run.id, repeat] for run, repeat in done]
@@ -191,7 +196,7 @@ def _split(
     sweep: Sweep,
     records: list[Record],
     live: set[TaskKey],
-    same_device: Callable[[Record, Run], bool],
+    counts: Callable[[Record, Run], bool],
     options: Options,
 ) -> tuple[list[Task], list[Task], list[Task]]:
     """Split the (run, repeat) pairs of a sweep by what a submission does with them.
@@ -204,7 +209,8 @@ def _split(
         sweep: the sweep.
         records: records in the results folder.
         live: pairs that are queued or running.
-        same_device: see `split_done`.
+        counts: whether a record comes from the kind of device on which the run will execute, and
+            is not of older code.
         options: options of the submission.
 
     Returns:
@@ -220,7 +226,7 @@ def _split(
             free.append(block)
         else:
             flying |= set(block.all_tasks())
-    how = (records, same_device, options.retry_failed, options.force)
+    how = (records, counts, options.retry_failed, options.force)
     single, done = split_done(tasks, *how)
     rounds, done_in_rounds = split_rounds(free, runs, *how)
     todo: list[Task] = []

@@ -9,7 +9,13 @@ from statistics import median
 
 from jobs.formatting import format_scalar
 from jobs.report.comparison.compared_cell import Cell
-from jobs.report.comparison.paired import Pair, paired_rounds
+from jobs.report.comparison.paired import (
+    Pair,
+    complete_executions,
+    counted_executions,
+    of_latest_code,
+    paired_rounds,
+)
 from jobs.report.comparison.process_times import process_time
 from jobs.report.comparison.verdicts import Round, aa_floor, floor_of_block, judge
 from jobs.results.record import Record
@@ -67,12 +73,12 @@ def block_cells(
     floors = aa_floors(pairs)
     runs = {run_id: states[0].run for run_id, states in tasks.items()}
     baselines = _Baselines(observation, runs)
+    executions = counted_executions(of_latest_code(complete_executions(observation.records)))
     measured = {
         record.run
-        for record in observation.records
-        if record.block is not None
-        and record.measurements is not None
-        and record.measurements.samples_ms
+        for _, execution in executions
+        for record in execution
+        if record.measurements is not None and record.measurements.samples_ms
     }
     kept = [pair for pair in pairs if chosen is None or pair.candidate in chosen]
     cells: list[Cell] = []
@@ -157,13 +163,21 @@ def _unmeasured(
 ) -> list[Cell]:
     """Return a cell for each run in a block that has no complete round, or no times at all."""
     known = {(pair.block, pair.candidate) for pair in pairs}
+    # A later submission can compare a run with another baseline. Its earlier block stays as it is.
+    latest = {
+        run_id: block.id
+        for manifest in observation.manifests
+        for block in manifest.blocks
+        for run_id in block.runs
+    }
     cells: dict[tuple[str, str], Cell] = {}
     for manifest in observation.manifests:
         for block in manifest.blocks:
             for run_id in block.runs:
                 key = (block.id, run_id)
                 selected = run_id in tasks and (chosen is None or run_id in chosen)
-                if run_id == block.baseline or key in known or not selected:
+                obsolete = latest[run_id] != block.id
+                if run_id == block.baseline or key in known or obsolete or not selected:
                     continue
                 found = {state.status for state in tasks[run_id]}
                 unfinished = {s for s in found if s.is_live or s.runs_again_on_submit}

@@ -54,7 +54,7 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
 
     Only complete executions of a round count, and only those of the latest code. If one round was
     executed several times in an allocation, the latest complete execution counts. Records without a
-    block are ignored, and so are phases that only one of several executions measured, as the
+    block are ignored, and so are phases that at most half of the executions measured, as the
     sustained ones.
 
     Args:
@@ -104,7 +104,7 @@ def _phases(executions: list[Execution]) -> dict[str, list[str]]:
         }
         times.setdefault(_place(execution[0]).id, Counter()).update(timed.keys())
     return {
-        block: [phase for phase in found if found[phase] > 1 or count[block] == 1]
+        block: [phase for phase in found if 2 * found[phase] > count[block]]
         for block, found in times.items()
     }
 
