@@ -140,6 +140,26 @@ def test_runs_without_times(
     assert found.exit_code == code
 
 
+def test_a_run_that_an_edit_broke_is_broken_although_older_code_was_measured(
+    tmp_path: Path,
+) -> None:
+    text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
+    folder = blocks(tmp_path, noisy(lambda run: 1.0), text)
+    (manifest,) = read_short(folder.path).manifests
+    same = noisy(lambda run: 1.0, seed=1)
+
+    def outcome(run: Run, round: int, second: bool) -> Outcome:
+        breaks = (run.params["size"], run.params["mode"]) == (2, "fast")
+        return failed("error") if breaks else same(run, round, second)
+
+    again = block_records(folder, manifest, outcome, boot="another")
+    edited = [record.model_copy(update={"source_hash": "edited"}) for record in again]
+    write_records(folder, manifest, edited)
+    found = compared(folder)
+    assert {c.run.params["size"]: c.verdict for c in found.cells} == {1: "same", 2: "broken"}
+    assert found.exit_code == 1
+
+
 def test_what_cannot_be_measured_does_not_change_the_exit_code(tmp_path: Path) -> None:
     same = noisy(lambda run: 1.0)
 
