@@ -61,6 +61,18 @@ def test_the_same_command_resumes_and_an_edit_does_not_change_the_other_code(own
     assert [r.block.round for r in records(own.folder / "logs/own") if r.block] == [0] * 3 + [1] * 3
 
 
+def test_an_edit_that_was_taken_back_is_measured_again(own: Checkout) -> None:
+    """Reports show the code of the latest rounds, so this must be the present one."""
+    command = ("--against", "HEAD~1", "blocks.rounds=1")
+    helper = own.folder / "helper.py"
+    for value in ("new", "edited", "new"):
+        helper.write_text(f"VALUE = {value!r}\n")
+        submit(own, *command)
+    found = records(own.folder / "logs/own")
+    assert [code for name, code in codes(found) if not name] == ["new", "edited", "new"]
+    assert "nothing to submit" in submit(own, *command)
+
+
 def test_tables_show_the_present_code_and_status_shows_both(own: Checkout) -> None:
     told = submit(own, "--against", "HEAD~1", "blocks.rounds=1").splitlines()[-2:]
     assert [line.endswith(" compare logs/own") for line in told] == [True, False], told
