@@ -132,11 +132,15 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     same_device = _same_device(options.executor, loaded, records, earlier)
     staleness = Staleness(expansion.runs)
     stale = [record for record in records if staleness.is_stale(record)]
-    old = set() if options.keep_stale else {id(record) for record in stale}
-    counting = [record for record in records if id(record) not in old]
-    todo, done, in_flight = _split(
-        expansion, loaded.sweep, records, old, live, same_device, options
-    )
+    counting = records
+    if stale and not options.keep_stale:
+        counting = [record for record in records if not staleness.is_stale(record)]
+    fresh = {id(record) for record in counting}
+
+    def counts(record: Record, run: Run) -> bool:
+        return id(record) in fresh and same_device(record, run)
+
+    todo, done, in_flight = _split(expansion, loaded.sweep, records, live, counts, options)
     outcome = {(r.run, r.repeat): r for r in counting if r.status != "ok"}
     outcome |= {(r.run, r.repeat): r for r in counting if r.status == "ok"}
     before = [outcome[run.id, repeat] for run, repeat in done]
@@ -191,7 +195,6 @@ def _split(
     expansion: Expansion,
     sweep: Sweep,
     records: list[Record],
-    old: set[int],
     live: set[TaskKey],
     counts: Callable[[Record, Run], bool],
     options: Options,
@@ -205,7 +208,6 @@ def _split(
         expansion: the runs and blocks of the sweep.
         sweep: the sweep.
         records: records in the results folder.
-        old: identities of the records of older code, as of the function id. They do not count.
         live: pairs that are queued or running.
         counts: whether a record comes from the kind of device on which the run will execute, and
             is not of older code.
@@ -224,10 +226,6 @@ def _split(
             free.append(block)
         else:
             flying |= set(block.all_tasks())
-
-    def counts(record: Record, run: Run) -> bool:
-        return id(record) not in old and same_device(record, run)
-
     how = (records, counts, options.retry_failed, options.force)
     single, done = split_done(tasks, *how)
     rounds, done_in_rounds = split_rounds(free, runs, *how)

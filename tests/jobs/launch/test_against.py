@@ -74,6 +74,7 @@ def test_an_edit_that_was_taken_back_is_measured_again(own: Checkout) -> None:
     assert "nothing to submit" in submit(own, *command)
 
 
+@pytest.mark.slow
 def test_tables_show_the_present_code_and_status_shows_both(own: Checkout) -> None:
     told = submit(own, "--against", "HEAD~1", "blocks.rounds=1").splitlines()[-2:]
     assert [line.endswith(" compare logs/own") for line in told] == [True, False], told

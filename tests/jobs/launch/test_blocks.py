@@ -97,6 +97,7 @@ def test_a_complete_block_is_not_measured_again(measured: tuple[Path, Path]) -> 
     assert status["counts"] == {"ok": 12}
 
 
+@pytest.mark.slow
 def test_more_rounds_go_on_and_a_new_run_repeats_all_rounds(tmp_path: Path) -> None:
     """A run that is added to a block must be measured in turn with the others."""
     sweep, out = block_sweep(tmp_path, OK[:2]), tmp_path / "out"

@@ -23,7 +23,7 @@ from tests.jobs.compared_folders import (
     write_records,
 )
 from tests.jobs.harness import call
-from tests.jobs.results_folder import Outcome, failed, ok
+from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
 
 
 @pytest.mark.parametrize(
@@ -285,3 +285,31 @@ def test_cells_that_no_number_of_rounds_decides_get_an_advice(tmp_path: Path) ->
     folder = blocks(tmp_path, outcome)
     notes = " ".join(compared(folder).notes)
     assert "1 unsure that 1000 rounds would not decide: " in notes and "another --margin" in notes
+
+
+def test_the_block_of_an_earlier_baseline_does_not_wait_for_rounds(tmp_path: Path) -> None:
+    """A later submission compares the same runs with another baseline."""
+    folder = ResultsFolder(tmp_path / "out")
+    text = TOY + "grid: {mode: [fast, exact], size: [1]}\nblocks:\n  interleave: [mode]\n"
+    first = load(tmp_path, text + "  baseline: {mode: fast}\n  rounds: 3\n")
+    folder.submit_rounds(first, lambda *_: None)  # cut in its first round
+    second = load(tmp_path, text + "  baseline: {mode: exact}\n  rounds: 5\n")
+    times = iter(1 + 0.001 * (i % 3) for i in range(99))
+    folder.submit_rounds(
+        second, lambda params, _: ok(next(times) * (2 if params["mode"] == "fast" else 1))
+    )
+    found = compared(folder)
+    assert [(cell.run.params["mode"], cell.verdict) for cell in found.cells] == [("fast", "slower")]
+
+
+def test_a_phase_that_few_rounds_measured_is_not_compared(tmp_path: Path) -> None:
+    """A block that was continued once has two sustained measurements in five rounds."""
+
+    def outcome(run: Run, round: int, second: bool) -> Outcome:
+        times = {"forward": [1.0 + 0.001 * round]}
+        if round in (0, 3):
+            times["forward_sustained"] = [2.0]
+        return {"status": "ok", "measurements": {"samples_ms": times}}
+
+    found = compared(blocks(tmp_path, outcome))
+    assert [cell.phase for cell in found.cells] == ["forward"]
