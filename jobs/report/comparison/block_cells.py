@@ -160,7 +160,7 @@ def _unmeasured(
     known = {(pair.block, pair.candidate) for pair in pairs}
     # A later submission can compare a run with another baseline. Its earlier block stays as it is.
     latest = {
-        run_id: block.id
+        run_id: (block.id, block.baseline)
         for manifest in observation.manifests
         for block in manifest.blocks
         for run_id in block.runs
@@ -171,7 +171,7 @@ def _unmeasured(
             for run_id in block.runs:
                 key = (block.id, run_id)
                 selected = run_id in tasks and (chosen is None or run_id in chosen)
-                obsolete = latest[run_id] != block.id
+                obsolete = latest[run_id] != (block.id, block.baseline)
                 if run_id == block.baseline or key in known or obsolete or not selected:
                     continue
                 found = {state.status for state in tasks[run_id]}
