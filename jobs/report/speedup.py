@@ -6,6 +6,7 @@ its confidence interval. Otherwise it is the ratio of the two cells.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import geometric_mean
@@ -153,7 +154,8 @@ def speedup_of(cell: Cell | None, reference: Cell | None, statistic_name: str) -
 def _rounds(cell: Cell, reference: Cell, statistic_name: str) -> list[Round]:
     """Return the rounds in which both cells were measured.
 
-    Rounds with a value of 0 or less are left out, because their ratio says nothing.
+    Rounds in which one of the two processes of the baseline failed are left out, as in verdicts,
+    and so are rounds with a value that is not positive or not finite.
     """
     candidates, baselines = (_by_execution(each, statistic_name) for each in (cell, reference))
     allocations = {
@@ -161,11 +163,13 @@ def _rounds(cell: Cell, reference: Cell, statistic_name: str) -> list[Round]:
         for record in cell.records
         if record.block is not None
     }
+    twice = max(map(len, baselines.values()), default=0)  # 2 with A/A
     rounds = []
     for key, found in candidates.items():
         baseline = tuple(value for _, value in sorted(baselines.get(key, [])))
         candidate = [value for _, value in found]
-        if baseline and min(*baseline, *candidate) > 0:
+        is_whole = len(baseline) == twice > 0
+        if is_whole and all(0 < value < math.inf for value in (*baseline, *candidate)):
             rounds.append(Round(allocations[key], baseline, geometric_mean(candidate)))
     return rounds
 

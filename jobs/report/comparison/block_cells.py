@@ -19,6 +19,8 @@ from jobs.status import Status
 
 PhaseOnDevice = tuple[str, str]  # phase, name of the device
 INCOMPLETE = "no complete round"
+# Statuses with which a candidate fails by itself, and not because it was stopped.
+_LASTING = (Status.error, Status.wrong, Status.oom, Status.timeout)
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def block_cells(
 def judged_cell(cell: Cell, pair: Pair, margin: float, floor: float | None) -> Cell:
     """Return a cell with the verdict on the rounds of a pair.
 
+    A candidate that failed in more rounds than it was measured in is broken.
+
     Args:
         cell: the cell without a verdict.
         pair: the pair, with at least one round.
@@ -110,6 +114,9 @@ def judged_cell(cell: Cell, pair: Pair, margin: float, floor: float | None) -> C
     judged = judge(pair.rounds, margin, floor_of_block(pair.rounds, floor))
     left_out = sum(pair.left_out.values())
     detail = f"{left_out} of {left_out + judged.rounds} rounds: {_reason(pair)}" if left_out else ""
+    failed = sum(count for reason, count in pair.left_out.items() if reason in _LASTING)
+    if failed > judged.rounds:
+        return replace(cell, verdict="broken", detail=detail)
     return replace(
         cell,
         verdict=judged.verdict,

@@ -320,10 +320,11 @@ def _decision(cells: list[Cell], margin: float, manifests: Sequence[Manifest] = 
     open_ended = len(unsure) - len(needed) - single
     several = any(verdict.allocations > 1 for verdict in unsure)
     if needed:
+        total = needed[-1] * max(verdict.allocations for verdict in unsure)
         per = " in each allocation" if several else ""
         lines.append(
             f"{_span(sorted({needed[0], needed[-1]}), 'round')}{per} would probably decide "
-            f"{len(needed)} of {len(unsure)} unsure: {_more_rounds(manifests, needed[-1])}"
+            f"{len(needed)} of {len(unsure)} unsure: {_more_rounds(manifests, total)}"
         )
     if single:
         lines.append(f"{single} unsure with a single round: at least 2 rounds are needed.")

@@ -101,11 +101,19 @@ def check(name: str, *options: str, code: int = 1) -> str:
 @pytest.mark.parametrize(
     ("name", "tensors", "words"),
     [
-        ("no_scale", "out, dq, dk, dv", "the scale 1/sqrt(head_dim) is missing"),
+        pytest.param(
+            *("no_scale", "out, dq, dk, dv", "the scale 1/sqrt(head_dim) is missing"),
+            marks=pytest.mark.slow,
+        ),
         ("no_mask", "out, dq, dk, dv", "the causal mask is missing"),
-        ("strict", "out, dq, dk, dv", "the causal mask also hides the diagonal"),
-        ("base_2", "out, dq, dk, dv", "the exponential has base 2"),
-        ("negative", "out, dq, dk, dv", "the sign is wrong"),
+        pytest.param(
+            *("strict", "out, dq, dk, dv", "the causal mask also hides the diagonal"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("base_2", "out, dq, dk, dv", "the exponential has base 2"), marks=pytest.mark.slow
+        ),
+        pytest.param(*("negative", "out, dq, dk, dv", "the sign is wrong"), marks=pytest.mark.slow),
         ("dk_without_scale", "dk", "the scale 1/sqrt(head_dim) is missing: values are 4 times"),
         ("dq_and_dk_swapped", "dq, dk", "dq and dk are swapped"),
     ],
