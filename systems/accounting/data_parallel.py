@@ -206,26 +206,6 @@ def predicted_ddp_overhead_seconds(
     return ddp_overhead_seconds(size_bytes, bandwidth, call_seconds, buckets, backward_seconds)
 
 
-def pipeline_bubble(stages: int, microbatches: int) -> float:
-    """Return the fraction of a step in which a device of a pipeline has no work.
-
-    The fraction is (stages - 1) / (microbatches + stages - 1), if all stages take the same time for
-    a microbatch and communication takes none. Source: Huang et al. 2019, "GPipe", section 2.3.
-
-    Args:
-        stages: number of stages, at least 1. Each stage has the same share of the layers.
-        microbatches: number of microbatches of a step, at least 1.
-
-    Raises:
-        ValueError: if stages or microbatches is less than 1.
-    """
-    if min(stages, microbatches) < 1:
-        raise ValueError(
-            f"stages and microbatches must be at least 1, got {stages} and {microbatches}"
-        )
-    return (stages - 1) / (microbatches + stages - 1)
-
-
 def _check(strategy: str, world_size: int) -> None:
     problems = []
     if strategy not in STRATEGIES:

@@ -331,6 +331,26 @@ def balanced_mesh_tokens(which: Pass, layer: FeedForward, on: Machine) -> float:
     return (4 if on.shared_links else 1) / (a_of_one * b)
 
 
+def pipeline_bubble(stages: int, microbatches: int) -> float:
+    """Return the fraction of a step in which a device of a pipeline has no work.
+
+    The fraction is (stages - 1) / (microbatches + stages - 1), if all stages take the same time for
+    a microbatch and communication takes none. Source: Huang et al. 2019, "GPipe", section 2.3.
+
+    Args:
+        stages: number of stages, at least 1. Each stage has the same share of the layers.
+        microbatches: number of microbatches of a step, at least 1.
+
+    Raises:
+        ValueError: if stages or microbatches is less than 1.
+    """
+    if min(stages, microbatches) < 1:
+        raise ValueError(
+            f"stages and microbatches must be at least 1, got {stages} and {microbatches}"
+        )
+    return (stages - 1) / (microbatches + stages - 1)
+
+
 def _slack(
     which: Pass, layer: FeedForward, tokens: float, on: Machine, batch: Batch
 ) -> tuple[float, float]:

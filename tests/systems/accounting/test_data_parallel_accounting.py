@@ -235,14 +235,3 @@ def test_a_wrong_strategy_and_no_ranks_are_told_together():
     for function in (accounting.rank_state_bytes, accounting.step_sent_bytes):
         with pytest.raises(ValueError, match=r"one of ddp, .*, got 'zero4'; world_size .*, got 0"):
             function("zero4", mixed_precision(1), 0)
-
-
-# ---- pipelines -----------------------------------------------------------------------------------
-
-
-def test_pipeline_bubble_by_hand():
-    # 4 stages, 5 microbatches: the last forward ends after 8 turns, and a stage works in 5 of them
-    assert accounting.pipeline_bubble(4, 5) == 3 / 8
-    assert accounting.pipeline_bubble(1, 5) == 0
-    with pytest.raises(ValueError, match="at least 1, got 0 and 5"):
-        accounting.pipeline_bubble(0, 5)

@@ -26,6 +26,7 @@ from systems.accounting.feed_forward import (
     device_flops,
     machine,
     mesh_limit,
+    pipeline_bubble,
     tensor_limit,
 )
 
@@ -217,6 +218,14 @@ def test_no_mesh_needs_fewer_tokens_than_the_balanced_one(which, layer, on):
     for n_d, n_t in ((1, 2), (16, 4), (64, 1), (7, 30)):
         tokens = compute_bound_tokens(which, layer, on, n_d, n_t, long_rings=True)
         assert tokens is None or tokens / (n_d * n_t) >= least * (1 - 1e-9)
+
+
+def test_pipeline_bubble_by_hand():
+    # 4 stages, 5 microbatches: the last forward ends after 8 turns, and a stage works in 5 of them
+    assert pipeline_bubble(4, 5) == 3 / 8
+    assert pipeline_bubble(1, 5) == 0
+    with pytest.raises(ValueError, match="at least 1, got 0 and 5"):
+        pipeline_bubble(0, 5)
 
 
 def test_the_books_example():
