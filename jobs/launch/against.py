@@ -132,6 +132,9 @@ def find(text: str) -> OtherCode:
             name, state = _export(text, root, target)
     except OSError as error:
         problem = f"{error.strerror}: {error.filename}"
+        if isinstance(error, shutil.Error):  # has a list of source, target and reason
+            source, _, reason = error.args[0][0]
+            problem = f"{source}: {reason}"
         raise AgainstError(f"--against {text!r} cannot be copied: {problem}") from None
     if ROOT.is_relative_to(root):
         project = target / ROOT.relative_to(root)
@@ -258,15 +261,21 @@ def require_benchmarks(other: OtherCode, runs: Iterable[Run]) -> None:
         entry = wanted.setdefault(run.benchmark, {"version": run.version, "params": []})
         entry["params"].append(run.params)
     place = other.placed(other.folder)
-    done = subprocess.run(
-        [sys.executable, "-m", "jobs.launch.check_checkout"],
-        input=json.dumps(wanted),
-        cwd=place.cwd,
-        env=with_checkout(dict(os.environ), place.python_path),
-        capture_output=True,
-        text=True,
-        timeout=CHECK_S,
-    )
+    has = f"--against: the checkout {other.name}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs.launch.check_checkout"],
+            input=json.dumps(wanted),
+            cwd=place.cwd,
+            env=with_checkout(dict(os.environ), place.python_path),
+            capture_output=True,
+            text=True,
+            timeout=CHECK_S,
+        )
+    except subprocess.TimeoutExpired:
+        problem = f"does not load its benchmarks within {CHECK_S:.0f} s"
+        raise AgainstError(f"{has} {problem}") from None
     if done.returncode != 0:
-        problem = next(iter(done.stdout.splitlines()), "") or done.stderr.strip().splitlines()[-1]
-        raise AgainstError(f"--against: the checkout {other.name} {problem}")
+        lines = [*done.stdout.splitlines()[:1], *done.stderr.strip().splitlines()[-1:]]
+        ended = f"cannot be checked: the process that loads it ended with {done.returncode}"
+        raise AgainstError(f"{has} {next(iter(lines), ended)}")

@@ -89,15 +89,15 @@ def split_rounds(
 ) -> tuple[list[list[Task]], list[Task]]:
     """Split the rounds of blocks into rounds to execute and rounds that are done.
 
-    A round is done if all its (run, repeat) pairs are, in one execution of the round. Otherwise the
-    whole round is executed again. A run that crashed by a signal of its own counts as done, unless
-    `retry_failed` is True.
+    A round is done if all its (run, repeat) pairs are, in the latest whole execution of the round.
+    Otherwise the whole round is executed again. A run that crashed by a signal of its own counts as
+    done, unless `retry_failed` is True.
 
     Args:
         blocks: groups of runs that are measured in turn, in rounds.
         runs: the runs of the blocks, by id.
-        records: records of earlier attempts.
-        same_device: as in `split_done`.
+        records: records of earlier attempts, also those of older code.
+        same_device: as in `split_done`, and False for a record of older code.
         retry_failed: whether to execute rounds again in which a run failed.
         force: whether to execute all rounds.
 
@@ -111,7 +111,8 @@ def split_rounds(
         failed = status.runs_again_on_retry or crashed
         interrupted = status.runs_again_on_submit and not crashed
         again = interrupted or (retry_failed and failed)
-        return not again and same_device(record, runs[record.run])
+        known = runs.get(record.run)  # None: the sweep does not have the run any more
+        return not again and known is not None and same_device(record, known)
 
     of_block: dict[str, list[Record]] = {}
     for record in () if force else records:
@@ -120,7 +121,7 @@ def split_rounds(
     todo: list[list[Task]] = []
     done: list[Task] = []
     for block in blocks:
-        known = [record for record in of_block.get(block.id, ()) if record.run in block.runs]
+        known = of_block.get(block.id, ())
         complete = complete_rounds(block, known, is_result, throttled)
         for round in range(block.rounds):
             pairs = [(runs[run], repeat) for run, repeat in block.tasks(round)]

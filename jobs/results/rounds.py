@@ -23,10 +23,9 @@ def complete_rounds(
 ) -> set[int]:
     """Return the rounds of a block that need not be executed again.
 
-    A round is complete if its latest execution has a valid record of each of its runs. Records of
-    different executions are not put together, because the runs would then not be paired. An earlier
-    execution does not count, because reports show the latest. An execution that was cut short is
-    ignored.
+    A round is complete if its latest whole execution on a kind of device has a valid record of each
+    of its runs. Earlier executions do not count, because reports show the latest. Records of
+    different executions are not put together, because the runs would then not be paired.
 
     Args:
         block: the block.
@@ -36,47 +35,37 @@ def complete_rounds(
             round is executed again, but not more than MAX_EXECUTIONS times.
         left_out: (run id, repeat) pairs that a complete round need not contain.
     """
-    executed: dict[tuple[int, str], set[TaskKey]] = {}
-    bad: set[tuple[int, str]] = set()
-    of_block = [r for r in records if r.block is not None and r.block.id == block.id]
-    latest = _latest_executions(of_block)
-    for record in of_block:
-        assert record.block is not None
-        if not counts(record):
+    executed: dict[tuple[int, str], list[Record]] = {}
+    for record in records:
+        if record.block is not None and record.block.id == block.id:
+            executed.setdefault((record.block.round, record.block.execution), []).append(record)
+    latest: dict[tuple[int, str], tuple[float, bool, bool]] = {}  # by round and device
+    tries: Counter[int] = Counter()
+    for (number, _), members in executed.items():
+        valid = [record for record in members if counts(record)]
+        needed = {task for task in block.tasks(number) if task not in left_out}
+        is_valid = needed <= {(record.run, record.repeat) for record in valid}
+        has_all = needed <= {(record.run, record.repeat) for record in members}
+        if not has_all and not _is_whole(members):
             continue
-        key = record.block.round, record.block.execution
-        executed.setdefault(key, set()).add((record.run, record.repeat))
-        if disturbed(record):
-            bad.add(key)
-    whole = [
-        key
-        for key, tasks in executed.items()
-        if tasks.issuperset(task for task in block.tasks(key[0]) if task not in left_out)
-    ]
-    tries = Counter(round for round, _ in whole)
+        tries[number] += is_valid
+        key = number, members[0].device
+        start = min(record.started_at for record in members)
+        if key not in latest or start >= latest[key][0]:
+            latest[key] = start, is_valid, any(map(disturbed, valid))
     complete = {
-        round
-        for round, execution in whole
-        if execution == latest.get(round)
-        and ((round, execution) not in bad or tries[round] >= MAX_EXECUTIONS)
+        number
+        for (number, _), (_, is_valid, is_disturbed) in latest.items()
+        if is_valid and (not is_disturbed or tries[number] >= MAX_EXECUTIONS)
     }
     empty = {n for n in range(block.rounds) if left_out and set(block.tasks(n)) <= set(left_out)}
     return complete | empty
 
 
-def _latest_executions(records: Iterable[Record]) -> dict[int, str]:
-    """Return the latest execution of each round of a block that was not cut short."""
-    positions: dict[tuple[int, str], set[int]] = {}
-    started: dict[tuple[int, str], float] = {}
-    sizes: dict[tuple[int, str], int] = {}
-    for record in records:
-        assert record.block is not None
-        key = record.block.round, record.block.execution
-        positions.setdefault(key, set()).add(record.block.position)
-        started[key] = min(started.get(key, record.started_at), record.started_at)
-        sizes[key] = record.block.size
-    whole = [key for key, found in positions.items() if len(found) >= sizes[key]]
-    return dict(sorted(whole, key=lambda key: started[key]))
+def _is_whole(execution: list[Record]) -> bool:
+    """Return whether an execution has a record of each of its runs, e.g. with another baseline."""
+    places = [record.block for record in execution if record.block is not None]
+    return len({place.position for place in places}) >= places[0].size
 
 
 def throttled(record: Record) -> bool:

@@ -9,13 +9,7 @@ from statistics import median
 
 from jobs.formatting import format_scalar
 from jobs.report.comparison.compared_cell import Cell
-from jobs.report.comparison.paired import (
-    Pair,
-    complete_executions,
-    counted_executions,
-    of_latest_code,
-    paired_rounds,
-)
+from jobs.report.comparison.paired import Pair, judged_executions, paired_rounds
 from jobs.report.comparison.process_times import process_time
 from jobs.report.comparison.verdicts import Round, aa_floor, floor_of_block, judge
 from jobs.results.record import Record
@@ -73,10 +67,10 @@ def block_cells(
     floors = aa_floors(pairs)
     runs = {run_id: states[0].run for run_id, states in tasks.items()}
     baselines = _Baselines(observation, runs)
-    executions = counted_executions(of_latest_code(complete_executions(observation.records)))
+    # Not those of older code or of an earlier execution: the run may be broken since.
     measured = {
-        record.run
-        for _, execution in executions
+        (record.run, record.device)
+        for _, execution in judged_executions(observation.records)
         for record in execution
         if record.measurements is not None and record.measurements.samples_ms
     }
@@ -129,15 +123,16 @@ def judged_cell(cell: Cell, pair: Pair, margin: float, floor: float | None) -> C
     )
 
 
-def _cell_without_rounds(cell: Cell, pair: Pair, measured: set[str]) -> Cell:
+def _cell_without_rounds(cell: Cell, pair: Pair, measured: set[tuple[str, str]]) -> Cell:
     """Return the cell of a run that has no round with both times, such as broken.
 
     Args:
         cell: the cell without a verdict.
         pair: the pair.
-        measured: ids of the runs that have a time of any phase.
+        measured: runs and devices that have a time of any phase, in the executions that count.
     """
-    is_measured, baseline_is_measured = pair.candidate in measured, pair.baseline in measured
+    is_measured = (pair.candidate, pair.device) in measured
+    baseline_is_measured = (pair.baseline, pair.device) in measured
     reason = _reason(pair)
     status = reason.removeprefix("baseline: ")
     known = status in Status.__members__
@@ -165,7 +160,7 @@ def _unmeasured(
     known = {(pair.block, pair.candidate) for pair in pairs}
     # A later submission can compare a run with another baseline. Its earlier block stays as it is.
     latest = {
-        run_id: block.id
+        run_id: (block.id, block.baseline)
         for manifest in observation.manifests
         for block in manifest.blocks
         for run_id in block.runs
@@ -176,7 +171,7 @@ def _unmeasured(
             for run_id in block.runs:
                 key = (block.id, run_id)
                 selected = run_id in tasks and (chosen is None or run_id in chosen)
-                obsolete = latest[run_id] != block.id
+                obsolete = latest[run_id] != (block.id, block.baseline)
                 if run_id == block.baseline or key in known or obsolete or not selected:
                     continue
                 found = {state.status for state in tasks[run_id]}

@@ -65,7 +65,7 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
         The pairs in the order of their first round. A candidate that always failed has a pair
         without rounds for each phase that was timed in its block.
     """
-    executions = counted_executions(of_latest_code(complete_executions(records)))
+    executions = judged_executions(records)
     phases = _phases([execution for _, execution in executions])
     pairs: dict[_Key, tuple[list[Round], Counter[str]]] = {}
     for allocation, execution in executions:
@@ -89,6 +89,14 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
                 else:
                     left_out[round] += 1
     return [Pair(*key, tuple(rounds), dict(left)) for key, (rounds, left) in pairs.items()]
+
+
+def judged_executions(records: Iterable[Record]) -> list[tuple[str, Execution]]:
+    """Return the executions that verdicts rest on, each with its allocation.
+
+    They are the complete ones of the latest code, and of several in an allocation the latest.
+    """
+    return counted_executions(of_latest_code(complete_executions(records)))
 
 
 def _phases(executions: list[Execution]) -> dict[str, list[str]]:

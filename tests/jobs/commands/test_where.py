@@ -106,6 +106,7 @@ def test_a_benchmark_that_no_longer_imports_has_conditions(
     assert done.returncode == 0 and "1 of 2 runs" in done.stdout
 
 
+@pytest.mark.slow
 def test_cancel_stops_jobs_and_skips_runs_of_a_local_queue(tmp_path: Path) -> None:
     fifo = Fifo(tmp_path / "fifo")
     cases = [

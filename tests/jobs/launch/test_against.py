@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -61,6 +62,19 @@ def test_the_same_command_resumes_and_an_edit_does_not_change_the_other_code(own
     assert [r.block.round for r in records(own.folder / "logs/own") if r.block] == [0] * 3 + [1] * 3
 
 
+def test_an_edit_that_was_taken_back_is_measured_again(own: Checkout) -> None:
+    """Reports show the code of the latest rounds, so this must be the present one."""
+    command = ("--against", "HEAD~1", "blocks.rounds=1")
+    helper = own.folder / "helper.py"
+    for value in ("new", "edited", "new"):
+        helper.write_text(f"VALUE = {value!r}\n")
+        submit(own, *command)
+    found = records(own.folder / "logs/own")
+    assert [code for name, code in codes(found) if not name] == ["new", "edited", "new"]
+    assert "nothing to submit" in submit(own, *command)
+
+
+@pytest.mark.slow
 def test_tables_show_the_present_code_and_status_shows_both(own: Checkout) -> None:
     told = submit(own, "--against", "HEAD~1", "blocks.rounds=1").splitlines()[-2:]
     assert [line.endswith(" compare logs/own") for line in told] == [True, False], told
@@ -148,14 +162,23 @@ def test_a_revision_with_other_parameters_or_another_version(own: Checkout) -> N
     assert done.returncode == 2 and "has version 1 of 'own.bench'" in done.stdout
 
 
-def test_the_same_sources_on_both_sides_are_told(own: Checkout) -> None:
-    """After a commit, --against HEAD compares the code with itself."""
-    command = ("jobs.submit", "own.yaml", "--local", "--dry-run", "--against")
-    told = "note: the sources of all runs are the same in"
-    assert told in own.python(*command, "HEAD").stdout
-    assert told not in own.python(*command, "HEAD~1").stdout
-    own.write("helper.py", "VALUE = 'uncommitted'\n")
-    assert told not in own.python(*command, "HEAD").stdout
+def test_a_benchmark_that_ends_the_process(own: Checkout) -> None:
+    text = (own.folder / "own/bench.py").read_text()
+    own.write("own/bench.py", f"import os\n\nos._exit(3)\n{text}")
+    own.git("commit", "-q", "-a", "-m", "end")
+    own.write("own/bench.py", text)
+    done = own.python("jobs.submit", "own.yaml", "--local", "--against", "HEAD")
+    assert done.returncode == 2, done.stdout
+    assert "cannot be checked: the process that loads it ended with 3" in done.stdout
+
+
+def test_a_folder_that_cannot_be_copied(own: Checkout, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(own.folder, other)
+    os.mkfifo(other / "pipe")
+    done = own.python("jobs.submit", "own.yaml", "--local", "--against", str(other))
+    assert done.returncode == 2, done.stdout
+    assert "pipe" in done.stdout and "None" not in done.stdout
 
 
 def test_debug_is_refused(own: Checkout) -> None:

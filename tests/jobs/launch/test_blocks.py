@@ -97,6 +97,7 @@ def test_a_complete_block_is_not_measured_again(measured: tuple[Path, Path]) -> 
     assert status["counts"] == {"ok": 12}
 
 
+@pytest.mark.slow
 def test_more_rounds_go_on_and_a_new_run_repeats_all_rounds(tmp_path: Path) -> None:
     """A run that is added to a block must be measured in turn with the others."""
     sweep, out = block_sweep(tmp_path, OK[:2]), tmp_path / "out"
@@ -213,17 +214,10 @@ def test_force_measures_complete_rounds_again(tmp_path: Path) -> None:
     assert list(executions(records(out)).values()) == [3, 3]
 
 
-def test_blocks_that_contain_only_their_baseline_are_refused(tmp_path: Path) -> None:
-    sweep = block_sweep(tmp_path, [{"what": "ok"}])
-    done = call("jobs.submit", sweep, "--local", "--dry-run", "--out", tmp_path / "out")
-    assert done.returncode == 2, done.stdout
-    assert "there is nothing to compare; give what or tag or path at least 2 val" in done.stdout
-    plain = call("jobs.submit", sweep, "blocks=null", "--local", "--dry-run")
-    assert plain.returncode == 0, plain.stdout
-
-
-def test_a_single_round_is_told_to_give_no_verdict(tmp_path: Path) -> None:
-    command = ("jobs.submit", block_sweep(tmp_path, OK), "--local", "--dry-run")
-    told = "note: 1 round gives no verdict, only unsure"
-    assert told in call(*command, "blocks.rounds=1").stderr
-    assert told not in call(*command, "blocks.rounds=2").stderr
+def test_a_round_is_done_only_by_its_latest_execution(tmp_path: Path) -> None:
+    """Reports show the latest execution of a round, here with another baseline."""
+    sweep, out = block_sweep(tmp_path, OK[:2], rounds=1), tmp_path / "out"
+    for count, baseline in ((3, 0), (6, 1), (9, 0), (9, 0)):
+        key = f"blocks.baseline={{tag: {baseline}}}"
+        assert run("jobs.submit", sweep, "--local", "--out", out, key).returncode == 0
+        assert len(records(out)) == count

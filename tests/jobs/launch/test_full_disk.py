@@ -31,6 +31,7 @@ from tests.jobs.small_disk import small_disk
 WORDS = "cannot write results to {}: No space left on device; free space and repeat the command"
 
 
+@pytest.mark.slow
 def test_a_full_results_folder_stops_the_queue_and_the_command_resumes(tmp_path: Path) -> None:
     """One job fills the disk while another waits. No job starts after that."""
     _, fifo = waiting_sweep(tmp_path)

@@ -65,6 +65,7 @@ def grow_old(heartbeat: Path, seconds: float) -> None:
     os.utime(heartbeat, (then, then))
 
 
+@pytest.mark.slow
 def test_a_queue_on_another_host_is_in_flight_until_its_heartbeat_stops(
     tmp_path: Path, other_host: list[str]
 ) -> None:

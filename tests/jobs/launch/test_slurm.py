@@ -391,6 +391,7 @@ def test_array(scenarios: Scenarios) -> None:
     assert 1 < max(at_once) <= 4
 
 
+@pytest.mark.slow
 def test_restarted_controller(scenarios: Scenarios) -> None:
     cluster = scenarios.cluster
     scenario = scenarios.submit(

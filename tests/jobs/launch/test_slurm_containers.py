@@ -75,6 +75,7 @@ def install_interpreter(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.mark.slow
 def test_other_interpreter(scenarios: Scenarios) -> None:
     """All processes of a job use the interpreter in the container."""
     python = str(scenarios.folder / "image" / "bin" / "python")

@@ -127,6 +127,7 @@ def test_killed_worker(scenarios: Scenarios) -> None:
     assert all("restart_count" not in record.slurm for record in records)
 
 
+@pytest.mark.slow
 def test_killed_worker_of_another_node(scenarios: Scenarios) -> None:
     """The run during which a node is lost is recorded, and the next run executes on all nodes."""
     scenario = scenarios["follower"]
@@ -157,6 +158,7 @@ def assert_requeued(records: list[Record]) -> None:
     assert attempts[1][1].slurm["restart_count"] == attempts[2][0].slurm["restart_count"] == "1"
 
 
+@pytest.mark.slow
 def test_warning_of_the_time_limit(scenarios: Scenarios) -> None:
     assert_requeued(scenarios["warned"].finish())
 

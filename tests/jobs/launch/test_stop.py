@@ -11,6 +11,8 @@ import termios
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jobs.launch.folder_lock import LOCK
 from jobs.results.manifest import Manifest
 from jobs.worker.environment import job_environment
@@ -79,6 +81,7 @@ def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: Path) -> None:
     sweep, fifo = waiting_sweep(tmp_path)
     out, temporary = tmp_path / "out", tmp_path / "tmp"

@@ -143,7 +143,16 @@ def compare(pivot: Pivot, frame: pd.DataFrame) -> int:
     return count
 
 
-@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
+SMALL = ("all_reduce", "flash_leaderboard", "warmup")  # several ranks, blocks and repeats
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        pytest.param(path, id=path.name, marks=[] if path.name in SMALL else pytest.mark.slow)
+        for path in STUDIES
+    ],
+)
 def test_every_number_of_the_reference_tables_is_in_the_frame(study: Path) -> None:
     observation, frame = observe(study), checked(study)
     results = list_results(observation)

@@ -100,6 +100,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Nodes, Fifo]]:
     nodes.leader.wait(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_two_nodes_listen_on_one_address_and_strangers_do_not_matter(
     nodes: tuple[Nodes, Fifo], tmp_path: Path
 ) -> None:

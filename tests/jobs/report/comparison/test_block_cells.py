@@ -23,7 +23,7 @@ from tests.jobs.compared_folders import (
     write_records,
 )
 from tests.jobs.harness import call
-from tests.jobs.results_folder import Outcome, failed, ok
+from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
 
 
 @pytest.mark.parametrize(
@@ -138,6 +138,26 @@ def test_runs_without_times(
     cell = only(found)
     assert (cell.verdict, cell.detail, cell.phase) == (verdict, detail, "")
     assert found.exit_code == code
+
+
+def test_a_run_that_an_edit_broke_is_broken_although_older_code_was_measured(
+    tmp_path: Path,
+) -> None:
+    text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
+    folder = blocks(tmp_path, noisy(lambda run: 1.0), text)
+    (manifest,) = read_short(folder.path).manifests
+    same = noisy(lambda run: 1.0, seed=1)
+
+    def outcome(run: Run, round: int, second: bool) -> Outcome:
+        breaks = (run.params["size"], run.params["mode"]) == (2, "fast")
+        return failed("error") if breaks else same(run, round, second)
+
+    again = block_records(folder, manifest, outcome, boot="another")
+    edited = [record.model_copy(update={"source_hash": "edited"}) for record in again]
+    write_records(folder, manifest, edited)
+    found = compared(folder)
+    assert {c.run.params["size"]: c.verdict for c in found.cells} == {1: "same", 2: "broken"}
+    assert found.exit_code == 1
 
 
 def test_what_cannot_be_measured_does_not_change_the_exit_code(tmp_path: Path) -> None:
@@ -265,3 +285,31 @@ def test_cells_that_no_number_of_rounds_decides_get_an_advice(tmp_path: Path) ->
     folder = blocks(tmp_path, outcome)
     notes = " ".join(compared(folder).notes)
     assert "1 unsure that 1000 rounds would not decide: " in notes and "another --margin" in notes
+
+
+def test_the_block_of_an_earlier_baseline_does_not_wait_for_rounds(tmp_path: Path) -> None:
+    """A later submission compares the same runs with another baseline."""
+    folder = ResultsFolder(tmp_path / "out")
+    text = TOY + "grid: {mode: [fast, exact], size: [1]}\nblocks:\n  interleave: [mode]\n"
+    first = load(tmp_path, text + "  baseline: {mode: fast}\n  rounds: 3\n")
+    folder.submit_rounds(first, lambda *_: None)  # cut in its first round
+    second = load(tmp_path, text + "  baseline: {mode: exact}\n  rounds: 5\n")
+    times = iter(1 + 0.001 * (i % 3) for i in range(99))
+    folder.submit_rounds(
+        second, lambda params, _: ok(next(times) * (2 if params["mode"] == "fast" else 1))
+    )
+    found = compared(folder)
+    assert [(cell.run.params["mode"], cell.verdict) for cell in found.cells] == [("fast", "slower")]
+
+
+def test_a_phase_that_few_rounds_measured_is_not_compared(tmp_path: Path) -> None:
+    """A block that was continued once has two sustained measurements in five rounds."""
+
+    def outcome(run: Run, round: int, second: bool) -> Outcome:
+        times = {"forward": [1.0 + 0.001 * round]}
+        if round in (0, 3):
+            times["forward_sustained"] = [2.0]
+        return {"status": "ok", "measurements": {"samples_ms": times}}
+
+    found = compared(blocks(tmp_path, outcome))
+    assert [cell.phase for cell in found.cells] == ["forward"]
