@@ -312,6 +312,45 @@ def compute_bound_tokens(
     return (batch_devices - steps) / (a_of_one * left)
 
 
+def balanced_mesh_tokens(which: Pass, layer: FeedForward, on: Machine) -> float:
+    """Return the smallest number of tokens per device at which some mesh is compute-bound.
+
+    The mesh has FSDP along one axis and tensor parallelism along the other. With the symbols of the
+    module docstring and the factor (n-1)/n of rings taken as 1, the condition for separate links is
+    n_d <= a and n_t <= b. Both hold with equality on the balanced mesh, so each device has
+    B / (a b) tokens. This number does not depend on B, because a is proportional to B. With shared
+    links, the best mesh has n_d = a/2 and n_t = b/2, so the number is four times as large.
+
+    For two matrices and bf16 it is alpha^2 / (M_X M_Y F) in forward (Austin et al. 2025, How to
+    Scale Your Model, part 5), with alpha = C / W and M_X and M_Y axes of the torus.
+
+    Args:
+        which, layer, on: see the module docstring.
+    """
+    a_of_one, b = _slack(which, layer, 1, on, "fsdp")
+    return (4 if on.shared_links else 1) / (a_of_one * b)
+
+
+def pipeline_bubble(stages: int, microbatches: int) -> float:
+    """Return the fraction of a step in which a device of a pipeline has no work.
+
+    The fraction is (stages - 1) / (microbatches + stages - 1), if all stages take the same time for
+    a microbatch and communication takes none. Source: Huang et al. 2019, "GPipe", section 2.3.
+
+    Args:
+        stages: number of stages, at least 1. Each stage has the same share of the layers.
+        microbatches: number of microbatches of a step, at least 1.
+
+    Raises:
+        ValueError: if stages or microbatches is less than 1.
+    """
+    if min(stages, microbatches) < 1:
+        raise ValueError(
+            f"stages and microbatches must be at least 1, got {stages} and {microbatches}"
+        )
+    return (stages - 1) / (microbatches + stages - 1)
+
+
 def _slack(
     which: Pass, layer: FeedForward, tokens: float, on: Machine, batch: Batch
 ) -> tuple[float, float]:

@@ -31,7 +31,7 @@ NAMES = {
         "ddp_bucketed_benchmarking", "communication_accounting", "optimizer_state_sharding",
         "optimizer_state_sharding_accounting",
     },
-    2026: {"gradient_checkpointing", "fsdp", "fsdp_accounting", "alternate_ring",
+    2026: {"gradient_checkpointing", "fsdp", "fsdp_accounting", "alternate_ring_all_reduce",
            "data_parallel_calcs", "fsdp_calcs", "tp_calcs", "fsdp_tp_calcs"},
 }  # fmt: skip
 

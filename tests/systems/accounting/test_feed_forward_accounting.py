@@ -18,6 +18,7 @@ from systems.accounting.feed_forward import (
     PASSES,
     FeedForward,
     Machine,
+    balanced_mesh_tokens,
     batch_limit,
     communication_seconds,
     compute_bound_tokens,
@@ -25,6 +26,7 @@ from systems.accounting.feed_forward import (
     device_flops,
     machine,
     mesh_limit,
+    pipeline_bubble,
     tensor_limit,
 )
 
@@ -197,6 +199,33 @@ def test_with_the_fewest_tokens_communication_takes_as_long(which, layer, on, n_
         assert sent > compute * (1 - 1e-9)  # for any batch
     else:
         assert sent == pytest.approx(compute, rel=1e-6)
+
+
+def test_balanced_mesh_by_hand():
+    # a = 100 B / 1000, b = 3 * 16 * 100 / 2000 = 2.4: B / (a b) = 10 / 2.4
+    assert balanced_mesh_tokens("forward", LAYER, OWN_LINKS) == pytest.approx(10 / 2.4)
+    assert balanced_mesh_tokens("forward", LAYER, SHARED) == pytest.approx(40 / 2.4)
+    # XXL on v5p: alpha^2 / (M_X M_Y F) with alpha = 4.6e14 / 1.8e11
+    v5p = Machine(4.6e14, 2 * 1.8e11, 1.8e11)
+    alpha = 4.6e14 / 1.8e11
+    tokens = balanced_mesh_tokens("forward", xxl_model.LAYER, v5p)
+    assert tokens == pytest.approx(alpha**2 / (2 * 53248)) == pytest.approx(61.3, abs=0.05)
+
+
+@given(passes, layers, machines)
+def test_no_mesh_needs_fewer_tokens_than_the_balanced_one(which, layer, on):
+    least = balanced_mesh_tokens(which, layer, on)
+    for n_d, n_t in ((1, 2), (16, 4), (64, 1), (7, 30)):
+        tokens = compute_bound_tokens(which, layer, on, n_d, n_t, long_rings=True)
+        assert tokens is None or tokens / (n_d * n_t) >= least * (1 - 1e-9)
+
+
+def test_pipeline_bubble_by_hand():
+    # 4 stages, 5 microbatches: the last forward ends after 8 turns, and a stage works in 5 of them
+    assert pipeline_bubble(4, 5) == 3 / 8
+    assert pipeline_bubble(1, 5) == 0
+    with pytest.raises(ValueError, match="at least 1, got 0 and 5"):
+        pipeline_bubble(0, 5)
 
 
 def test_the_books_example():
