@@ -69,7 +69,7 @@ def test_the_filter_of_a_part_selects_runs(problem: Problem, part: Part) -> None
     [
         ("id: a b\ntitle: t\nparts: [{question: q, answer: a}]", "id\n"),
         ("id: a\ntitle: t\nparts: []", "parts\n"),
-        ("id: a\ntitle: t\nparts: [{question: q, answer: a, shwo: []}]", "shwo"),
+        ("id: a\ntitle: t\nparts: [{question: q, answer: a, exhibits: []}]", "exhibits"),
         ("id: [", "a.yaml"),
     ],
 )
