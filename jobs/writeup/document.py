@@ -58,6 +58,15 @@ class PartResult:
     drawings: list[Drawing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # on what could not be shown
 
+    @property
+    def not_measured(self) -> str:
+        """Text in place of the answer, if it is not measured. "" if there is an answer."""
+        if self.state is not State.missing or self.study is None:
+            return ""
+        if not self.tables:
+            return "Not measured."
+        return "The runs of this answer are not measured. The tables show other runs of the study."
+
 
 @dataclass
 class ProblemResult:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from jobs.report.plots import draw_plot
 from jobs.report.render import markdown_table
-from jobs.writeup.document import Document, PartResult, ProblemResult, State
+from jobs.writeup.document import Document, PartResult, ProblemResult
 from jobs.writeup.drawings import Drawing
 from jobs.writeup.problem import Problem
 from jobs.writeup.traced import escaped, without_marks
@@ -77,11 +77,11 @@ def _part(part: PartResult, folder: Path) -> Iterator[str]:
     if part.command:
         yield f"`{part.command}`"
         yield ""
-    if part.state is State.missing:
-        yield "Not measured."
+    if part.not_measured:
+        yield part.not_measured
         yield ""
     for device, answer in part.answers.items():
-        if part.state is State.missing and part.study is not None:
+        if part.not_measured:
             continue
         if len(part.answers) > 1:
             yield f"On {escaped(device)}:"
