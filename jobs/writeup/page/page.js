@@ -119,6 +119,7 @@ async function draw(figure) {
     button.hidden = false;
     button.textContent = `Relative to ${spec.ratios.to}`;
   }
+  $('[data-do="log"]', figure).hidden = spec.data.some((trace) => trace.stackgroup || trace.type === "bar");
   const first = Object.keys(layout).find((key) => key.startsWith("yaxis"));
   $('[data-do="log"]', figure).setAttribute("aria-pressed", String(layout[first].type === "log"));
   button.setAttribute("aria-pressed", String(Boolean(ratio)));
