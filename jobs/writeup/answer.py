@@ -11,6 +11,7 @@ The functions `value`, `state` and `published` and the filters `n` and `pct` are
     speed(...)                   paired speedup of two runs with its interval
     items(...)                   list that a run returned
     accounting.NAME(...)         functions of `systems.accounting`
+    sizes, device                names of the models; kind of GPU, None without results
     sci                          filter that formats small numbers
 
 The templates are part of this project, so they are rendered without the limits that texts of users
@@ -114,7 +115,10 @@ def render_answer(
     jinja.finalize = lambda value: _n(value) if _is_plain(value) else value
     try:
         text = jinja.from_string(template).render(
-            lookups.functions, accounting=_Accounting(), sizes=list(accounting.MODEL_SIZES)
+            lookups.functions,
+            accounting=_Accounting(),
+            sizes=list(accounting.MODEL_SIZES),
+            device=device,
         )
         answer.text = text.strip()
     except Compared:
