@@ -45,7 +45,7 @@ from systems.kernels.flash_attention.triton.tile_table import (
 from tests.systems.kernels.hopper import compile_for_hopper, compile_gluon_for_hopper, resources
 
 SHARED_LIMIT = 227 << 10  # maximum shared memory of a program on sm_90, in bytes
-HEAD_DIMS = (16, 32, 64, 80, 128)
+HEAD_DIMS = (16, 32, 64, 80, 128, 192, 256)
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 KINDS = {
     "bf16": (torch.bfloat16, "fp16x3"), "fp16": (torch.float16, "fp16x3"),
@@ -111,6 +111,7 @@ def compile_pass(
     is_causal: bool,
     tile: Tile,
     precision: str = "fp16x3",
+    **features: bool | int,
 ) -> Resources:
     """Compile a Triton attention kernel for sm_90, for contiguous and aligned inputs.
 
@@ -123,16 +124,22 @@ def compile_pass(
         tile: block sizes and launch options.
         precision: how matmuls of float32 inputs are computed: "fp16x3" (from products of float16
             parts) or "tf32".
+        features: values of constexpr parameters of the kernel for features that are off by default,
+            such as SOFTCAP=True.
     """
     sums = {"dkdv": {"DK": True, "DV": True}, "dk": {"DK": True, "DV": False}}
     sums["dv"] = {"DK": False, "DV": True}
     fp16x3 = dtype == torch.float32 and precision == "fp16x3"
     constants = {
-        "HEAD_DIM": head_dim, "BLOCK_D": block_d(head_dim), "BLOCK_Q": tile.block_q,
-        "BLOCK_K": tile.block_k, "IS_CAUSAL": is_causal, "FP16X3": fp16x3,
+        "HEAD_DIM": head_dim, "VALUE_DIM": head_dim, "BLOCK_D": block_d(head_dim),
+        "BLOCK_V": block_d(head_dim), "BLOCK_Q": tile.block_q, "BLOCK_K": tile.block_k,
+        "Q_PER_KV": 1, "PACKED": False, "HAS_LEFT": False, "HAS_RIGHT": is_causal,
+        "IS_CAUSAL": is_causal,
+        "LOWER_RIGHT": False, "SOFTCAP": False, "FP16X3": fp16x3,
         "PRECISION": "tf32" if precision == "tf32" else "ieee", "STAGES": tile.num_stages,
-        **sums.get(name, {}),
+        **sums.get(name, {}), **features,
     }  # fmt: skip
+    constants["BLOCK_V"] = block_d(int(constants["VALUE_DIM"]))
     multiplied = torch.float16 if fp16x3 else dtype
     return _compile(
         PASSES[name], constants, head_dim, multiplied, dtype, tile.options(on_hopper=True)
@@ -149,6 +156,8 @@ def compile_memory_bound(name: str, head_dim: int, dtype: torch.dtype) -> Resour
     """
     columns = block_d(head_dim)
     constants = {"HEAD_DIM": head_dim, "ROWS": MEMORY_BOUND_ELEMENTS // columns, "COLUMNS": columns}
+    if name in ("peak", "parts"):
+        constants["PACKED"] = False
     written = torch.float16 if name == "parts" else dtype
     return _compile(
         MEMORY_BOUND_KERNELS[name], constants, head_dim, dtype, written, {"num_warps": 4}
@@ -167,9 +176,10 @@ def _compile(
         **dict.fromkeys(FLOAT32, "*fp32"),
         **dict.fromkeys(OPERANDS, f"*{NAMES[multiplied]}"),
         **dict.fromkeys(OUTPUTS, f"*{NAMES[written]}"),
-        "peaks": "*i32",
+        **dict.fromkeys(("peaks", "starts", "starts_q", "starts_k"), "*i32"),
         "scale": "fp32",
         "scale_log2e": "fp32",
+        "cap_log2e": "fp32",
     }
 
     def is_aligned(argument: str) -> bool:

@@ -32,7 +32,8 @@ _ATTENTION = {
 }
 # Code of the user runs with the autocast of this project, which is in the module `autograd`.
 _EXTERNAL = (f"{_FLASH}.external", f"{_FLASH}.autograd")
-_UNUSED = (f"{_FLASH}.api", f"{_FLASH}.auto")  # benchmarks call the implementations directly
+# Benchmarks call the implementations directly.
+_UNUSED = tuple(f"{_FLASH}.{name}" for name in ("api", "arguments", "auto", "drop_in"))
 _WRAPPERS = ("ddp", "fsdp", "sharded_weights", "sharded_optimizer")
 _NEEDS = {"fsdp": ("ddp", "sharded_weights")}  # modules that a wrapper imports
 

@@ -13,10 +13,12 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from systems.kernels.flash_attention import flash_attention_packed, masked_scores
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
 from systems.kernels.flash_attention.ops import flash_backward_op, flash_forward_op
 from systems.kernels.flash_attention.triton import launch
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
+from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 from tests.systems.kernels.flash_cases import (
     BF16,
@@ -24,6 +26,7 @@ from tests.systems.kernels.flash_cases import (
     F32,
     ignore_overflow,
     inputs,
+    packed_inputs,
     slow,
 )
 
@@ -104,6 +107,69 @@ def test_ops_are_what_torch_is_told_of_them(layout):
     for needs in wanted if layout == "dense" else wanted[:1]:
         results = library.opcheck(flash_backward_op, (q, k, v, out, lse, dout, *options, *needs))
         assert set(results.values()) == {"SUCCESS"}
+
+
+FEATURES = Variant(window_left=7, lower_right=True, softcap=3.0)
+
+
+def _packed(q, k, v, starts):
+    packing = Packing(starts, starts, 20, 20)
+    return FlashAttentionTriton.apply(q, k, v, True, None, "fp16x3", FEATURES, packing, True)
+
+
+def test_compiled_with_every_feature():
+    (q, k, v, dout), packing = packed_inputs([(17, 17), (20, 20)], (4, 2), 16, F16, 8)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    whole = torch.compile(_packed, fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (_packed, whole):
+        out, lse = function(*leaves, packing.starts_q)
+        gradients = torch.autograd.grad((out, lse), leaves, (dout, lse.detach()))
+        results.append([out, lse, *gradients])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_ops_with_every_feature():
+    (q, k, v, dout), packing = packed_inputs([(6, 5), (3, 4)], (4, 2), 16, F16, 8)
+    options = (True, None, "fp16x3", "triton")
+    results = library.opcheck(flash_forward_op, (q, k, v, *options, *FEATURES, *packing))
+    assert set(results.values()) == {"SUCCESS"}
+    out, lse = flash_forward(q, k, v, True, variant=FEATURES, packing=packing)
+    inputs_of_backward = (q, k, v, out, lse, dout, *options, True, True, *FEATURES, *packing, lse)
+    results = library.opcheck(flash_backward_op, inputs_of_backward)
+    assert set(results.values()) == {"SUCCESS"}
+
+
+def test_checkpointed_with_every_feature():
+    (q, k, v, dout), packing = packed_inputs([(6, 6), (3, 3)], (4, 2), 16, F32)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out, lse = checkpoint(_packed, *leaves, packing.starts_q, use_reentrant=False)
+    found = torch.autograd.grad((out, lse), leaves, (dout, lse.detach()))
+    out, lse = _packed(*leaves, packing.starts_q)
+    expected = torch.autograd.grad((out, lse), leaves, (dout, lse.detach()))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_only_the_lse_has_a_gradient():
+    q, k, v = (x.requires_grad_() for x in inputs((9, 7), 16, F32)[:3])
+    _, lse = FlashAttentionTriton.apply(q, k, v, True, None, "fp16x3", NO_VARIANT, None, True)
+    found = torch.autograd.grad(lse.sum(), (q, k))
+    scores = masked_scores(q.double(), k.double(), True)
+    expected = torch.autograd.grad(scores.logsumexp(-1).sum(), (q, k))
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).norm() <= 1e-5 * b.norm()
+
+
+def test_packed_through_the_api():
+    """The API chooses flash_triton for packed sequences, and its result is that of naive."""
+    (q, k, v, _), packing = packed_inputs([(17, 17), (0, 3), (20, 20)], (4, 2), 16, F32)
+    tensors = [x.transpose(0, 1) for x in (q, k, v)]
+    starts = packing.starts_q, packing.starts_k
+    found, expected = (
+        flash_attention_packed(*tensors, *starts, is_causal=True, implementation=name)
+        for name in ("auto", "naive")
+    )
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
 
 
 def test_selective_checkpointing_can_keep_it():

@@ -10,7 +10,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from systems.kernels.flash_attention.triton import launch, plans
+from systems.kernels.flash_attention.triton import base_plan, launch
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
 from systems.kernels.kernel_launch import Launch, compiling_only
 from tests.systems.kernels.attention_error import (
@@ -65,7 +65,7 @@ def test_head_dims(head_dim, dtype):
 def test_leading_dimensions_in_groups_of_two_heads(leading, monkeypatch):
     launch._forward_plan.cache_clear()
     launch._backward_plan.cache_clear()
-    monkeypatch.setattr(plans, "heads_in_l2", lambda *_: 2)  # 3 heads: the last group has one
+    monkeypatch.setattr(base_plan, "heads_in_l2", lambda *_: 2)  # 3 heads: the last group has one
     assert_right(*inputs((18, 17), 16, F32, leading), True, tiles=TILES["wide"])
 
 

@@ -1,4 +1,4 @@
-"""Attention function that checks its inputs and selects an implementation.
+"""Attention functions that check their inputs and select an implementation.
 
 Example:
 
@@ -9,21 +9,25 @@ Example:
 
 from __future__ import annotations
 
-import difflib
-import math
-from numbers import Real
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from systems.kernels.flash_attention.arguments import (
+    ALIGNMENTS,
+    LAYOUTS,
+    make_packing,
+    option_errors,
+    packing_errors,
+    tensor_errors,
+)
 from systems.kernels.flash_attention.auto import best_implementation
 from systems.kernels.flash_attention.autograd import autocast
 from systems.kernels.flash_attention.layout import four_dimensional
 from systems.kernels.flash_attention.registry import ATTENTIONS, unsupported_reason
-from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES
-from systems.kernels.flash_attention.validation import qkv_errors
+from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 
-DTYPES = (*KERNEL_DTYPES, torch.float64)
+Window = tuple[int | None, int | None]
 
 
 def flash_attention(
@@ -33,23 +37,32 @@ def flash_attention(
     is_causal: bool = False,
     scale: float | None = None,
     implementation: str = "auto",
-) -> Tensor:
+    *,
+    window: Window = (None, None),
+    alignment: str = "upper_left",
+    softcap: float | None = None,
+    return_lse: bool = False,
+    layout: str = "bhsd",
+) -> Any:
     """Compute softmax(q k^T * scale) v, differentiable with respect to q, k and v.
 
     Under autocast, float32, bfloat16 and float16 inputs are cast to the autocast dtype. In this
     case, q, k and v may have different dtypes.
 
     Args:
-        q: (..., n_queries, head_dim), float32, bfloat16, float16 or float64, any strides.
-        k, v: (..., n_keys, head_dim), with the leading dimensions, dtype and device of q.
-        is_causal: if True, query i attends only to keys 0 to i (the mask is aligned to the upper
-            left corner, as in torch).
+        q: (..., heads, n_queries, head_dim), float32, bfloat16, float16 or float64, any strides.
+        k: (..., heads, n_keys, head_dim), with the dtype and device of q. It may have fewer heads
+            than q, if their number divides that of q (grouped-query and multi-query attention).
+            Each head of k and v then belongs to as many consecutive heads of q.
+        v: (..., heads, n_keys, value_dim), with the leading dimensions of k.
+        is_causal: if True, a query sees only keys up to its position.
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation:
             auto            for large inputs on a Hopper GPU (compute capability 9.0): flash_hopper,
                             or flash_triton if only flash_triton supports the inputs. Otherwise
                             sdpa, for example on other devices, for float64, and for small inputs,
-                            whose time is mostly launch overhead
+                            whose time is mostly launch overhead. For features that sdpa lacks:
+                            flash_triton, and naive where flash_triton does not run
             naive           attention with the full score matrix in memory, in the inputs' dtype
             flash_pytorch   FlashAttention-2 in plain torch, written for readers; computes in
                             float32, or in float64 for float64 inputs
@@ -61,69 +74,156 @@ def flash_attention(
             sdpa            torch's scaled_dot_product_attention; torch selects the backend
             sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math
                             torch's scaled_dot_product_attention with the named backend only
+        window: (left, right): a query sees the keys from `left` before to `right` after its
+            position. None means no limit.
+        alignment: "upper_left": query i has the position of key i, as in torch. "lower_right": the
+            last query has the position of the last key, as in flash-attn. The alignment matters for
+            a causal mask or a window if n_queries and n_keys differ.
+        softcap: each scaled score s becomes softcap * tanh(s / softcap), before the mask; None for
+            no softcap.
+        return_lse: whether to return the log-sum-exp of the scores, too.
+        layout: "bhsd" for tensors (..., heads, rows, head_dim), or "bshd" for tensors (..., rows,
+            heads, head_dim), without a copy. The output has the same layout.
 
     Returns:
-        (..., n_queries, head_dim), of q's dtype (under autocast: after the cast); zeros if
-        n_keys is 0.
+        out: of q's dtype (under autocast: after the cast), with the shape of q except for the last
+            dimension, which is value_dim. It is zero for a query that sees no key.
+        lse: only with return_lse: natural-log log-sum-exp of the scaled scores, float32 (float64
+            for float64 inputs), (..., heads, n_queries) in both layouts. It is -inf for a query
+            that sees no key. It is differentiable.
 
     Raises:
         ValueError: if arguments are invalid; the message lists all errors.
         RuntimeError: if the implementation does not support these inputs on this machine.
     """
     q, k, v = autocast(q, k, v)  # first, because the code below depends on the dtype
-    errors = _errors(q, k, v, is_causal, scale, implementation)
+    errors = option_errors(
+        is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, layout
+    )
+    if layout == LAYOUTS[1] and min(q.dim(), k.dim(), v.dim()) >= 3:
+        q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+    errors += tensor_errors(q, k, v)
     if errors:
         raise ValueError("; ".join(errors))
+    variant = Variant(*window, alignment == ALIGNMENTS[1], softcap)
     leading = q.shape[:-2]
     # torch's fused kernels support only four dimensions. For other numbers of dimensions, torch
     # materializes the score matrix.
     q, k, v = (four_dimensional(x) for x in (q, k, v))
     if q.numel() == 0 or k.numel() == 0:
         implementation = "naive"  # torch 2.11's fused kernels crash the process on empty inputs
-    elif implementation == "auto":
-        implementation = best_implementation(q, k)
+    result = _attend(q, k, v, is_causal, scale, implementation, variant, None, return_lse)
+    out, lse = result if return_lse else (result, None)
+    out = out.reshape(*leading, *out.shape[-2:])
+    if layout == LAYOUTS[1]:
+        out = out.transpose(-3, -2)
+    return out if lse is None else (out, lse.reshape(*leading, lse.shape[-1]))
+
+
+def flash_attention_packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    implementation: str = "auto",
+    *,
+    window: Window = (None, None),
+    alignment: str = "upper_left",
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Compute attention of sequences of different lengths without padding.
+
+    The sequences are packed one after another along the rows of q, k and v. Each query sees only
+    keys of its own sequence.
+
+    Args:
+        q: (rows of all sequences, heads, head_dim), as in flash-attn's varlen functions.
+        k, v: (rows of all sequences, heads, head_dim or value_dim). They may have fewer heads than
+            q (see `flash_attention`).
+        cu_seqlens_q: int32 (n_sequences + 1,), on q's device: sequence s has the rows from
+            cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1 of q. It begins with 0 and ends with the
+            number of rows. Sequences may be empty.
+        cu_seqlens_k: the same for k and v; cu_seqlens_q by default.
+        max_seqlen_q, max_seqlen_k: length of the longest sequence, or any larger number. If one of
+            them is None, it is computed and the boundaries are checked, which waits for the GPU.
+            With both, the boundaries are not checked. Rows past max_seqlen in a sequence are then
+            not computed.
+        is_causal, scale, implementation, window, alignment, softcap, return_lse: as in
+            `flash_attention`. Each sequence has its own alignment. The implementations that
+            support packed sequences are auto, flash_triton and naive.
+
+    Returns:
+        out: (rows of q, heads, value_dim).
+        lse: only with return_lse: (heads, rows of q).
+
+    Raises:
+        ValueError, RuntimeError: as `flash_attention`.
+    """
+    q, k, v = autocast(q, k, v)
+    errors = option_errors(
+        is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, LAYOUTS[0]
+    )
+    if not q.dim() == k.dim() == v.dim() == 3:
+        errors.append(
+            "packed q, k and v must be (rows of all sequences, heads, head_dim), got "
+            + ", ".join(
+                f"{name} {tuple(x.shape)}" for name, x in zip("qkv", (q, k, v), strict=True)
+            )
+        )
     else:
-        reason = unsupported_reason(q, k, v, is_causal, implementation)
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        errors += tensor_errors(q, k, v)
+    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    errors += packing_errors(q.device, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if errors:
+        raise ValueError("; ".join(errors))
+    packing = make_packing(
+        q.shape[1], k.shape[1], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    )
+    variant = Variant(*window, alignment == ALIGNMENTS[1], softcap)
+    result = _attend(q, k, v, is_causal, scale, implementation, variant, packing, return_lse)
+    out, lse = result if return_lse else (result, None)
+    return out.transpose(0, 1) if lse is None else (out.transpose(0, 1), lse)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    implementation: str,
+    variant: Variant,
+    packing: Packing | None,
+    return_lse: bool,
+) -> Any:
+    """Call the implementation with this name, or the best one, with checked arguments."""
+    call = variant, packing is not None, return_lse
+    if implementation == "auto":
+        implementation = best_implementation(q, k, v, is_causal, *call)
+    else:
+        reason = unsupported_reason(q, k, v, is_causal, implementation, *call)
         if reason:
             others = [
-                name for name in ATTENTIONS if not unsupported_reason(q, k, v, is_causal, name)
+                name
+                for name in ATTENTIONS
+                if not unsupported_reason(q, k, v, is_causal, name, *call)
             ]
             raise RuntimeError(
                 f"{reason}; implementations that support these inputs: auto, {', '.join(others)}"
             )
-    out = ATTENTIONS[implementation](q, k, v, is_causal=is_causal, scale=scale)
-    return out.reshape(*leading, *out.shape[-2:])
-
-
-def _errors(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, implementation: str
-) -> list[str]:
-    errors = []
-    if implementation != "auto" and implementation not in ATTENTIONS:
-        valid = ["auto", *ATTENTIONS]
-        close = difflib.get_close_matches(str(implementation), valid, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        errors.append(
-            f"implementation must be one of {', '.join(valid)}, got {implementation!r}{hint}"
-        )
-    errors += qkv_errors(
-        (q.shape, k.shape, v.shape),
-        (q.dtype, k.dtype, v.dtype),
-        (q.device, k.device, v.device),
-        DTYPES,
-    )
-    if not isinstance(is_causal, bool):
-        errors.append(
-            "is_causal must be True or False (other masks are not supported), got "
-            f"{_describe(is_causal)}"
-        )
-    if scale is not None and (not isinstance(scale, Real) or not math.isfinite(scale)):
-        errors.append(
-            "scale must be a finite number, not a tensor (scale gets no gradient), got "
-            f"{_describe(scale)}"
-        )
-    return errors
-
-
-def _describe(x: object) -> str:
-    return f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+    # Implementations without these features do not have the arguments.
+    options: dict[str, Any] = {}
+    if variant.mask(is_causal) != NO_VARIANT.mask(is_causal) or variant.softcap is not None:
+        options["variant"] = variant
+    if packing is not None:
+        options["packing"] = packing
+    if return_lse:
+        options["return_lse"] = True
+    return ATTENTIONS[implementation](q, k, v, is_causal=is_causal, scale=scale, **options)

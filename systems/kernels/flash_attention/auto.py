@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import is_hopper
-from systems.kernels.flash_attention.registry import unsupported_reason
+from systems.kernels.flash_attention.registry import HAS, features, unsupported_reason
+from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 
 # Inputs with fewer FLOPs are launch-bound, and torch has less launch overhead than our kernels. The
 # FLOPs are those of forward and backward together, without a mask. Measured for one head on an H200
@@ -25,15 +26,31 @@ LAUNCH_BOUND_FLOPS = 2e11
 LAUNCH_BOUND_FLOPS_FLOAT32 = 1e10
 
 
-def best_implementation(q: Tensor, k: Tensor) -> str:
-    """Return the name of the implementation of attention that is probably the fastest for q and k.
+def best_implementation(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = False,
+    variant: Variant = NO_VARIANT,
+    is_packed: bool = False,
+    return_lse: bool = False,
+) -> str:
+    """Return the name of the implementation of attention that is probably the fastest.
 
     On a Hopper GPU, the result is "flash_hopper" or "flash_triton" for large inputs that one of
-    them supports. In all other cases, it is "sdpa", torch's scaled_dot_product_attention.
+    them supports. In all other cases, it is "sdpa", torch's scaled_dot_product_attention. If sdpa
+    lacks a feature that the call needs, it is "flash_triton", or "naive" where flash_triton does
+    not run.
 
     Args:
-        q, k: (batch, heads, seq_len, head_dim).
+        q, k, v, is_causal, variant, is_packed, return_lse: see `registry.unsupported_reason`.
     """
+    call = is_causal, variant, is_packed, return_lse
+    if not set(features(q, k, v, *call)) <= HAS["sdpa"]:
+        for name in ("flash_hopper", "flash_triton"):
+            if unsupported_reason(q, k, v, is_causal, name, *call[1:]) is None:
+                return name
+        return "naive"
     is_float32 = q.dtype == torch.float32
     head_dim = max(q.shape[-1], 64) if is_float32 else q.shape[-1]
     flops = 14.0 * math.prod(q.shape[:-1]) * head_dim * k.shape[-2]
@@ -42,6 +59,6 @@ def best_implementation(q: Tensor, k: Tensor) -> str:
         return "sdpa"
     if is_hopper(q.device):
         for name in ("flash_hopper", "flash_triton"):
-            if unsupported_reason(q, q, q, False, name) is None:
+            if unsupported_reason(q, k, v, is_causal, name) is None:
                 return name
     return "sdpa"

@@ -10,18 +10,23 @@ from torch.autograd.function import once_differentiable
 
 from systems.kernels.flash_attention import kernel_choice
 from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES
+from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 
 
 class FlashAttentionTriton(torch.autograd.Function):
     """FlashAttention-2 with the Triton kernels, differentiable with respect to q, k and v.
 
         out = FlashAttentionTriton.apply(q, k, v, is_causal, scale, precision)
+        out, lse = FlashAttentionTriton.apply(
+            q, k, v, is_causal, scale, precision, variant, packing, True
+        )
 
-    The last three arguments are optional. The defaults are is_causal=False, scale=None, which means
-    1/sqrt(head_dim), and precision="fp16x3". With "fp16x3", each matmul of float32 inputs consists
-    of three float16 matmuls, which together are as accurate as float32.
-    `triton.launch.flash_forward` describes all arguments. The output has the shape (..., n_queries,
-    head_dim).
+    The arguments after v are optional. The defaults are is_causal=False, scale=None, which means
+    1/sqrt(head_dim), precision="fp16x3", no variant, no packing, and return_lse=False. With
+    "fp16x3", each matmul of float32 inputs consists of three float16 matmuls, which together are as
+    accurate as float32. `triton.launch.flash_forward` describes all arguments. The output has the
+    shape (..., n_queries, value_dim). With return_lse=True, the log-sum-exp of the scores is also
+    returned, float32 (..., n_queries), and it is differentiable.
 
     Forward saves q, k, v, the output and the log-sum-exp for backward. The saved memory is
     therefore linear in the sequence lengths. Equal inputs give bitwise equal outputs and gradients.
@@ -42,27 +47,34 @@ class FlashAttentionTriton(torch.autograd.Function):
         is_causal: bool = False,
         scale: float | None = None,
         precision: str = "fp16x3",
-    ) -> Tensor:
-        return _forward(ctx, q, k, v, is_causal, scale, precision, "triton")
+        variant: Variant = NO_VARIANT,
+        packing: Packing | None = None,
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        options = is_causal, scale, precision, "triton"
+        return _forward(ctx, q, k, v, options, variant, packing, return_lse)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_backward(ctx, grads[0]), None, None, None)
+        return (*_backward(ctx, *grads), *[None] * 6)
 
 
 class FlashAttentionHopper(torch.autograd.Function):
     """FlashAttention-3 with the Hopper kernels, differentiable with respect to q, k and v.
 
         out = FlashAttentionHopper.apply(q, k, v, is_causal, scale)
+        out, lse = FlashAttentionHopper.apply(q, k, v, is_causal, scale, True)
 
-    The arguments and the output are those of `FlashAttentionTriton`, without precision. The class
-    needs an H100 or H200, bfloat16 or float16 inputs, and head_dim 64 or 128.
+    The arguments and the outputs are those of `FlashAttentionTriton`, without precision, variant
+    and packing. The class needs an H100 or H200, bfloat16 or float16 inputs, head_dim 64 or 128,
+    and k and v with the heads of q.
 
-    Backward uses the Triton kernels, which are deterministic, in two cases: under
-    `torch.use_deterministic_algorithms(True)`, and if q does not need a gradient or neither k nor v
-    needs one. In all other cases, backward uses Hopper kernels. They add up dq in float32 in an
-    order that changes from call to call, so the rounding errors of dq also change.
+    Backward uses the Triton kernels, which are deterministic, in three cases: under
+    `torch.use_deterministic_algorithms(True)`, if q does not need a gradient or neither k nor v
+    needs one, and if the log-sum-exp has a gradient. In all other cases, backward uses Hopper
+    kernels. They add up dq in float32 in an order that changes from call to call, so the rounding
+    errors of dq also change.
     """
 
     @staticmethod
@@ -73,13 +85,15 @@ class FlashAttentionHopper(torch.autograd.Function):
         v: Tensor,
         is_causal: bool = False,
         scale: float | None = None,
-    ) -> Tensor:
-        return _forward(ctx, q, k, v, is_causal, scale, "fp16x3", "hopper")
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        options = is_causal, scale, "fp16x3", "hopper"
+        return _forward(ctx, q, k, v, options, NO_VARIANT, None, return_lse)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_backward(ctx, grads[0]), None, None)
+        return (*_backward(ctx, *grads), *[None] * 3)
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,35 +117,55 @@ def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    precision: str,
-    kernels: str,
-) -> Tensor:
+    options: tuple[bool, float | None, str, str],
+    variant: Variant,
+    packing: Packing | None,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Run the forward pass, and save what backward needs.
+
+    Args:
+        options: is_causal, scale, precision and kernels, as in `kernel_choice.forward`.
+    """
     ctx.dtypes = q.dtype, k.dtype, v.dtype
     q, k, v = autocast(q, k, v)
     if _needs_custom_op():
         from systems.kernels.flash_attention.ops import flash_forward_op
 
-        out, lse = flash_forward_op(q, k, v, is_causal, scale, precision, kernels)
+        out, lse = flash_forward_op(q, k, v, *options, *variant, *(packing or ()))
     else:
-        out, lse = kernel_choice.forward(q, k, v, is_causal, scale, precision, kernels)
-    ctx.save_for_backward(q, k, v, out, lse)
-    ctx.options = is_causal, scale, precision, kernels
-    return out
+        out, lse = kernel_choice.forward(q, k, v, *options, variant, packing)
+    ctx.save_for_backward(q, k, v, out, lse, *(packing[:2] if packing else ()))
+    ctx.options, ctx.variant = options, variant
+    ctx.longest = packing[2:] if packing else ()
+    ctx.set_materialize_grads(False)  # a gradient that is zero is given as None
+    return (out, lse) if return_lse else out
 
 
-def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(
+    ctx: Any, dout: Tensor | None, dlse: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    if dout is None and dlse is None:
+        return None, None, None
+    tensors = ctx.saved_tensors  # with checkpointing, they can be read only once
+    (q, k, v, out, lse), starts = tensors[:5], tensors[5:]
+    dout = torch.zeros_like(out) if dout is None else dout
+    packing = Packing(*starts, *ctx.longest) if starts else None
     needs_dq, needs_dk, needs_dv = ctx.needs_input_grad[:3]
-    needs = needs_dq, needs_dk or needs_dv
-    args = (*ctx.saved_tensors, dout, *ctx.options, *needs)
+    is_causal, scale, precision, kernels = ctx.options
     gradients: tuple[Tensor | None, ...]
     if _needs_custom_op():
         from systems.kernels.flash_attention.ops import flash_backward_op
 
-        gradients = flash_backward_op(*args)
+        gradients = flash_backward_op(
+            q, k, v, out, lse, dout, is_causal, scale, precision, kernels, needs_dq,
+            needs_dk or needs_dv, *ctx.variant, *(packing or (None, None, 0, 0)), dlse,
+        )  # fmt: skip
     else:
-        gradients = kernel_choice.backward(*args)
+        gradients = kernel_choice.backward(
+            q, k, v, out, lse, dout, is_causal, scale, precision, kernels, needs_dq,
+            needs_dk or needs_dv, ctx.variant, packing, dlse,
+        )  # fmt: skip
     return tuple(
         gradient.to(dtype) if needed and gradient is not None else None
         for gradient, dtype, needed in zip(

@@ -20,7 +20,8 @@ def flex(
     uncompiled function, which materializes the score matrix.
 
     Args:
-        q, k, v: (batch, heads, seq_len, head_dim).
+        q: (batch, heads, seq_len, head_dim).
+        k, v: the same, or with fewer heads (see `naive`).
         is_causal: if True, query i attends only to keys 0 to i.
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
 
@@ -28,7 +29,8 @@ def flex(
         RuntimeError: if torch has no kernel for these inputs.
     """
     mask = _causal_mask(q.shape[-2], k.shape[-2], q.device) if is_causal else None
-    out = _compiled()(q, k, v, block_mask=mask, scale=scale)
+    enable_gqa = bool(q.shape[-3] != k.shape[-3])
+    out = _compiled()(q, k, v, block_mask=mask, scale=scale, enable_gqa=enable_gqa)
     assert isinstance(out, Tensor)
     return out
 
@@ -52,6 +54,11 @@ def flex_unsupported_reason(q: Tensor) -> str | None:
     """Return the reason why FlexAttention does not support q, or None if it supports q."""
     if not q.is_cuda:
         return "flex needs a CUDA GPU"
-    if q.shape[-1] < 16 or q.shape[-1] & (q.shape[-1] - 1):
-        return f"flex needs a head_dim that is a power of two and at least 16, got {q.shape[-1]}"
-    return None
+    return flex_form_reason(q.shape[-1])
+
+
+def flex_form_reason(head_dim: int) -> str | None:
+    """Return why FlexAttention does not support a head dimension, or None if it does."""
+    if head_dim >= 16 and not head_dim & (head_dim - 1):
+        return None
+    return f"flex needs a head_dim that is a power of two and at least 16, got {head_dim}"

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
 from systems.kernels.flash_attention.triton import launch
+from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 
 
 def forward(
@@ -17,12 +18,15 @@ def forward(
     scale: float | None,
     precision: str,
     kernels: str,
+    variant: Variant = NO_VARIANT,
+    packing: Packing | None = None,
     reuse_counters: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Compute the attention output and its log-sum-exp with the Triton or the Hopper kernels.
 
     Args:
-        q, k, v, is_causal, scale: see `triton.launch.flash_forward`.
+        q, k, v, is_causal, scale, variant, packing: see `triton.launch.flash_forward`. The Hopper
+            kernels need equal numbers of heads and head dimensions, no variant and no packing.
         precision: precision of the matmuls of float32 inputs in the Triton kernels, "fp16x3" or
             "tf32"; see `triton.launch.flash_forward`. The Hopper kernels ignore it.
         kernels: "triton" or "hopper".
@@ -36,7 +40,9 @@ def forward(
         return forward_launch.flash_forward(
             q, k, v, is_causal, scale, reuse_counters=reuse_counters
         )
-    return launch.flash_forward(q, k, v, is_causal, scale, precision=precision)
+    return launch.flash_forward(
+        q, k, v, is_causal, scale, variant=variant, packing=packing, precision=precision
+    )
 
 
 def backward(
@@ -52,15 +58,19 @@ def backward(
     kernels: str,
     needs_dq: bool,
     needs_dkdv: bool,
+    variant: Variant = NO_VARIANT,
+    packing: Packing | None = None,
+    dlse: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of attention with respect to q, k and v, with Triton or Hopper kernels.
 
-    With kernels="hopper", the Triton kernels are still used in three cases: if torch requires
-    deterministic algorithms, if not all gradients are needed, and if the Hopper kernels do not
-    support q.
+    With kernels="hopper", the Triton kernels are still used in four cases: if torch requires
+    deterministic algorithms, if not all gradients are needed, if the log-sum-exp has a gradient,
+    and if the Hopper kernels do not support q.
 
     Args:
-        q, k, v, out, lse, dout, is_causal, scale: see `triton.launch.flash_backward`.
+        q, k, v, out, lse, dout, is_causal, scale, variant, packing, dlse: see
+            `triton.launch.flash_backward`.
         precision: precision of the matmuls of float32 inputs in the Triton kernels, "fp16x3" or
             "tf32"; see `triton.launch.flash_forward`. The Hopper kernels ignore it.
         kernels: "triton" or "hopper".
@@ -71,9 +81,13 @@ def backward(
         dq, dk, dv: None for gradients that are not needed.
     """
     on_hopper = kernels == "hopper" and not torch.are_deterministic_algorithms_enabled()
-    if on_hopper and backward_launch.unsupported_reason(q, needs_dq, needs_dkdv) is None:
+    if (
+        on_hopper
+        and dlse is None
+        and backward_launch.unsupported_reason(q, needs_dq, needs_dkdv) is None
+    ):
         return backward_launch.flash_backward(q, k, v, out, lse, dout, is_causal, scale)
     return launch.flash_backward(
-        q, k, v, out, lse, dout, is_causal, scale, precision=precision, needs_dq=needs_dq,
-        needs_dkdv=needs_dkdv,
+        q, k, v, out, lse, dout, is_causal, scale, variant=variant, packing=packing,
+        precision=precision, needs_dq=needs_dq, needs_dkdv=needs_dkdv, dlse=dlse,
     )  # fmt: skip

@@ -88,14 +88,27 @@ def _merged_stride(sizes: list[int], strides: tuple[int, ...]) -> int | None:
     return found
 
 
-def output_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+def output_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], last_dim: int | None = None
+) -> tuple[int, ...]:
     """Return the strides of the output tensor for an input with this shape and these strides.
 
     In general, they are the strides of `torch.empty_like(input)`. A dense input and its output then
     have the same strides. The strides are instead those of a contiguous tensor if the input has
     more than four dimensions, if the stride of its last dimension is not 1, or if the kernels do
     not support the strides of `torch.empty_like(input)`.
+
+    Args:
+        shape, strides: those of the input.
+        last_dim: size of the last dimension of the output; that of the input by default. If the
+            sizes differ, the output has the same order of dimensions in memory.
     """
+    if last_dim is not None and last_dim != shape[-1]:
+        like, found, span = output_strides(shape, strides), [1] * len(shape), last_dim
+        for axis in sorted(range(len(shape) - 1), key=lambda axis: (like[axis], -axis)):
+            found[axis] = span
+            span *= max(1, shape[axis])
+        return tuple(found)
     if len(shape) <= 4 and strides[-1] == 1:
         like = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
         if like[-1] == 1 and like[-2] < MAX_ROW_STRIDE:

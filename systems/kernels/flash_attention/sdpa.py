@@ -27,7 +27,8 @@ def sdpa(
     """Compute attention with one backend of `torch.nn.functional.scaled_dot_product_attention`.
 
     Args:
-        q, k, v: (batch, heads, seq_len, head_dim).
+        q: (batch, heads, seq_len, head_dim).
+        k, v: the same, or with fewer heads (see `naive`).
         is_causal: if True, query i attends only to keys 0 to i.
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation: name of the backend: "sdpa_flash", "sdpa_cudnn", "sdpa_efficient" or
@@ -37,7 +38,19 @@ def sdpa(
         RuntimeError: if the backend does not support these inputs; see `sdpa_unsupported_reason`.
     """
     with sdpa_kernel([SDPA_BACKENDS[implementation]]):
+        return sdpa_auto(q, k, v, is_causal, scale)
+
+
+def sdpa_auto(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """Compute attention with `torch.nn.functional.scaled_dot_product_attention`.
+
+    torch chooses the backend. The arguments are those of `sdpa`.
+    """
+    if q.shape[-3] == k.shape[-3]:
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+    return scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=True)
 
 
 def sdpa_unsupported_reason(
@@ -59,7 +72,9 @@ def sdpa_unsupported_reason(
         if implementation == "sdpa_flash":
             return None  # torch also has a FLASH_ATTENTION kernel for CPUs
         return f"{implementation} needs a CUDA GPU"
-    params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, is_causal, False)
+    params = torch.backends.cuda.SDPAParams(
+        q, k, v, None, 0.0, is_causal, bool(q.shape[-3] != k.shape[-3])
+    )
     check = {
         "sdpa_flash": torch.backends.cuda.can_use_flash_attention,
         "sdpa_cudnn": torch.backends.cuda.can_use_cudnn_attention,

@@ -38,14 +38,24 @@ def qkv_errors(
     """
     errors = []
     q, k, v = shapes
-    if min(len(q), len(k), len(v)) < 2 or k != v or q[:-2] != k[:-2] or q[-1] != k[-1]:
+    if (
+        min(len(q), len(k), len(v)) < 2
+        or k[:-1] != v[:-1]
+        or q[-1] != k[-1]
+        or not _heads_fit(q[:-2], k[:-2])
+    ):
         errors.append(
-            "q must be (..., n_queries, head_dim), k and v (..., n_keys, head_dim), with equal "
-            f"leading dimensions, got q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
+            "q must be (..., heads, n_queries, head_dim), k (..., heads, n_keys, head_dim) and v "
+            "(..., heads, n_keys, value_dim), with equal leading dimensions, except that k and v "
+            "may have fewer heads if their number divides that of q, got "
+            f"q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
         )
-    if len(q) and (q[-1] < 1 or (max_head_dim is not None and q[-1] > max_head_dim)):
-        valid = "1 or more" if max_head_dim is None else f"1 to {max_head_dim}"
-        errors.append(f"head_dim must be {valid}, got {q[-1]}")
+    for name, shape in (("head_dim", q), ("value_dim", v)):
+        if name == "value_dim" and len(v) and len(q) and v[-1] == q[-1]:
+            continue
+        if len(shape) and (shape[-1] < 1 or (max_head_dim and shape[-1] > max_head_dim)):
+            valid = "1 or more" if max_head_dim is None else f"1 to {max_head_dim}"
+            errors.append(f"{name} must be {valid}, got {shape[-1]}")
     if dtypes[0] not in valid_dtypes or not dtypes[0] == dtypes[1] == dtypes[2]:
         errors.append(
             f"q, k and v must have the same dtype (one of {', '.join(map(str, valid_dtypes))}), "
@@ -54,6 +64,13 @@ def qkv_errors(
     if not devices[0] == devices[1] == devices[2]:
         errors.append(f"q, k and v must be on the same device, got {', '.join(map(str, devices))}")
     return errors
+
+
+def _heads_fit(q: Sequence[int], k: Sequence[int]) -> bool:
+    """Return True if these leading dimensions of q and k fit. The last is the number of heads."""
+    if not q or not k:
+        return q == k
+    return q[:-1] == k[:-1] and (q[-1] == k[-1] or (k[-1] > 0 and q[-1] % k[-1] == 0))
 
 
 def signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any, Any]:

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
+
 # Largest error of an element, in standard deviations. The norm of the errors of n elements may
 # exceed its expectation by a factor of 1 + CONFIDENCE / sqrt(n).
 CONFIDENCE = 6.0
@@ -103,24 +105,44 @@ def attention_limits(
     is_causal: bool,
     scale: float | None,
     precision: Precision,
+    variant: Variant = NO_VARIANT,
+    dlse: Tensor | None = None,
 ) -> Limits:
     """Return exact out, lse, dq, dk and dv, and the standard deviation of each element's error.
 
     Materializes several score matrices in float64: about 2 GB per head of 4,096 tokens.
 
     Args:
-        q, dout: (..., n_queries, head_dim). k, v: (..., n_keys, head_dim).
+        q, dout: (..., n_queries, head_dim or value_dim). k, v: (..., n_keys, the same), with the
+            leading dimensions of q, or with fewer heads.
+        dlse: gradient of lse, (..., n_queries); zero by default.
     """
-    exact = _exact_attention(q, k, v, dout, is_causal, scale)
+    if q.dim() > 2 and k.shape[-3] not in (0, q.shape[-3]):
+        # Heads of q with the same head of k are like more queries of one head.
+        group = q.shape[-3] // k.shape[-3]
+        stacked = [x.unflatten(-3, (-1, group)).flatten(-3, -2) for x in (q, dout)]
+        dlse = None if dlse is None else dlse.unflatten(-2, (-1, group)).flatten(-2, -1)
+    else:
+        group, stacked = 1, [q, dout]
+    q_rows, dout_rows = stacked
+    exact = _exact_attention(q_rows, k, v, dout_rows, is_causal, scale, variant, dlse, group)
     results, deviation = exact.results(), _deviations(exact, precision)
     for name, x in results.items():
         unit = precision.sum if name == "lse" else precision.result
-        deviation[name] += unit * x.abs() + precision.smallest
+        deviation[name] += unit * x.masked_fill(x.isinf(), 0).abs() + precision.smallest
+    for values in (results, deviation):
+        for name, like in (("out", dout), ("lse", q[..., 0]), ("dq", q)):
+            values[name] = values[name].reshape(like.shape)
     return Limits(results, deviation)
 
 
 class _Attention(NamedTuple):
-    """Inputs, intermediate results and results of attention in float64."""
+    """Inputs, intermediate results and results of attention in float64.
+
+    Attributes:
+        slope: derivative of the capped scores by the scaled scores; 1 without a softcap.
+        delta: D of each query minus the gradient of its lse.
+    """
 
     q: Tensor
     k: Tensor
@@ -134,6 +156,8 @@ class _Attention(NamedTuple):
     dp: Tensor
     delta: Tensor
     ds: Tensor
+    slope: Tensor
+    softcap: float | None
 
     def results(self) -> dict[str, Tensor]:
         return {
@@ -146,34 +170,73 @@ class _Attention(NamedTuple):
 
 
 def _exact_attention(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, is_causal: bool, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    variant: Variant,
+    dlse: Tensor | None,
+    group: int,
 ) -> _Attention:
+    """Compute attention of `group` heads of queries, stacked as rows, by its definition."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     q, k, v, dout = (x.detach().double() for x in (q, k, v, dout))
     scores = scale * (q @ k.mT)
-    if is_causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores.masked_fill_(hidden, -math.inf)
+    slope = torch.ones_like(scores)
+    if variant.softcap is not None:
+        ratio = torch.tanh(scores / variant.softcap)
+        scores, slope = variant.softcap * ratio, 1 - ratio.square()
+    scores.masked_fill_(~_visible(scores, is_causal, variant, group), -math.inf)
     lse = torch.logsumexp(scores, -1)
-    p = (scores - lse[..., None]).exp()
+    p = (scores - lse[..., None]).exp().nan_to_num(0)  # 0 for a query that sees no key
     out = p @ v
     dp = dout @ v.mT
     delta = (dout * out).sum(-1, keepdim=True)
-    return _Attention(q, k, v, dout, scale, scores, lse, p, out, dp, delta, ds=p * (dp - delta))
+    if dlse is not None:
+        delta = delta - dlse[..., None].double()
+    ds = p * (dp - delta) * slope
+    return _Attention(
+        q, k, v, dout, scale, scores, lse, p, out, dp, delta, ds, slope, variant.softcap
+    )
+
+
+def _visible(scores: Tensor, is_causal: bool, variant: Variant, group: int) -> Tensor:
+    """Return which keys each query sees, bool (n_queries, n_keys)."""
+    n_queries, n_keys = scores.shape[-2] // group, scores.shape[-1]
+    position = torch.arange(n_queries, device=scores.device).repeat(group)[:, None]
+    key = torch.arange(n_keys, device=scores.device)
+    if variant.lower_right:
+        position = position + n_keys - n_queries
+    visible = torch.ones_like(key >= position)
+    if is_causal:
+        visible &= key <= position
+    if variant.window_left is not None:
+        visible &= key >= position - variant.window_left
+    if variant.window_right is not None:
+        visible &= key <= position + variant.window_right
+    return visible
 
 
 def _deviations(exact: _Attention, precision: Precision) -> dict[str, Tensor]:
     """Return the deviation of each element of the results before their final rounding."""
-    q, k, v, dout, scale, scores, lse, p, out, dp, delta, ds = exact
+    q, k, v, dout, scale, scores, lse, p, out, dp, delta, ds, slope, softcap = exact
     operands_error, inputs_error = precision.operands_error, precision.inputs_error
     operand, total = precision.operand, precision.sum
-    n_keys, d = k.shape[-2:]
+    n_keys, d = k.shape[-2], v.shape[-1]
     # The argument of the exponential is the difference of a score and the maximum, both rounded and
     # scaled by log2(e). exp2 itself has an error of up to 2 units in the last place.
     largest = scores.masked_fill(scores.isinf(), 0).abs().amax(-1, keepdim=True)
     score_error = abs(scale) * inputs_error(q, k.mT) + total * (4 + 4 * largest)
+    slope_error = torch.zeros_like(slope)
+    if softcap is not None:
+        # tanh has an absolute error of a few roundings of numbers up to 2.
+        slope_error = 2 * score_error / softcap + 8 * total
+        score_error = score_error + 4 * total * softcap
     lse_error = (p * score_error).square().sum(-1, keepdim=True).sqrt()
-    lse_error += total * (math.sqrt(n_keys) + 2 * lse[..., None].abs())
+    finite_lse = lse.masked_fill(lse.isinf(), 0)
+    lse_error += total * (math.sqrt(n_keys) + 2 * finite_lse[..., None].abs())
     p_error = p * (score_error + lse_error) + FLUSHED
     p_operand_error = p_error + operand * p + precision.floor(p)
     # An error e of P changes out by e (v - out), because the row is divided by its sum.
@@ -188,11 +251,13 @@ def _deviations(exact: _Attention, precision: Precision) -> dict[str, Tensor]:
     row_error += 2 * total * math.sqrt(n_keys) * rescaled.sum(-1, keepdim=True)
     row_error += precision.result * (dout * out).norm(dim=-1, keepdim=True)
     row_error += total * math.sqrt(d) * (dout * out).abs().sum(-1, keepdim=True)
-    ds_error = p * inputs_error(dout, v.mT) + p_error * (dp - delta).abs()
+    row_error += total * delta.abs()
+    ds_error = slope * (p * inputs_error(dout, v.mT) + p_error * (dp - delta).abs())
+    ds_error += p * (dp - delta).abs() * slope_error
     ds_error += operand * ds.abs() + precision.floor(ds)
     dq_error = operands_error(ds, ds_error, k)
-    dq_error += row_error * (p @ k).abs() + lse_error * (ds @ k).abs()
-    dk_error = operands_error(ds.mT, (ds_error + row_error * p).mT, q)
+    dq_error += row_error * ((p * slope) @ k).abs() + lse_error * (ds @ k).abs()
+    dk_error = operands_error(ds.mT, (ds_error + row_error * p * slope).mT, q)
     dv_error = operands_error(p.mT, p_operand_error.mT, dout)
     return {
         "out": out_error,
@@ -216,7 +281,8 @@ def shares_of_limits(found: dict[str, Tensor], limits: Limits) -> dict[str, floa
         assert x.shape == exact.shape, f"{name} has {tuple(x.shape)}, not {tuple(exact.shape)}"
         if not exact.numel():
             continue
-        error = (x.double() - exact).abs()
+        # lse is -inf for a query that sees no key.
+        error = (x.double() - exact).abs().masked_fill(x.double() == exact, 0)
         shares[name] = (error / (CONFIDENCE * deviation)).max().item()
         # All elements of a row of dQ, and of what a query adds to dK, share the error of its D, so
         # only the rows count as independent.
@@ -235,10 +301,12 @@ def attention_shares(
     is_causal: bool,
     scale: float | None = None,
     split_float32: bool = False,
+    variant: Variant = NO_VARIANT,
+    dlse: Tensor | None = None,
 ) -> dict[str, float]:
     """Return `shares_of_limits` of the results found for these inputs, some or all of NAMES."""
     precision = precision_of(q.dtype, split_float32)
-    limits = attention_limits(q, k, v, dout, is_causal, scale, precision)
+    limits = attention_limits(q, k, v, dout, is_causal, scale, precision, variant, dlse)
     return shares_of_limits(found, limits)
 
 

@@ -6,6 +6,9 @@ marks and use the fixture `outputs_hold_nan` in all tests.
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from torch import Tensor
 from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
 from systems.kernels.flash_attention.triton.tile_table import Configuration, Tile
+from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -61,14 +65,24 @@ def inputs(
     leading: tuple[int, ...] = (2,),
     device: str = "cpu",
     seed: int = 0,
+    kv_heads: int | None = None,
+    value_dim: int | None = None,
 ) -> list[Tensor]:
-    """Return normally distributed q, k, v and dout with unit variance."""
+    """Return normally distributed q, k, v and dout with unit variance.
+
+    Args:
+        kv_heads: number of heads of k and v; that of q by default.
+        value_dim: head dimension of v and dout; that of q and k by default.
+    """
     generator = torch.Generator(device).manual_seed(seed)
     n_queries, n_keys = lengths
-    return [
-        torch.randn((*leading, n, head_dim), generator=generator, device=device).to(dtype)
-        for n in (n_queries, n_keys, n_keys, n_queries)
-    ]
+    value_dim = head_dim if value_dim is None else value_dim
+    kv_leading = leading if kv_heads is None else (*leading[:-1], kv_heads)
+    shapes = (
+        (*leading, n_queries, head_dim), (*kv_leading, n_keys, head_dim),
+        (*kv_leading, n_keys, value_dim), (*leading, n_queries, value_dim),
+    )  # fmt: skip
+    return [torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes]
 
 
 def by_triton(
@@ -81,13 +95,14 @@ def by_triton(
     *,
     tiles: Configuration | None = None,
     n_splits: int | None = None,
+    dlse: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return out, lse, dq, dk and dv of the Triton kernels."""
     out, lse = flash_forward(q, k, v, is_causal, scale, tiles=tiles, n_splits=n_splits, **options)
     dq, dk, dv = flash_backward(
         q, k, v, out, lse, dout, is_causal, scale, tiles=tiles, n_splits_dkdv=n_splits,
-        n_splits_dq=n_splits, **options,
+        n_splits_dq=n_splits, dlse=dlse, **options,
     )  # fmt: skip
     assert dq is not None and dk is not None and dv is not None
     return out, lse, dq, dk, dv
@@ -100,12 +115,78 @@ def assert_right(
     dout: Tensor,
     is_causal: bool,
     scale: float | None = None,
+    *,
+    variant: Variant = NO_VARIANT,
+    dlse: Tensor | None = None,
     **options: Any,
 ) -> None:
     """Assert that the results of the Triton kernels have right shapes, dtypes and small errors."""
-    found = dict(zip(NAMES, by_triton(q, k, v, dout, is_causal, scale, **options), strict=True))
+    results = by_triton(q, k, v, dout, is_causal, scale, variant=variant, dlse=dlse, **options)
+    found = dict(zip(NAMES, results, strict=True))
     lse = found["lse"]
     assert lse.dtype == F32 and lse.shape == q.shape[:-1] and lse.is_contiguous()
-    for name, like in (("out", q), ("dq", q), ("dk", k), ("dv", v)):
+    for name, like in (("out", dout), ("dq", q), ("dk", k), ("dv", v)):
         assert found[name].dtype == q.dtype and found[name].shape == like.shape
-    assert_within_limits(found, q, k, v, dout, is_causal, scale, split_float32=True)
+    assert_within_limits(
+        found, q, k, v, dout, is_causal, scale, split_float32=True, variant=variant, dlse=dlse
+    )
+
+
+def packed_inputs(
+    lengths: Sequence[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    value_dim: int | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+) -> tuple[list[Tensor], Packing]:
+    """Return q, k, v and dout of packed sequences, (heads, rows of all sequences, head_dim).
+
+    Args:
+        lengths: number of queries and number of keys of each sequence.
+        heads: number of heads of q, and number of heads of k and v.
+    """
+    starts = [
+        torch.tensor([0, *n], dtype=torch.int32).cumsum(0) for n in zip(*lengths, strict=True)
+    ]
+    total_queries, total_keys = (int(x[-1]) for x in starts)
+    tensors = inputs(
+        (total_queries, total_keys), head_dim, dtype, (heads[0],), device, seed, heads[1], value_dim
+    )
+    starts_q, starts_k = (x.to(torch.int32).to(device) for x in starts)
+    longest = (max(n) for n in zip(*lengths, strict=True))
+    return tensors, Packing(starts_q, starts_k, *longest)
+
+
+def assert_right_packed(
+    tensors: Sequence[Tensor],
+    packing: Packing,
+    is_causal: bool,
+    scale: float | None = None,
+    *,
+    variant: Variant = NO_VARIANT,
+    dlse: Tensor | None = None,
+    **options: Any,
+) -> None:
+    """Assert that the Triton kernels compute the attention of each packed sequence."""
+    q, k, v, dout = tensors
+    results = by_triton(
+        q, k, v, dout, is_causal, scale, variant=variant, packing=packing, dlse=dlse, **options
+    )
+    starts = packing.starts_q.tolist(), packing.starts_k.tolist()
+    for rows_q, rows_k in zip(*(list(itertools.pairwise(x)) for x in starts), strict=True):
+        of_q, of_k = (slice(None), slice(*rows_q)), (slice(None), slice(*rows_k))
+        found = {
+            name: x[of_k if name in ("dk", "dv") else of_q]
+            for name, x in zip(NAMES, results, strict=True)
+        }
+        one = [x[rows] for x, rows in zip(tensors, (of_q, of_k, of_k, of_q), strict=True)]
+        if 0 in (one[0].shape[-2], one[1].shape[-2]):
+            assert not any(found[name].any() for name in ("out", "dq", "dk", "dv"))
+            assert found["lse"].eq(-math.inf).all()
+            continue
+        of_lse = None if dlse is None else dlse[of_q]
+        assert_within_limits(
+            found, *one, is_causal, scale, split_float32=True, variant=variant, dlse=of_lse
+        )

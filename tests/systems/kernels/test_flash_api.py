@@ -106,7 +106,7 @@ def test_every_error_is_named_at_once():
     for part in (
         "implementation must be one of auto, naive, flash_",
         ", got 'flash_pytroch'; did you mean 'flash_pytorch'?",
-        "leading dimensions, got q (2, 3, 5, 8), k (2, 2, 6, 8), v (2, 3, 6, 8)",
+        "divides that of q, got q (2, 3, 5, 8), k (2, 2, 6, 8), v (2, 3, 6, 8)",
         "got torch.float64, torch.float32, torch.float64",
         "on the same device, got cpu, cpu, meta",
         "is_causal must be True or False (other masks are not supported), got a tensor of "

@@ -27,8 +27,8 @@ from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.hopper.forward_launch import row_maps, tma_compatible
 from systems.kernels.flash_attention.hopper.splits import BLOCK_K, BLOCK_Q, backward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
+from systems.kernels.flash_attention.triton.base_plan import LOG2E
 from systems.kernels.flash_attention.triton.memory_bound_launch import sum_launch
-from systems.kernels.flash_attention.triton.plans import LOG2E
 from systems.kernels.flash_attention.triton.work_splits import split_tiles
 from systems.kernels.flash_attention.validation import MAX_PLANS
 from systems.kernels.kernel_launch import Launch

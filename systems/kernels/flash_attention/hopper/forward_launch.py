@@ -17,8 +17,8 @@ from torch import Tensor
 from systems.kernels.device import is_hopper, multiprocessors, on
 from systems.kernels.flash_attention.hopper.splits import forward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
+from systems.kernels.flash_attention.triton.base_plan import LOG2E
 from systems.kernels.flash_attention.triton.memory_bound_launch import combine_launch
-from systems.kernels.flash_attention.triton.plans import LOG2E
 from systems.kernels.flash_attention.triton.tile_table import MAX_ROW_STRIDE
 from systems.kernels.flash_attention.triton.work_splits import heads_in_l2, split_tiles
 from systems.kernels.flash_attention.validation import MAX_PLANS, check_kernel_inputs, signature
@@ -81,19 +81,28 @@ def forward_tile(head_dim: int, n_queries: int, is_causal: bool) -> HopperTile:
 
 def unsupported_reason(q: Tensor) -> str | None:
     """Return the reason why the Hopper kernels do not support q, or None if they support q."""
-    return _unsupported_reason(q.device, q.dtype, q.shape[-1])
+    if torch.compiler.is_compiling():  # torch.compile warns of lru_cache
+        return _unsupported_reason(q.device, q.dtype, q.shape[-1])
+    return _cached_reason(q.device, q.dtype, q.shape[-1])
 
 
-@functools.lru_cache(maxsize=MAX_PLANS)
 def _unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     if not is_hopper(device):
         return "flash_hopper needs a Hopper GPU (compute capability 9.0)"
-    if dtype not in HOPPER_DTYPES or head_dim not in FORWARD:
-        return (
-            f"flash_hopper needs dtype {' or '.join(map(str, HOPPER_DTYPES))} and head_dim "
-            f"{' or '.join(map(str, FORWARD))}, got {dtype} and head_dim {head_dim}"
-        )
-    return None
+    return hopper_form_reason(dtype, head_dim)
+
+
+def hopper_form_reason(dtype: torch.dtype, head_dim: int) -> str | None:
+    """Return why the Hopper kernels do not support a dtype or head dimension, or None."""
+    if dtype in HOPPER_DTYPES and head_dim in FORWARD:
+        return None
+    return (
+        f"flash_hopper needs dtype {' or '.join(map(str, HOPPER_DTYPES))} and head_dim "
+        f"{' or '.join(map(str, FORWARD))}, got {dtype} and head_dim {head_dim}"
+    )
+
+
+_cached_reason = functools.lru_cache(maxsize=MAX_PLANS)(_unsupported_reason)
 
 
 def flash_forward(

@@ -11,8 +11,11 @@ The exponentials and m are in base 2, because GPUs have an instruction for exp2.
 output is O / l, and the natural-log log-sum-exp is (m + log2 l) ln 2.
 
 The first loop has no mask. It processes the tiles of keys that every query of the block sees. The
-second loop has a mask. It processes the tiles on the diagonal and the incomplete tile at the end.
-Keys that no query of the block sees are not loaded.
+second loop has a mask. It processes the tiles at the bounds of the mask and the incomplete tile at
+the end. Keys that no query of the block sees are not loaded.
+
+With grouped heads (Ainslie et al. 2023, "GQA"), several heads of queries have the same head of keys
+and values. A softcap c replaces each scaled score s by c tanh(s / c), before the mask.
 
 With few heads, there may be fewer blocks of queries than multiprocessors. Then the keys are split
 into ranges, and a separate program processes each range. `combine_kernel` weights the partial
@@ -28,12 +31,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from systems.kernels.flash_attention.triton.mask_ops import (
+    mask_bounds,
+    masked_tile,
+    n_matrices,
+    rows_before,
+    seen_keys,
+    sequence_base,
+    sequence_rows,
+    tanh,
+    within_bounds,
+)
 from systems.kernels.flash_attention.triton.tile_ops import (
     TOP_INVERSE,
     TOP_POWER,
     add_product,
     as_operand,
-    head_base,
     load_operand,
     product,
     schedule,
@@ -50,10 +63,11 @@ FLOOR = tl.constexpr(-3.0e38)
 
 @triton.jit
 def _add_tile(
-    accumulator, maximum, total, q, key, value, first_query, first_key, n_keys, half_stride,
-    key_row_stride, value_row_stride, scale_log2e,
-    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
+    accumulator, maximum, total, q, key, value, first_query, first_key, n_keys, key_half,
+    value_half, key_row_stride, value_row_stride, lower, upper, scale_log2e, cap_log2e,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    SOFTCAP: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Update the running values of a block of queries with one tile of keys.
 
@@ -69,11 +83,13 @@ def _add_tile(
         key, value: addresses of the keys and values of the head.
         first_query, first_key: index of the first query of the block and of the first key of the
             tile.
-        half_stride: distance from the high to the low float16 half of the keys and values in
-            memory, in elements; used only with FP16X3.
+        key_half, value_half: distance from the high to the low float16 half of the keys and values
+            in memory, in elements; used only with FP16X3.
+        lower, upper: bounds of the mask (see `mask_ops`).
         scale_log2e: scale of the scores times log2(e); with FP16X3, also times the units of q and k
             (see `tile_ops.unit`).
-        MASKED: whether the tile needs a mask, because it is on the diagonal or is incomplete.
+        cap_log2e: softcap times log2(e); read only with SOFTCAP.
+        MASKED: whether the tile needs a mask, because it is at a bound of the mask or incomplete.
 
     Returns:
         the new accumulator, maximum and total.
@@ -81,16 +97,21 @@ def _add_tile(
     `forward_kernel` describes the other arguments.
     """
     k = load_operand(
-        key, half_stride, first_key, n_keys, key_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED,
+        key, key_half, first_key, n_keys, key_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED,
         FP16X3,
     )  # fmt: skip
     scores = product(q, transposed(k, FP16X3), FP16X3, PRECISION)
+    if SOFTCAP:
+        is_precise: tl.constexpr = value.dtype.element_ty == tl.float32 or FP16X3
+        scores = cap_log2e * tanh(scores * (scale_log2e / cap_log2e), is_precise)
+        scale_log2e = 1.0
     if MASKED:
         keys = first_key + tl.arange(0, BLOCK_K)
-        visible = (keys < n_keys)[None, :]
-        if IS_CAUSAL:
-            queries = first_query + tl.arange(0, BLOCK_Q)
-            visible = visible & (keys[None, :] <= queries[:, None])
+        queries = first_query + tl.arange(0, BLOCK_Q)
+        visible = within_bounds(
+            (keys < n_keys)[None, :], queries[:, None], keys[None, :], lower, upper, HAS_LEFT,
+            HAS_RIGHT,
+        )  # fmt: skip
         # Scale before masking: if the scale is zero, -inf * 0 would be NaN.
         scores = tl.where(visible, scores * scale_log2e, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
@@ -104,107 +125,137 @@ def _add_tile(
     total = total * correction + tl.sum(p, 1)
     accumulator = accumulator * correction[:, None]
     v = load_operand(
-        value, half_stride, first_key, n_keys, value_row_stride, HEAD_DIM, BLOCK_K, BLOCK_D, MASKED,
+        value, value_half, first_key, n_keys, value_row_stride, VALUE_DIM, BLOCK_K, BLOCK_V, MASKED,
         FP16X3,
     )  # fmt: skip
     if FP16X3:
         p *= TOP_POWER
     p = as_operand(p, value.dtype.element_ty, FP16X3)
-    accumulator = add_product(accumulator, p, v, FP16X3, PRECISION)
+    accumulator = add_product(accumulator, p, v, 1.0, FP16X3, PRECISION)
     return accumulator, new_maximum, total
 
 
 @triton.jit(
-    do_not_specialize=["n_programs", "n_heads", "n_queries", "n_keys", "n_splits", "group"]
+    do_not_specialize=[
+        "n_programs", "n_heads", "total_queries", "total_keys", "n_splits", "group", "left",
+        "right",
+    ]
 )  # fmt: skip
 def forward_kernel(
-    query, key, value, peaks, out, lse,
+    query, key, value, peaks, starts_q, starts_k, out, lse,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     out_split, out_batch, out_head, out_row,
-    n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group, scale_log2e,
-    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    n_programs, n_heads, total_queries, total_keys, n_splits, keys_per_split, group, left, right,
+    scale_log2e, cap_log2e,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, Q_PER_KV: tl.constexpr, PACKED: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, IS_CAUSAL: tl.constexpr,
+    LOWER_RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, FP16X3: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the output and log-sum-exp of a block of queries over one range of the keys.
 
     The keys may be split into several ranges (splits). A separate program then processes each
     split.
 
-    Grid: (number of blocks of queries * batch * heads * splits,).
+    Grid: (number of blocks of queries * batch * heads * splits,). With PACKED, batch is the number
+    of sequences, and the number of blocks is that of the longest sequence.
 
     Args:
-        query: (batch, heads, n_queries, HEAD_DIM).
-        key, value: (batch, heads, n_keys, HEAD_DIM).
+        query: (batch, heads, total_queries, HEAD_DIM).
+        key: (batch, heads / Q_PER_KV, total_keys, HEAD_DIM).
+        value: (batch, heads / Q_PER_KV, total_keys, VALUE_DIM).
         peaks: largest magnitude of each head of query, key and value (see `tile_ops.peak_of`); read
             only with FP16X3.
-        out: output, (splits, batch, heads, n_queries, HEAD_DIM): attention over the keys of each
-            split. It has the dtype of the inputs, or float32 if there are several splits.
-        lse: output, float32 (splits, batch, heads, n_queries), contiguous: natural-log log-sum-exp
-            of the scaled scores; -inf for a query that sees no key.
-        *_split, *_batch, *_head, *_row: strides in elements.
+        starts_q, starts_k: boundaries of the sequences (see `mask_ops.sequence_rows`); read only
+            with PACKED.
+        out: output, (splits, batch, heads, total_queries, VALUE_DIM): attention over the keys of
+            each split. It has the dtype of the inputs, or float32 if there are several splits.
+        lse: output, float32 (splits, batch, heads, total_queries), contiguous: natural-log
+            log-sum-exp of the scaled scores; -inf for a query that sees no key.
+        *_split, *_batch, *_head, *_row: strides in elements; with PACKED, *_batch is 0.
         n_programs: batch * heads.
-        n_heads: number of heads.
+        n_heads: number of heads of queries.
+        total_queries, total_keys: number of rows of query and key. With PACKED, these are the rows
+            of all sequences, and the tensors have no batch dimension.
         n_splits: number of splits of the keys.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
         group: number of heads that are processed together, so that their keys and values stay in
             the L2 cache (see `tile_ops.schedule`).
+        left, right: bounds of the mask (see `mask_ops.mask_bounds`); read only with HAS_LEFT and
+            HAS_RIGHT.
         scale_log2e: scale of the scores times log2(e), not negative.
-        HEAD_DIM: head dimension.
+        cap_log2e: softcap times log2(e); read only with SOFTCAP.
+        HEAD_DIM: head dimension of queries and keys.
+        VALUE_DIM: head dimension of values.
         BLOCK_Q: number of queries per block.
         BLOCK_K: number of keys per tile of the inner loop.
-        BLOCK_D: HEAD_DIM rounded up to a power of two, at least 16.
-        IS_CAUSAL: whether query i sees only keys 0 to i.
+        BLOCK_D, BLOCK_V: HEAD_DIM and VALUE_DIM rounded up to a power of two, at least 16.
+        Q_PER_KV: number of heads of queries for each head of keys.
+        PACKED: whether the rows belong to several sequences, as described in `mask_ops`.
+        IS_CAUSAL, LOWER_RIGHT: properties of the mask (see `mask_ops.mask_bounds`).
+        SOFTCAP: whether the scores have a softcap.
         FP16X3: whether the inputs are float32 tensors that are split into float16 halves. Then
             query, key and value are contiguous tensors with an additional first dimension of size 2
             (high half and low half).
         PRECISION: input precision of tl.dot for float32 tiles, "tf32" or "ieee".
         STAGES: number of stages of the software pipeline that loads keys and values.
     """
-    n_blocks = tl.cdiv(n_queries, BLOCK_Q)
+    n_blocks = tl.cdiv(total_queries, BLOCK_Q)
+    if PACKED:
+        n_blocks = tl.num_programs(0) // (n_programs * n_splits)
     block, head, split = schedule(
-        tl.program_id(0), n_blocks, n_programs, n_splits, keys_per_split, group, BLOCK_Q, IS_CAUSAL,
+        tl.program_id(0), n_blocks, n_programs, n_splits, keys_per_split, group, BLOCK_Q, HAS_RIGHT,
         False,
     )  # fmt: skip
+    start_q, n_queries = sequence_rows(starts_q, head, n_heads, total_queries, PACKED)
+    start_k, n_keys = sequence_rows(starts_k, head, n_heads, total_keys, PACKED)
     first_query = block * BLOCK_Q
+    if PACKED and first_query >= n_queries:
+        return
+    lower, upper = mask_bounds(left, right, n_queries, n_keys, IS_CAUSAL, LOWER_RIGHT)
     first_key = split * keys_per_split
     last_key = tl.minimum(n_keys, first_key + keys_per_split)
-    full_keys = n_keys  # number of keys that every query of the block sees
-    if IS_CAUSAL:
-        last_key = tl.minimum(last_key, first_query + BLOCK_Q)
-        full_keys = tl.minimum(full_keys, first_query + 1)
-    # Every split begins at a multiple of BLOCK_K, and every split except the last ends at one. So
-    # the loop without a mask can end at full_keys rounded down to a multiple of BLOCK_K.
-    full_end = tl.minimum(last_key, full_keys // BLOCK_K * BLOCK_K)
-    full_end = tl.maximum(full_end, first_key)
+    first_key, full_start, full_end, last_key = seen_keys(
+        first_query, first_key, last_key, n_keys, lower, upper, BLOCK_Q, BLOCK_K, HAS_LEFT,
+        HAS_RIGHT,
+    )  # fmt: skip
 
+    kv_head, n_kv_heads = head // Q_PER_KV, n_heads // Q_PER_KV
     out_unit = 1.0
     if FP16X3:
-        q_unit, k_unit = unit(peaks, 0, head, n_programs), unit(peaks, 1, head, n_programs)
+        q_unit, k_unit = unit(peaks, 0, head, n_programs), unit(peaks, 1, kv_head, n_programs)
         scale_log2e *= q_unit * k_unit
-        out_unit = unit(peaks, 2, head, n_programs) * TOP_INVERSE
-    query = head_base(query, head, n_heads, q_batch, q_head)
-    key = head_base(key, head, n_heads, k_batch, k_head)
-    value = head_base(value, head, n_heads, v_batch, v_head)
-    half_stride = tl.cast(n_programs, tl.int64) * n_queries * HEAD_DIM
+        out_unit = unit(peaks, 2, kv_head, n_programs) * TOP_INVERSE
+    query = sequence_base(query, head, n_heads, start_q, q_batch, q_head, q_row)
+    key = sequence_base(key, kv_head, n_kv_heads, start_k, k_batch, k_head, k_row)
+    value = sequence_base(value, kv_head, n_kv_heads, start_k, v_batch, v_head, v_row)
+    matrices = tl.cast(n_matrices(n_programs, n_heads, PACKED), tl.int64)
+    query_half = matrices * total_queries * HEAD_DIM
+    key_half = matrices // Q_PER_KV * total_keys * HEAD_DIM
+    value_half = matrices // Q_PER_KV * total_keys * VALUE_DIM
     q = load_operand(
-        query, half_stride, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True, FP16X3
+        query, query_half, first_query, n_queries, q_row, HEAD_DIM, BLOCK_Q, BLOCK_D, True, FP16X3
     )
-    half_stride = tl.cast(n_programs, tl.int64) * n_keys * HEAD_DIM
-    accumulator = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
+    accumulator = tl.zeros((BLOCK_Q, BLOCK_V), tl.float32)
     maximum = tl.full((BLOCK_Q,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_Q,), tl.float32)
 
-    for start in tl.range(first_key, full_end, BLOCK_K, num_stages=STAGES):
+    for start in tl.range(full_start, full_end, BLOCK_K, num_stages=STAGES):
         accumulator, maximum, total = _add_tile(
-            accumulator, maximum, total, q, key, value, first_query, start, n_keys, half_stride,
-            k_row, v_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, False,
-            FP16X3, PRECISION,
+            accumulator, maximum, total, q, key, value, first_query, start, n_keys, key_half,
+            value_half, k_row, v_row, lower, upper, scale_log2e, cap_log2e, HEAD_DIM, VALUE_DIM,
+            BLOCK_Q, BLOCK_K, BLOCK_D, BLOCK_V, HAS_LEFT, HAS_RIGHT, SOFTCAP, False, FP16X3,
+            PRECISION,
         )  # fmt: skip
-    for start in tl.range(full_end, last_key, BLOCK_K, num_stages=STAGES):
+    masked_from = first_key + (full_end - full_start)
+    for position in tl.range(masked_from, last_key, BLOCK_K, num_stages=STAGES):
+        start = masked_tile(position, full_start, full_end, HAS_LEFT)
         accumulator, maximum, total = _add_tile(
-            accumulator, maximum, total, q, key, value, first_query, start, n_keys, half_stride,
-            k_row, v_row, scale_log2e, HEAD_DIM, BLOCK_Q, BLOCK_K, BLOCK_D, IS_CAUSAL, True,
-            FP16X3, PRECISION,
+            accumulator, maximum, total, q, key, value, first_query, start, n_keys, key_half,
+            value_half, k_row, v_row, lower, upper, scale_log2e, cap_log2e, HEAD_DIM, VALUE_DIM,
+            BLOCK_Q, BLOCK_K, BLOCK_D, BLOCK_V, HAS_LEFT, HAS_RIGHT, SOFTCAP, True, FP16X3,
+            PRECISION,
         )  # fmt: skip
 
     # A row without a visible key has a total of 0. Its output is 0 and its log-sum-exp -inf.
@@ -212,8 +263,12 @@ def forward_kernel(
     total = tl.where(seen, total, 1.0)
     result = accumulator / total[:, None] * out_unit
     row_lse = tl.where(seen, (maximum + tl.log2(total)) * LN2, float("-inf"))
-    out = head_base(out + split.to(tl.int64) * out_split, head, n_heads, out_batch, out_head)
-    store_tile(out, first_query, n_queries, out_row, result, HEAD_DIM, BLOCK_Q, BLOCK_D)
+    split = split.to(tl.int64)
+    out = sequence_base(
+        out + split * out_split, head, n_heads, start_q, out_batch, out_head, out_row
+    )
+    store_tile(out, first_query, n_queries, out_row, result, VALUE_DIM, BLOCK_Q, BLOCK_V)
     queries = first_query + tl.arange(0, BLOCK_Q)
-    lse += (split.to(tl.int64) * n_programs + head) * n_queries
+    lse += split * matrices * total_queries
+    lse += rows_before(head, n_heads, total_queries, start_q, PACKED)
     tl.store(lse + queries, row_lse, mask=queries < n_queries)

@@ -18,9 +18,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from systems.kernels.flash_attention.triton.mask_ops import (
+    n_matrices,
+    rows_before,
+    sequence_base,
+    sequence_rows,
+)
 from systems.kernels.flash_attention.triton.tile_ops import (
     as_operand,
-    head_base,
     load_tile,
     peak_of,
     store_tile,
@@ -30,27 +35,26 @@ from systems.kernels.flash_attention.triton.tile_ops import (
 
 @triton.jit
 def _tile(
-    first_whole, second_whole, third_whole, fourth_whole,
-    whole_batch, whole_head, whole_row, n_heads, n_rows, n_seen,
-    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    first_whole, second_whole, third_whole, fourth_whole, starts,
+    whole_batch, whole_head, whole_row, n_programs, n_heads, total_rows, n_seen,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Load the block of rows that this program processes, from one of up to four tensors.
 
-    The second grid index selects the tensor. Each tensor has the shape (batch, heads, n_rows,
-    HEAD_DIM).
-
-    Args:
-        *_whole: addresses of the tensors, which have equal strides.
-        whole_*: strides of the tensors.
-        n_seen: number of rows of each head that are read; later rows of the block are zeros.
+    The second grid index selects the tensor. Each tensor has the shape (batch, heads, total_rows,
+    HEAD_DIM). `parts_kernel` describes the arguments.
 
     Returns:
-        the block (ROWS, COLUMNS), the index of its head among the heads of all batch elements, and
-        the index of its first row in the head.
+        the block (ROWS, COLUMNS), the index of its head among the heads of all batch elements, the
+        index of its first row in the sequence, and the first row and the number of rows of the
+        sequence.
     """
-    n_blocks = tl.cdiv(n_rows, ROWS)
+    n_blocks = tl.cdiv(total_rows, ROWS)
+    if PACKED:
+        n_blocks = tl.num_programs(0) // n_programs
     head = tl.program_id(0) // n_blocks
     first = tl.program_id(0) % n_blocks * ROWS
+    start, n_rows = sequence_rows(starts, head, n_heads, total_rows, PACKED)
     index = tl.program_id(1)
     whole = first_whole
     if index == 1:
@@ -59,15 +63,17 @@ def _tile(
         whole = third_whole
     if index == 3:
         whole = fourth_whole
-    whole = head_base(whole, head, n_heads, whole_batch, whole_head)
-    return load_tile(whole, first, n_seen, whole_row, HEAD_DIM, ROWS, COLUMNS, True), head, first
+    whole = sequence_base(whole, head, n_heads, start, whole_batch, whole_head, whole_row)
+    n_read = tl.minimum(n_rows, n_seen)
+    x = load_tile(whole, first, n_read, whole_row, HEAD_DIM, ROWS, COLUMNS, True)
+    return x, head, first, start, n_rows
 
 
-@triton.jit(do_not_specialize=["n_programs", "n_heads", "n_rows", "n_seen"])
+@triton.jit(do_not_specialize=["n_programs", "n_heads", "total_rows", "n_seen"])
 def peak_kernel(
-    first_whole, second_whole, third_whole, fourth_whole, peaks,
-    whole_batch, whole_head, whole_row, n_programs, n_heads, n_rows, n_seen,
-    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    first_whole, second_whole, third_whole, fourth_whole, starts, peaks,
+    whole_batch, whole_head, whole_row, n_programs, n_heads, total_rows, n_seen,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Compute the peak of each head, its largest magnitude, for up to four tensors.
 
@@ -79,46 +85,50 @@ def peak_kernel(
     Args:
         peaks: output, as described by `tile_ops.peak_of`. It must be zeros before the launch.
     """
-    x, head, _ = _tile(
-        first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,
-        n_heads, n_rows, n_seen, HEAD_DIM, ROWS, COLUMNS,
+    x, head, _, _, _ = _tile(
+        first_whole, second_whole, third_whole, fourth_whole, starts, whole_batch, whole_head,
+        whole_row, n_programs, n_heads, total_rows, n_seen, HEAD_DIM, ROWS, COLUMNS, PACKED,
     )  # fmt: skip
     magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     peak = tl.max(tl.max(magnitude, 1), 0)
     tl.atomic_max(peak_of(peaks, tl.program_id(1), head, n_programs), peak)
 
 
-@triton.jit(do_not_specialize=["n_programs", "n_heads", "n_rows", "n_seen"])
+@triton.jit(do_not_specialize=["n_programs", "n_heads", "total_rows", "n_seen"])
 def parts_kernel(
-    first_whole, second_whole, third_whole, fourth_whole, peaks, out,
-    whole_batch, whole_head, whole_row, n_programs, n_heads, n_rows, n_seen,
-    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    first_whole, second_whole, third_whole, fourth_whole, starts, peaks, out,
+    whole_batch, whole_head, whole_row, n_programs, n_heads, total_rows, n_seen,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Split up to four float32 tensors into float16 halves.
 
     Each head is first divided by a power of two that depends on its largest magnitude. Then the
     high half of a number is the number rounded to float16, and the low half is the rounding error.
 
-    Grid: (number of blocks of ROWS rows * batch * heads, number of tensors to split).
+    Grid: (number of blocks of ROWS rows * batch * heads, number of tensors to split). With PACKED,
+    batch is the number of sequences, and the number of blocks is that of the longest sequence.
 
     Args:
-        *_whole: float32 (batch, heads, n_rows, HEAD_DIM), all with the same strides.
+        *_whole: float32 (batch, heads, total_rows, HEAD_DIM), all with the same strides.
+        starts: boundaries of the sequences (see `mask_ops.sequence_rows`); read only with PACKED.
         peaks: largest magnitude of each head, as computed by `peak_kernel`.
-        out: output, float16 (number of tensors, 2, batch, heads, n_rows, HEAD_DIM), contiguous. In
-            the second dimension, index 0 is the high half, and index 1 is the low half.
+        out: output, float16 (number of tensors, 2, batch, heads, total_rows, HEAD_DIM), contiguous.
+            In the second dimension, index 0 is the high half, and index 1 is the low half.
         whole_*: strides of the tensors to split, in elements.
         n_programs: batch * heads.
-        n_seen: number of rows of each head that are read; later rows are replaced by zeros.
+        total_rows: number of rows of each tensor; with PACKED, those of all sequences.
+        n_seen: number of rows of each sequence that are read; later rows are replaced by zeros.
         ROWS: number of rows per program.
         COLUMNS: HEAD_DIM rounded up to a power of two, at least 16.
     """
-    x, head, first = _tile(
-        first_whole, second_whole, third_whole, fourth_whole, whole_batch, whole_head, whole_row,
-        n_heads, n_rows, n_seen, HEAD_DIM, ROWS, COLUMNS,
+    x, head, first, start, n_rows = _tile(
+        first_whole, second_whole, third_whole, fourth_whole, starts, whole_batch, whole_head,
+        whole_row, n_programs, n_heads, total_rows, n_seen, HEAD_DIM, ROWS, COLUMNS, PACKED,
     )  # fmt: skip
     index = tl.program_id(1)
     high, low = as_operand(x * (1.0 / unit(peaks, index, head, n_programs)), tl.float16, 2)
-    step = tl.cast(n_programs, tl.int64) * n_rows * HEAD_DIM
-    out += index * 2 * step + head.to(tl.int64) * n_rows * HEAD_DIM
+    step = tl.cast(n_matrices(n_programs, n_heads, PACKED), tl.int64) * total_rows * HEAD_DIM
+    before = rows_before(head, n_heads, total_rows, start, PACKED)
+    out += index * 2 * step + before * HEAD_DIM
     store_tile(out, first, n_rows, HEAD_DIM, high, HEAD_DIM, ROWS, COLUMNS)
     store_tile(out + step, first, n_rows, HEAD_DIM, low, HEAD_DIM, ROWS, COLUMNS)

@@ -28,15 +28,17 @@ import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention.layout import empty_like
+from systems.kernels.flash_attention.triton.base_plan import PackedSizes
 from systems.kernels.flash_attention.triton.choose_tiles import tuned_tiles
 from systems.kernels.flash_attention.triton.plans import BackwardPlan, ForwardPlan
-from systems.kernels.flash_attention.triton.tile_table import Configuration
+from systems.kernels.flash_attention.triton.tile_table import Configuration, configuration
 from systems.kernels.flash_attention.validation import (
     MAX_PLANS,
     Shapes,
     check_kernel_inputs,
     signature,
 )
+from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 
 
 def flash_forward(
@@ -46,6 +48,8 @@ def flash_forward(
     is_causal: bool = False,
     scale: float | None = None,
     *,
+    variant: Variant = NO_VARIANT,
+    packing: Packing | None = None,
     precision: str = "fp16x3",
     tiles: Configuration | None = None,
     n_splits: int | None = None,
@@ -53,13 +57,20 @@ def flash_forward(
     """Compute softmax(q k^T * scale) v and its log-sum-exp without materializing the scores.
 
     Args:
-        q: (..., n_queries, head_dim), float32, bfloat16 or float16, with head_dim from 1 to 128.
+        q: (..., n_queries, head_dim), float32, bfloat16 or float16, with head_dim from 1 to 256.
             Any strides, but q, k or v is copied if the kernels do not support its strides (see
             `layout.layout`).
-        k, v: (..., n_keys, head_dim), with the dtype, device and leading dimensions of q.
-        is_causal: if True, query i attends only to keys 0 to i (the mask is aligned to the upper
-            left corner, as in torch).
+        k: (..., n_keys, head_dim), with the dtype, device and leading dimensions of q. The last
+            leading dimension (heads) may be smaller, if it divides that of q. Heads of k are then
+            shared: head h of q has the head h // (heads of q / heads of k) of k and v.
+        v: (..., n_keys, value_dim), with the leading dimensions of k, and value_dim from 1 to 256.
+        is_causal: if True, query i attends only to keys 0 to i, unless `variant` aligns the mask to
+            the lower right corner.
         scale: factor by which the scores are multiplied; None for 1/sqrt(head_dim).
+        variant: window, alignment of the mask and softcap (see `variant.Variant`).
+        packing: boundaries of packed sequences (see `variant.Packing`); None if q, k and v have
+            one sequence for each batch element. Packed tensors are (heads, rows of all sequences,
+            head_dim).
         precision: precision of the matmuls of float32 inputs, "fp16x3" or "tf32". It is described
             below.
         tiles: tile sizes; None for those of `choose_tiles.tuned_tiles`.
@@ -67,8 +78,9 @@ def flash_forward(
             None for the result of `work_splits.default_splits`.
 
     Returns:
-        out: attention output, (..., n_queries, head_dim), of q's dtype, with q's strides if q is
-            dense. It is zero for a query that sees no key.
+        out: attention output, (..., n_queries, value_dim), of q's dtype. If q is dense, the
+            dimensions of out have the same order in memory. It is zero for a query that sees no
+            key.
         lse: natural-log log-sum-exp of the scaled scores, float32 (..., n_queries), contiguous. It
             is -inf for a query that sees no key.
 
@@ -89,8 +101,10 @@ def flash_forward(
     if scale is not None and scale < 0:
         # The kernels use max(scale * s) = scale * max(s), which needs a scale of at least 0.
         q, scale = negated(q), -scale
-    plan = _forward_plan(*signature(q, k, v), is_causal, scale, precision, tiles, n_splits)
-    return plan(q, k, v)
+    plan = _forward_plan(
+        *signature(q, k, v), is_causal, scale, precision, tiles, variant, _sizes(packing), n_splits
+    )
+    return plan(q, k, v, packing)
 
 
 def flash_backward(
@@ -103,17 +117,20 @@ def flash_backward(
     is_causal: bool = False,
     scale: float | None = None,
     *,
+    variant: Variant = NO_VARIANT,
+    packing: Packing | None = None,
     precision: str = "fp16x3",
     tiles: Configuration | None = None,
     n_splits_dkdv: int | None = None,
     n_splits_dq: int | None = None,
     needs_dq: bool = True,
     needs_dkdv: bool = True,
+    dlse: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of attention with respect to q, k and v.
 
     Args:
-        q, k, v, is_causal, scale, precision, tiles: as given to `flash_forward`.
+        q, k, v, is_causal, scale, variant, packing, precision, tiles: as given to `flash_forward`.
         out, lse: as returned by `flash_forward`; lse must be contiguous.
         dout: gradient of out, with out's shape and dtype. Any strides, but dout is copied if the
             kernels do not support its strides. An example is the gradient of `out.sum()`, whose
@@ -124,6 +141,7 @@ def flash_backward(
             result of `work_splits.default_splits`.
         needs_dq: whether to compute dq.
         needs_dkdv: whether to compute dk and dv.
+        dlse: gradient of lse, float32 with lse's shape; None if it is zero.
 
     Returns:
         dq, dk, dv: with the shapes and dtype of q, k and v; None for gradients that are not needed.
@@ -133,17 +151,17 @@ def flash_backward(
     """
     if scale is not None and scale < 0:
         dq, dk, dv = flash_backward(
-            negated(q), k, v, out, lse, dout, is_causal, -scale, precision=precision, tiles=tiles,
-            n_splits_dkdv=n_splits_dkdv, n_splits_dq=n_splits_dq, needs_dq=needs_dq,
-            needs_dkdv=needs_dkdv,
+            negated(q), k, v, out, lse, dout, is_causal, -scale, variant=variant, packing=packing,
+            precision=precision, tiles=tiles, n_splits_dkdv=n_splits_dkdv, n_splits_dq=n_splits_dq,
+            needs_dq=needs_dq, needs_dkdv=needs_dkdv, dlse=dlse,
         )  # fmt: skip
         return None if dq is None else dq.neg_(), dk, dv
     plan = _backward_plan(
-        *signature(q, k, v), is_causal, scale, precision, tiles,
+        *signature(q, k, v), is_causal, scale, precision, tiles, variant, _sizes(packing),
         out_strides=out.stride(), dout_strides=dout.stride(), n_splits_dkdv=n_splits_dkdv,
         n_splits_dq=n_splits_dq, needs_dq=needs_dq, needs_dkdv=needs_dkdv,
     )  # fmt: skip
-    return plan(q, k, v, out, lse, dout)
+    return plan(q, k, v, out, lse, dout, packing, dlse)
 
 
 def negated(q: Tensor) -> Tensor:
@@ -155,34 +173,52 @@ def negated(q: Tensor) -> Tensor:
     return torch.neg(q.detach(), out=empty_like(q))
 
 
+def _sizes(packing: Packing | None) -> PackedSizes | None:
+    if packing is None:
+        return None
+    return PackedSizes(len(packing.starts_q) - 1, packing.max_queries, packing.max_keys)
+
+
 @functools.lru_cache(maxsize=MAX_PLANS)
 def _forward_plan(
     shapes: Any, strides: Any, dtypes: Any, devices: Any, is_causal: bool,
-    scale: float | None, precision: str, tiles: Configuration | None, n_splits: int | None,
+    scale: float | None, precision: str, tiles: Configuration | None, variant: Variant,
+    packed: PackedSizes | None, n_splits: int | None,
 ) -> ForwardPlan:  # fmt: skip
     check_kernel_inputs(shapes, strides, dtypes, devices, precision)
-    tiles = tiles or _tuned_tiles(shapes, dtypes[0], devices[0], is_causal, precision)
+    tiles = tiles or _tuned_tiles(shapes, dtypes[0], devices[0], is_causal, precision, variant)
     return ForwardPlan(
-        shapes, strides, dtypes, devices, is_causal, scale, precision, tiles, n_splits=n_splits
-    )
+        shapes, strides, dtypes, devices, is_causal, scale, precision, tiles, variant, packed,
+        n_splits=n_splits,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=MAX_PLANS)
 def _backward_plan(
     shapes: Any, strides: Any, dtypes: Any, devices: Any, is_causal: bool,
-    scale: float | None, precision: str, tiles: Configuration | None, **options: Any,
+    scale: float | None, precision: str, tiles: Configuration | None, variant: Variant,
+    packed: PackedSizes | None, **options: Any,
 ) -> BackwardPlan:  # fmt: skip
     check_kernel_inputs(shapes, strides, dtypes, devices, precision)
-    tiles = tiles or _tuned_tiles(shapes, dtypes[0], devices[0], is_causal, precision)
+    tiles = tiles or _tuned_tiles(shapes, dtypes[0], devices[0], is_causal, precision, variant)
     return BackwardPlan(
-        shapes, strides, dtypes, devices, is_causal, scale, precision, tiles, **options
-    )
+        shapes, strides, dtypes, devices, is_causal, scale, precision, tiles, variant, packed,
+        **options,
+    )  # fmt: skip
 
 
 def _tuned_tiles(
-    shapes: Shapes, dtype: torch.dtype, device: torch.device, is_causal: bool, precision: str
+    shapes: Shapes,
+    dtype: torch.dtype,
+    device: torch.device,
+    is_causal: bool,
+    precision: str,
+    variant: Variant,
 ) -> Configuration:
     *leading, n_queries, head_dim = shapes[0]
+    widest = max(head_dim, shapes[2][-1])
+    if variant.softcap is not None:  # the search measures kernels without a softcap
+        return configuration(widest, dtype, precision, softcap=True)
     return tuned_tiles(
-        head_dim, dtype, precision, is_causal, n_queries, shapes[1][-2], math.prod(leading), device
+        widest, dtype, precision, is_causal, n_queries, shapes[1][-2], math.prod(leading), device
     )

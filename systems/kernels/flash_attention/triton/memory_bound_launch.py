@@ -12,6 +12,7 @@ argument `device` or `dtype` that only separates the entries of the cache.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -23,46 +24,51 @@ MAX_LAUNCHES = 4096  # maximum number of cached launches of each kernel
 
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)
-def fp16_split_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
+def fp16_split_launch(
+    device: torch.device, count: int, of: Layout, n_seen: int, longest: int | None
+) -> Launch:
     """Return a cached launch of `parts_kernel`, which splits float32 tensors into float16 halves.
 
     The high half of a number is the number rounded to float16, after a division by a power of two.
-    The low half is the rounding error. Call the launch with four float32 tensors, their peaks as
-    computed by `peak_kernel`, and the output tensor. Only the first `count` of the four tensors are
-    split; the others are placeholders.
+    The low half is the rounding error. Call the launch with four float32 tensors, the boundaries of
+    packed sequences (or a placeholder), the peaks as computed by `peak_kernel`, and the output
+    tensor. Only the first `count` of the four tensors are split; the others are placeholders.
 
     Args:
         device: device of the tensors.
         count: number of tensors to split, 1 to 4.
-        of: layout (sizes and strides) of all tensors.
-        n_seen: number of rows of each head that are read; later rows are replaced by zeros.
+        of: layout (sizes and strides) of all tensors, in which batch is the number of sequences if
+            they are packed.
+        n_seen: number of rows of each sequence that are read; later rows are replaced by zeros.
+        longest: number of rows of the longest sequence if sequences are packed; None otherwise.
     """
     from systems.kernels.flash_attention.triton.fp16_split_kernel import parts_kernel
 
-    numbers = (*of.strides, of.n_heads, of.heads, of.rows, n_seen)
-    grid = (memory_bound_programs(of), count)
-    return Launch(parts_kernel, grid, numbers, memory_bound_constants(of))
+    return _fp16_launch(parts_kernel, count, of, n_seen, longest)
 
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)
-def peak_launch(device: torch.device, count: int, of: Layout, n_seen: int) -> Launch:
+def peak_launch(
+    device: torch.device, count: int, of: Layout, n_seen: int, longest: int | None
+) -> Launch:
     """Return a cached launch of `peak_kernel`, which computes the peak of each head.
 
-    The peak of a head is its largest magnitude. Call the launch with four float32 tensors and the
-    output tensor for the peaks, which must be zeros. Only the first `count` of the four tensors are
-    read; the others are placeholders.
+    The peak of a head is its largest magnitude. Call the launch with four float32 tensors, the
+    boundaries of packed sequences (or a placeholder), and the output tensor for the peaks, which
+    must be zeros. Only the first `count` of the four tensors are read; the others are placeholders.
 
-    Args:
-        device: device of the tensors.
-        count: number of tensors to read, 1 to 4.
-        of: layout (sizes and strides) of all tensors.
-        n_seen: number of rows of each head that are read.
+    The arguments are those of `fp16_split_launch`.
     """
     from systems.kernels.flash_attention.triton.fp16_split_kernel import peak_kernel
 
+    return _fp16_launch(peak_kernel, count, of, n_seen, longest)
+
+
+def _fp16_launch(kernel: Any, count: int, of: Layout, n_seen: int, longest: int | None) -> Launch:
     numbers = (*of.strides, of.n_heads, of.heads, of.rows, n_seen)
-    grid = (memory_bound_programs(of), count)
-    return Launch(peak_kernel, grid, numbers, memory_bound_constants(of))
+    blocks = of if longest is None else of._replace(rows=longest)
+    constants = {**memory_bound_constants(of), "PACKED": longest is not None}
+    return Launch(kernel, (memory_bound_programs(blocks), count), numbers, constants)
 
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)

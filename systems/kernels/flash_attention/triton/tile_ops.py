@@ -229,8 +229,10 @@ def product(a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def add_product(total, a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
-    """Return total + a b in float32, where a b is the matrix product of two operands.
+def add_product(total, a, b, factor, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
+    """Return total + factor a b in float32, where a b is the matrix product of two operands.
+
+    The factor undoes the scaling of operands with FP16X3. Without FP16X3, it must be 1.
 
     Without FP16X3, the tensor cores add the product to `total`. They round toward zero, so the
     errors of a long sum grow. With FP16X3, the addition is therefore done outside the tensor cores
@@ -239,7 +241,7 @@ def add_product(total, a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
     `product` describes the arguments a, b, FP16X3 and PRECISION.
     """
     if FP16X3:
-        total += product(a, b, FP16X3, PRECISION)
+        total += product(a, b, FP16X3, PRECISION) * factor
     else:
         total = tl.dot(a[0], b[0], total, input_precision=PRECISION)
     return total

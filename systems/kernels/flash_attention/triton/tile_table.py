@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 MIN_BLOCK_D = 16  # smallest block size that tl.dot supports
-MAX_HEAD_DIM = 128
+MAX_HEAD_DIM = 256
 MAX_BLOCK = 128  # largest number of rows of a matmul tile
 MEMORY_BOUND_ELEMENTS = 4096  # number of elements per program of a memory-bound kernel
 # Row strides, in elements, must be below this limit, because offsets within a tile have 32 bits. A
@@ -79,7 +79,7 @@ class Configuration(NamedTuple):
 # memory, which `make compile-check` prints.
 TABLE: dict[tuple[str, int], Configuration] = {
     ("16-bit", 16): Configuration(
-        Tile(128, 64, 8, 3, 2), Tile(64, 64, 4, 3, 3, 168), Tile(128, 64, 8, 3, 2)
+        Tile(128, 64, 8, 3, 2), Tile(64, 64, 4, 2, 3, 168), Tile(128, 64, 8, 3, 2)
     ),
     ("16-bit", 32): Configuration(
         Tile(128, 64, 8, 3, 2), Tile(64, 64, 4, 3, 2), Tile(128, 64, 8, 3, 2)
@@ -89,6 +89,10 @@ TABLE: dict[tuple[str, int], Configuration] = {
     ),
     ("16-bit", 128): Configuration(
         Tile(128, 128, 8, 3, 1), Tile(32, 64, 4, 3, 2), Tile(128, 64, 8, 3, 1)
+    ),
+    ("16-bit", 256): Configuration(
+        Tile(128, 64, 8, 2, 1), Tile(32, 128, 8, 2, 1), Tile(128, 32, 8, 2, 1),
+        dv=Tile(32, 128, 8, 2, 1),
     ),
     ("fp16x3", 16): Configuration(
         Tile(64, 128, 4, 2, 2), Tile(64, 64, 4, 2, 2), Tile(64, 64, 4, 3, 4)
@@ -101,7 +105,11 @@ TABLE: dict[tuple[str, int], Configuration] = {
     ),
     ("fp16x3", 128): Configuration(
         Tile(128, 32, 8, 3, 1), Tile(32, 128, 8, 2, 1), Tile(128, 32, 8, 2, 1),
-        dv=Tile(64, 128, 8, 1, 1),
+        dv=Tile(64, 128, 8, 2, 1),
+    ),
+    ("fp16x3", 256): Configuration(
+        Tile(32, 64, 8, 1, 1), Tile(16, 32, 8, 2, 1), Tile(16, 64, 8, 2, 1),
+        dv=Tile(32, 32, 8, 2, 1),
     ),
     ("tf32", 16): Configuration(
         Tile(64, 64, 4, 2, 4, 128), Tile(32, 64, 4, 2, 4), Tile(64, 64, 4, 2, 4)
@@ -114,6 +122,19 @@ TABLE: dict[tuple[str, int], Configuration] = {
     ),
     ("tf32", 128): Configuration(
         Tile(128, 32, 8, 2, 1), Tile(16, 128, 8, 2, 1), Tile(128, 32, 8, 2, 1)
+    ),
+    ("tf32", 256): Configuration(
+        Tile(32, 64, 8, 2, 1), Tile(32, 32, 8, 2, 1), Tile(32, 32, 8, 2, 1)
+    ),
+}  # fmt: skip
+
+# Entries for scores with a softcap, which needs more registers. The others are those of TABLE.
+SOFTCAP_TABLE: dict[tuple[str, int], Configuration] = {
+    ("16-bit", 64): Configuration(
+        Tile(128, 64, 8, 3, 2, 128), Tile(32, 64, 4, 3, 2), Tile(128, 32, 8, 3, 2, 128)
+    ),
+    ("16-bit", 128): Configuration(
+        Tile(128, 128, 8, 3, 1), Tile(32, 128, 8, 3, 1), Tile(128, 64, 8, 3, 1)
     ),
 }  # fmt: skip
 
@@ -135,13 +156,17 @@ def kind(dtype: torch.dtype, precision: str) -> str:
     return precision if dtype == torch.float32 else "16-bit"
 
 
-def configuration(head_dim: int, dtype: torch.dtype, precision: str = "fp16x3") -> Configuration:
+def configuration(
+    head_dim: int, dtype: torch.dtype, precision: str = "fp16x3", softcap: bool = False
+) -> Configuration:
     """Return the tile sizes of all kernels from TABLE, which has an entry for each kind of input.
 
     Args:
-        head_dim: head dimension, 1 to 128.
+        head_dim: head dimension, 1 to 256.
         dtype: dtype of the inputs: float32, bfloat16 or float16.
         precision: precision of the matmuls of float32 inputs, "fp16x3" or "tf32"; ignored for other
             dtypes.
+        softcap: whether the scores have a softcap. Then SOFTCAP_TABLE is used if it has an entry.
     """
-    return TABLE[kind(dtype, precision), block_d(head_dim)]
+    key = kind(dtype, precision), block_d(head_dim)
+    return SOFTCAP_TABLE.get(key, TABLE[key]) if softcap else TABLE[key]

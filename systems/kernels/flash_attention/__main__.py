@@ -1,0 +1,73 @@
+"""Print which features, dtypes and head dimensions each implementation of attention supports.
+
+    python -m systems.kernels.flash_attention
+
+The table is made from the functions and tables by which `flash_attention` accepts or refuses a
+call. torch decides which shapes its backends support.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from tabulate import tabulate
+
+from systems.kernels.flash_attention.arguments import DTYPES
+from systems.kernels.flash_attention.flex import flex_form_reason
+from systems.kernels.flash_attention.hopper.forward_launch import hopper_form_reason
+from systems.kernels.flash_attention.registry import (
+    ATTENTIONS,
+    FEATURES,
+    HAS,
+    triton_form_reason,
+)
+from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS
+
+Reason = Callable[[torch.dtype, int], str | None]  # (dtype, head_dim) -> why not, or None
+# GPUs on which an implementation runs, and the forms of inputs that it supports. Those without an
+# entry run on all devices with all forms.
+GPU = {"flash_hopper": "H100, H200", "flash_triton": "CUDA GPU", "flex": "CUDA GPU"}
+FORM: dict[str, Reason] = {
+    "flash_hopper": hopper_form_reason,
+    "flash_triton": triton_form_reason,
+    "flex": lambda dtype, head_dim: flex_form_reason(head_dim),
+}
+NAMES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
+}  # fmt: skip
+LARGEST = 4096  # largest head dimension that is tried
+
+
+def row(name: str) -> list[str]:
+    """Return the cells of an implementation: name, GPUs, dtypes, head dimensions, features."""
+    if name in ("sdpa", *SDPA_BACKENDS):
+        features = ["as torch" if feature in HAS[name] else "" for feature in FEATURES]
+        return [name, "as torch", "as torch", "as torch", *features]
+    features = ["yes" if feature in HAS[name] else "" for feature in FEATURES]
+    reason = FORM.get(name, lambda dtype, head_dim: None)
+    dims = range(1, LARGEST + 1)
+    dtypes = [dtype for dtype in DTYPES if any(reason(dtype, dim) is None for dim in dims)]
+    supported = [dim for dim in dims if reason(dtypes[0], dim) is None]
+    names = "as torch" if name == "flex" else ", ".join(NAMES[dtype] for dtype in dtypes)
+    return [name, GPU.get(name, "any device"), names, span(supported), *features]
+
+
+def span(dims: list[int]) -> str:
+    """Return a short text for the head dimensions `dims`, which are ascending."""
+    if dims[-1] == LARGEST and len(dims) == LARGEST:
+        return "any"
+    if dims == list(range(dims[0], dims[-1] + 1)):
+        return f"{dims[0]} to {dims[-1]}"
+    if dims[-1] == LARGEST:
+        return ", ".join(map(str, dims[:2])) + ", ..."
+    return ", ".join(map(str, dims))
+
+
+def main() -> None:
+    headers = ["implementation", "GPU", "dtypes", "head dimensions", *FEATURES]
+    print(tabulate([row(name) for name in ATTENTIONS], headers, tablefmt="pipe"))
+
+
+if __name__ == "__main__":
+    main()

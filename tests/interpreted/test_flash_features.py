@@ -1,0 +1,223 @@
+"""Tests of grouped heads, packed sequences, masks, softcap and lse of flash_triton."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
+from tests.systems.kernels.flash_cases import (
+    BF16,
+    F16,
+    F32,
+    TILES,
+    assert_right,
+    assert_right_packed,
+    by_triton,
+    ignore_overflow,
+    inputs,
+    packed_inputs,
+    slow,
+)
+
+pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
+
+WINDOW = Variant(window_left=9, window_right=3)
+MASKS = {
+    "full": (False, NO_VARIANT),
+    "causal": (True, NO_VARIANT),
+    "causal lower right": (True, Variant(lower_right=True)),
+    "window": (False, WINDOW),
+    "window lower right": (False, WINDOW._replace(lower_right=True)),
+    "left window": (True, Variant(window_left=20)),
+    "right window": (False, Variant(window_right=5)),
+    "one key each": (True, Variant(window_left=0, lower_right=True)),
+    "window past the ends": (False, Variant(window_left=10**10, window_right=10**10)),
+}
+# Grouped: heads of q, heads of k. Uneven: head_dim, value_dim.
+HEADS = {"grouped": (4, 2), "multi-query": (3, 1)}
+LENGTHS = [(50, 83), (83, 50), (64, 64), (1, 70), (70, 1)]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("lengths", [*LENGTHS[:1], *map(slow, LENGTHS[1:])])
+@pytest.mark.parametrize(("tiles", "n_splits"), [slow("wide", None), ("high", 3)])
+def test_masks(lengths, mask, tiles, n_splits):
+    is_causal, variant = MASKS[mask]
+    given_inputs = inputs(lengths, 16, F32, (1,))
+    assert_right(*given_inputs, is_causal, variant=variant, tiles=TILES[tiles], n_splits=n_splits)
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "window lower right"])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(("dtype", "n_splits"), [(F32, 2), (BF16, 1), slow(F32, 1), slow(BF16, 2)])
+def test_grouped_heads(heads, mask, dtype, n_splits):
+    is_causal, variant = MASKS[mask]
+    n_heads, kv_heads = HEADS[heads]
+    given_inputs = inputs((40, 50), 16, dtype, (2, n_heads), kv_heads=kv_heads)
+    assert_right(*given_inputs, is_causal, variant=variant, tiles=TILES["wide"], n_splits=n_splits)
+
+
+def test_grouped_heads_of_every_magnitude():
+    """Heads of q and dout have scales of their own, also if they share a head of k and v."""
+    q, k, v, dout = inputs((20, 33), 16, F32, (3,), kv_heads=1)
+    powers = 2.0 ** torch.tensor([[0, 0], [30, -30], [-20, 40]])
+    q, dout = (x * powers[:, i, None, None] for i, x in enumerate((q, dout)))
+    assert_right(q, k * 2.0**-10, v, dout, True, 2.0**-15, tiles=TILES["wide"])
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "left window"])
+@pytest.mark.parametrize(
+    ("softcap", "dtype"), [(0.5, F32), (30.0, F16), slow(30.0, F32), slow(0.5, F16)]
+)
+def test_softcap(softcap, mask, dtype):
+    is_causal, variant = MASKS[mask]
+    q, k, v, dout = inputs((40, 50), 16, dtype, (1,))
+    variant = variant._replace(softcap=softcap)
+    assert_right(5 * q, 3 * k, v, dout, is_causal, variant=variant, tiles=TILES["wide"])
+    assert_right(q, k, v, dout, is_causal, -0.3, variant=variant, tiles=TILES["wide"])
+
+
+def test_a_softcap_far_above_the_scores_changes_nothing_in_float32():
+    """tanh(x) is x for small x, also if the cap multiplies its rounding error."""
+    given_inputs = inputs((40, 50), 16, F32, (1,))
+    capped = by_triton(*given_inputs, True, tiles=TILES["wide"], variant=Variant(softcap=1e4))
+    plain = by_triton(*given_inputs, True, tiles=TILES["wide"])
+    for a, b in zip(capped, plain, strict=True):
+        assert (a - b).norm() <= 3e-6 * b.norm()
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "window lower right"])
+@pytest.mark.parametrize("n_splits", [1, 2])
+def test_the_gradient_of_lse(mask, n_splits):
+    is_causal, variant = MASKS[mask]
+    q, k, v, dout = inputs((40, 50), 16, F32, (2,))
+    dlse = torch.randn(q.shape[:-1], generator=torch.Generator().manual_seed(1))
+    assert_right(
+        q, k, v, dout, is_causal, variant=variant, dlse=dlse, tiles=TILES["wide"], n_splits=n_splits
+    )
+
+
+def test_the_gradient_of_an_lse_that_is_minus_infinity_is_ignored():
+    """The first queries see no key. The gradient of a function of their lse may be NaN."""
+    q, k, v, dout = inputs((9, 4), 16, F32, (1,))
+    dlse = torch.zeros(1, 9)
+    dlse[:, :5] = math.nan
+    lower_right = Variant(lower_right=True)
+    out, lse, dq, dk, dv = by_triton(q, k, v, dout, True, variant=lower_right, dlse=dlse)
+    assert torch.equal(lse[:, :5], torch.full((1, 5), -math.inf))
+    assert not out[:, :5].any() and not dq[:, :5].any()
+    assert dk.isfinite().all() and dv.isfinite().all()
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(24, 16), (16, 40), (192, 128), (256, 256)])
+@pytest.mark.parametrize(("dtype", "n_splits"), [(F32, 2), slow(F32, 1), slow(BF16, 1)])
+def test_head_dims_of_values_and_up_to_256(head_dim, value_dim, dtype, n_splits):
+    given_inputs = inputs((40, 37), head_dim, dtype, (1,), value_dim=value_dim)
+    assert_right(*given_inputs, True, tiles=TILES["wide"], n_splits=n_splits)
+
+
+def test_the_layout_of_an_output_with_another_head_dim():
+    q, k, v, dout = (x.transpose(1, 2) for x in inputs((3, 3), 16, F32, (2, 20), value_dim=8))
+    out, *_ = by_triton(q, k, v, dout, False, tiles=TILES["wide"])
+    assert out.transpose(1, 2).is_contiguous()
+
+
+PACKS = {
+    "ragged": [(17, 17), (40, 40), (1, 1), (33, 33)],
+    "empty": [(0, 0), (20, 0), (18, 30), (0, 7), (5, 40)],
+    "one": [(30, 20)],
+}
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "causal lower right", "window lower right"])
+@pytest.mark.parametrize("pack", PACKS)
+@pytest.mark.parametrize(("dtype", "n_splits"), [(F32, 2), slow(F32, 1), slow(BF16, None)])
+def test_packed_sequences(pack, mask, dtype, n_splits):
+    is_causal, variant = MASKS[mask]
+    tensors, packing = packed_inputs(PACKS[pack], (4, 2), 16, dtype)
+    assert_right_packed(
+        tensors, packing, is_causal, variant=variant, tiles=TILES["wide"], n_splits=n_splits
+    )
+
+
+def test_packed_sequences_are_as_precise_as_each_alone():
+    """Each sequence has a scale of its own, and NaN in one of them does not reach the others."""
+    (q, k, v, dout), packing = packed_inputs(PACKS["ragged"], (2, 2), 16, F32)
+    size = torch.tensor([1.0, 2.0**40, 1.0, 2.0**-40]).repeat_interleave(
+        torch.tensor([17, 40, 1, 33])
+    )
+    assert_right_packed(
+        (q, k, v * size[:, None], dout), packing, True, tiles=TILES["wide"], n_splits=1
+    )
+    v[:, 17 + 40] = math.nan
+    results = by_triton(q, k, v, dout, True, tiles=TILES["wide"], packing=packing)
+    for x in results:
+        assert x[:, : 17 + 40].isfinite().all() and x[:, 17 + 41 :].isfinite().all()
+
+
+def test_packed_sequences_with_the_strides_of_a_projection():
+    (q, k, v, dout), packing = packed_inputs(PACKS["ragged"], (4, 2), 16, F32, value_dim=8)
+    tensors = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v, dout)]
+    assert_right_packed(tensors, packing, True, tiles=TILES["high"])
+    tensors[1] = tensors[1].transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert_right_packed(tensors, packing, True, tiles=TILES["high"])
+
+
+def test_boundaries_outside_of_the_tensors_touch_no_other_memory():
+    (q, k, v, dout), packing = packed_inputs([(20, 20), (20, 20)], (1, 1), 16, BF16)
+    wrong = torch.tensor([0, 20, 10_000], dtype=torch.int32)
+    results = by_triton(
+        q, k, v, dout, True, tiles=TILES["wide"],
+        packing=packing._replace(starts_q=wrong, starts_k=wrong),
+    )  # fmt: skip
+    expected = by_triton(q, k, v, dout, True, tiles=TILES["wide"], packing=packing)
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+small = st.none() | st.integers(0, 80)
+
+
+combinations = given(
+    lengths=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 70)), min_size=1, max_size=3),
+    heads=st.sampled_from([(1, 1), (2, 1), (2, 2)]),
+    dims=st.sampled_from([(16, 16), (20, 16), (8, 33)]),
+    mask=st.tuples(st.booleans(), st.builds(Variant, small, small, st.booleans())),
+    softcap=st.none() | st.floats(0.5, 20),
+    n_splits=st.none() | st.integers(1, 4),
+    tiles=st.sampled_from(["wide", "high", "apart"]),
+    has_dlse=st.booleans(),
+    seed=st.integers(0, 100),
+)
+
+
+def assert_combination_right(lengths, heads, dims, mask, softcap, n_splits, tiles, has_dlse, seed):
+    is_causal, variant = mask
+    tensors, packing = packed_inputs(lengths, heads, dims[0], F32, dims[1], seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    dlse = torch.randn(tensors[0].shape[:-1], generator=generator) if has_dlse else None
+    options = {
+        "variant": variant._replace(softcap=softcap), "tiles": TILES[tiles], "n_splits": n_splits,
+        "dlse": dlse,
+    }  # fmt: skip
+    assert_right_packed(tensors, packing, is_causal, **options)
+    if len(lengths) == 1 and min(lengths[0]):
+        assert_right(*tensors, is_causal, **options)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
+@combinations
+def test_some_combinations(**case):
+    assert_combination_right(**case)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+@settings(max_examples=300, deadline=None, derandomize=True, phases=[Phase.generate])
+@combinations
+def test_many_combinations(**case):
+    assert_combination_right(**case)

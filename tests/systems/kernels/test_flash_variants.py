@@ -1,0 +1,250 @@
+"""Tests of grouped heads, masks, softcap, lse and packing in the API, against float64, on a CPU."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from systems.kernels.flash_attention import (
+    attention_reference,
+    drop_in,
+    flash_attention,
+    flash_attention_packed,
+    scaled_dot_product_attention,
+)
+from systems.kernels.flash_attention.hopper import forward_launch
+from systems.kernels.flash_attention.variant import Variant
+from tests.systems.kernels.flash_cases import inputs
+
+F64 = torch.float64
+LENGTHS = [(9, 14), (14, 9), (1, 5)]
+VARIANTS = {
+    "lower right": (True, Variant(lower_right=True)),
+    "window": (False, Variant(3, 2)),
+    "window lower right": (False, Variant(3, 2, lower_right=True)),
+    "left window": (True, Variant(2)),
+    "softcap": (False, Variant(softcap=0.7)),
+    "all": (True, Variant(4, 6, True, 2.0)),
+}
+
+
+def options(variant: Variant) -> dict[str, object]:
+    return {
+        "window": variant[:2],
+        "alignment": "lower_right" if variant.lower_right else "upper_left",
+        "softcap": variant.softcap,
+    }
+
+
+def assert_close(found: Tensor, exact: Tensor) -> None:
+    assert found.shape == exact.shape
+    # For equal infinities, which the log-sum-exp of a query without keys is, the difference is NaN.
+    error = (found - exact).nan_to_num(0).norm()
+    assert error <= 1e-12 * (1 + exact.nan_to_num(0, 0, 0).norm())
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_variants_and_their_gradients(name, lengths, kv_heads):
+    is_causal, variant = VARIANTS[name]
+    *qkv, dout = inputs(lengths, 8, F64, (2, 4), kv_heads=kv_heads, value_dim=5)
+    leaves = [x.requires_grad_() for x in qkv]
+    exact = attention_reference(*leaves, dout, is_causal, variant=variant)
+    out, lse = flash_attention(*leaves, is_causal, return_lse=True, **options(variant))
+    gradients = torch.autograd.grad(out, leaves, dout)
+    for found, known in zip((out, lse, *gradients), exact, strict=True):
+        assert_close(found, known)
+
+
+def test_the_reference_is_what_autograd_computes():
+    """Compare the explicit formulas of the reference with autograd of the definition."""
+    for is_causal, variant in VARIANTS.values():
+        q, k, v, dout = inputs((9, 14), 8, F64, (4,), kv_heads=2)
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        keys, values = (x.repeat_interleave(2, 0) for x in leaves[1:])
+        scores = q @ keys.mT / math.sqrt(8)
+        if variant.softcap:
+            scores = variant.softcap * torch.tanh(scores / variant.softcap)
+        shift = 5 if variant.lower_right else 0
+        hidden = torch.zeros(9, 14, dtype=torch.bool)
+        for i in range(9):
+            for j in range(14):
+                distance = j - (i + shift)
+                hidden[i, j] = (
+                    (is_causal and distance > 0)
+                    or (variant.window_left is not None and distance < -variant.window_left)
+                    or (variant.window_right is not None and distance > variant.window_right)
+                )
+        out = scores.masked_fill(hidden, -math.inf).softmax(-1) @ values
+        exact = attention_reference(q, k, v, dout, is_causal, variant=variant)
+        assert_close(out, exact.out)
+        for found, known in zip(torch.autograd.grad(out, leaves, dout), exact[2:], strict=True):
+            assert_close(found, known)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "naive"])
+def test_queries_that_see_no_key(implementation):
+    q, k, v, _ = (x.requires_grad_() for x in inputs((9, 4), 8, F64, (2,)))
+    out, lse = flash_attention(
+        q, k, v, True, implementation=implementation, alignment="lower_right", return_lse=True
+    )
+    assert not out[:, :5].any() and lse[:, :5].eq(-math.inf).all()
+    gradients = torch.autograd.grad(out.sum() + lse.exp().sum(), (q, k, v))
+    assert all(x.isfinite().all() for x in gradients) and not gradients[0][:, :5].any()
+
+
+@pytest.mark.parametrize("name", ["naive", "sdpa", "auto"])
+def test_rows_before_heads_in_memory(name):
+    """The layout bshd gives what bhsd gives for transposed tensors, without copies of inputs."""
+    q, k, v, _ = inputs((9, 14), 8, F64, (2, 4), kv_heads=2)
+    expected = flash_attention(q, k, v, True, implementation=name)
+    turned = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    out = flash_attention(*turned, True, implementation=name, layout="bshd")
+    assert out.shape == (2, 9, 4, 8)
+    assert_close(out.transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize("sizes", [None, (6, 9), (100, 200)])
+@pytest.mark.parametrize("name", ["lower right", "window", "softcap"])
+def test_packed_sequences(name, sizes):
+    is_causal, variant = VARIANTS[name]
+    lengths = [(5, 5), (0, 3), (6, 9), (2, 0)]
+    starts_q, starts_k = (
+        torch.tensor([0, *n]).cumsum(0, dtype=torch.int32) for n in zip(*lengths, strict=True)
+    )
+    q, k, v, _ = (x.transpose(0, 1) for x in inputs((13, 17), 8, F64, (4,), kv_heads=2))
+    out, lse = flash_attention_packed(
+        q, k, v, starts_q, starts_k, *(sizes or ()), is_causal=is_causal, return_lse=True,
+        **options(variant),
+    )  # fmt: skip
+    assert out.shape == (13, 4, 8) and lse.shape == (4, 13)
+    alone = [
+        flash_attention(
+            q[a:b], k[c:d], v[c:d], is_causal, layout="bshd", return_lse=True, **options(variant)
+        )
+        for a, b, c, d in zip(starts_q, starts_q[1:], starts_k, starts_k[1:], strict=False)
+    ]
+    assert_close(out, torch.cat([part for part, _ in alone]))
+    assert_close(lse, torch.cat([part for _, part in alone], -1))
+
+
+def test_every_wrong_option_is_named_at_once():
+    q, k, v, _ = inputs((5, 6), 8, F64)
+    with pytest.raises(ValueError) as error:
+        flash_attention(
+            q, k, v, window=(-1, 2), alignment="right", softcap=0.0, layout="shd", return_lse=True
+        )
+    for part in (
+        "window must be (left, right), each a number of keys from 0 on or None for no limit, got "
+        "(-1, 2)",
+        "softcap must be a number above 0, or None, got 0.0",
+        "alignment must be one of upper_left, lower_right, got 'right'",
+        "layout must be one of bhsd, bshd, got 'shd'",
+    ):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize("kv_heads", [3, 8])
+def test_heads_that_do_not_divide_the_heads_of_q(kv_heads):
+    q, k, v, _ = inputs((5, 6), 8, F64, (2, 4), kv_heads=kv_heads)
+    with pytest.raises(ValueError, match="may have fewer heads if their number divides that of q"):
+        flash_attention(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "starts, message",
+    [
+        ([0, 5, 13], r"must be an int32 tensor of n_sequences \+ 1 numbers, got torch.int64"),
+        ([[0, 13]], r"must be an int32 tensor .* of shape \(1, 2\)"),
+        ([0, 5, 12], r"must go from 0 to the number of rows, 13, without decreasing, got \[0, 5, "),
+        ([0, 9, 5, 13], "without decreasing"),
+        ([1, 13], "must go from 0"),
+    ],
+)
+def test_wrong_boundaries(starts, message):
+    q, k, v, _ = (x.transpose(0, 1) for x in inputs((13, 13), 8, F64, (2,)))
+    dtype = torch.int64 if "int64" in message else torch.int32
+    with pytest.raises(ValueError, match=message):
+        flash_attention_packed(q, k, v, torch.tensor(starts, dtype=dtype))
+
+
+def test_packed_tensors_of_other_shapes():
+    q, k, v, _ = inputs((13, 13), 8, F64, (2, 2))
+    with pytest.raises(ValueError, match=r"packed q, k and v must be .* got q \(2, 2, 13, 8\)"):
+        flash_attention_packed(q, k, v, torch.tensor([0, 13], dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    "call, feature",
+    [
+        ({"window": (1, 1)}, "windows"),
+        ({"softcap": 1.0}, "softcap"),
+        ({"return_lse": True}, "log-sum-exp"),
+        ({"is_causal": True, "alignment": "lower_right"}, "lower-right alignment"),
+    ],
+)
+def test_an_implementation_without_the_feature_is_refused(call, feature):
+    q, k, v, _ = inputs((5, 6), 8, F64)
+    with pytest.raises(RuntimeError, match=f"sdpa does not support {feature}; implementations "):
+        flash_attention(q, k, v, implementation="sdpa", **call)
+
+
+class TestDropIn:
+    def test_is_torchs_function(self):
+        for call in (
+            {}, {"is_causal": True, "scale": 0.3}, {"enable_gqa": True},
+            {"attn_mask": torch.ones(9, 14, dtype=torch.bool).tril()},
+        ):  # fmt: skip
+            kv_heads = 2 if "enable_gqa" in call else 4
+            q, k, v, _ = inputs((9, 14), 8, F64, (2, 4), kv_heads=kv_heads)
+            expected = functional.scaled_dot_product_attention(q, k, v, **call)
+            assert_close(scaled_dot_product_attention(q, k, v, **call), expected)
+
+    def test_says_once_that_it_falls_back(self, monkeypatch):
+        monkeypatch.setattr(drop_in, "_warned", set())
+        q, k, v, _ = inputs((5, 5), 8, F64)
+        with pytest.warns(UserWarning, match="uses torch's implementation: dropout_p is not 0"):
+            scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+            scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def test_replaces_torchs_function(self, monkeypatch):
+        monkeypatch.setattr(
+            functional, "scaled_dot_product_attention", scaled_dot_product_attention
+        )
+        layer = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+        x = torch.randn(2, 5, 16)
+        assert layer(x, x, x, need_weights=False)[0].shape == x.shape
+
+    def test_errors_are_torchs(self):
+        q, k, v, _ = inputs((5, 5), 8, F64, (2, 4), kv_heads=2)
+        with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="size of tensor"):
+            scaled_dot_product_attention(q, k, v)
+
+    def test_compiled_as_a_whole(self):
+        q, k, v, _ = inputs((5, 6), 8, F64)
+        compiled = torch.compile(scaled_dot_product_attention, fullgraph=True, backend="aot_eager")
+        expected = scaled_dot_product_attention(q, k, v, is_causal=True)
+        assert_close(compiled(q, k, v, is_causal=True), expected)
+
+
+def test_compiled_without_a_warning():
+    """torch.compile warns if it traces a call of a function with lru_cache."""
+
+    def function(q):
+        forward_launch.unsupported_reason(q)
+        return flash_attention(q, q, q, True, window=(2, 0), return_lse=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        q = inputs((5, 6), 8, F64)[0]
+        assert_close(compiled(q)[0], function(q)[0])
