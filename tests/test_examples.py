@@ -97,6 +97,11 @@ def test_a_triton_kernel_in_the_interpreter(folder: Path) -> None:
     assert "| naive | TritonAttention |" in tables
 
 
+def test_halves_of_attention_merged(folder: Path) -> None:
+    (printed,) = outputs("merge_attention.py", folder)
+    assert len(re.findall(r"\b(?:out|dq|dk|dv): relative difference \de-0[67]", printed)) == 4
+
+
 @pytest.mark.slow
 def test_a_ddp_wrapper(folder: Path) -> None:
     submitted, tables = outputs("my_ddp.py", folder)
