@@ -3,9 +3,10 @@
     python merge_attention.py
 
 This is the step from which ring attention (Liu et al. 2023) and split decoding are built. The
-log-sum-exp of a half says which share of the softmax it has; see `merge`. `flash_attention(..., return_lse=True)` returns a log-sum-exp that is differentiable, so autograd
-computes the gradients of the merged result. The program compares output and gradients with
-attention over all keys, and exits with 1 if they differ by more than rounding errors.
+log-sum-exp of a half says which share of the softmax it has; see `merge`. `flash_attention` returns
+a log-sum-exp that is differentiable, so autograd computes the gradients of the merged result. The
+program compares output and gradients with attention over all keys, and exits with 1 if they differ
+by more than rounding errors.
 """
 
 from __future__ import annotations
