@@ -42,7 +42,7 @@ from systems.external.parameter import Implementation
 # Names of the attention implementations: the keys of `systems.kernels.flash_attention.ATTENTIONS`.
 # They are repeated here because that module imports torch. A test compares the two lists.
 AttentionName = Literal[
-    "naive", "flash_pytorch", "flash_triton", "flash_hopper", "flex",
+    "naive", "flash_pytorch", "flash_triton", "flash_hopper", "flash_attn_4", "flex",
     "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math",
 ]  # fmt: skip
 # Type of a parameter that selects an attention: one of these names, or a reference to a function

@@ -23,6 +23,7 @@ _ATTENTION = {
     "flash_pytorch": (f"{_FLASH}.flash_pytorch",),
     "flash_triton": _TRITON,
     "flash_hopper": (f"{_FLASH}.hopper", *_TRITON),
+    "flash_attn_4": (f"{_FLASH}.flash_attn_4",),
     "flex": (f"{_FLASH}.flex",),
     "sdpa": (),
     "sdpa_flash": _SDPA,

@@ -13,7 +13,11 @@ from systems.accounting.attention import (
     attention_bytes,
     attention_flops,
     materialised_attention_bytes,
+    packed_lengths,
+    scores_flops,
     softmax_over_matmul_flops,
+    tensors_bytes,
+    visible_scores,
 )
 from systems.accounting.collectives import (
     all_gather_seconds,
@@ -80,6 +84,7 @@ __all__ = [
     "memory_bytes",
     "model_state_bytes",
     "optimizer_step_bytes",
+    "packed_lengths",
     "peak_flops",
     "peak_memory_bytes",
     "predicted_all_reduce_seconds",
@@ -88,10 +93,13 @@ __all__ = [
     "reduce_scatter_seconds",
     "residual_stream_bytes",
     "ring_bytes",
+    "scores_flops",
     "softmax_over_matmul_flops",
     "step_sent_bytes",
+    "tensors_bytes",
     "transformer_flops",
     "transformer_parameters",
+    "visible_scores",
     "weight_copy_bytes",
     "whole_tensor_all_reduce_seconds",
 ]

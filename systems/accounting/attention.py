@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from systems.accounting.dtypes import DTYPE_BYTES
 
 # Number of matmuls in each phase. A matmul takes 2 * seq_len^2 * head_dim FLOPs for each head.
@@ -26,6 +28,78 @@ def attention_flops(
     one = 2 * batch_size * num_heads * seq_len * seq_len * head_dim
     total = _ATTENTION_MATMULS[phase] * one
     return total // 2 if causal else total
+
+
+def packed_lengths(batch_size: int, seq_len: int) -> list[int]:
+    """Return lengths of sequences that have batch_size * seq_len rows together.
+
+    The first sequence has seq_len rows. The others have an eighth, a quarter, a half and three
+    quarters of it in turn, and the last one has the rest.
+    """
+    left, lengths = batch_size * seq_len, [seq_len]
+    fractions = itertools.cycle((1, 2, 4, 6))
+    while sum(lengths) < left:
+        wanted = max(1, seq_len * next(fractions) // 8)
+        lengths.append(min(wanted, left - sum(lengths)))
+    return lengths
+
+
+def visible_scores(
+    n_queries: int, n_keys: int, left: int | None, right: int | None, lower_right: bool
+) -> int:
+    """Return the number of pairs of a query and a key that it sees.
+
+    Args:
+        left, right: number of keys before and after its position that a query sees; None for all.
+        lower_right: whether the last query has the position of the last key. Otherwise, the first
+            query has the position of the first key.
+    """
+    shift = n_keys - n_queries if lower_right else 0
+    total = 0
+    for position in range(shift, shift + n_queries):
+        first = 0 if left is None else max(0, position - left)
+        end = n_keys if right is None else min(n_keys, position + right + 1)
+        total += max(0, end - first)
+    return total
+
+
+def scores_flops(phase: str, scores: int, head_dim: int, value_dim: int) -> int:
+    """Return the number of FLOPs of the matmuls in attention with any mask.
+
+    Of the two matmuls of forward, PV has value_dim instead of head_dim. Of the five of backward, dV
+    and dP have it. See `attention_flops`.
+
+    Args:
+        phase: "forward", "backward" or "forward_backward".
+        scores: number of pairs of a query and a key that it sees, for all heads and sequences.
+    """
+    forward, backward = head_dim + value_dim, 3 * head_dim + 2 * value_dim
+    dims = {"forward": forward, "backward": backward, "forward_backward": forward + backward}
+    return 2 * scores * dims[phase]
+
+
+def tensors_bytes(
+    phase: str, rows_q: int, rows_k: int, heads: tuple[int, int], dims: tuple[int, int], dtype: str
+) -> int:
+    """Return the minimum number of bytes that a fused attention kernel reads and writes.
+
+    The tensors are those of `attention_bytes`.
+
+    Args:
+        phase: "forward", "backward" or "forward_backward".
+        rows_q, rows_k: number of queries and of keys of all sequences.
+        heads: number of heads of q, and of k and v.
+        dims: head dimension of q and k, and of v.
+        dtype: dtype of all tensors except the log-sum-exp.
+    """
+    (q_heads, kv_heads), (head_dim, value_dim) = heads, dims
+    q, out = rows_q * q_heads * head_dim, rows_q * q_heads * value_dim
+    k, v = rows_k * kv_heads * head_dim, rows_k * kv_heads * value_dim
+    lse = rows_q * q_heads * 4
+    forward = (q + k + v + out) * DTYPE_BYTES[dtype] + lse
+    backward = 2 * (q + k + v + out) * DTYPE_BYTES[dtype] + lse
+    phases = {"forward": forward, "backward": backward, "forward_backward": forward + backward}
+    return phases[phase]
 
 
 # Number of softmax operations for each element of the scores S. An exp or a comparison counts as

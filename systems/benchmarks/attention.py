@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from systems import accounting, implementation_sources
 from systems.benchmark import (
@@ -31,8 +31,8 @@ from systems.external.reference import is_reference
 if TYPE_CHECKING:
     import torch
 
-    from systems.kernels.flash_attention import AttentionReference
-    from systems.measure.attention_accuracy import AttentionErrors, AttentionResult
+    from systems.measure.attention_accuracy import AttentionResult
+    from systems.training.attention_call import AttentionCall
 
 # Records of versions before 4 lack wall_ms and the samples of the CUDA graph. In records of
 # versions before 3, peak memory of backward includes a retained autograd graph with the
@@ -42,6 +42,7 @@ VERSION = 4
 # torch imports this module in the first backward of a process. The import takes time.
 PRELOAD = ("torch.fx.experimental.symbolic_shapes",)
 Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
 Result = TypeVar("Result")
 PHASES = ("forward", "backward", "forward_backward")
 # Largest seq_len for which wall_ms and the phase forward_backward_graph are measured. They show the
@@ -50,9 +51,11 @@ LAUNCH_BOUND = 1024
 
 
 class Params(BenchmarkParams):
-    """Parameters of self-attention on random q, k and v with unit variance.
+    """Parameters of attention on random q, k and v with unit variance.
 
-    q, k and v have shape (batch_size, num_heads, seq_len, head_dim).
+    q, k and v have shape (batch_size, num_heads, seq_len, head_dim). The parameters from
+    num_kv_heads to packed change this shape, the mask or the scores. Their defaults are plain
+    self-attention.
     """
 
     # Key of `systems.kernels.flash_attention.ATTENTIONS`, or naive_compiled, which is the
@@ -66,10 +69,51 @@ class Params(BenchmarkParams):
     num_heads: Positive = 1  # number of heads of q, k and v
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"  # dtype of q, k, v, output and gradients
     causal: bool = True  # whether to apply the causal mask
+    num_kv_heads: Positive | None = None  # number of heads of k and v; null: num_heads
+    value_dim: Positive | None = None  # head dimension of v; null: head_dim
+    num_queries: Positive | None = None  # number of queries in each sequence; null: seq_len
+    window_left: Natural | None = None  # number of keys before its position that a query sees
+    window_right: Natural | None = None  # number of keys after its position that a query sees
+    # With lower_right, the last query has the position of the last key of its sequence.
+    alignment: Literal["upper_left", "lower_right"] = "upper_left"
+    softcap: Annotated[float, Field(gt=0)] | None = None  # each score s becomes c tanh(s / c)
+    # Whether sequences of different lengths are packed, without padding. There are batch_size *
+    # seq_len rows, and the longest sequence has seq_len of them. The other lengths are an eighth, a
+    # quarter, a half and three quarters of it in turn; the last one has the rest.
+    packed: bool = False
     warmup_ms: Annotated[float, Field(gt=0)] = 25.0  # warm-up time of each phase, in milliseconds
     # Sampling time of each phase, in milliseconds. At least 10 and at most 100 samples are taken.
     measure_ms: Annotated[float, Field(gt=0)] = 100.0
     seed: int = 0  # seed of the random inputs
+
+    @model_validator(mode="after")
+    def _fits(self) -> Params:
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
+            raise ValueError(
+                f"num_kv_heads must divide num_heads, {self.num_heads}, got {self.num_kv_heads}"
+            )
+        if self.packed and self.num_queries is not None:
+            raise ValueError("num_queries must be null with packed, because each query is a key")
+        return self
+
+    @property
+    def lengths(self) -> list[tuple[int, int]]:
+        """Number of queries and number of keys of each sequence."""
+        if not self.packed:
+            return [(self.num_queries or self.seq_len, self.seq_len)] * self.batch_size
+        return [(n, n) for n in accounting.packed_lengths(self.batch_size, self.seq_len)]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is self-attention with at most a causal mask, without other features."""
+        return self.model_copy(update=PLAIN) == self
+
+
+# Values of the parameters that are not those of plain self-attention
+PLAIN: dict[str, Any] = {
+    "num_kv_heads": None, "value_dim": None, "num_queries": None, "window_left": None,
+    "window_right": None, "alignment": "upper_left", "softcap": None, "packed": False,
+}  # fmt: skip
 
 
 def sources(params: Params) -> Sources:
@@ -81,12 +125,12 @@ def predict(params: Params) -> dict[str, Any]:
     """Predict the memory of the implementation `naive`, which materializes the score matrix.
 
     Returns:
-        A dict with the following keys. For other implementations it is empty.
+        A dict with the following keys. For other implementations and features it is empty.
         forward_peak_bytes: peak memory of forward.
         saved_bytes: memory in use between forward and backward.
         backward_peak_bytes: peak memory of backward.
     """
-    if params.implementation != "naive":
+    if params.implementation != "naive" or not params.is_plain:
         return {}
     sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
     alive = accounting.materialised_attention_bytes(*sizes, params.dtype, params.causal)
@@ -141,18 +185,18 @@ def run(params: Params) -> dict[str, Any]:
     import torch
 
     from systems.measure.windows import during
+    from systems.training.attention_call import AttentionCall
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     options = round_options()
     try:
-        call = _Call(params, device)
+        call = AttentionCall(params, device)
         compiling = call.compile()
         first = call.first(keep=options.check)
     except NotImplementedError as error:
         raise Unsupported(f"{params.implementation}: {error}") from error
     measured, facts = _measure(call, params, device, keep=options.check)
-    sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
-    flops = {p: accounting.attention_flops(p, *sizes, params.causal) for p in PHASES}
+    flops, moved = _predicted_work(params)
     if options.sustained_s:
         facts["sustained_calls"] = _add_sustained(call, options.sustained_s, measured["samples_ms"])
         flops |= {f"{phase}_sustained": count for phase, count in flops.items()}
@@ -165,13 +209,35 @@ def run(params: Params) -> dict[str, Any]:
     return {
         **measured,
         "flops": flops,
-        "bytes": {p: accounting.attention_bytes(p, *sizes, params.dtype) for p in PHASES},
+        "bytes": moved,
         "compiling_seconds": compiling,
         "facts": facts,
     }
 
 
-def _check(call: _Call, first: AttentionResult) -> dict[str, Any]:
+def _predicted_work(params: Params) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the FLOPs and the bytes of each phase (see `systems.accounting.attention`)."""
+    if params.is_plain:
+        sizes = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
+        flops = {p: accounting.attention_flops(p, *sizes, params.causal) for p in PHASES}
+        return flops, {p: accounting.attention_bytes(p, *sizes, params.dtype) for p in PHASES}
+    right = 0 if params.causal else params.window_right
+    scores = sum(
+        accounting.visible_scores(
+            n_queries, n_keys, params.window_left, right, params.alignment == "lower_right"
+        )
+        for n_queries, n_keys in params.lengths
+    )
+    dims = params.head_dim, params.value_dim or params.head_dim
+    rows_q, rows_k = (sum(column) for column in zip(*params.lengths, strict=True))
+    heads = params.num_heads, params.num_kv_heads or params.num_heads
+    return (
+        {p: accounting.scores_flops(p, params.num_heads * scores, *dims) for p in PHASES},
+        {p: accounting.tensors_bytes(p, rows_q, rows_k, heads, dims, params.dtype) for p in PHASES},
+    )
+
+
+def _check(call: AttentionCall, first: AttentionResult) -> dict[str, Any]:
     """Check the results of attention for the timed values and for new ones in the same buffers.
 
     Args:
@@ -182,11 +248,9 @@ def _check(call: _Call, first: AttentionResult) -> dict[str, Any]:
         The facts relative_error, rows_error, relative_error_after, rows_error_after and
         checking_seconds, see `run`.
     """
-    from systems.kernels.flash_attention import attention_reference
-
     assert call.timed is not None
     started = time.perf_counter()
-    exact = attention_reference(*call.inputs, call.dout, is_causal=call.causal)
+    exact = call.reference()
     before = call.check("", first, exact)
     call.check("in the timed calls", call.timed, exact)
     checking = time.perf_counter() - started
@@ -204,7 +268,9 @@ def _check(call: _Call, first: AttentionResult) -> dict[str, Any]:
     }
 
 
-def _add_sustained(call: _Call, seconds: float, samples: dict[str, list[float]]) -> dict[str, int]:
+def _add_sustained(
+    call: AttentionCall, seconds: float, samples: dict[str, list[float]]
+) -> dict[str, int]:
     """Measure each phase back to back, and add the phases forward_sustained etc. to `samples`.
 
     Returns:
@@ -226,175 +292,8 @@ def _add_sustained(call: _Call, seconds: float, samples: dict[str, list[float]])
     return calls
 
 
-class _Call:
-    """An attention function and its random inputs, with a method for each measured phase.
-
-    Call `new_graph` before each `backward`. The method `new_graph` runs forward and keeps the
-    autograd graph, which `backward` uses.
-
-    Args:
-        params: parameters of the benchmark.
-        device: device of the inputs.
-
-    Raises:
-        Unsupported: if the implementation does not support this dtype, shape or device.
-    """
-
-    def __init__(self, params: Params, device: torch.device):
-        import torch
-
-        from systems.dtypes import TORCH_DTYPES
-
-        generator = torch.Generator(device).manual_seed(params.seed)
-        shape = (params.batch_size, params.num_heads, params.seq_len, params.head_dim)
-        q, k, v, self.dout = (
-            torch.randn(shape, generator=generator, device=device).to(TORCH_DTYPES[params.dtype])
-            for _ in range(4)
-        )
-        self.inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
-        self.function = _implementation(params, *self.inputs)
-        self.params, self.causal = params, params.causal
-        self._seed = params.seed
-        self.out: torch.Tensor | None = None
-        self.timed: AttentionResult | None = None  # results of a timed call, in host memory
-
-    def forward(self) -> torch.Tensor:
-        return self.function(*self.inputs, is_causal=self.causal)
-
-    def backward(self) -> None:
-        assert self.out is not None
-        self.out.backward(self.dout)
-
-    def forward_backward(self) -> None:
-        self.forward().backward(self.dout)
-
-    def phases(self) -> dict[str, tuple[Callable[[], object], Callable[[], None]]]:
-        """Return, for each phase, the function to time and the function to call before it."""
-        return {
-            "forward": (self.forward, self.clear_gradients),
-            "backward": (self.backward, self.new_graph),
-            "forward_backward": (self.forward_backward, self.clear_gradients),
-        }
-
-    def output_and_gradients(self) -> AttentionResult:
-        """Run forward and backward without setting `grad` of the inputs."""
-        import torch
-
-        from systems.measure.attention_accuracy import AttentionResult
-
-        out = self.forward()
-        return AttentionResult(out, *torch.autograd.grad(out, self.inputs, self.dout))
-
-    def refill(self, some_rows: bool = False) -> None:
-        """Write new values into the buffers of q, k, v and of the gradient of the output.
-
-        Args:
-            some_rows: whether only some rows get new values.
-        """
-        from systems.measure.attention_accuracy import refill
-
-        self.out = None
-        self.clear_gradients()
-        self._seed += 1
-        refill((*self.inputs, self.dout), self._seed, some_rows)
-
-    def check(
-        self,
-        when: str = "",
-        result: AttentionResult | None = None,
-        exact: AttentionReference | None = None,
-    ) -> AttentionErrors:
-        """Compare output and gradients with float64, for the present values in the buffers.
-
-        Args:
-            when: when the results were computed, for the error message.
-            result: output and gradients for these values. None calls the function.
-            exact: float64 result for these values. None computes it.
-
-        Returns:
-            The errors.
-
-        Raises:
-            WrongOutput: if the output or a gradient is not accurate enough.
-        """
-        from systems.measure.attention_accuracy import call_once, errors_of, require_right
-
-        result = result or call_once(self.forward, self.inputs, self.dout)
-        errors = errors_of(result, self.inputs, self.dout, self.causal, exact)
-        require_right(errors, self.params.implementation, self.params.dtype, when)
-        return errors
-
-    def compile(self) -> float | None:
-        """Call a compiled implementation once.
-
-        Returns:
-            The time that it takes, in seconds. None if the implementation is not compiled.
-        """
-        name, device = self.params.implementation, self.dout.device
-        compiles = name in ("naive_compiled", "flex")
-        if not compiles and not (name == "flash_pytorch" and device.type == "cuda"):
-            return None
-        started = time.perf_counter()
-        self.first(keep=False)
-        return time.perf_counter() - started
-
-    def first(self, keep: bool) -> AttentionResult | None:
-        """Run forward and backward once, so that the function compiles and allocates what it needs.
-
-        Args:
-            keep: whether to return the results.
-
-        Returns:
-            Output and gradients in host memory, because they must not take GPU memory during the
-            measurement. None if `keep` is False.
-        """
-        from systems.measure.attention_accuracy import call_once
-        from systems.measure.windows import during
-
-        if keep:
-            return call_once(self.forward, self.inputs, self.dout, on_host=True)
-        with during("forward"):
-            out = self.forward()
-        with during("backward"):
-            out.backward(self.dout)
-        self.clear_gradients()
-        return None
-
-    def keep_timed(self) -> None:
-        """Keep the results of the last call of `backward`, and of the forward before it."""
-        from systems.measure.attention_accuracy import AttentionResult, take_gradients
-
-        assert self.out is not None
-        out = self.out.detach().to("cpu", copy=True)
-        self.timed = AttentionResult(out, *take_gradients(self.inputs, on_host=True))
-
-    def clear_gradients(self) -> None:
-        for tensor in self.inputs:
-            tensor.grad = None
-
-    def new_graph(self) -> None:
-        self.out = None  # free the old graph before the new one allocates memory
-        self.clear_gradients()
-        self.out = self.forward()
-
-
-def _implementation(
-    params: Params, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> Callable[..., torch.Tensor]:
-    import torch
-
-    from systems.kernels.flash_attention import naive
-    from systems.training.attention_choice import attention_function
-
-    if params.implementation == "naive":
-        return naive
-    if params.implementation == "naive_compiled":
-        return torch.compile(naive, fullgraph=True, dynamic=False)
-    return attention_function(params.implementation, q, k, v, params.causal)
-
-
 def _measure(
-    call: _Call, params: Params, device: torch.device, keep: bool
+    call: AttentionCall, params: Params, device: torch.device, keep: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Measure the time and, on a GPU, the peak memory of each phase.
 
@@ -445,7 +344,7 @@ def _measure(
 
 
 def _add_graph(
-    call: _Call, samples: dict[str, list[float]], facts: dict[str, Any], check: bool
+    call: AttentionCall, samples: dict[str, list[float]], facts: dict[str, Any], check: bool
 ) -> None:
     """Time a CUDA graph of forward and backward and, if `check` is True, check its results.
 

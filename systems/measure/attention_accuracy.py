@@ -64,7 +64,7 @@ def refill(tensors: tuple[Tensor, ...], seed: int, some_rows: bool = False) -> N
     for the current stream read the old values.
 
     Args:
-        tensors: tensors (..., seq_len, head_dim) with the same seq_len.
+        tensors: tensors (..., rows, head_dim).
         seed: seed of the new values.
         some_rows: if True, only an eighth of the rows gets new values. The rows are consecutive and
             at a random position.
@@ -75,7 +75,7 @@ def refill(tensors: tuple[Tensor, ...], seed: int, some_rows: bool = False) -> N
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda._sleep(BUSY_CYCLES)
-    count = tensors[0].shape[-2]
+    count = min(tensor.shape[-2] for tensor in tensors)
     rows = slice(None)
     if some_rows and count > 1:
         length = max(1, count // 8)
@@ -112,9 +112,9 @@ def call_once(
     q, _, _ = inputs
     with during("forward"):
         out = forward()
-    if out.shape != q.shape or out.dtype != q.dtype:
+    if out.shape != dout.shape or out.dtype != q.dtype:
         raise WrongOutput(
-            f"the output must have shape {tuple(q.shape)} and dtype {q.dtype}, got "
+            f"the output must have shape {tuple(dout.shape)} and dtype {q.dtype}, got "
             f"{tuple(out.shape)} and {out.dtype}"
         )
     if type(out) is not Tensor:

@@ -13,11 +13,19 @@ from systems.dtypes import TORCH_DTYPES
 from systems.external.reference import is_reference
 from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
 from systems.kernels.flash_attention.external import PROBE_LENGTH, ExternalAttention
+from systems.kernels.flash_attention.registry import features
+from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 from systems.measure.attention_accuracy import check_attention
 
 
 def attention_function(
-    name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    variant: Variant = NO_VARIANT,
+    is_packed: bool = False,
 ) -> Callable[..., Tensor]:
     """Return the attention function with this name, for inputs such as q, k and v.
 
@@ -26,6 +34,8 @@ def attention_function(
             outside this project, such as `my_kernels/flash.py:MyFlash`.
         q, k, v: inputs of shape (batch, heads, seq_len, head_dim). They may be uninitialized.
         is_causal: whether attention has a causal mask.
+        variant, is_packed: other features, see `flash_attention.registry.unsupported_reason`.
+            Functions outside this project have only a causal mask.
 
     Returns:
         A function `(q, k, v, is_causal=...)`.
@@ -35,10 +45,13 @@ def attention_function(
         BadReference: if the reference does not name an attention function.
     """
     if not is_reference(name):
-        reason = unsupported_reason(q, k, v, is_causal, name)
+        reason = unsupported_reason(q, k, v, is_causal, name, variant, is_packed)
         if reason:
             raise Unsupported(reason)
         return ATTENTIONS[name]
+    needed = features(q, k, v, is_causal, variant, is_packed)
+    if needed:
+        raise Unsupported(f"{name} is called without {', '.join(needed)}")
     attention = ExternalAttention(name)
     reason = attention.unsupported_reason(is_causal)
     if reason:

@@ -70,6 +70,7 @@ def flash_attention(
                             CPU
             flash_hopper    FlashAttention-3 on an H100 or H200, for bfloat16 or float16 inputs and
                             head_dim 64 or 128
+            flash_attn_4    the kernels of the package flash-attn-4, if it is installed
             flex            torch's FlexAttention, compiled
             sdpa            torch's scaled_dot_product_attention; torch selects the backend
             sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math

@@ -11,6 +11,10 @@ from torch import Tensor
 
 from systems.kernels.device import runs_kernels
 from systems.kernels.flash_attention.autograd import FlashAttentionHopper, FlashAttentionTriton
+from systems.kernels.flash_attention.flash_attn_4 import (
+    flash_attn_4,
+    flash_attn_4_unsupported_reason,
+)
 from systems.kernels.flash_attention.flash_pytorch import FlashAttentionPyTorch
 from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.naive import naive, naive_packed, naive_with_lse
@@ -103,6 +107,7 @@ ATTENTIONS: dict[str, Callable[..., Any]] = {
     "flash_pytorch": flash_pytorch,
     "flash_triton": flash_triton,
     "flash_hopper": flash_hopper,
+    "flash_attn_4": flash_attn_4,
     "sdpa": sdpa_auto,  # the backend that torch chooses
     "flex": flex,
     **{name: partial(sdpa, implementation=name) for name in SDPA_BACKENDS},
@@ -119,6 +124,7 @@ HAS: dict[str, frozenset[str]] = {
     "flash_pytorch": frozenset({VALUE_DIM}),
     "flash_triton": frozenset(FEATURES),
     "flash_hopper": frozenset({LSE}),
+    "flash_attn_4": frozenset(FEATURES) - {LSE},
     "flex": frozenset({GROUPED, VALUE_DIM}),
     **dict.fromkeys(("sdpa", *SDPA_BACKENDS), frozenset({GROUPED, VALUE_DIM})),
 }
@@ -181,6 +187,8 @@ def unsupported_reason(
         from systems.kernels.flash_attention.flex import flex_unsupported_reason
 
         return flex_unsupported_reason(q)
+    if implementation == "flash_attn_4":
+        return flash_attn_4_unsupported_reason(q, k, is_causal, variant, is_packed)
     if implementation == "flash_hopper":
         return forward_launch.unsupported_reason(q)
     return _triton_unsupported_reason(q, v) if implementation == "flash_triton" else None

@@ -49,3 +49,31 @@ def test_accounting_needs_the_standard_library_only():
     code = f"import systems.accounting.__main__, sys; print({others})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (7, 4), (4, 7), (0, 3)])
+@pytest.mark.parametrize("bounds", [(None, None), (None, 0), (2, None), (3, 1), (0, 0)])
+@pytest.mark.parametrize("lower_right", [False, True])
+def test_visible_scores_are_those_of_the_mask(lengths, bounds, lower_right):
+    (n_queries, n_keys), (left, right) = lengths, bounds
+    shift = n_keys - n_queries if lower_right else 0
+    counted = sum(
+        (left is None or j >= i + shift - left) and (right is None or j <= i + shift + right)
+        for i in range(n_queries)
+        for j in range(n_keys)
+    )
+    assert accounting.visible_scores(n_queries, n_keys, left, right, lower_right) == counted
+
+
+def test_features_count_as_plain_attention_without_them():
+    for phase in ("forward", "backward", "forward_backward"):
+        plain = accounting.attention_flops(phase, 2, 3, 64, 16, False)
+        assert accounting.scores_flops(phase, 2 * 3 * 64 * 64, 16, 16) == plain
+        moved = accounting.attention_bytes(phase, 2, 3, 64, 16, "bf16")
+        assert accounting.tensors_bytes(phase, 128, 128, (3, 3), (16, 16), "bf16") == moved
+
+
+def test_packed_lengths_worked_by_hand():
+    assert accounting.packed_lengths(1, 8) == [8]
+    assert accounting.packed_lengths(3, 8) == [8, 1, 2, 4, 6, 1, 2]
+    assert sum(accounting.packed_lengths(4, 8192)) == 4 * 8192

@@ -14,6 +14,7 @@ from systems.benchmarks.attention import Params, run
 from systems.kernels.flash_attention import ATTENTIONS, attention_reference, naive, sdpa
 from systems.kernels.flash_attention import reference as reference_module
 from systems.measure.attention_accuracy import TOLERANCE
+from systems.training import attention_call
 
 # (queries, keys): equal and different lengths, a single one, and lengths that are no power of two
 LENGTHS = [(1, 1), (17, 17), (64, 96), (96, 64), (33, 1), (1, 33)]
@@ -102,12 +103,10 @@ def test_a_gpu_backend_is_unsupported_without_a_gpu(implementation):
 
 
 def test_a_wrong_output_has_no_time(monkeypatch):
-    import systems.kernels.flash_attention as package
-
     def off_by_a_little(q, k, v, is_causal=False, scale=None):
         return naive(q, k, v, is_causal, scale) * 1.001  # far above the tolerance of float32
 
-    monkeypatch.setattr(package, "naive", off_by_a_little)
+    monkeypatch.setattr(attention_call, "naive", off_by_a_little)
     with pytest.raises(
         WrongOutput, match=r"naive: relative L2 error .*5e-05 in fp32, got out 1\.0"
     ):
@@ -127,14 +126,51 @@ def test_sustained_phases_have_times_and_calls(monkeypatch):
 
 
 def test_not_a_number_is_wrong(monkeypatch):
-    import systems.kernels.flash_attention as package
-
     def broken(q, k, v, is_causal=False, scale=None):
         return naive(q, k, v, is_causal, scale) * float("nan")
 
-    monkeypatch.setattr(package, "naive", broken)
+    monkeypatch.setattr(attention_call, "naive", broken)
     with pytest.raises(WrongOutput, match="nan"):
         run(Params(implementation="naive", seq_len=32, head_dim=16, dtype="fp32"))
+
+
+FEATURES = {
+    "grouped": {"num_kv_heads": 2, "value_dim": 8},
+    "fewer queries": {"num_queries": 9, "alignment": "lower_right"},
+    "window": {"window_left": 5, "window_right": 3, "causal": False},
+    "softcap": {"softcap": 2.0},
+    "packed": {"packed": True, "num_kv_heads": 1, "window_left": 10},
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_are_measured_and_checked(name):
+    params = Params(
+        implementation="naive", seq_len=33, head_dim=16, num_heads=4, batch_size=2, dtype="fp32",
+        measure_ms=1.0, warmup_ms=1.0, **FEATURES[name],
+    )  # fmt: skip
+    found = run(params)
+    assert found["facts"]["relative_error"]["dv"] < 1e-5
+    assert found["flops"]["forward"] > 0 and found["bytes"]["backward"] > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_feature_that_an_implementation_lacks_is_unsupported():
+    with pytest.raises(Unsupported, match="flash_pytorch does not support softcap"):
+        run(Params(implementation="flash_pytorch", seq_len=16, head_dim=16, softcap=1.0))
+
+
+@pytest.mark.parametrize(
+    "params, message",
+    [
+        ({"num_heads": 4, "num_kv_heads": 3}, "num_kv_heads must divide num_heads, 4, got 3"),
+        ({"packed": True, "num_queries": 3}, "num_queries must be null with packed"),
+    ],
+)
+def test_parameters_that_do_not_fit(params, message):
+    with pytest.raises(ValueError, match=message):
+        Params(implementation="naive", seq_len=16, head_dim=16, **params)
 
 
 # ---- on a GPU ------------------------------------------------------------------------------------

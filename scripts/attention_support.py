@@ -1,6 +1,6 @@
 """Print which features, dtypes and head dimensions each implementation of attention supports.
 
-    python -m systems.kernels.flash_attention
+    python scripts/attention_support.py
 
 The table is made from the functions and tables by which `flash_attention` accepts or refuses a
 call. torch decides which shapes its backends support.
@@ -8,12 +8,16 @@ call. torch decides which shapes its backends support.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from tabulate import tabulate
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # import `systems` of this checkout
 from systems.kernels.flash_attention.arguments import DTYPES
+from systems.kernels.flash_attention.flash_attn_4 import flash_attn_4_form_reason
 from systems.kernels.flash_attention.flex import flex_form_reason
 from systems.kernels.flash_attention.hopper.forward_launch import hopper_form_reason
 from systems.kernels.flash_attention.registry import (
@@ -27,9 +31,13 @@ from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS
 Reason = Callable[[torch.dtype, int], str | None]  # (dtype, head_dim) -> why not, or None
 # GPUs on which an implementation runs, and the forms of inputs that it supports. Those without an
 # entry run on all devices with all forms.
-GPU = {"flash_hopper": "H100, H200", "flash_triton": "CUDA GPU", "flex": "CUDA GPU"}
+GPU = {
+    "flash_attn_4": "Hopper, Blackwell", "flash_hopper": "H100, H200", "flash_triton": "CUDA GPU",
+    "flex": "CUDA GPU",
+}  # fmt: skip
 FORM: dict[str, Reason] = {
     "flash_hopper": hopper_form_reason,
+    "flash_attn_4": flash_attn_4_form_reason,
     "flash_triton": triton_form_reason,
     "flex": lambda dtype, head_dim: flex_form_reason(head_dim),
 }
@@ -59,6 +67,9 @@ def span(dims: list[int]) -> str:
         return "any"
     if dims == list(range(dims[0], dims[-1] + 1)):
         return f"{dims[0]} to {dims[-1]}"
+    step = dims[1] - dims[0]
+    if len(dims) > 2 and dims == list(range(dims[0], dims[-1] + 1, step)):
+        return f"multiples of {step} to {dims[-1]}"
     if dims[-1] == LARGEST:
         return ", ".join(map(str, dims[:2])) + ", ..."
     return ", ".join(map(str, dims))

@@ -1,0 +1,95 @@
+"""Attention with the kernels of the package flash-attn-4, if it is installed.
+
+They are measured beside the kernels of this project, on Hopper and Blackwell GPUs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
+
+DTYPES = (torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+
+
+def flash_attn_4(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    variant: Variant = NO_VARIANT,
+    packing: Packing | None = None,
+) -> Tensor:
+    """Compute attention with `flash_attn.cute`.
+
+    Its tensors are (batch, rows, heads, head_dim), so this function passes transposed views and
+    returns one. Its masks are aligned to the lower right corner.
+
+    Args:
+        q, k, v: (batch, heads, rows, head_dim), or with packing (heads, rows, head_dim).
+        is_causal, scale, variant, packing: see `registry.flash_triton`.
+    """
+    from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
+
+    mask = variant.mask(is_causal)
+    options: dict[str, Any] = {
+        "softmax_scale": scale, "causal": mask.right == 0 and mask.left is None,
+        "softcap": variant.softcap or 0.0,
+    }  # fmt: skip
+    if not options["causal"]:
+        options["window_size"] = mask.left, mask.right
+    q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+    if packing is None:
+        out = flash_attn_func(q, k, v, **options)
+    else:
+        out = flash_attn_varlen_func(
+            q, k, v, cu_seqlens_q=packing.starts_q, cu_seqlens_k=packing.starts_k,
+            max_seqlen_q=packing.max_queries, max_seqlen_k=packing.max_keys, **options,
+        )  # fmt: skip
+    out = out[0] if isinstance(out, tuple) else out
+    result: Tensor = out.transpose(-3, -2)
+    return result
+
+
+def flash_attn_4_unsupported_reason(
+    q: Tensor, k: Tensor, is_causal: bool, variant: Variant, is_packed: bool
+) -> str | None:
+    """Return the reason why flash_attn_4 does not support these inputs, or None if it does."""
+    if not q.is_cuda or torch.cuda.get_device_capability(q.device) < (9, 0):
+        return "flash_attn_4 needs a Hopper or Blackwell GPU"
+    if not _is_installed():
+        return "flash_attn_4 needs the package flash-attn-4, which is not installed"
+    reason = flash_attn_4_form_reason(q.dtype, q.shape[-1])
+    if reason:
+        return reason
+    mask = variant.mask(is_causal)
+    has_bounds = mask.left is not None or mask.right is not None
+    if has_bounds and not mask.lower_right and (is_packed or q.shape[-2] != k.shape[-2]):
+        return "flash_attn_4 has no upper-left alignment"
+    return None
+
+
+def flash_attn_4_form_reason(dtype: torch.dtype, head_dim: int) -> str | None:
+    """Return why flash_attn_4 does not support a dtype or head dimension, or None if it does."""
+    if dtype in DTYPES and head_dim <= MAX_HEAD_DIM and head_dim % 8 == 0:
+        return None
+    return (
+        f"flash_attn_4 needs dtype {' or '.join(map(str, DTYPES))} and a head_dim up to "
+        f"{MAX_HEAD_DIM} that is a multiple of 8, got {dtype} and head_dim {head_dim}"
+    )
+
+
+@cache
+def _is_installed() -> bool:
+    try:
+        return importlib.util.find_spec("flash_attn.cute") is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,267 @@
+"""An attention function and its random inputs, which the benchmark `attention` measures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from systems.dtypes import TORCH_DTYPES
+from systems.kernels.flash_attention import ATTENTIONS, attention_reference, naive
+from systems.kernels.flash_attention.reference import AttentionReference
+from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
+from systems.measure.attention_accuracy import (
+    AttentionErrors,
+    AttentionResult,
+    call_once,
+    errors_of,
+    refill,
+    require_right,
+    take_gradients,
+)
+from systems.measure.windows import during
+from systems.training.attention_choice import attention_function
+
+
+class AttentionParams(Protocol):
+    """Parameters of the benchmark `attention`, which its class `Params` describes."""
+
+    @property
+    def implementation(self) -> str: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def causal(self) -> bool: ...
+    @property
+    def num_kv_heads(self) -> int | None: ...
+    @property
+    def value_dim(self) -> int | None: ...
+    @property
+    def num_queries(self) -> int | None: ...
+    @property
+    def window_left(self) -> int | None: ...
+    @property
+    def window_right(self) -> int | None: ...
+    @property
+    def alignment(self) -> str: ...
+    @property
+    def softcap(self) -> float | None: ...
+    @property
+    def packed(self) -> bool: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def lengths(self) -> list[tuple[int, int]]: ...
+
+
+class AttentionCall:
+    """An attention function and its random inputs, with a method for each measured phase.
+
+    Call `new_graph` before each `backward`. The method `new_graph` runs forward and keeps the
+    autograd graph, which `backward` uses.
+
+    Args:
+        params: parameters of the benchmark.
+        device: device of the inputs.
+
+    Raises:
+        Unsupported: if the implementation does not support this dtype, shape or device.
+    """
+
+    def __init__(self, params: AttentionParams, device: torch.device):
+        generator = torch.Generator(device).manual_seed(params.seed)
+        dtype = TORCH_DTYPES[params.dtype]
+        q, k, v, self.dout = (
+            torch.randn(shape, generator=generator, device=device).to(dtype)
+            for shape in _shapes(params)
+        )
+        if params.packed:  # (heads, rows, head_dim), with the heads of a row together in memory
+            q, k, v, self.dout = (x.transpose(0, 1) for x in (q, k, v, self.dout))
+        self.inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+        self.params, self.causal = params, params.causal
+        self.variant = Variant(
+            params.window_left, params.window_right, params.alignment == "lower_right",
+            params.softcap,
+        )  # fmt: skip
+        self.packing = _packing(params.lengths, device) if params.packed else None
+        self.function = _implementation(params, *self.inputs, self.variant)
+        self.options: dict[str, Any] = {}  # features beyond a causal mask
+        if self.variant.mask(self.causal) != NO_VARIANT.mask(self.causal) or params.softcap:
+            self.options["variant"] = self.variant
+        if self.packing is not None:
+            self.options["packing"] = self.packing
+        self._seed = params.seed
+        self.out: Tensor | None = None
+        self.timed: AttentionResult | None = None  # results of a timed call, in host memory
+
+    def forward(self) -> Tensor:
+        return self.function(*self.inputs, is_causal=self.causal, **self.options)
+
+    def reference(self) -> AttentionReference:
+        """Return the float64 result for the present values in the buffers."""
+        sequences = [(self.inputs, self.dout)]
+        if self.packing is not None:
+            lengths_q, lengths_k = map(list, zip(*self.params.lengths, strict=True))
+            sides = lengths_q, lengths_k, lengths_k, lengths_q
+            parts = (x.split(n, -2) for x, n in zip((*self.inputs, self.dout), sides, strict=True))
+            sequences = [(tensors[:3], tensors[3]) for tensors in zip(*parts, strict=True)]
+        results = [
+            attention_reference(*inputs, dout, self.causal, variant=self.variant)
+            for inputs, dout in sequences
+        ]
+        if len(results) == 1:
+            return results[0]
+        columns = zip(AttentionReference._fields, zip(*results, strict=True), strict=True)
+        return AttentionReference(
+            *(torch.cat(parts, -1 if name == "lse" else -2) for name, parts in columns)
+        )
+
+    def backward(self) -> None:
+        assert self.out is not None
+        self.out.backward(self.dout)
+
+    def forward_backward(self) -> None:
+        self.forward().backward(self.dout)
+
+    def phases(self) -> dict[str, tuple[Callable[[], object], Callable[[], None]]]:
+        """Return, for each phase, the function to time and the function to call before it."""
+        return {
+            "forward": (self.forward, self.clear_gradients),
+            "backward": (self.backward, self.new_graph),
+            "forward_backward": (self.forward_backward, self.clear_gradients),
+        }
+
+    def output_and_gradients(self) -> AttentionResult:
+        """Run forward and backward without setting `grad` of the inputs."""
+        out = self.forward()
+        return AttentionResult(out, *torch.autograd.grad(out, self.inputs, self.dout))
+
+    def refill(self, some_rows: bool = False) -> None:
+        """Write new values into the buffers of q, k, v and of the gradient of the output.
+
+        Args:
+            some_rows: whether only some rows get new values.
+        """
+        self.out = None
+        self.clear_gradients()
+        self._seed += 1
+        refill((*self.inputs, self.dout), self._seed, some_rows)
+
+    def check(
+        self,
+        when: str = "",
+        result: AttentionResult | None = None,
+        exact: AttentionReference | None = None,
+    ) -> AttentionErrors:
+        """Compare output and gradients with float64, for the present values in the buffers.
+
+        Args:
+            when: when the results were computed, for the error message.
+            result: output and gradients for these values. None calls the function.
+            exact: float64 result for these values. None computes it.
+
+        Returns:
+            The errors.
+
+        Raises:
+            WrongOutput: if the output or a gradient is not accurate enough.
+        """
+        result = result or call_once(self.forward, self.inputs, self.dout)
+        exact = exact or self.reference()
+        errors = errors_of(result, self.inputs, self.dout, self.causal, exact)
+        require_right(errors, self.params.implementation, self.params.dtype, when)
+        return errors
+
+    def compile(self) -> float | None:
+        """Call a compiled implementation once.
+
+        Returns:
+            The time that it takes, in seconds. None if the implementation is not compiled.
+        """
+        name, device = self.params.implementation, self.dout.device
+        compiles = name in ("naive_compiled", "flex")
+        if not compiles and not (name == "flash_pytorch" and device.type == "cuda"):
+            return None
+        started = time.perf_counter()
+        self.first(keep=False)
+        return time.perf_counter() - started
+
+    def first(self, keep: bool) -> AttentionResult | None:
+        """Run forward and backward once, so that the function compiles and allocates what it needs.
+
+        Args:
+            keep: whether to return the results.
+
+        Returns:
+            Output and gradients in host memory, because they must not take GPU memory during the
+            measurement. None if `keep` is False.
+        """
+        if keep:
+            return call_once(self.forward, self.inputs, self.dout, on_host=True)
+        with during("forward"):
+            out = self.forward()
+        with during("backward"):
+            out.backward(self.dout)
+        self.clear_gradients()
+        return None
+
+    def keep_timed(self) -> None:
+        """Keep the results of the last call of `backward`, and of the forward before it."""
+        assert self.out is not None
+        out = self.out.detach().to("cpu", copy=True)
+        self.timed = AttentionResult(out, *take_gradients(self.inputs, on_host=True))
+
+    def clear_gradients(self) -> None:
+        for tensor in self.inputs:
+            tensor.grad = None
+
+    def new_graph(self) -> None:
+        self.out = None  # free the old graph before the new one allocates memory
+        self.clear_gradients()
+        self.out = self.forward()
+
+
+def _implementation(
+    params: AttentionParams, q: Tensor, k: Tensor, v: Tensor, variant: Variant
+) -> Callable[..., Tensor]:
+    if params.implementation == "naive_compiled":
+        return torch.compile(naive, fullgraph=True, dynamic=False)
+    if params.implementation == "naive":
+        return naive if not params.packed and variant == NO_VARIANT else ATTENTIONS["naive"]
+    return attention_function(params.implementation, q, k, v, params.causal, variant, params.packed)
+
+
+def _shapes(params: AttentionParams) -> Iterator[tuple[int, ...]]:
+    """Return the shapes of q, k, v and dout in memory."""
+    kv_heads, value_dim = params.num_kv_heads or params.num_heads, params.value_dim
+    value_dim = value_dim or params.head_dim
+    n_queries, n_keys = params.num_queries or params.seq_len, params.seq_len
+    for heads, rows, dim in (
+        (params.num_heads, n_queries, params.head_dim),
+        (kv_heads, n_keys, params.head_dim),
+        (kv_heads, n_keys, value_dim),
+        (params.num_heads, n_queries, value_dim),
+    ):
+        if params.packed:
+            yield params.batch_size * rows, heads, dim
+        else:
+            yield params.batch_size, heads, rows, dim
+
+
+def _packing(lengths: Sequence[tuple[int, int]], device: torch.device) -> Packing:
+    queries, keys = zip(*lengths, strict=True)
+    starts_q, starts_k = (
+        torch.tensor([0, *n]).cumsum(0).to(device, torch.int32) for n in (queries, keys)
+    )
+    return Packing(starts_q, starts_k, max(queries), max(keys))
