@@ -52,9 +52,7 @@ def draw_plot(
     pivot = make_pivot(observation, plot, results)
     (metric,) = pivot.metrics
     x_index = pivot.rows.index(plot.x)
-    facets = dict.fromkeys(without_index(key, x_index) for key in pivot.row_keys)
-    panels = {facet: lines_of(pivot, facet, x_index) for facet in facets}
-    panels = {facet: lines for facet, lines in panels.items() if lines}
+    panels = panels_of(pivot, x_index)
     if not panels:
         return None
     across = min(4, len(panels))
@@ -100,6 +98,23 @@ def draw_plot(
 
 def text_of(pivot: Pivot, value: Any) -> str:
     return pivot.names.get(value) or format_scalar(value)
+
+
+def panels_of(pivot: Pivot, x_index: int) -> dict[Key, dict[Key, Line]]:
+    """Return the lines of each panel of a plot, by the values of its facet.
+
+    Numeric facet values ascend. Other values have the order of the sweep file.
+
+    The arguments are those of `lines_of`.
+    """
+    facets = list(dict.fromkeys(without_index(key, x_index) for key in pivot.row_keys))
+    orders = []
+    for values in map(dict.fromkeys, zip(*facets, strict=True)):
+        numeric = all(isinstance(value, (int, float)) for value in values)
+        orders.append(list(sorted(values) if numeric else values))
+    facets.sort(key=lambda facet: [order.index(x) for order, x in zip(orders, facet, strict=True)])
+    panels = {facet: lines_of(pivot, facet, x_index) for facet in facets}
+    return {facet: lines for facet, lines in panels.items() if lines}
 
 
 def without_index(key: Key, index: int) -> Key:

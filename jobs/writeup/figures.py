@@ -12,7 +12,7 @@ from typing import Any
 
 from jobs.code.short_names import as_in_runs
 from jobs.report.pivot import Pivot, make_pivot
-from jobs.report.plots import LINEAR_SPAN, lines_of, log_base, text_of, without_index
+from jobs.report.plots import LINEAR_SPAN, log_base, panels_of, text_of, without_index
 from jobs.report.results import Key
 from jobs.writeup.document import ShownPlot
 from systems.plot_data import Spans, Stack
@@ -24,6 +24,7 @@ COLORS = (
     "#b2abd2", "#1b7837",
 )  # fmt: skip
 _ACROSS = 3  # largest number of panels beside each other
+_TICKS = 6  # largest number of labels on an x axis
 _GAP = 0.09  # between panels, as a fraction of the width or height
 _PANEL_HEIGHT = 300  # in pixels
 _SPAN_COLORS = {
@@ -45,9 +46,7 @@ def plot_figure(shown: ShownPlot) -> Figure | None:
     pivot = make_pivot(shown.study.observation, shown.plot, shown.study.results)
     (metric,) = pivot.metrics
     x_index = pivot.rows.index(shown.plot.x)
-    facets = dict.fromkeys(without_index(key, x_index) for key in pivot.row_keys)
-    panels = {facet: lines_of(pivot, facet, x_index) for facet in facets}
-    panels = {facet: lines for facet, lines in panels.items() if lines}
+    panels = panels_of(pivot, x_index)
     if not panels:
         return None
     text = partial(text_of, pivot)
@@ -56,7 +55,7 @@ def plot_figure(shown: ShownPlot) -> Figure | None:
         ", ".join(f"{name} {text(value)}" for name, value in zip(names, facet, strict=True))
         for facet in panels
     ]
-    layout = _panel_layout(titles)
+    layout, across = _panel_layout(titles), _across(len(titles))
     data: list[Figure] = []
     colors = {column: COLORS[i % len(COLORS)] for i, column in enumerate(pivot.column_keys)}
     named: set[Key] = set()
@@ -87,15 +86,21 @@ def plot_figure(shown: ShownPlot) -> Figure | None:
             data.append(trace)
             named.add(column)
         _scale(layout, axis, lines)
-        layout[f"xaxis{axis}"]["title"] = {"text": shown.plot.x}
-        if (number - 1) % _ACROSS == 0:
+        if number + across > len(panels):  # the lowest panel of its column
+            layout[f"xaxis{axis}"]["title"] = {"text": shown.plot.x}
+        if (number - 1) % across == 0:
             layout[f"yaxis{axis}"]["title"] = {"text": metric.header}
     return {"data": data, "layout": layout, **_ratios(shown, pivot, data)}
 
 
+def _across(count: int) -> int:
+    """Return how many of `count` panels are beside each other: at most 3, and 2 of 4."""
+    return 2 if count == 4 else min(_ACROSS, count)
+
+
 def _panel_layout(titles: list[str]) -> Figure:
     """Return a layout with one panel for each title."""
-    across = min(_ACROSS, len(titles))
+    across = _across(len(titles))
     down = -(-len(titles) // across)
     layout: Figure = {"height": 90 + _PANEL_HEIGHT * down, "annotations": [], "hovermode": "x"}
     gap = min(_GAP, 0.3 / down)
@@ -106,6 +111,8 @@ def _panel_layout(titles: list[str]) -> Figure:
         left, top = column * (width + _GAP), 1 - row * (height + gap)
         layout[f"xaxis{axis}"] = {"domain": [left, left + width], "anchor": f"y{axis}"}
         layout[f"yaxis{axis}"] = {"domain": [max(0.0, top - height), top], "anchor": f"x{axis}"}
+        if not title:  # the only panel
+            continue
         layout["annotations"].append(
             {
                 "text": _plain(title),
@@ -127,7 +134,12 @@ def _scale(layout: Figure, axis: str, lines: Mapping[Key, Any]) -> None:
     heights = [value for _, y, _ in lines.values() for value in y]
     numbers = [x for x in xs if isinstance(x, (int, float))]
     if len(numbers) == len(xs) and log_base(sorted(numbers)):
-        layout[f"xaxis{axis}"] |= {"type": "log", "tickvals": sorted(numbers)}
+        ticks = sorted(numbers)
+        every = -(-len(ticks) // _TICKS)
+        layout[f"xaxis{axis}"] |= {
+            "type": "log", "tickvals": ticks,
+            "ticktext": [f"{x:,}" if i % every == 0 else "" for i, x in enumerate(ticks)],
+        }  # fmt: skip
     elif len(numbers) < len(xs):
         layout[f"xaxis{axis}"]["type"] = "category"
     if min(heights) > 0 and max(heights) / min(heights) > LINEAR_SPAN:

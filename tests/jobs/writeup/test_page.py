@@ -141,6 +141,54 @@ def test_a_figure_can_be_read_and_changed(open_page) -> None:
     )
 
 
+def label_boxes(figure) -> dict[str, tuple[float, float]]:
+    """Return the upper and the lower end of the name beside each line."""
+    texts = figure.locator(".annotation-text").all()
+    boxes = {
+        text.text_content().removeprefix("\u25cf").strip(): text.bounding_box() for text in texts
+    }
+    return {name: (box["y"], box["y"] + box["height"]) for name, box in boxes.items() if box}
+
+
+def test_lines_have_their_names_beside_them(open_page) -> None:
+    page = open_page("#own_sweeps")
+    figure = own_section(page).locator("figure.plot")
+    figure.scroll_into_view_if_needed()
+    figure.locator(".annotation-text").nth(1).wait_for()
+    boxes = label_boxes(figure)
+    # The line `fast` ends at 40 ms, and `exact` at 3 ms.
+    assert list(boxes) == ["fast", "exact"] and boxes["fast"][1] <= boxes["exact"][0]
+    figure.locator('[data-do="ratio"]').click()
+    figure.locator('[data-do="log"]').click()
+    page.wait_for_function(
+        "f => f.layout.annotations.length === 2", arg=figure.locator(".canvas").element_handle()
+    )
+    figure.locator(".legendtoggle").first.click()
+    page.wait_for_function(
+        "f => f.layout.annotations.length === 0", arg=figure.locator(".canvas").element_handle()
+    )
+
+
+def test_names_of_lines_that_end_together_do_not_overlap(open_page) -> None:
+    page = open_page("#own_sweeps")
+    figure = own_section(page).locator("figure.plot")
+    figure.scroll_into_view_if_needed()
+    figure.locator(".annotation-text").nth(1).wait_for()
+    # Let all lines end at the same point, as a reader does who looks at a small part of an axis.
+    canvas = figure.locator(".canvas").element_handle()
+    page.evaluate("f => Plotly.relayout(f, {'yaxis.range': [-1e6, 1e6]})", canvas)
+    page.wait_for_function("f => f.layout.annotations.length === 2", arg=canvas)
+    (first, second) = sorted(label_boxes(figure).values())
+    assert first[1] <= second[0] + 1
+
+
+def test_a_phone_has_no_names_beside_lines(open_page) -> None:
+    figure = own_section(open_page("#own_sweeps", PHONE)).locator("figure.plot")
+    figure.scroll_into_view_if_needed()
+    figure.locator(".legendtext").first.wait_for()
+    assert label_boxes(figure) == {}
+
+
 @pytest.mark.parametrize(("button", "start"), [("csv", "series,panel,x,y"), ("svg", "<svg")])
 def test_a_figure_can_be_saved(open_page, button: str, start: str) -> None:
     page = open_page("#own_sweeps")
