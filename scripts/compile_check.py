@@ -8,7 +8,8 @@ memory-bound kernels, and the warp-specialized Gluon kernels. It prints the regi
 the spilled bytes per thread and the shared memory per program of each kernel.
 
 It exits with code 1 if a kernel spills registers, or if the kernel of a pass or a Gluon kernel
-needs more than 227 KiB of shared memory. It also exits with code 1 if the occupancy of the kernel
+needs more than 227 KiB of shared memory. Kernels with grouped heads, packed sequences, a window or
+a softcap may spill up to 16 bytes. It also exits with code 1 if the occupancy of the kernel
 of a pass is wrong. The occupancy is the number of programs that fit on one multiprocessor. The
 table of tiles states the expected occupancy of each tile (`Tile.resident`). The occupancy must be
 equal to this number with a causal mask. With a full mask, it must be at least this number.
@@ -202,6 +203,34 @@ def _compile(
     return Resources(used["REG"], spilled, made.metadata.shared, warps, made.asm["ptx"], made)
 
 
+# Constexpr arguments of the Triton kernels with features beyond a causal mask
+FEATURES: dict[str, dict[str, bool | int]] = {
+    "grouped, packed": {"Q_PER_KV": 4, "PACKED": True},
+    "window": {"HAS_LEFT": True, "HAS_RIGHT": True, "IS_CAUSAL": False, "LOWER_RIGHT": True},
+    "softcap": {"SOFTCAP": True},
+}
+FEATURE_SPILLS = 16  # largest number of spilled bytes per thread with a feature: four registers
+
+
+def feature_table() -> tuple[list[list[object]], int]:
+    """Compile and check the Triton kernels with features, for bfloat16 and a causal mask.
+
+    Returns:
+        The rows of the printed table, one per kernel, and the number of kernels that failed the
+        check.
+    """
+    rows: list[list[object]] = []
+    for (label, constants), head_dim in product(FEATURES.items(), (64, 128)):
+        tiles = configuration(head_dim, torch.bfloat16, softcap=label == "softcap")
+        for name, tile in passes(tiles).items():
+            found = compile_pass(name, head_dim, torch.bfloat16, True, tile, **constants)
+            wrong = "" if found.shared <= SHARED_LIMIT else "TOO MUCH SHARED MEMORY"
+            if found.spilled > FEATURE_SPILLS:
+                wrong = "SPILLS"
+            rows.append([label, head_dim, name, *found[:2], found.shared / 1024, wrong])
+    return rows, sum(bool(row[-1]) for row in rows)
+
+
 HOPPER_FORMS = ("full", "causal", "split")  # "split" kernels are causal, too
 
 
@@ -315,11 +344,14 @@ def main() -> int:
         "max registers", "registers", "spilled bytes", "shared KiB", "",
     ]  # fmt: skip
     print(tabulate(rows, headers))
+    feature_rows, feature_bad = feature_table()
+    headers = ["feature", "head_dim", "pass", "registers", "spilled bytes", "shared KiB", ""]
+    print(f"\n{tabulate(feature_rows, headers)}")
     hopper_rows, hopper_bad = hopper_table()
     headers = ["hopper", "head_dim", "form", "registers", "spilled bytes", "shared KiB", ""]
     print("\nregisters: number per thread at the launch, before warpgroups reallocate registers\n")
     print(tabulate(hopper_rows, headers))
-    return 1 if bad or hopper_bad else 0
+    return 1 if bad or feature_bad or hopper_bad else 0
 
 
 if __name__ == "__main__":
