@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,7 +113,7 @@ def compile_pass(
     is_causal: bool,
     tile: Tile,
     precision: str = "fp16x3",
-    **features: bool | int,
+    features: Mapping[str, bool | int] | None = None,
 ) -> Resources:
     """Compile a Triton attention kernel for sm_90, for contiguous and aligned inputs.
 
@@ -126,7 +127,7 @@ def compile_pass(
         precision: how matmuls of float32 inputs are computed: "fp16x3" (from products of float16
             parts) or "tf32".
         features: values of constexpr parameters of the kernel for features that are off by default,
-            such as SOFTCAP=True.
+            such as {"SOFTCAP": True}.
     """
     sums = {"dkdv": {"DK": True, "DV": True}, "dk": {"DK": True, "DV": False}}
     sums["dv"] = {"DK": False, "DV": True}
@@ -138,7 +139,7 @@ def compile_pass(
         "IS_CAUSAL": is_causal,
         "LOWER_RIGHT": False, "SOFTCAP": False, "FP16X3": fp16x3,
         "PRECISION": "tf32" if precision == "tf32" else "ieee", "STAGES": tile.num_stages,
-        **sums.get(name, {}), **features,
+        **sums.get(name, {}), **(features or {}),
     }  # fmt: skip
     constants["BLOCK_V"] = block_d(int(constants["VALUE_DIM"]))
     multiplied = torch.float16 if fp16x3 else dtype
@@ -223,7 +224,7 @@ def feature_table() -> tuple[list[list[object]], int]:
     for (label, constants), head_dim in product(FEATURES.items(), (64, 128)):
         tiles = configuration(head_dim, torch.bfloat16, softcap=label == "softcap")
         for name, tile in passes(tiles).items():
-            found = compile_pass(name, head_dim, torch.bfloat16, True, tile, **constants)
+            found = compile_pass(name, head_dim, torch.bfloat16, True, tile, features=constants)
             wrong = "" if found.shared <= SHARED_LIMIT else "TOO MUCH SHARED MEMORY"
             if found.spilled > FEATURE_SPILLS:
                 wrong = "SPILLS"
