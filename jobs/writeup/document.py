@@ -22,9 +22,22 @@ class State(StrEnum):
     """Whether a part is answered by the results."""
 
     answered = "answered"
-    partly = "partly"  # a number is missing
-    stale = "stale"  # answered, but a record is of older code
+    stale = "stale"
+    partly = "partly"
     missing = "not measured"
+
+    @property
+    def meaning(self) -> str:
+        """A sentence that explains the state of a part or a problem."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    State.answered: "All numbers are measured with the present code, or need no measurement.",
+    State.stale: "All numbers are measured, some with code that has changed since.",
+    State.partly: "Some numbers, or some parts of the problem, are not measured.",
+    State.missing: "There are no results. The command measures them.",
+}
 
 
 @dataclass

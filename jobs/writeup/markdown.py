@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+from jobs.formatting import counted
 from jobs.report.plots import draw_plot
 from jobs.report.render import markdown_table
 from jobs.writeup.document import Document, PartResult, ProblemResult
 from jobs.writeup.drawings import Drawing
 from jobs.writeup.problem import Problem
+from jobs.writeup.terms import TERMS
 from jobs.writeup.traced import escaped, without_marks
 
 PLOTS = "plots"  # folder of the PNG files
@@ -47,6 +49,9 @@ def _summary(document: Document) -> Iterator[str]:
     counts = ", ".join(f"{count} {state}" for state, count in document.counts().items() if count)
     yield f"Parts: {counts}."
     yield ""
+    for state in document.counts():
+        yield f"- {state}: {state.meaning}"
+    yield ""
     yield "| problem | editions | status |"
     yield "| --- | --- | --- |"
     for result in document.problems:
@@ -54,6 +59,13 @@ def _summary(document: Document) -> Iterator[str]:
         title = escaped(problem.title)
         names = names_of(problem) or "beyond the assignment"
         yield f"| [{title}](#{problem.id}) | {names.replace('_', chr(92) + '_')} | {result.state} |"
+    yield ""
+    yield "<details><summary>Terms</summary>"
+    yield ""
+    for term, meaning in TERMS.items():
+        yield f"- {escaped(term)}: {escaped(meaning)}"
+    yield ""
+    yield "</details>"
 
 
 def _problem(result: ProblemResult, folder: Path) -> Iterator[str]:
@@ -94,7 +106,8 @@ def _part(part: PartResult, folder: Path) -> Iterator[str]:
     for shown in part.tables:
         heading = escaped(shown.table.heading)
         if shown.folded:
-            yield f"<details><summary>{heading}</summary>"
+            rows = len(shown.table.keys)
+            yield f"<details><summary>{heading}: all {counted(rows, 'row')}</summary>"
         else:
             yield f"**{heading}**"
         yield ""

@@ -19,11 +19,13 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from jobs.errors import CommandError, TableError
+from jobs.formatting import counted
 from jobs.results.record import Record
 from jobs.writeup.document import Document, PartResult, ShownTable
 from jobs.writeup.figures import Figure, drawn_figure, plot_figure
 from jobs.writeup.markdown import TITLE, names_of, path_of
 from jobs.writeup.record_details import details
+from jobs.writeup.terms import TERMS
 from jobs.writeup.traced import MARK
 
 _NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(e[-+]?\d+)?")
@@ -50,6 +52,8 @@ def html_report(document: Document) -> str:
         document=document,
         page=page,
         names_of=names_of,
+        terms=TERMS,
+        counted=counted,
         title=TITLE,
         style=Markup((here / "page.css").read_text()),
         table_style=Markup(_from_package("itables", "html/dt_bundle.css")),

@@ -50,7 +50,7 @@ def details(study: Study, record: Record) -> dict[str, Any]:
 
 
 def _samples(record: Record) -> list[list[str]]:
-    """Return one row per phase: name, number of samples, median, minimum, maximum, deviation."""
+    """Return one row per phase: name, samples, median, mean, minimum, maximum, deviation."""
     if record.measurements is None:
         return []
     rows = []
@@ -58,7 +58,7 @@ def _samples(record: Record) -> list[list[str]]:
     for phase in record.measurements.samples_ms:
         values = metric_samples(record, metric, phase)
         if values is not None and not isinstance(values, str):
-            numbers = [statistic(values, name) for name in ("median", "min", "max", "std")]
+            numbers = [statistic(values, name) for name in ("median", "mean", "min", "max", "std")]
             rows.append([phase, str(len(values)), *map(format_number, numbers)])
     return rows
 

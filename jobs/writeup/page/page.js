@@ -34,7 +34,7 @@ $("#theme").addEventListener("click", () => setTheme(root.dataset.theme !== "dar
 dark.addEventListener("change", (event) => setTheme(event.matches));
 setTheme(dark.matches);
 
-// ---- sidebar and search -----------------------------------------------------------------------
+// ---- sidebar, search and filter -----------------------------------------------------------------
 $("#menu").addEventListener("click", () => {
   const open = $("#sidebar").classList.toggle("open");
   $("#menu").setAttribute("aria-expanded", String(open));
@@ -45,19 +45,78 @@ $("#sidebar").addEventListener("click", (event) => {
     $("#menu").setAttribute("aria-expanded", "false");
   }
 });
-$("#search").addEventListener("input", (event) => {
-  const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
-  let found = 0;
+// A part is shown if it has the chosen state and contains all words of the search. The texts are read
+// once, because DataTables removes the rows that it does not show.
+const texts = new Map(all("article.part").map((part) => [part, part.textContent.toLowerCase()]));
+const chosen = { words: [], state: "" };
+function select() {
+  const { words, state } = chosen;
+  let parts = 0;
   for (const problem of all("section.problem")) {
-    const text = problem.textContent.toLowerCase() + problem.id;
-    const shown = words.every((word) => text.includes(word));
-    problem.hidden = !shown;
-    found += shown;
-    const link = $(`#sidebar a[href="#${problem.id}"]`);
-    link.parentElement.hidden = !shown;
+    const names = `${problem.id} ${$("h2", problem).textContent} ${$(".names", problem).textContent}`.toLowerCase();
+    const found = all("article.part", problem).filter((part) => {
+      const matches = words.every((word) => names.includes(word) || texts.get(part).includes(word));
+      part.hidden = !matches || (state !== "" && part.dataset.state !== state);
+      return !part.hidden;
+    });
+    parts += found.length;
+    problem.hidden = found.length === 0;
+    $(`#sidebar a[href="#${problem.id}"]`).parentElement.hidden = problem.hidden;
   }
-  $("#summary").hidden = words.length > 0;
-  $("#none").hidden = found > 0;
+  const isFiltered = words.length > 0 || state !== "";
+  for (const node of all("#summary > :not(h2, #counts)")) node.hidden = isFiltered;
+  for (const button of all("#counts button")) button.setAttribute("aria-pressed", String(button.dataset.state === state));
+  highlight(words);
+  const where = hits.length ? " The key Enter goes to the next place." : "";
+  $("#found").textContent = `${parts || "No"} part${parts === 1 ? "" : "s"} found.${where}`;
+  $("#found").hidden = !isFiltered;
+}
+let hits = []; // places of the words of the search, as ranges
+let hit = -1; // the one that Enter has shown last
+function highlight(words) {
+  hits = [];
+  hit = -1;
+  const shown = all("section.problem:not([hidden]) :is(h2, .names, article:not([hidden]))");
+  for (const node of words.length ? shown : []) {
+    const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+      const text = walker.currentNode.data.toLowerCase();
+      for (const word of words) {
+        for (let i = text.indexOf(word); i >= 0; i = text.indexOf(word, i + word.length)) {
+          const range = new Range();
+          range.setStart(walker.currentNode, i);
+          range.setEnd(walker.currentNode, Math.min(i + word.length, walker.currentNode.length));
+          hits.push(range);
+        }
+      }
+    }
+  }
+  mark("found", hits);
+  mark("here", []);
+}
+function mark(name, ranges) {
+  if (!CSS.highlights) return; // an older browser
+  const marks = new Highlight();
+  for (const range of ranges) marks.add(range);
+  CSS.highlights.set(name, marks);
+}
+$("#search").addEventListener("input", (event) => {
+  chosen.words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+  select();
+});
+$("#search").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || hits.length === 0) return;
+  hit = (hit + 1) % hits.length;
+  const place = hits[hit].startContainer.parentElement;
+  for (let node = place; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
+  place.scrollIntoView({ block: "center" });
+  mark("here", [hits[hit]]);
+});
+$("#counts").addEventListener("click", (event) => {
+  const state = event.target.closest("button")?.dataset.state;
+  if (!state) return;
+  chosen.state = chosen.state === state ? "" : state;
+  select();
 });
 const current = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
@@ -74,11 +133,15 @@ async function enhance(table) {
   table.dataset.done = "1";
   const rows = Number(table.dataset.rows);
   const { default: DataTable } = await tables();
-  new DataTable(table, {
+  const enhanced = new DataTable(table, {
     order: [], autoWidth: false, info: rows > 25, paging: rows > 25, pageLength: 25,
     searching: rows > 8, layout: { topStart: rows > 25 ? "pageLength" : null },
   });
+  if (rows > 25) paged.push(enhanced);
 }
+const paged = []; // tables that show a part of their rows; paper shows all
+window.addEventListener("beforeprint", () => { for (const table of paged) table.page.len(-1).draw(); });
+window.addEventListener("afterprint", () => { for (const table of paged) table.page.len(25).draw(); });
 const nearTable = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) if (isIntersecting) enhance(target);
 }, { rootMargin: "300px" });
@@ -134,7 +197,7 @@ function stack(layout) {
     layout[name].title = layout.yaxis.title;
     const across = layout[name.replace("y", "x")];
     across.domain = [0, 1];
-    across.title = layout[axes.at(-1).replace("y", "x")].title;
+    if (i < axes.length - 1) delete across.title; // the lowest panel has the title of all
     Object.assign(layout.annotations[i], { x: 0.5, y: top });
   });
 }
@@ -253,7 +316,7 @@ function shownRecord(record) {
   const facts = Object.entries(record.facts).flatMap(([name, text]) => [element("dt", name), element("dd", text)]);
   const parts = [element("h3", `run ${record.run}`), element("dl", "", facts)];
   if (record.samples.length) {
-    parts.push(grid(["phase", "samples", "median (ms)", "min", "max", "std"], record.samples));
+    parts.push(grid(["phase", "samples", "median (ms)", "mean", "min", "max", "std"], record.samples));
   }
   if (record.conditions.length) {
     parts.push(grid(
@@ -269,9 +332,10 @@ document.addEventListener("click", async (event) => {
   const number = event.target.closest("button.n");
   if (number) {
     const { records } = await data();
-    const chosen = number.dataset.r.split(",").map((index) => records[Number(index)]);
-    $("#records-title").textContent = `${number.textContent}: ${chosen.length} record${chosen.length > 1 ? "s" : ""}`;
-    $("#records-body").replaceChildren(...chosen.map(shownRecord));
+    const behind = number.dataset.r.split(",").map((index) => records[Number(index)]);
+    $("#records-title").textContent = `${number.textContent}: ${behind.length} record${behind.length > 1 ? "s" : ""}`;
+    const note = number.closest(".answer") ? [element("p", "The number is computed from these records.")] : [];
+    $("#records-body").replaceChildren(...note, ...behind.map(shownRecord));
     $("#records").showModal();
   } else if (event.target.closest("button.copy")) {
     const button = event.target.closest("button.copy");

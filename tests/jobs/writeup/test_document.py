@@ -116,7 +116,7 @@ def test_every_number_shows_its_records(measured: ResultsFolder) -> None:
     runs = {record["run"]: record for record in data["records"]}
     assert len(runs) == 3  # the missing run has no record
     ok_run = next(r for r in runs.values() if "size=1 mode=fast" in r["params"])
-    assert ok_run["samples"] == [["forward", "3", "4.000", "4.000", "4.000", "0"]]
+    assert ok_run["samples"] == [["forward", "3", "4.000", "4.000", "4.000", "4.000", "0"]]
     assert ok_run["replay"].startswith(f"python -m jobs replay {ok_run['run']} --in ")
     assert any("RuntimeError: as asked" in r["facts"].get("failure", "") for r in runs.values())
     index = data["records"].index(ok_run)

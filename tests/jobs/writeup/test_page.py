@@ -82,15 +82,42 @@ def test_an_anchor_opens_its_problem(open_page) -> None:
     assert 0 <= top < DESK["height"]
 
 
-def test_search_hides_other_problems(open_page) -> None:
+def test_search_shows_the_parts_with_its_words(open_page) -> None:
     page = open_page()
     page.fill("#search", "zebra size")
     assert page.locator("section.problem:visible").count() == 1
     assert page.locator("#sidebar li:visible").count() == 1
+    assert page.locator("#found").inner_text().startswith("1 part found.")
+    assert page.evaluate("[...CSS.highlights.get('found')].map(String)").count("Zebra") >= 1
+    page.fill("#search", "largest allocations where come from")  # words of one of six parts
+    assert page.locator("#memory_profiling article:visible").count() == 1
     page.fill("#search", "no such words")
-    assert page.locator("#none").is_visible()
+    assert page.locator("#found").inner_text() == "No parts found."
     page.fill("#search", "")
-    assert page.locator("#summary").is_visible() and not page.locator("#none").is_visible()
+    assert page.locator("#overview").is_visible() and not page.locator("#found").is_visible()
+
+
+def test_enter_goes_to_the_next_place_also_in_folded_tables(open_page) -> None:
+    page = open_page()
+    page.fill("#search", "allocator's")
+    found = page.evaluate("CSS.highlights.get('found').size")
+    opened = page.locator("#memory_profiling details[open]")
+    for _ in range(found):
+        page.keyboard.press("Enter")
+        if opened.count():
+            break
+    place = opened.locator("summary").bounding_box()
+    assert 0 < place["y"] < DESK["height"]
+
+
+def test_a_click_on_a_status_shows_its_parts(open_page) -> None:
+    page = open_page()
+    button = page.locator('#counts [data-state="missing"]')
+    button.click()
+    states = page.locator("article:visible").evaluate_all("all => all.map(a => a.dataset.state)")
+    assert set(states) == {"missing"} and button.inner_text() == f"{len(states)} not measured"
+    button.click()
+    assert page.locator("#overview").is_visible()
 
 
 def test_a_click_on_a_number_shows_its_records(open_page) -> None:
@@ -217,10 +244,38 @@ def test_a_phone_needs_no_sideways_scrolling(open_page, anchor: str) -> None:
     assert page.locator("#sidebar a").first.is_visible()
 
 
-def test_it_prints(open_page, tmp_path: Path) -> None:
+def long_table(page):
+    """Open a folded table with more rows than it shows at once, and return it with its buttons."""
+    folded = page.locator("#memory_profiling details").filter(has=page.locator('[data-rows="32"]'))
+    folded.locator("summary").click()
+    folded.locator(".dt-paging").wait_for()
+    return folded
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_every_row_of_a_long_table_can_be_reached(open_page, viewport) -> None:
+    page = open_page(viewport=viewport)
+    table = long_table(page)
+    assert table.locator("tbody tr").count() == 25
+    table.locator(".dt-paging-button", has_text="2").click()
+    page.wait_for_function(
+        "t => t.querySelector('.dt-paging-button.current').textContent === '2'",
+        arg=table.element_handle(),
+    )
+    if viewport is DESK:  # the buttons do not cover the sidebar
+        page.locator("#sidebar a").last.click()
+
+
+def test_it_prints_all_rows(open_page, tmp_path: Path) -> None:
     page = open_page()
+    rows = long_table(page).locator("tbody tr")
+    page.evaluate(
+        "addEventListener('beforeprint', () => { const opened = '#memory_profiling details[open]';"
+        " window.printed = document.querySelectorAll(`${opened} tbody tr`).length; })"
+    )
     page.pdf(path=tmp_path / "report.pdf", format="A4")
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert page.evaluate("window.printed") == 32 and rows.count() == 25
     page.emulate_media(media="print")
     assert not page.locator("#sidebar").is_visible()
 

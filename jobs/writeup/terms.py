@@ -1,0 +1,68 @@
+"""Terms that the document uses, with their meanings. Both renderers show them."""
+
+from __future__ import annotations
+
+TERMS = {
+    "stale": (
+        "A record is of older code if the source files that the run measured have changed since. "
+        "Its numbers are those of the commit that its record names. The same command measures "
+        "them again."
+    ),
+    "process, execution": (
+        "Each run is executed in a new process, or in one process for each rank. Samples are the "
+        "measurements within a process."
+    ),
+    "block, round": (
+        "A block is a set of runs that are compared. In a round, all of them are executed one "
+        "after the other on the same GPUs. The next round has the reverse order."
+    ),
+    "paired": "Measured in the same rounds. Only paired times have a verdict (docs/verdicts.md).",
+    "A/A floor": (
+        "The difference that two executions of the same code show in a round. Smaller differences "
+        "are not established."
+    ),
+    "attempt": (
+        "An execution of a run that a table does not show, because the run was executed again or "
+        "failed."
+    ),
+    "power-capped": (
+        "The GPU lowered its clock during the measurement because it reached its power limit. "
+        "This is usual for long matmuls. The times are not corrected for it."
+    ),
+    "dirty": (
+        "The code had changes that were not committed. The characters behind it begin the hash of "
+        "these changes."
+    ),
+    "OOM": (
+        "Out of memory. The number in parentheses is the memory in use plus the request that "
+        "failed. It can be larger than the memory of the GPU."
+    ),
+    "MFU": (
+        "Model FLOPs utilization: the FLOPs of the matmuls by systems.accounting, divided by the "
+        "time and by the peak of the datasheet for the precision. For float32 this is the peak "
+        "without tensor cores, for bfloat16 that with them."
+    ),
+    "alone, exposed": (
+        "A step of parallel training without its communication is called alone. The exposed "
+        "communication is the time by which a step is longer than alone: the mean over rounds of "
+        "steps within a process. Profiled exposed time is another quantity: the time in a profile "
+        "in which only communication kernels run."
+    ),
+    "alone imbalance": (
+        "By how much the slowest rank takes longer than the fastest for a step without "
+        "communication."
+    ),
+    "torch_tuned": (
+        "torch's DistributedDataParallel with gradient_as_bucket_view=True, static_graph=True and "
+        "broadcast_buffers=False."
+    ),
+    "bf16, bf16_master, bf16_pure": (
+        "bf16: autocast over float32 weights. bf16_master: bfloat16 weight matrices and gradients, "
+        "with float32 master weights in the optimizer. bf16_pure: weights, gradients and optimizer "
+        "state in bfloat16."
+    ),
+    "report-a, report-b, report-c": (
+        "Three public write-ups of the same studies by other authors, on other machines. They are "
+        "for orientation."
+    ),
+}
