@@ -11,14 +11,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention.arguments import (
-    ALIGNMENTS,
     LAYOUTS,
+    PACKED,
+    as_float,
     make_packing,
+    make_variant,
     option_errors,
     packing_errors,
+    require_tensors,
     tensor_errors,
 )
 from systems.kernels.flash_attention.auto import best_implementation
@@ -97,22 +101,24 @@ def flash_attention(
         ValueError: if arguments are invalid; the message lists all errors.
         RuntimeError: if the implementation does not support these inputs on this machine.
     """
+    require_tensors(q, k, v)
     q, k, v = autocast(q, k, v)  # first, because the code below depends on the dtype
     errors = option_errors(
-        is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, layout
+        is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, return_lse, layout
     )
-    if layout == LAYOUTS[1] and min(q.dim(), k.dim(), v.dim()) >= 3:
-        q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
-    errors += tensor_errors(q, k, v)
+    errors += tensor_errors(q, k, v, layout if layout in LAYOUTS else LAYOUTS[0])
     if errors:
         raise ValueError("; ".join(errors))
-    variant = Variant(*window, alignment == ALIGNMENTS[1], softcap)
+    if layout == LAYOUTS[1]:
+        q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+    variant = make_variant(window, alignment, softcap, q.shape[-2] == k.shape[-2])
     leading = q.shape[:-2]
     # torch's fused kernels support only four dimensions. For other numbers of dimensions, torch
     # materializes the score matrix.
     q, k, v = (four_dimensional(x) for x in (q, k, v))
     if q.numel() == 0 or k.numel() == 0:
         implementation = "naive"  # torch 2.11's fused kernels crash the process on empty inputs
+    scale = as_float(scale)
     result = _attend(q, k, v, is_causal, scale, implementation, variant, None, return_lse)
     out, lse = result if return_lse else (result, None)
     out = out.reshape(*leading, *out.shape[-2:])
@@ -152,9 +158,9 @@ def flash_attention_packed(
             number of rows. Sequences may be empty.
         cu_seqlens_k: the same for k and v; cu_seqlens_q by default.
         max_seqlen_q, max_seqlen_k: length of the longest sequence, or any larger number. If one of
-            them is None, it is computed and the boundaries are checked, which waits for the GPU.
-            With both, the boundaries are not checked. Rows past max_seqlen in a sequence are then
-            not computed.
+            them is None, it is computed and all boundaries are checked, which waits for the GPU
+            (torch.compile breaks the graph there). With both, boundaries on a GPU are not checked.
+            Rows past max_seqlen in a sequence are then not computed.
         is_causal, scale, implementation, window, alignment, softcap, return_lse: as in
             `flash_attention`. Each sequence has its own alignment. The implementations that
             support packed sequences are auto, flash_triton and naive.
@@ -166,31 +172,27 @@ def flash_attention_packed(
     Raises:
         ValueError, RuntimeError: as `flash_attention`.
     """
+    require_tensors(q, k, v)
     q, k, v = autocast(q, k, v)
     errors = option_errors(
-        is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, LAYOUTS[0]
-    )
-    if not q.dim() == k.dim() == v.dim() == 3:
-        errors.append(
-            "packed q, k and v must be (rows of all sequences, heads, head_dim), got "
-            + ", ".join(
-                f"{name} {tuple(x.shape)}" for name, x in zip("qkv", (q, k, v), strict=True)
-            )
-        )
-    else:
-        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        errors += tensor_errors(q, k, v)
+        is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, return_lse,
+        LAYOUTS[0],
+    )  # fmt: skip
+    errors += tensor_errors(q, k, v, PACKED)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     errors += packing_errors(q.device, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if errors:
         raise ValueError("; ".join(errors))
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     packing = make_packing(
         q.shape[1], k.shape[1], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     )
-    variant = Variant(*window, alignment == ALIGNMENTS[1], softcap)
+    variant = make_variant(window, alignment, softcap, cu_seqlens_q is cu_seqlens_k)
+    scale = as_float(scale)
     result = _attend(q, k, v, is_causal, scale, implementation, variant, packing, return_lse)
     out, lse = result if return_lse else (result, None)
-    return out.transpose(0, 1) if lse is None else (out.transpose(0, 1), lse)
+    out = out.transpose(0, 1).contiguous()  # a copy only after naive
+    return out if lse is None else (out, lse)
 
 
 def _attend(
@@ -219,6 +221,9 @@ def _attend(
             raise RuntimeError(
                 f"{reason}; implementations that support these inputs: auto, {', '.join(others)}"
             )
+    if torch.compiler.is_compiling():
+        # torch.compile rejects an autograd.Function that gets the same tensor twice.
+        q, k, v = (x.view_as(x) for x in (q, k, v))
     # Implementations without these features do not have the arguments.
     options: dict[str, Any] = {}
     if variant.mask(is_causal) != NO_VARIANT.mask(is_causal) or variant.softcap is not None:

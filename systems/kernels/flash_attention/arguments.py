@@ -3,33 +3,73 @@
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Collection
-from numbers import Real
+from collections.abc import Collection, Sequence
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES
-from systems.kernels.flash_attention.validation import qkv_errors
-from systems.kernels.flash_attention.variant import Packing
+from systems.kernels.flash_attention.validation import FORM, qkv_errors
+from systems.kernels.flash_attention.variant import Packing, Variant
 
 DTYPES = (*KERNEL_DTYPES, torch.float64)
 ALIGNMENTS = ("upper_left", "lower_right")
 LAYOUTS = ("bhsd", "bshd")
+PACKED = "packed"
+FORMS = {
+    LAYOUTS[0]: FORM,
+    LAYOUTS[1]: (
+        "with layout='bshd', q must be (..., n_queries, heads, head_dim), k (..., n_keys, heads, "
+        "head_dim) and v (..., n_keys, heads, value_dim)"
+    ),
+    PACKED: (
+        "packed q must be (rows of all sequences, heads, head_dim), and k and v (rows of all "
+        "sequences, heads, head_dim or value_dim)"
+    ),
+}
+# A window without limit in practice. Larger numbers do not fit into the arguments of operators.
+_MAX_WINDOW = 2**31 - 1
+# Beyond these limits, the softcap, its reciprocal or a score times it is not a float32 number.
+_MIN_SOFTCAP, _MAX_SOFTCAP = 1e-18, 1e18
+_MAX_FLOAT32 = torch.finfo(torch.float32).max
 
 
-def tensor_errors(q: Tensor, k: Tensor, v: Tensor) -> list[str]:
+def require_tensors(q: object, k: object, v: object) -> None:
+    """Raise a ValueError if q, k or v is not a tensor with a shape."""
+    errors = [
+        f"{name} must be a tensor, got {_describe(x)}"
+        if not isinstance(x, Tensor)
+        else f"{name} must not be a nested tensor; flash_attention_packed takes packed sequences"
+        for name, x in zip("qkv", (q, k, v), strict=True)
+        if not isinstance(x, Tensor) or x.is_nested
+    ]
+    if errors:
+        raise ValueError("; ".join(errors))
+
+
+def tensor_errors(q: Tensor, k: Tensor, v: Tensor, layout: str = LAYOUTS[0]) -> list[str]:
     """Return a list of error messages for invalid shapes, dtypes or devices of q, k and v.
 
     Args:
-        q, k, v: (..., heads, rows, head_dim).
+        q, k, v: tensors with the dimensions that FORMS describes.
+        layout: a key of FORMS.
     """
+    given = q.shape, k.shape, v.shape
+    shapes: list[Sequence[int]] = list(given)
+    if layout != LAYOUTS[0]:
+        valid = 3 if layout == PACKED else min(map(len, given))
+        shapes = [
+            (*shape[:-3], shape[-2], shape[-3], shape[-1]) if len(shape) >= 3 else ()
+            for shape in (given if all(len(shape) == valid for shape in given) else ((), (), ()))
+        ]
     return qkv_errors(
-        (q.shape, k.shape, v.shape),
+        shapes,
         (q.dtype, k.dtype, v.dtype),
         (q.device, k.device, v.device),
         DTYPES,
+        form=FORMS[layout],
+        given=given,
     )
 
 
@@ -41,6 +81,7 @@ def option_errors(
     window: object,
     alignment: object,
     softcap: object,
+    return_lse: object,
     layout: object,
 ) -> list[str]:
     """Return a list of error messages for invalid options of `flash_attention`.
@@ -61,23 +102,34 @@ def option_errors(
             "is_causal must be True or False (other masks are not supported), got "
             f"{_describe(is_causal)}"
         )
-    if scale is not None and (not isinstance(scale, Real) or not math.isfinite(scale)):
-        errors.append(
-            "scale must be a finite number, not a tensor (scale gets no gradient), got "
-            f"{_describe(scale)}"
-        )
-    bounds = window if isinstance(window, tuple) else ()
+    errors += filter(None, [scale_error(scale)])
+    if not isinstance(return_lse, bool):
+        errors.append(f"return_lse must be True or False, got {_describe(return_lse)}")
+    bounds = window if isinstance(window, (tuple, list)) else ()
     if len(bounds) != 2 or not all(bound is None or _is_natural(bound) for bound in bounds):
         errors.append(
             "window must be (left, right), each a number of keys from 0 on or None for no limit, "
             f"got {_describe(window)}"
         )
-    if softcap is not None and not (isinstance(softcap, Real) and 0 < float(softcap) < math.inf):
-        errors.append(f"softcap must be a number above 0, or None, got {_describe(softcap)}")
+    if softcap is not None and not _is_between(softcap, _MIN_SOFTCAP, _MAX_SOFTCAP):
+        errors.append(
+            f"softcap must be a number from {_MIN_SOFTCAP:g} to {_MAX_SOFTCAP:g}, or None, got "
+            f"{_describe(softcap)}"
+        )
     for name, given, names in (("alignment", alignment, ALIGNMENTS), ("layout", layout, LAYOUTS)):
         if given not in names:
             errors.append(f"{name} must be one of {', '.join(names)}, got {given!r}")
     return errors
+
+
+def scale_error(scale: object) -> str | None:
+    """Return an error message for an invalid scale, or None if it is valid."""
+    if scale is None or _is_between(scale, -_MAX_FLOAT32, _MAX_FLOAT32):
+        return None
+    return (
+        "scale must be a finite number, not a tensor (scale gets no gradient), got "
+        f"{_describe(scale)}"
+    )
 
 
 def packing_errors(
@@ -123,8 +175,8 @@ def make_packing(
 ) -> Packing:
     """Return the packed sequences, with the lengths of the longest ones.
 
-    If a length is not given, it is computed, and the boundaries of its side are checked. This
-    copies them from the GPU.
+    If a length is not given, it is computed, and all boundaries are checked. This copies them from
+    the GPU. On a CPU, they are always checked, except under torch.compile.
 
     Args:
         rows_q, rows_k: number of rows of q and of k.
@@ -134,12 +186,34 @@ def make_packing(
     Raises:
         ValueError: if the boundaries do not go from 0 to the number of rows, or decrease.
     """
-    if max_seqlen_q is None:
-        max_seqlen_q = _longest("cu_seqlens_q", cu_seqlens_q, rows_q)
-    if max_seqlen_k is None:
-        max_seqlen_k = _longest("cu_seqlens_k", cu_seqlens_k, rows_k)
+    on_cpu = cu_seqlens_q.device.type == "cpu" and not torch.compiler.is_compiling()
+    if max_seqlen_q is None or max_seqlen_k is None or on_cpu:
+        longest_q = _longest("cu_seqlens_q", cu_seqlens_q, rows_q)
+        longest_k = _longest("cu_seqlens_k", cu_seqlens_k, rows_k)
+        max_seqlen_q = longest_q if max_seqlen_q is None else max_seqlen_q
+        max_seqlen_k = longest_k if max_seqlen_k is None else max_seqlen_k
     # Kernels read the boundaries with a stride of 1.
-    return Packing(cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), max_seqlen_q, max_seqlen_k)
+    return Packing(
+        cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), int(max_seqlen_q), int(max_seqlen_k)
+    )
+
+
+def make_variant(
+    window: Sequence[int | None], alignment: str, softcap: float | None, same_length: bool
+) -> Variant:
+    """Return the variant of attention that valid options describe.
+
+    Args:
+        window, alignment, softcap: as given to `flash_attention`.
+        same_length: whether there are as many queries as keys. Both alignments are then the same.
+    """
+    left, right = (None if bound is None else min(int(bound), _MAX_WINDOW) for bound in window)
+    return Variant(left, right, alignment == ALIGNMENTS[1] and not same_length, as_float(softcap))
+
+
+def as_float(number: float | None) -> float | None:
+    """Return a valid number as a type that torch's operators accept."""
+    return number if number is None or isinstance(number, (int, float)) else float(number)
 
 
 def _longest(name: str, starts: Tensor, n_rows: int) -> int:
@@ -154,7 +228,12 @@ def _longest(name: str, starts: Tensor, n_rows: int) -> int:
 
 
 def _is_natural(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+    return isinstance(x, Integral) and not isinstance(x, bool) and int(x) >= 0
+
+
+def _is_between(x: object, lowest: float, highest: float) -> bool:
+    """Return True for a number in this range. NaN is in no range."""
+    return isinstance(x, Real) and not isinstance(x, bool) and bool(lowest <= x <= highest)  # type: ignore[operator]
 
 
 def _describe(x: object) -> str:

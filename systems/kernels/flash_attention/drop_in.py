@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from systems.kernels.flash_attention.api import flash_attention
-from systems.kernels.flash_attention.arguments import tensor_errors
+from systems.kernels.flash_attention.arguments import scale_error, tensor_errors
 
 _warned: set[str] = set()
 
@@ -28,6 +28,7 @@ def scaled_dot_product_attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
@@ -40,12 +41,13 @@ def scaled_dot_product_attention(
     `flash_attention(..., implementation="auto")` computes the result. It also uses torch's function
     for inputs that are too small for kernels launched from Python, and on devices other than a
     Hopper GPU. torch's function itself is called for a mask other than a causal one, for dropout,
-    and for tensors that `flash_attention` does not accept, for example batch dimensions that
-    broadcast.
+    within transforms of torch.func, and for arguments that `flash_attention` does not accept, for
+    example nested tensors and batch dimensions that broadcast. Errors are those of torch.
     """
-    reason = _fallback_reason(query, key, value, attn_mask, dropout_p, enable_gqa)
+    options = is_causal, scale, enable_gqa
+    reason = _fallback_reason(query, key, value, attn_mask, dropout_p, *options)
     if reason is None:
-        out: Tensor = flash_attention(query, key, value, bool(is_causal), scale)
+        out: Tensor = flash_attention(query, key, value, is_causal, scale)
         return out
     # torch.compile does not trace warnings.
     if not torch.compiler.is_compiling() and reason not in _warned:
@@ -68,14 +70,24 @@ def _fallback_reason(
     value: Tensor,
     attn_mask: Tensor | None,
     dropout_p: float,
+    is_causal: object,
+    scale: object,
     enable_gqa: bool,
 ) -> str | None:
     if attn_mask is not None:
         return "attn_mask is given, and flash_attention has only causal masks and windows"
-    if dropout_p:
+    if dropout_p != 0:
         return "dropout_p is not 0, and flash_attention has no dropout"
+    if not all(isinstance(x, Tensor) and not x.is_nested for x in (query, key, value)):
+        return "flash_attention does not accept nested tensors"
+    if torch._C._are_functorch_transforms_active():
+        return "flash_attention does not support transforms of torch.func"
     if tensor_errors(query, key, value):
         return "flash_attention does not accept these shapes, dtypes or devices"
-    if query.dim() > 2 and query.shape[-3] != key.shape[-3] and not enable_gqa:
+    if not isinstance(is_causal, bool) or scale_error(scale):
+        return "flash_attention does not accept this is_causal or scale"
+    if not enable_gqa and query.dim() > 2 and query.shape[-3] != key.shape[-3]:
         return "key has fewer heads than query, and enable_gqa is False"
+    if enable_gqa is not False and (enable_gqa is not True or query.dim() < 3):
+        return "flash_attention does not accept this enable_gqa"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -42,7 +43,10 @@ def naive_with_lse(
     scale: float | None = None,
     variant: Variant = NO_VARIANT,
 ) -> tuple[Tensor, Tensor]:
-    """Compute a variant of attention as `naive` does, and the log-sum-exp of the scores.
+    """Compute a variant of attention and the log-sum-exp of the scores, from their definition.
+
+    Unlike `naive`, the function computes float16 and bfloat16 inputs in float32, also under
+    autocast: results are merged by their log-sum-exp, which must not have errors of 16 bits.
 
     Args:
         q, k, v, scale: see `naive`.
@@ -53,13 +57,19 @@ def naive_with_lse(
         out: (..., n_queries, value_dim), of q's dtype; zero for a query that sees no key.
         lse: (..., n_queries), float32 (float64 for float64 inputs); -inf for such a query.
     """
-    k, v = _with_heads_of(q, k, v)
-    # The softmax of a query that sees no key would be NaN, and so would its gradient.
-    blind = ~visible(q, k, is_causal, variant).any(-1)
-    scores = masked_scores(q, k, is_causal, scale, variant).masked_fill(blind[:, None], 0.0)
-    out = torch.softmax(scores, dim=-1).masked_fill(blind[:, None], 0.0) @ v
-    lse = torch.logsumexp(scores.to(torch.promote_types(q.dtype, torch.float32)), dim=-1)
-    return out, lse.masked_fill(blind, -math.inf)
+    dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, v = (x.to(wide) for x in (q, *_with_heads_of(q, k, v)))
+    with _without_autocast(q):
+        # The softmax of a query that sees no key would be NaN, and so would its gradient.
+        blind = ~visible(q, k, is_causal, variant).any(-1)
+        scores = masked_scores(q, k, is_causal, scale, variant).masked_fill(blind[:, None], 0.0)
+        out = torch.softmax(scores, dim=-1).masked_fill(blind[:, None], 0.0) @ v
+        lse = torch.logsumexp(scores, dim=-1)
+    return out.to(dtype), lse.masked_fill(blind, -math.inf)
+
+
+def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def naive_packed(

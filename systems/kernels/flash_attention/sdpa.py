@@ -48,6 +48,8 @@ def sdpa_auto(
 
     torch chooses the backend. The arguments are those of `sdpa`.
     """
+    if scale == 0.0:
+        q, scale = q * 0.0, 1.0  # torch multiplies the -inf of a causal mask by the scale on CPUs
     if q.shape[-3] == k.shape[-3]:
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
     return scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=True)
@@ -69,8 +71,10 @@ def sdpa_unsupported_reason(
     if implementation == "sdpa_math":
         return None
     if not q.is_cuda:
-        if implementation == "sdpa_flash":
-            return None  # torch also has a FLASH_ATTENTION kernel for CPUs
+        if implementation == "sdpa_flash":  # torch also has a FLASH_ATTENTION kernel for CPUs
+            if q.shape[-1] == v.shape[-1]:
+                return None
+            return "sdpa_flash needs equal head dimensions of q and v on a CPU"
         return f"{implementation} needs a CUDA GPU"
     params = torch.backends.cuda.SDPAParams(
         q, k, v, None, 0.0, is_causal, bool(q.shape[-3] != k.shape[-3])

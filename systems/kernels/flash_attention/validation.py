@@ -15,9 +15,14 @@ from systems.kernels.flash_attention.triton.tile_table import (
     MAX_HEAD_DIM,
     PRECISIONS,
 )
+from systems.kernels.triton_interpreter import mend_interpreter
 
 MAX_PLANS = 4096  # maximum number of entries in each cache of launch plans or checked inputs
 Shapes = tuple[tuple[int, ...], ...]  # shapes or strides of several tensors
+FORM = (
+    "q must be (..., heads, n_queries, head_dim), k (..., heads, n_keys, head_dim) and v "
+    "(..., heads, n_keys, value_dim)"
+)
 
 
 def qkv_errors(
@@ -26,6 +31,8 @@ def qkv_errors(
     devices: Sequence[torch.device],
     valid_dtypes: Sequence[torch.dtype],
     max_head_dim: int | None = None,
+    form: str = FORM,
+    given: Sequence[Sequence[int]] | None = None,
 ) -> list[str]:
     """Return a list of error messages for invalid shapes, dtypes or devices of q, k and v.
 
@@ -35,6 +42,8 @@ def qkv_errors(
         shapes, dtypes, devices: shapes, dtypes and devices of q, k and v, in this order.
         valid_dtypes: supported dtypes.
         max_head_dim: largest supported head_dim; None for no limit.
+        form: the valid dimensions, for messages.
+        given: the shapes in messages; `shapes` by default.
     """
     errors = []
     q, k, v = shapes
@@ -44,11 +53,11 @@ def qkv_errors(
         or q[-1] != k[-1]
         or not _heads_fit(q[:-2], k[:-2])
     ):
+        shown = zip("qkv", given or shapes, strict=True)
         errors.append(
-            "q must be (..., heads, n_queries, head_dim), k (..., heads, n_keys, head_dim) and v "
-            "(..., heads, n_keys, value_dim), with equal leading dimensions, except that k and v "
-            "may have fewer heads if their number divides that of q, got "
-            f"q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
+            f"{form}, with equal leading dimensions, except that k and v may have fewer heads if "
+            "their number divides that of q, got "
+            + ", ".join(f"{name} {tuple(shape)}" for name, shape in shown)
         )
     for name, shape in (("head_dim", q), ("value_dim", v)):
         if name == "value_dim" and len(v) and len(q) and v[-1] == q[-1]:
@@ -118,3 +127,5 @@ def check_kernel_inputs(
             f"the Triton kernels need a GPU, got tensors on {devices[0]}; set TRITON_INTERPRET=1 "
             "in the environment to run the kernels in Triton's interpreter on a CPU"
         )
+    if devices[0].type == "cpu":
+        mend_interpreter()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -88,6 +90,60 @@ def test_the_reference_is_what_autograd_computes():
             assert_close(found, known)
 
 
+@pytest.mark.parametrize("implementation", ["auto", "naive", "flash_pytorch", "sdpa"])
+def test_alignments_are_the_same_for_equal_lengths(implementation):
+    q, k, v, _ = inputs((9, 9), 8, F64, (2,))
+    out = flash_attention(q, k, v, True, None, implementation, alignment="lower_right")
+    assert_close(out, flash_attention(q, k, v, True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocasts", [False, True])
+def test_lse_of_16_bit_inputs_is_as_accurate_as_float32(dtype, autocasts):
+    q, k, v, dout = (4 * x.to(dtype) for x in inputs((50, 50), 64, F64, (2,)))
+    given = [x.float() for x in (q, k, v)] if autocasts else (q, k, v)
+    with torch.autocast("cpu", dtype, enabled=autocasts):
+        out, lse = flash_attention(*given, return_lse=True)
+    exact = attention_reference(q, k, v, dout)
+    assert out.dtype == dtype and lse.dtype == torch.float32
+    # A score is a sum of 64 float32 products, and its terms are at most as large as |q| |k|. The
+    # log-sum-exp adds fewer roundings than another sum of 64 terms.
+    largest = q.double().norm(dim=-1).max() * k.double().norm(dim=-1).max() / 8
+    assert (lse - exact.lse).abs().max() <= 2 * 64 * torch.finfo(torch.float32).eps * largest
+
+
+def test_scores_beyond_the_range_of_float16():
+    q = torch.full((4, 64), 40.0, dtype=torch.float16)  # q k^T is 102,400
+    assert flash_attention(q, q, q, window=(1, 1)).isfinite().all()
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_scale_of_zero_weights_all_visible_keys_equally(is_causal):
+    q, k, v, dout = inputs((5, 5), 8, F64)
+    expected = attention_reference(q, k, v, dout, is_causal, 0.0).out
+    assert_close(flash_attention(q, k, v, is_causal, 0.0), expected)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "naive", "flash_pytorch"])
+def test_compiled_with_one_tensor_and_changing_options(implementation):
+    torch._dynamo.reset()  # functions of other tests count as recompilations of this one
+    x = inputs((9, 9), 8, F64, (2,))[0].requires_grad_()
+    compiled = torch.compile(
+        lambda a, scale: flash_attention(a, a, a, True, scale, implementation),
+        fullgraph=True, backend="aot_eager",
+    )  # fmt: skip
+    for scale in (0.3, 0.4, 0.5):
+        assert_close(compiled(x, scale), flash_attention(x, x, x, True, scale))
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    q, k, v, _ = inputs((9, 9), 8, F64, (2,))
+    found = flash_attention(
+        q, k, v, scale=np.float32(0.5), window=[np.int64(2), 10**30], softcap=Fraction(1, 2)
+    )
+    assert_close(found, flash_attention(q, k, v, scale=0.5, window=(2, None), softcap=0.5))
+
+
 @pytest.mark.parametrize("implementation", ["auto", "naive"])
 def test_queries_that_see_no_key(implementation):
     q, k, v, _ = (x.requires_grad_() for x in inputs((9, 4), 8, F64, (2,)))
@@ -138,14 +194,15 @@ def test_every_wrong_option_is_named_at_once():
     q, k, v, _ = inputs((5, 6), 8, F64)
     with pytest.raises(ValueError) as error:
         flash_attention(
-            q, k, v, window=(-1, 2), alignment="right", softcap=0.0, layout="shd", return_lse=True
+            q, k, v, window=(-1, 2), alignment="right", softcap=0.0, layout="shd", return_lse=1
         )
     for part in (
         "window must be (left, right), each a number of keys from 0 on or None for no limit, got "
         "(-1, 2)",
-        "softcap must be a number above 0, or None, got 0.0",
+        "softcap must be a number from 1e-18 to 1e+18, or None, got 0.0",
         "alignment must be one of upper_left, lower_right, got 'right'",
         "layout must be one of bhsd, bshd, got 'shd'",
+        "return_lse must be True or False, got 1",
     ):
         assert part in str(error.value)
 
@@ -174,9 +231,38 @@ def test_wrong_boundaries(starts, message):
         flash_attention_packed(q, k, v, torch.tensor(starts, dtype=dtype))
 
 
+def test_boundaries_are_checked_if_one_length_is_given():
+    q, k, v, _ = (x.transpose(0, 1) for x in inputs((13, 13), 8, F64, (2,)))
+    short, whole = (torch.tensor([0, n], dtype=torch.int32) for n in (5, 13))
+    with pytest.raises(ValueError, match="cu_seqlens_q must go from 0 to the number of rows, 13"):
+        flash_attention_packed(q, k, v, short, whole, 13)
+
+
+def test_shapes_in_messages_are_those_of_the_caller():
+    q, k, v, _ = inputs((6, 3), 8, F64, (2, 4))
+    with pytest.raises(
+        ValueError, match=r"q must be \(\.\.\., n_queries, heads, .* k \(2, 4, 3, 8\)"
+    ):
+        flash_attention(q, k, v[:1], layout="bshd")
+    x = torch.randn(6, 8)
+    with pytest.raises(ValueError, match=r"q must be \(\.\.\., n_queries, heads, .* q \(6, 8\)"):
+        flash_attention(x, x, x, layout="bshd")
+    starts = torch.tensor([0, 6], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"packed q must be \(rows .* k \(3, 4, 8\)"):
+        flash_attention_packed(x[:, None], torch.randn(3, 4, 8), x[:, None], starts)
+
+
+@pytest.mark.parametrize("function", [flash_attention, flash_attention_packed])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_is_no_tensor_is_named(function):
+    nested = torch.nested.nested_tensor([torch.randn(n, 4, 8) for n in (3, 5)])
+    with pytest.raises(ValueError, match="q must be a tensor, got None; v must not be a nested"):
+        function(None, torch.randn(2, 3, 4), nested, torch.tensor([0, 3]))
+
+
 def test_packed_tensors_of_other_shapes():
     q, k, v, _ = inputs((13, 13), 8, F64, (2, 2))
-    with pytest.raises(ValueError, match=r"packed q, k and v must be .* got q \(2, 2, 13, 8\)"):
+    with pytest.raises(ValueError, match=r"packed q must be .* got q \(2, 2, 13, 8\)"):
         flash_attention_packed(q, k, v, torch.tensor([0, 13], dtype=torch.int32))
 
 
@@ -196,6 +282,7 @@ def test_an_implementation_without_the_feature_is_refused(call, feature):
 
 
 class TestDropIn:
+    @pytest.mark.filterwarnings("ignore:scaled_dot_product_attention uses torch's")
     def test_is_torchs_function(self):
         for call in (
             {}, {"is_causal": True, "scale": 0.3}, {"enable_gqa": True},
@@ -223,6 +310,28 @@ class TestDropIn:
         layer = torch.nn.MultiheadAttention(16, 2, batch_first=True)
         x = torch.randn(2, 5, 16)
         assert layer(x, x, x, need_weights=False)[0].shape == x.shape
+
+    @pytest.mark.filterwarnings("ignore:scaled_dot_product_attention uses torch's")
+    def test_takes_what_torch_takes(self):
+        x = inputs((5, 5), 8, F64, (2, 4))[0]
+        ours, torchs = scaled_dot_product_attention, functional.scaled_dot_product_attention
+        assert_close(torch.vmap(ours)(x, x, x), torchs(x, x, x))
+        gradient = torch.func.grad(lambda a: ours(a, a, a).sum())(x)
+        assert_close(gradient, torch.func.grad(lambda a: torchs(a, a, a).sum())(x))
+        scale = torch.tensor(0.3)
+        assert_close(ours(x, x, x, scale=scale), torchs(x, x, x, scale=scale))
+        rows = [torch.randn(n, 4, 8) for n in (3, 5)]
+        jagged = torch.nested.nested_tensor(rows, layout=torch.jagged).transpose(1, 2)
+        assert_close(ours(*[jagged] * 3).values(), torchs(*[jagged] * 3).values())
+
+    @pytest.mark.filterwarnings("ignore:scaled_dot_product_attention uses torch's")
+    @pytest.mark.parametrize(
+        "wrong", [{"dropout_p": None}, {"is_causal": 1}, {"enable_gqa": 1}, {"scale": "x"}]
+    )
+    def test_refuses_what_torch_refuses(self, wrong):
+        x = torch.randn(2, 5, 8)
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            scaled_dot_product_attention(x, x, x, **wrong)
 
     def test_errors_are_torchs(self):
         q, k, v, _ = inputs((5, 5), 8, F64, (2, 4), kv_heads=2)
