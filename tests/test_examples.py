@@ -76,6 +76,7 @@ def outputs(file: str, folder: Path, submit_exits_with: int = 0) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_an_attention_in_pytorch(folder: Path) -> None:
     submitted, tables = outputs("my_attention.py", folder)
     assert "6 ok" in submitted
@@ -97,6 +98,7 @@ def test_a_triton_kernel_in_the_interpreter(folder: Path) -> None:
     assert "| naive | TritonAttention |" in tables
 
 
+@pytest.mark.slow
 def test_halves_of_attention_merged(folder: Path) -> None:
     (printed,) = outputs("merge_attention.py", folder)
     assert len(re.findall(r"\b(?:out|dq|dk|dv): relative difference \d\.\de-0[67]", printed)) == 4
@@ -117,6 +119,7 @@ def test_the_hooks_of_cs336(folder: Path) -> None:
     assert "| tiny | fp32 | get_ddp |" in tables
 
 
+@pytest.mark.slow
 def test_a_benchmark_in_a_package(folder: Path) -> None:
     submitted, tables = outputs("my_package/rms_norm.py", folder)
     assert "4 ok" in submitted

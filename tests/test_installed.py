@@ -154,6 +154,9 @@ def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path, o
     assert "| size |" in " ".join(python("aggregate", "logs/my").split())
 
 
+PYTHON = "env/bin/python"
+
+
 @pytest.mark.parametrize(
     ("commands", "submit", "tables"),
     [
@@ -163,9 +166,9 @@ def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path, o
             for words in [
                 ("env/bin/sweeps", "env/bin/sweeps submit", "env/bin/sweeps tables"),
                 ("python3 -m jobs", "python3 -m jobs.submit", "python3 -m aggregate"),
+                (f"{PYTHON} -m jobs", f"{PYTHON} -m jobs.submit", f"{PYTHON} -m aggregate"),
             ]
         ),
-        ("env/bin/python -m jobs", "env/bin/python -m jobs.submit", "env/bin/python -m aggregate"),
         ("python -m jobs", "python -m jobs.submit", "python -m aggregate"),
     ],
 )

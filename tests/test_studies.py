@@ -22,8 +22,7 @@ from tests.jobs.harness import ROOT, records, run
 from tests.jobs.results_folder import Outcome, ResultsFolder, rows_of
 
 STUDIES = sorted((ROOT / "sweeps" / "cpu").glob("*.yaml"))
-# The first runs in one process and has plots. The second runs on two ranks and leaves a picture.
-FAST = ("flash_heads", "ddp")
+FAST = ("flash_heads",)  # It has plots.
 
 
 @pytest.mark.parametrize(

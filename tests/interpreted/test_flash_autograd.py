@@ -129,6 +129,7 @@ def test_compiled_with_every_feature():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.slow
 def test_ops_with_every_feature():
     (q, k, v, dout), packing = packed_inputs([(6, 5), (3, 4)], (4, 2), 16, F16, 8)
     options = (True, None, "fp16x3", "triton")

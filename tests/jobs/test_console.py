@@ -118,6 +118,7 @@ def complete(folder: Path, *words: str) -> list[str]:
     return shell(folder, line).stdout.split()
 
 
+@pytest.mark.slow
 def test_commands_of_all_modules(elsewhere: Path) -> None:
     """`sweeps` has all commands, and their help names commands of `sweeps`."""
     groups = [get_command(app) for app in (commands.app, aggregate.app)]
@@ -151,6 +152,7 @@ def test_import_of_the_command_is_quick(elsewhere: Path) -> None:
         assert "jobs.console" in imported and not imported & unwanted
 
 
+@pytest.mark.slow
 def test_completion_of_commands_options_and_files(elsewhere: Path) -> None:
     assert complete(elsewhere, "st") == ["status"]
     assert complete(elsewhere, "co") == ["compare"]
@@ -184,6 +186,7 @@ def test_completion_of_keys(elsewhere: Path) -> None:
     assert "attention" in complete(elsewhere, *words, "benchmark", "=")
 
 
+@pytest.mark.slow
 def test_completion_of_values(elsewhere: Path) -> None:
     words = ("submit", "my.yaml")
     assert complete(elsewhere, *words, "kind", "=") == ["big", "small", "smaller"]
@@ -208,6 +211,7 @@ def test_completion_of_values(elsewhere: Path) -> None:
     assert shell(elsewhere, fish).stdout.split() == ["kind=big"]
 
 
+@pytest.mark.slow
 def test_completion_of_results(elsewhere: Path) -> None:
     assert complete(elsewhere, "status", "lo") == ["logs/my"]
     assert complete(elsewhere, "compare", "logs/my", "logs/") == ["logs/my"]
@@ -229,6 +233,7 @@ def test_completion_of_results(elsewhere: Path) -> None:
         (elsewhere / "logs" / "h").rmdir()
 
 
+@pytest.mark.slow
 def test_completion_of_conditions(elsewhere: Path) -> None:
     for words in (["status"], ["cancel", "logs/my"], ["retry"]):
         assert complete(elsewhere, *words, "--where", "s") == ["size", "status"]

@@ -112,6 +112,7 @@ def test_ctrl_c_during_imports_prints_no_traceback(tmp_path: Path) -> None:
         assert (process.returncode, *printed) == (130, "", ""), command
 
 
+@pytest.mark.slow
 def test_a_command_whose_reader_exits_ends_without_a_message(done: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(done, tmp_path / "copy")
     commands = [
@@ -132,6 +133,7 @@ def test_a_command_whose_reader_exits_ends_without_a_message(done: Path, tmp_pat
         assert (process.returncode, error) == (141, ""), command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["--local", "--debug"])
 def test_runs_on_this_machine_continue_without_their_reader(tmp_path: Path, executor: str) -> None:
     sweep = write_sweep(tmp_path, [{"what": "ok", "tag": tag} for tag in range(3)])
@@ -161,6 +163,7 @@ def test_output_on_a_full_disk_ends_a_command_with_one_line(done: Path) -> None:
         assert (process.returncode, error) == (2, said), command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["--local", "--debug"])
 def test_runs_on_this_machine_continue_if_their_output_is_on_a_full_disk(
     tmp_path: Path, executor: str

@@ -81,6 +81,7 @@ def test_folders_in_folders_of_logs_are_found(here: Path) -> None:
     assert done.returncode == 2 and done.stdout == "logs cannot be read: Not a directory\n"
 
 
+@pytest.mark.slow
 def test_replay_where_it_cannot_write_says_so(here: Path) -> None:
     failed = failed_run("elsewhere/out")
     Path("logs").rename("gone")
@@ -90,6 +91,7 @@ def test_replay_where_it_cannot_write_says_so(here: Path) -> None:
     assert done.stdout == f"cannot write logs/replay/{failed.run}.yaml: Not a directory\n"
 
 
+@pytest.mark.slow
 def test_retry_without_a_folder_repeats_the_runs_of_the_last_submission(here: Path) -> None:
     call("jobs.submit", "sweep.yaml", "--local", "--out", "elsewhere/out")
     done = call("jobs", "retry")
@@ -123,6 +125,7 @@ def test_without_an_accepted_submission_the_error_says_what_to_do(
         assert "none in ./logs has an accepted submission; pass the folder" in done.stdout
 
 
+@pytest.mark.slow
 def test_logs_reads_only_the_folder_that_contains_the_run(here: Path) -> None:
     """The folder of the last submission comes first, and records elsewhere are not read."""
     failed = failed_run("logs/ok")
@@ -141,6 +144,7 @@ def test_logs_reads_only_the_folder_that_contains_the_run(here: Path) -> None:
     assert done.returncode == 2 and "no run whose id begins with 'nothing'" in done.stdout
 
 
+@pytest.mark.slow
 def test_logs_that_cannot_be_read_are_named(here: Path) -> None:
     failed = failed_run("logs/ok")
     assert failed.log is not None

@@ -120,6 +120,7 @@ def read_to_end(terminal: int) -> str:
     return data.decode()
 
 
+@pytest.mark.slow
 def test_watch_redraws_a_terminal(tmp_path: Path) -> None:
     sweep, fifo = sweep_of(tmp_path)
     out = tmp_path / "out"

@@ -146,6 +146,7 @@ def test_cancel_stops_jobs_and_skips_runs_of_a_local_queue(tmp_path: Path) -> No
     assert set(statuses(out).values()) == {"ok"}
 
 
+@pytest.mark.slow
 def test_cancel_stops_a_run_that_its_restarted_worker_executes_again(tmp_path: Path) -> None:
     """The run has a record with the status cancelled, of the worker before."""
     fifo = Fifo(tmp_path / "fifo")
@@ -198,6 +199,7 @@ def test_lists_of_cancelled_runs_of_processes_at_the_same_time_are_merged(tmp_pa
     assert [line.path.name for line in bad] == ["0.json"]
 
 
+@pytest.mark.slow
 def test_retry_of_some_runs(tmp_path: Path) -> None:
     cases = [{"what": "ok"}, *({"what": "raises", "tag": tag} for tag in (1, 2)), {"what": "nan"}]
     sweep, out = write_sweep(tmp_path, cases), tmp_path / "out"

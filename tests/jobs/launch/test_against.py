@@ -54,6 +54,7 @@ def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
     assert [state["dirty"] for state in states] == [False, False]
 
 
+@pytest.mark.slow
 def test_the_same_command_resumes_and_an_edit_does_not_change_the_other_code(own: Checkout) -> None:
     command = ("--against", "HEAD~1")
     submit(own, *command, "blocks.rounds=1")
@@ -62,6 +63,7 @@ def test_the_same_command_resumes_and_an_edit_does_not_change_the_other_code(own
     assert [r.block.round for r in records(own.folder / "logs/own") if r.block] == [0] * 3 + [1] * 3
 
 
+@pytest.mark.slow
 def test_an_edit_that_was_taken_back_is_measured_again(own: Checkout) -> None:
     """Reports show the code of the latest rounds, so this must be the present one."""
     command = ("--against", "HEAD~1", "blocks.rounds=1")
@@ -98,6 +100,7 @@ def test_a_folder_with_changes(own: Checkout, tmp_path: Path) -> None:
     assert found[0].checkout.startswith("other-")
 
 
+@pytest.mark.slow
 def test_another_checkout_of_this_project(tmp_path: Path) -> None:
     """The launcher of the checkout is not used, only the measured code."""
     project = project_checkout(tmp_path / "project")
@@ -149,6 +152,7 @@ def test_a_revision_without_the_benchmark(own: Checkout) -> None:
     assert done.returncode == 2 and "has no benchmark 'own.bench'" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_a_revision_with_other_parameters_or_another_version(own: Checkout) -> None:
     bench = own.folder / "own/bench.py"
     text = bench.read_text()

@@ -149,6 +149,7 @@ def test_complete_rounds_are_kept(tmp_path: Path) -> None:
     assert [n for n, _ in order(records(out)[count:])] == [1, 1, 1, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_repeats_its_round(tmp_path: Path) -> None:
     """After the second death during a run, the round goes on without this run."""
     cases = [{"what": "ok"}, {"what": "kill_worker", "tag": 1}]
@@ -161,6 +162,7 @@ def test_a_worker_that_dies_repeats_its_round(tmp_path: Path) -> None:
     assert sorted(executions(found).values()) == [1, 1, 3]
 
 
+@pytest.mark.slow
 def test_a_failure_that_would_repeat_is_not_executed_again(tmp_path: Path) -> None:
     cases = [{"what": "ok"}, {"what": "wrong", "tag": 1}, {"what": "raises", "tag": 2}]
     sweep, out = block_sweep(tmp_path, cases), tmp_path / "out"
@@ -206,6 +208,7 @@ def test_ranks_are_started_for_each_run_of_a_round(tmp_path: Path) -> None:
     assert [options(r)["check"] for r in records(out)] == [True, True, False]
 
 
+@pytest.mark.slow
 def test_force_measures_complete_rounds_again(tmp_path: Path) -> None:
     sweep, out = block_sweep(tmp_path, OK[:2], rounds=1), tmp_path / "out"
     for count in (3, 6):
@@ -214,6 +217,7 @@ def test_force_measures_complete_rounds_again(tmp_path: Path) -> None:
     assert list(executions(records(out)).values()) == [3, 3]
 
 
+@pytest.mark.slow
 def test_a_round_is_done_only_by_its_latest_execution(tmp_path: Path) -> None:
     """Reports show the latest execution of a round, here with another baseline."""
     sweep, out = block_sweep(tmp_path, OK[:2], rounds=1), tmp_path / "out"

@@ -343,6 +343,7 @@ def test_a_module_that_is_no_benchmark(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_retry_whose_benchmark_no_longer_imports_says_so(tmp_path: Path) -> None:
     (tmp_path / "odd").mkdir()
     module = tmp_path / "odd" / "fading.py"

@@ -28,6 +28,7 @@ from tests.jobs.harness import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_stops_at_the_first_failure_and_shows_its_traceback(
     tmp_path: Path, ranks: int | None

@@ -67,6 +67,7 @@ def test_a_full_results_folder_stops_the_queue_and_the_command_resumes(tmp_path:
         assert not list(out.rglob(".*.json.*"))  # no partial files
 
 
+@pytest.mark.slow
 def test_a_full_disk_in_the_foreground(tmp_path: Path) -> None:
     with small_disk(tmp_path / "out", 512) as out:
         (out / "ballast").touch()
@@ -78,6 +79,7 @@ def test_a_full_disk_in_the_foreground(tmp_path: Path) -> None:
         assert not [line for line in done.stdout.splitlines() if line.startswith("ok ")]
 
 
+@pytest.mark.slow
 def test_a_log_on_a_full_disk_is_not_the_fault_of_the_run(tmp_path: Path) -> None:
     """The logs are on a disk of their own, so that the record can be written."""
     out = tmp_path / "out"
@@ -129,6 +131,7 @@ def test_a_temporary_folder_and_a_log_on_the_same_full_disk(tmp_path: Path) -> N
         assert "No space left on device" in str(undelivered(disk))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_full_temporary_folder_is_named(tmp_path: Path, ranks: int | None) -> None:
     """The same command repeats the run, because a full disk is not its fault."""

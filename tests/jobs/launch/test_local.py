@@ -166,6 +166,7 @@ def test_an_exclusive_job_runs_alone(
     assert together(ran) and all(a[0] == b[0] == 1 for a, b in together(ran))
 
 
+@pytest.mark.slow
 def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> None:
     blocks: list[dict[str, Any]] = [
         {"fixed": {"what": "ok", "tag": i}, "resources": {"gpus_per_node": 1}} for i in range(20)
@@ -187,6 +188,7 @@ def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> 
     assert "skipping 21 runs with a result" in again.stdout and len(records(out)) == 21
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(visible_gpus()), reason="needs a machine without a GPU")
 def test_the_gpus_given_reach_the_runs_which_do_not_fall_back_to_the_cpu(
     tmp_path: Path, fake_gpus: dict[str, str]

@@ -35,6 +35,7 @@ def test_what_failed_before_is_no_success_the_second_time(half_failed: tuple[Pat
     assert len(records(out)) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["segfault", pytest.param("abort", marks=pytest.mark.slow)])
 def test_a_run_that_always_crashes_is_not_repeated_for_ever(tmp_path: Path, what: str) -> None:
     """A run that others killed is repeated each time."""

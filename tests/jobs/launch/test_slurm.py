@@ -109,6 +109,7 @@ def test_submitting_in_flight_submits_nothing_twice(scenarios: Scenarios) -> Non
     assert len(scenario.queue()) == 3
 
 
+@pytest.mark.slow
 def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
     scenario = scenarios["cancelled"]
     scenario.wait_until_executing()
@@ -154,6 +155,7 @@ def test_cancel_some_runs_and_resubmit_them(scenarios: Scenarios) -> None:
     assert states(scenario.status()) == ["ok"] * 5
 
 
+@pytest.mark.slow
 def test_a_stranger_executes_no_code_on_two_nodes(scenarios: Scenarios) -> None:
     """A job listens on one address, and what a stranger writes to its store is not unpickled."""
     scenario = scenarios["ports"]
@@ -327,6 +329,7 @@ def test_a_refused_submission_is_not_the_last_one(scenarios: Scenarios) -> None:
     assert following.returncode == 0 and "-> ok\n" in rest, rest
 
 
+@pytest.mark.slow
 def test_an_interrupted_submission_names_the_jobs_that_stay(scenarios: Scenarios) -> None:
     cases = [{"fixed": {"index": i}, "timeout_s": 100 * (i + 1)} for i in (0, 1)]  # two arrays
     scenario = scenarios.new("interrupted", cases=cases)

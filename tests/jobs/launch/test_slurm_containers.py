@@ -87,6 +87,7 @@ def test_other_interpreter(scenarios: Scenarios) -> None:
         assert facts["folder"] == str(scenarios[name].folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

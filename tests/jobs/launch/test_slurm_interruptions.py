@@ -108,6 +108,7 @@ def send_warning(scenario: Scenario) -> None:
     assert scancel.returncode == 0, scancel.stderr
 
 
+@pytest.mark.slow
 def test_killed_worker(scenarios: Scenarios) -> None:
     """The job continues in the same allocation, without the run that killed two workers."""
     scenario = scenarios["worker"]
@@ -142,6 +143,7 @@ def test_killed_worker_of_another_node(scenarios: Scenarios) -> None:
     assert lost.slurm == measured.slurm  # neither requeued nor submitted again
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
     """If Slurm ends a job step for its memory, the run that was executing counts as oom."""
     scenario = scenarios["memory"]
@@ -163,6 +165,7 @@ def test_warning_of_the_time_limit(scenarios: Scenarios) -> None:
     assert_requeued(scenarios["warned"].finish())
 
 
+@pytest.mark.slow
 def test_preemption(scenarios: Scenarios) -> None:
     """A job that ends in its grace time is requeued. Slurm would count it as failed otherwise."""
     assert_requeued(scenarios["preempted"].finish())
@@ -180,6 +183,7 @@ def test_run_that_never_fits_the_limit(limits: Scenarios) -> None:
     assert record.failure is not None and "limit of 1 min" in record.failure.message
 
 
+@pytest.mark.slow
 def test_early_warning_of_the_time_limit(scenarios: Scenarios) -> None:
     """Slurm may warn most of a minute early. A run that ends in time is not interrupted."""
     scenario = scenarios["short"]

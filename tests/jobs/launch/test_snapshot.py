@@ -104,6 +104,7 @@ def test_equal_content_is_copied_once(tmp_path: Path, project: Checkout) -> None
     assert refused.returncode == 2 and "were modified after they were copied" in refused.stdout
 
 
+@pytest.mark.slow
 def test_retry_takes_a_snapshot_again(tmp_path: Path, project: Checkout) -> None:
     own = own_repository(tmp_path / "own")
     own.commit(helper="raise OSError('broken')\n")
@@ -117,6 +118,7 @@ def test_retry_takes_a_snapshot_again(tmp_path: Path, project: Checkout) -> None
     assert facts(last)["code"] == "mended" and last.environment["code"][0]["snapshot"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_in_a_snapshot(tmp_path: Path, project: Checkout) -> None:
     own = own_repository(tmp_path / "own")
 

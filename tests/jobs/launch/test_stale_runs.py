@@ -23,6 +23,7 @@ def submit(own: Checkout, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_an_edit_of_a_helper_module_of_the_user(tmp_path: Path) -> None:
     own = own_repository(tmp_path / "own")
     out = own.folder / "logs" / "own"

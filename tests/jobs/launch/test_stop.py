@@ -59,6 +59,7 @@ def start_warned(manifest: Manifest, reason: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=ROOT, env=job_environment())
 
 
+@pytest.mark.slow
 def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
     sweep, fifo = waiting_sweep(tmp_path)
     manifest = write_submission(sweep, tmp_path / "out")
@@ -139,6 +140,7 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
     assert set(statuses(out).values()) == {"ok"}
 
 
+@pytest.mark.slow
 def test_a_run_that_killed_its_workers_is_shown_while_the_queue_goes_on(tmp_path: Path) -> None:
     """A new submission can repeat the run, although the earlier one has not ended."""
     fifo = Fifo(tmp_path / "fifo")

@@ -195,6 +195,7 @@ def test_a_wrong_text_is_an_error(folder: ResultsFolder, text: str, words: str) 
 DOUBLING = "{% set ns = ['a'] %}{% for i in range(99) %}{% set _ = ns.append(ns[-1] * 2) %}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -98,6 +98,7 @@ def test_without_gpus_nothing_is_sampled() -> None:
     assert sampler.by_phase({"forward": [(0.0, 1.0)]}) == {}
 
 
+@pytest.mark.slow
 def test_a_failure_names_the_phase_that_failed(tmp_path: Path) -> None:
     """An attention function outside this project raises in backward."""
     code = (

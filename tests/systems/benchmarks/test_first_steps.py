@@ -27,6 +27,7 @@ def first_steps(**params: Any) -> list[dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 @no_gpu
 def test_steps_on_a_cpu_make_no_cuda_calls() -> None:
     steps = first_steps(size="tiny", context_length=16, batch_size=2, vocab_size=50, steps=3)

@@ -74,8 +74,12 @@ def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
 @two_ranks
 @pytest.mark.parametrize(
     ("strategy", "precision"),
-    [(strategy, "bf16_master") for strategy in STRATEGIES]
-    + [("layers", "fp32"), ("fsdp2", "fp32")],
+    [("layers", "bf16_master"), ("fsdp2", "fp32")]
+    + [
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in [*((name, "bf16_master") for name in STRATEGIES), ("layers", "fp32")]
+        if each != ("layers", "bf16_master")
+    ],
 )
 def test_every_strategy_is_measured(ranks, strategy, precision, tmp_path):
     ranks.assert_passes(is_measured, strategy, precision, str(tmp_path), repeats=1)

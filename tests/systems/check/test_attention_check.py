@@ -115,7 +115,9 @@ def check(name: str, *options: str, code: int = 1) -> str:
         ),
         pytest.param(*("negative", "out, dq, dk, dv", "the sign is wrong"), marks=pytest.mark.slow),
         ("dk_without_scale", "dk", "the scale 1/sqrt(head_dim) is missing: values are 4 times"),
-        ("dq_and_dk_swapped", "dq, dk", "dq and dk are swapped"),
+        pytest.param(
+            *("dq_and_dk_swapped", "dq, dk", "dq and dk are swapped"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_mistake_is_named(name: str, tensors: str, words: str) -> None:
@@ -124,6 +126,7 @@ def test_a_mistake_is_named(name: str, tensors: str, words: str) -> None:
     assert f"{tensors}: it looks as if {words}" in told and smallest in told
 
 
+@pytest.mark.slow
 def test_rows_that_are_wrong_are_named() -> None:
     told = check("nan", "--seq-len", "17", "--head-dim", "16", "--dtype", "fp32", "--cpu")
     assert "out: relative error nan (at most 5e-05), wrong in 12 of 17 rows, from row 5 to" in told
@@ -169,6 +172,7 @@ def test_exponentials_that_overflow_are_found() -> None:
     assert "causal, scores up to 100, whose exponentials overflow" in told
 
 
+@pytest.mark.slow
 def test_code_that_ends_the_process(folder: Path) -> None:
     told = check("crash", "--seq-len", "16", "--seq-len", "17", "--dtype", "fp32", "--cpu")
     assert "2 right, 2 refused" in told and "the process ended with exit code 3" in told
