@@ -29,12 +29,10 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # import `systems` of this checkout
 from systems.kernels.flash_attention.hopper.forward_launch import FORWARD, HopperTile
-from systems.kernels.flash_attention.triton.backward_kernel import (
-    delta_kernel,
-    dkdv_kernel,
-    dq_kernel,
-)
+from systems.kernels.flash_attention.triton.backward_ops import delta_kernel
 from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel, sum_kernel
+from systems.kernels.flash_attention.triton.dkdv_kernel import dkdv_kernel
+from systems.kernels.flash_attention.triton.dq_kernel import dq_kernel
 from systems.kernels.flash_attention.triton.forward_kernel import forward_kernel
 from systems.kernels.flash_attention.triton.fp16_split_kernel import parts_kernel, peak_kernel
 from systems.kernels.flash_attention.triton.tile_table import (

@@ -139,8 +139,8 @@ def _source_hash() -> str:
     """Return a hash of the source files that determine which tile sizes are fastest."""
     here = Path(__file__).parent
     names = (
-        "choose_tiles", "tile_search", "tile_ops", "tile_table", "work_splits", "forward_kernel",
-        "backward_kernel", "plans",
+        "choose_tiles", "tile_search", "tile_ops", "mask_ops", "tile_table", "work_splits",
+        "forward_kernel", "backward_ops", "dkdv_kernel", "dq_kernel", "base_plan", "plans",
     )  # fmt: skip
     files = [here / f"{name}.py" for name in names]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -96,11 +96,9 @@ class BackwardPlan(TritonPlan):
         self.needs_dq, self.needs_dkdv = needs_dq, needs_dkdv
         if self.is_empty:
             return
-        from systems.kernels.flash_attention.triton.backward_kernel import (
-            delta_kernel,
-            dkdv_kernel,
-            dq_kernel,
-        )
+        from systems.kernels.flash_attention.triton.backward_ops import delta_kernel
+        from systems.kernels.flash_attention.triton.dkdv_kernel import dkdv_kernel
+        from systems.kernels.flash_attention.triton.dq_kernel import dq_kernel
 
         q, k = self.q, self.k
         self.out, self.dout = (layout(self.shapes[3], s) for s in (out_strides, dout_strides))
