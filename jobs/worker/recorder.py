@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import provenance
+from jobs.errors import nearest
 from jobs.printing import say
 from jobs.results import unwritable
 from jobs.results.manifest import Job, Manifest
@@ -167,7 +168,7 @@ class Recorder:
         status, failure, measuring = outcome.status, outcome.failure, outcome.measuring
         if status is Status.ok:
             try:
-                measurements = Measurements.model_validate(outcome.measurements)
+                measurements = _measurements_of(outcome)
                 facts = measurements.facts | energy_facts(measurements, conditions)
                 measurements = measurements.model_copy(update={"facts": facts})
             except ValueError as error:
@@ -219,6 +220,19 @@ class Recorder:
         """
         now = self.code.source_hash(attempt.run)
         return now if now == attempt.source_hash else None
+
+
+def _measurements_of(outcome: Outcome) -> Measurements:
+    """Return the results that a benchmark returned.
+
+    Raises:
+        ValueError: if they cannot be stored, or have a key that no record has.
+    """
+    returned, valid = outcome.measurements or {}, list(Measurements.model_fields)
+    for key in returned:
+        if key not in valid:
+            raise ValueError(f"unknown key {key!r}{nearest(key, valid)}; other results go in facts")
+    return Measurements.model_validate(returned)
 
 
 def _holds(folder: Path) -> bool:

@@ -30,6 +30,8 @@ class Drawing:
 def drawings_of(study: Study, name: str | None, where: str | None) -> list[Drawing]:
     """Return the figures that the shown runs of a study have drawn, in the order of the sweep.
 
+    Of several executions of a run on one kind of device, the figures of the first are returned.
+
     Args:
         study: the study.
         name: file name without suffix. None: all.
@@ -46,15 +48,16 @@ def drawings_of(study: Study, name: str | None, where: str | None) -> list[Drawi
             except TableError:  # this benchmark has no such parameter
                 continue
         results = chosen
-    found = [
-        (result, path)
-        for result in results
-        if result.record is not None and result.record.artifacts is not None
-        for path in _pngs(study.folder_of(result.record) / result.record.artifacts)
-        if name is None or path.stem == name
-    ]
-    differing = varying([result.run for result, _ in found])
-    return [_drawing(study, result, path, differing) for result, path in found]
+    found: dict[tuple[str, str, str], tuple[Result, Path]] = {}
+    for result in results:
+        if result.record is None or result.record.artifacts is None:
+            continue
+        for path in _pngs(study.folder_of(result.record) / result.record.artifacts):
+            if name is None or path.stem == name:
+                key = result.run.id, result.device, path.stem
+                found.setdefault(key, (result, path))
+    differing = varying([result.run for result, _ in found.values()])
+    return [_drawing(study, result, path, differing) for result, path in found.values()]
 
 
 def _pngs(folder: Path) -> list[Path]:

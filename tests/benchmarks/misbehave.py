@@ -365,6 +365,11 @@ def undecodable_fact(params: Params) -> dict[str, Any]:
     return {"facts": {"path": os.fsdecode(b"\xff")}}
 
 
+@action
+def misspelt(params: Params) -> dict[str, Any]:
+    return {"sample_ms": {"call": [1.0]}}
+
+
 def fill(path: Path) -> None:
     """Append to a file until the disk is full."""
     with path.open("ab", buffering=0) as file:

@@ -57,6 +57,7 @@ ENDINGS = {
     "nan": "error",
     "tensor": "error",
     "undecodable_fact": "error",
+    "misspelt": "error",
     "many_facts": "ok",
     "wrong": "wrong",
     "unsupported": "unsupported",
@@ -190,6 +191,8 @@ def test_a_fact_that_is_no_fact_is_named(endings: Endings) -> None:
         in (failure_of(endings.of("tensor"))[1])
     )
     assert "surrogates" in failure_of(endings.of("undecodable_fact"))[1]
+    message = failure_of(endings.of("misspelt"))[1]
+    assert "unknown key 'sample_ms'; did you mean 'samples_ms'? (valid: bus_bytes," in message
 
 
 def test_many_facts_arrive_whole(endings: Endings) -> None:

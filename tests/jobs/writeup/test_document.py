@@ -89,6 +89,19 @@ def test_without_results_the_command_is_shown(tmp_path: Path, measured: ResultsF
     assert own.parts[0].tables
 
 
+def test_a_figure_of_several_repeats_is_shown_once(tmp_path: Path, folder: ResultsFolder) -> None:
+    def outcome(params: dict[str, object], repeat: int) -> dict[str, object]:
+        artifacts = f"artifacts/{params['size']}-{repeat}"
+        (folder.path / artifacts).mkdir(parents=True)
+        (folder.path / artifacts / "timeline.png").touch()
+        return ok(4.0) | {"artifacts": artifacts}
+
+    folder.submit(load(tmp_path, TOY + "repeats: 2\ngrid: {size: [1, 2]}\n"), outcome, H200)
+    shown = problem("", show=[Exhibit(images="timeline")])
+    (result,) = document(shown, folders=[folder.path]).problems
+    assert [drawing.label for drawing in result.parts[0].drawings] == ["size 1", "size 2"]
+
+
 def test_two_devices_have_an_answer_each(tmp_path: Path, measured: ResultsFolder) -> None:
     other = ResultsFolder(tmp_path / "h100")
     other.submit(load(tmp_path, TOY + GRID), lambda *_: ok(6.0, 6.0), H100)
