@@ -36,7 +36,10 @@ def merge(out_1: Tensor, lse_1: Tensor, out_2: Tensor, lse_2: Tensor) -> tuple[T
 
 
 def in_halves(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal attention, aligned to the lower right corner, from two halves of the keys."""
+    """Return causal attention, aligned to the lower right corner, from two halves of the keys.
+
+    There must be at most as many queries as keys in the second half.
+    """
     half = k.shape[-2] // 2
     # The queries come after the keys of the first half, so they see all of these keys.
     first = flash_attention(q, k[..., :half, :], v[..., :half, :], return_lse=True)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from systems.kernels.flash_attention import layout
 from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 from tests.systems.kernels.flash_cases import (
     BF16,
@@ -89,6 +90,21 @@ def test_a_softcap_far_above_the_scores_changes_nothing_in_float32():
     plain = by_triton(*given_inputs, True, tiles=TILES["wide"])
     for a, b in zip(capped, plain, strict=True):
         assert (a - b).norm() <= 3e-6 * b.norm()
+
+
+@pytest.mark.parametrize(("dtype", "cap"), [(BF16, 1e8), (F16, 1e4), slow(BF16, 513.0)])
+def test_a_large_softcap_loses_no_precision_in_16_bits(dtype, cap):
+    given_inputs = inputs((40, 50), 16, dtype, (1,))
+    assert_right(*given_inputs, True, variant=Variant(softcap=cap), tiles=TILES["wide"])
+
+
+def test_rows_of_the_output_that_are_too_far_apart(monkeypatch):
+    """With a larger value_dim, the rows of the output would be further apart than those of q."""
+    monkeypatch.setattr(layout, "MAX_ROW_STRIDE", 200)
+    given_inputs = inputs((20, 20), 32, F32, (1, 4), value_dim=64)
+    q, k, v, dout = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in given_inputs)
+    assert q.stride(-2) == 128  # and 256 in an output with the same order of dimensions
+    assert_right(q, k, v, dout, True, tiles=TILES["wide"])
 
 
 @pytest.mark.parametrize("mask", [slow("full"), slow("causal"), "window lower right"])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention.arguments import (
+    ALIGNMENTS,
     LAYOUTS,
     PACKED,
     as_float,
@@ -67,7 +68,8 @@ def flash_attention(
                             sdpa, for example on other devices, for float64, and for small inputs,
                             whose time is mostly launch overhead. For features that sdpa lacks:
                             flash_triton, and naive where flash_triton does not run
-            naive           attention with the full score matrix in memory, in the inputs' dtype
+            naive           attention with the full score matrix in memory, in the inputs' dtype;
+                            with one of the features below, in float32 or float64
             flash_pytorch   FlashAttention-2 in plain torch, written for readers; computes in
                             float32, or in float64 for float64 inputs
             flash_triton    FlashAttention-2 in Triton, on a GPU; with TRITON_INTERPRET=1 also on a
@@ -111,7 +113,9 @@ def flash_attention(
         raise ValueError("; ".join(errors))
     if layout == LAYOUTS[1]:
         q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
-    variant = make_variant(window, alignment, softcap, q.shape[-2] == k.shape[-2])
+    if q.shape[-2] == k.shape[-2]:
+        alignment = ALIGNMENTS[0]  # the same, and more implementations have it
+    is_causal, variant = make_variant(is_causal, window, alignment, softcap)
     leading = q.shape[:-2]
     # torch's fused kernels support only four dimensions. For other numbers of dimensions, torch
     # materializes the score matrix.
@@ -160,10 +164,11 @@ def flash_attention_packed(
         max_seqlen_q, max_seqlen_k: length of the longest sequence, or any larger number. If one of
             them is None, it is computed and all boundaries are checked, which waits for the GPU
             (torch.compile breaks the graph there). With both, boundaries on a GPU are not checked.
-            Rows past max_seqlen in a sequence are then not computed.
+            Rows past max_seqlen in a sequence, and rows outside of all sequences, are then
+            undefined in the output and in the gradients.
         is_causal, scale, implementation, window, alignment, softcap, return_lse: as in
             `flash_attention`. Each sequence has its own alignment. The implementations that
-            support packed sequences are auto, flash_triton and naive.
+            support packed sequences are auto, flash_triton, flash_attn_4 and naive.
 
     Returns:
         out: (rows of q, heads, value_dim).
@@ -187,11 +192,13 @@ def flash_attention_packed(
     packing = make_packing(
         q.shape[1], k.shape[1], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     )
-    variant = make_variant(window, alignment, softcap, cu_seqlens_q is cu_seqlens_k)
+    if cu_seqlens_q is cu_seqlens_k:
+        alignment = ALIGNMENTS[1]  # the same, and flash-attn has only this one
+    is_causal, variant = make_variant(is_causal, window, alignment, softcap)
     scale = as_float(scale)
     result = _attend(q, k, v, is_causal, scale, implementation, variant, packing, return_lse)
     out, lse = result if return_lse else (result, None)
-    out = out.transpose(0, 1).contiguous()  # a copy only after naive
+    out = out.transpose(0, 1).contiguous()
     return out if lse is None else (out, lse)
 
 

@@ -192,23 +192,24 @@ def make_packing(
         longest_k = _longest("cu_seqlens_k", cu_seqlens_k, rows_k)
         max_seqlen_q = longest_q if max_seqlen_q is None else max_seqlen_q
         max_seqlen_k = longest_k if max_seqlen_k is None else max_seqlen_k
-    # Kernels read the boundaries with a stride of 1.
+    # Kernels read the boundaries with a stride of 1. The lengths determine the number of programs.
     return Packing(
-        cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), int(max_seqlen_q), int(max_seqlen_k)
-    )
+        cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(),
+        min(int(max_seqlen_q), rows_q), min(int(max_seqlen_k), rows_k),
+    )  # fmt: skip
 
 
 def make_variant(
-    window: Sequence[int | None], alignment: str, softcap: float | None, same_length: bool
-) -> Variant:
-    """Return the variant of attention that valid options describe.
+    is_causal: bool, window: Sequence[int | None], alignment: str, softcap: float | None
+) -> tuple[bool, Variant]:
+    """Return whether attention is causal, and its variant, for valid options of `flash_attention`.
 
-    Args:
-        window, alignment, softcap: as given to `flash_attention`.
-        same_length: whether there are as many queries as keys. Both alignments are then the same.
+    Equal masks give equal results: a window that ends at the position of the query is causal.
     """
     left, right = (None if bound is None else min(int(bound), _MAX_WINDOW) for bound in window)
-    return Variant(left, right, alignment == ALIGNMENTS[1] and not same_length, as_float(softcap))
+    is_causal = is_causal or right == 0
+    right = None if is_causal else right
+    return is_causal, Variant(left, right, alignment == ALIGNMENTS[1], as_float(softcap))
 
 
 def as_float(number: float | None) -> float | None:

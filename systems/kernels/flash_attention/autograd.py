@@ -70,11 +70,11 @@ class FlashAttentionHopper(torch.autograd.Function):
     and packing. The class needs an H100 or H200, bfloat16 or float16 inputs, head_dim 64 or 128,
     and k and v with the heads of q.
 
-    Backward uses the Triton kernels, which are deterministic, in three cases: under
+    Backward uses the Triton kernels, which are deterministic, under
     `torch.use_deterministic_algorithms(True)`, if q does not need a gradient or neither k nor v
-    needs one, and if the log-sum-exp has a gradient. In all other cases, backward uses Hopper
-    kernels. They add up dq in float32 in an order that changes from call to call, so the rounding
-    errors of dq also change.
+    needs one, and if the log-sum-exp has a gradient. Otherwise, backward uses Hopper kernels. They
+    add up dq in float32 in an order that changes from call to call, so the rounding errors of dq
+    also change.
     """
 
     @staticmethod

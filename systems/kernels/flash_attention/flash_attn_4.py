@@ -45,7 +45,10 @@ def flash_attn_4(
         "softcap": variant.softcap or 0.0,
     }  # fmt: skip
     if not options["causal"]:
-        options["window_size"] = mask.left, mask.right
+        options["window_size"] = tuple(
+            None if bound is None else min(bound, q.shape[-2] + k.shape[-2])
+            for bound in (mask.left, mask.right)
+        )
     q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     if packing is None:
         out = flash_attn_func(q, k, v, **options)
@@ -60,16 +63,17 @@ def flash_attn_4(
 
 
 def flash_attn_4_unsupported_reason(
-    q: Tensor, k: Tensor, is_causal: bool, variant: Variant, is_packed: bool
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, variant: Variant, is_packed: bool
 ) -> str | None:
     """Return the reason why flash_attn_4 does not support these inputs, or None if it does."""
     if not q.is_cuda or torch.cuda.get_device_capability(q.device) < (9, 0):
         return "flash_attn_4 needs a Hopper or Blackwell GPU"
     if not _is_installed():
         return "flash_attn_4 needs the package flash-attn-4, which is not installed"
-    reason = flash_attn_4_form_reason(q.dtype, q.shape[-1])
-    if reason:
-        return reason
+    for head_dim in (q.shape[-1], v.shape[-1]):
+        reason = flash_attn_4_form_reason(q.dtype, head_dim)
+        if reason:
+            return reason
     mask = variant.mask(is_causal)
     has_bounds = mask.left is not None or mask.right is not None
     if has_bounds and not mask.lower_right and (is_packed or q.shape[-2] != k.shape[-2]):

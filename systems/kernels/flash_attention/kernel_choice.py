@@ -37,6 +37,7 @@ def forward(
         out, lse: see `triton.launch.flash_forward`.
     """
     if kernels == "hopper":
+        assert variant == NO_VARIANT and packing is None
         return forward_launch.flash_forward(
             q, k, v, is_causal, scale, reuse_counters=reuse_counters
         )
@@ -64,9 +65,9 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of attention with respect to q, k and v, with Triton or Hopper kernels.
 
-    With kernels="hopper", the Triton kernels are still used in four cases: if torch requires
-    deterministic algorithms, if not all gradients are needed, if the log-sum-exp has a gradient,
-    and if the Hopper kernels do not support q.
+    With kernels="hopper", the Triton kernels are still used if torch requires deterministic
+    algorithms, if not all gradients are needed, if the log-sum-exp has a gradient, and if the
+    Hopper kernels do not support q.
 
     Args:
         q, k, v, out, lse, dout, is_causal, scale, variant, packing, dlse: see

@@ -108,7 +108,9 @@ def output_strides(
         for axis in sorted(range(len(shape) - 1), key=lambda axis: (like[axis], -axis)):
             found[axis] = span
             span *= max(1, shape[axis])
-        return tuple(found)
+        if found[-2] < MAX_ROW_STRIDE:
+            return tuple(found)
+        return torch.empty((*shape[:-1], last_dim), device="meta").stride()
     if len(shape) <= 4 and strides[-1] == 1:
         like = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
         if like[-1] == 1 and like[-2] < MAX_ROW_STRIDE:

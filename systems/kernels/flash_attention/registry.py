@@ -188,7 +188,7 @@ def unsupported_reason(
 
         return flex_unsupported_reason(q)
     if implementation == "flash_attn_4":
-        return flash_attn_4_unsupported_reason(q, k, is_causal, variant, is_packed)
+        return flash_attn_4_unsupported_reason(q, k, v, is_causal, variant, is_packed)
     if implementation == "flash_hopper":
         return forward_launch.unsupported_reason(q)
     return _triton_unsupported_reason(q, v) if implementation == "flash_triton" else None

@@ -17,9 +17,12 @@ from systems.kernels.flash_attention import (
     drop_in,
     flash_attention,
     flash_attention_packed,
+    flash_attn_4,
     scaled_dot_product_attention,
 )
+from systems.kernels.flash_attention.arguments import make_packing
 from systems.kernels.flash_attention.hopper import forward_launch
+from systems.kernels.flash_attention.registry import ATTENTIONS
 from systems.kernels.flash_attention.variant import Variant
 from tests.systems.kernels.flash_cases import inputs
 
@@ -229,6 +232,34 @@ def test_wrong_boundaries(starts, message):
     dtype = torch.int64 if "int64" in message else torch.int32
     with pytest.raises(ValueError, match=message):
         flash_attention_packed(q, k, v, torch.tensor(starts, dtype=dtype))
+
+
+def test_a_packed_length_is_at_most_the_number_of_rows():
+    starts = torch.tensor([0, 3, 8], dtype=torch.int32)
+    packing = make_packing(8, 8, starts, starts, 2**31 - 1, 4)
+    assert packing[2:] == (8, 4)  # a program is launched for each block of this length
+
+
+def test_masks_that_are_causal_by_another_name():
+    q, k, v, _ = inputs((9, 9), 8, F64, (2,))
+    expected = flash_attention(q, k, v, True)
+    for call in ({"window": (None, 0)}, {"window": (None, 7), "is_causal": True}):
+        assert_close(flash_attention(q, k, v, implementation="sdpa", **call), expected)
+
+
+def test_flash_attn_4_takes_packed_causal_sequences(monkeypatch):
+    """It has only the lower-right alignment, which for self-attention is the upper-left one."""
+    called = {}
+    monkeypatch.setitem(ATTENTIONS, "flash_attn_4", lambda q, *_, **call: called.update(call) or q)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(flash_attn_4, "_is_installed", lambda: True)
+    q = torch.empty(8, 2, 64, dtype=torch.bfloat16, device="meta")
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    starts = torch.empty(3, dtype=torch.int32, device="meta")
+    flash_attention_packed(
+        q, q, q, starts, None, 4, 4, is_causal=True, implementation="flash_attn_4"
+    )
+    assert called["variant"].lower_right and called["packing"].max_queries == 4
 
 
 def test_boundaries_are_checked_if_one_length_is_given():

@@ -42,6 +42,7 @@ Arguments of the functions that process one tile:
     scale_log2e    scale of the scores times log2(e); with FP16X3, also times the units of q and k
                    (see `tile_ops.unit`)
     cap_log2e      softcap times log2(e); read only with SOFTCAP
+    SOFTCAP        see `base_plan.softcap_form`
     MASKED         whether the tile needs a mask, because it is at a bound of the mask or incomplete
 """
 
@@ -54,9 +55,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from systems.kernels.flash_attention.triton.mask_ops import (
-    tanh,
-)
+from systems.kernels.flash_attention.triton.mask_ops import tanh
 from systems.kernels.flash_attention.triton.tile_ops import (
     TOP_INVERSE,
     add_product,
@@ -127,9 +126,12 @@ def units(peaks, head, kv_head, n_programs, FP16X3: tl.constexpr):
 
 
 @triton.jit
-def capped(scores, scale_log2e, cap_log2e, DTYPE: tl.constexpr, FP16X3: tl.constexpr):
+def capped(
+    scores, scale_log2e, cap_log2e,
+    SOFTCAP: tl.constexpr, DTYPE: tl.constexpr, FP16X3: tl.constexpr,
+):  # fmt: skip
     """Return the capped scores in base 2 and their derivative, for scores before scaling."""
-    is_precise: tl.constexpr = tl.float32 == DTYPE or FP16X3
+    is_precise: tl.constexpr = tl.float32 == DTYPE or FP16X3 or SOFTCAP == 2
     ratio = tanh(scores * (scale_log2e / cap_log2e), is_precise)
     return cap_log2e * ratio, 1.0 - ratio * ratio
 

@@ -46,6 +46,18 @@ class PackedSizes(NamedTuple):
     max_keys: int
 
 
+def softcap_form(softcap: float | None) -> int:
+    """Return the constant SOFTCAP of the kernels: 0 for no softcap, 1, or 2 for a precise tanh.
+
+    The simple formula of tanh has an absolute error near 2^-23, so the error of a capped score is
+    near softcap * 2^-22. With a softcap above 2^9, this would be more than the rounding of float16
+    probabilities.
+    """
+    if softcap is None:
+        return 0
+    return 1 if softcap <= 512 else 2
+
+
 class TritonPlan:
     """Base class of the launch plans of the forward and backward passes.
 
@@ -98,7 +110,7 @@ class TritonPlan:
             "Q_PER_KV": self.q_per_kv, "PACKED": packed is not None,
             "HAS_LEFT": self.mask.left is not None, "HAS_RIGHT": self.mask.right is not None,
             "IS_CAUSAL": self.mask.right == 0, "LOWER_RIGHT": self.mask.lower_right,
-            "SOFTCAP": variant.softcap is not None, "FP16X3": self.fp16x3,
+            "SOFTCAP": softcap_form(variant.softcap), "FP16X3": self.fp16x3,
             "PRECISION": "tf32" if precision == "tf32" else "ieee",
         }  # fmt: skip
         window = [min(bound or 0, MAX_WINDOW) for bound in (self.mask.left, self.mask.right)]
@@ -182,7 +194,8 @@ class TritonPlan:
         # Triton specializes kernels on pointer alignment, so each row starts at a multiple of 16 B.
         shape = len(tensors), -(-self.sizes[0] // 4) * 4
         peaks = torch.zeros(shape, dtype=torch.int32, device=self.device)
-        # Keys that no query sees must not affect the scale of the other keys.
+        # Keys past the last one that a query sees must not affect the scale of the others. Keys
+        # before a window, and keys of a packed sequence that no query sees, still do.
         n_seen = self.q.rows, self.n_keys_seen(), self.n_keys_seen(), self.q.rows
         if len(set(layouts)) == 1 and packing is None:  # one launch of each kernel for all tensors
             all_halves = self.split_fp16(addressable, layouts[0], n_seen[1], starts[0], None, peaks)

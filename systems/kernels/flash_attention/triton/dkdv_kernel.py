@@ -111,7 +111,9 @@ def _add_queries(
         FP16X3,
     )  # fmt: skip
     if SOFTCAP:
-        scores, slope = capped(scores, scale_log2e, cap_log2e, query.dtype.element_ty, FP16X3)
+        scores, slope = capped(
+            scores, scale_log2e, cap_log2e, SOFTCAP, query.dtype.element_ty, FP16X3
+        )
         scale_log2e = 1.0
     p = tl.exp2(scores * scale_log2e - row_lse[None, :])
     if MASKED and (HAS_LEFT or HAS_RIGHT):

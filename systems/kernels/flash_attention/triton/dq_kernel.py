@@ -74,7 +74,9 @@ def _add_keys(
     )
     scores = product(q, transposed(k, FP16X3), FP16X3, PRECISION)
     if SOFTCAP:
-        scores, slope = capped(scores, scale_log2e, cap_log2e, key.dtype.element_ty, FP16X3)
+        scores, slope = capped(
+            scores, scale_log2e, cap_log2e, SOFTCAP, key.dtype.element_ty, FP16X3
+        )
         scale_log2e = 1.0
     p = tl.exp2(scores * scale_log2e - row_lse[:, None])
     if MASKED:

@@ -102,7 +102,7 @@ def _add_tile(
     )  # fmt: skip
     scores = product(q, transposed(k, FP16X3), FP16X3, PRECISION)
     if SOFTCAP:
-        is_precise: tl.constexpr = value.dtype.element_ty == tl.float32 or FP16X3
+        is_precise: tl.constexpr = value.dtype.element_ty == tl.float32 or FP16X3 or SOFTCAP == 2
         scores = cap_log2e * tanh(scores * (scale_log2e / cap_log2e), is_precise)
         scale_log2e = 1.0
     if MASKED:
@@ -194,7 +194,7 @@ def forward_kernel(
         Q_PER_KV: number of heads of queries for each head of keys.
         PACKED: whether the rows belong to several sequences, as described in `mask_ops`.
         IS_CAUSAL, LOWER_RIGHT: properties of the mask (see `mask_ops.mask_bounds`).
-        SOFTCAP: whether the scores have a softcap.
+        SOFTCAP: see `base_plan.softcap_form`.
         FP16X3: whether the inputs are float32 tensors that are split into float16 halves. Then
             query, key and value are contiguous tensors with an additional first dimension of size 2
             (high half and low half).

@@ -5,8 +5,9 @@ Number of kernel launches:
     backward  3 launches: one for delta, one for dK and dV, and one for dQ. 1 more if dK and dV have
               separate launches. 1 more to add partial gradients if the inner loop of dkdv_kernel is
               split into ranges, and 1 more if that of dq_kernel is.
-    fp16x3    3 more in each pass to split the float32 inputs into float16 halves. This number is
-              for inputs that all have the same sizes and strides.
+    fp16x3    3 more in each pass to split the float32 inputs into float16 halves, if the inputs
+              have the same sizes and strides. Otherwise, and for packed sequences, 1 more, and 2
+              more for each input.
 
 The results do not depend on the order in which programs run. Equal inputs therefore give bitwise
 equal outputs and gradients.
@@ -176,6 +177,12 @@ def negated(q: Tensor) -> Tensor:
 def _sizes(packing: Packing | None) -> PackedSizes | None:
     if packing is None:
         return None
+    for starts in packing[:2]:
+        if starts.dtype != torch.int32 or not starts.is_contiguous():
+            raise ValueError(
+                "boundaries of packed sequences must be contiguous int32 tensors, got "
+                f"{starts.dtype} with strides {starts.stride()}"
+            )
     return PackedSizes(len(packing.starts_q) - 1, packing.max_queries, packing.max_keys)
 
 
@@ -186,7 +193,9 @@ def _forward_plan(
     packed: PackedSizes | None, n_splits: int | None,
 ) -> ForwardPlan:  # fmt: skip
     check_kernel_inputs(shapes, strides, dtypes, devices, precision)
-    tiles = tiles or _tuned_tiles(shapes, dtypes[0], devices[0], is_causal, precision, variant)
+    tiles = tiles or _tuned_tiles(
+        shapes, dtypes[0], devices[0], is_causal, precision, variant, packed
+    )
     return ForwardPlan(
         shapes, strides, dtypes, devices, is_causal, scale, precision, tiles, variant, packed,
         n_splits=n_splits,
@@ -200,7 +209,9 @@ def _backward_plan(
     packed: PackedSizes | None, **options: Any,
 ) -> BackwardPlan:  # fmt: skip
     check_kernel_inputs(shapes, strides, dtypes, devices, precision)
-    tiles = tiles or _tuned_tiles(shapes, dtypes[0], devices[0], is_causal, precision, variant)
+    tiles = tiles or _tuned_tiles(
+        shapes, dtypes[0], devices[0], is_causal, precision, variant, packed
+    )
     return BackwardPlan(
         shapes, strides, dtypes, devices, is_causal, scale, precision, tiles, variant, packed,
         **options,
@@ -214,11 +225,14 @@ def _tuned_tiles(
     is_causal: bool,
     precision: str,
     variant: Variant,
+    packed: PackedSizes | None,
 ) -> Configuration:
     *leading, n_queries, head_dim = shapes[0]
     widest = max(head_dim, shapes[2][-1])
     if variant.softcap is not None:  # the search measures kernels without a softcap
         return configuration(widest, dtype, precision, softcap=True)
-    return tuned_tiles(
-        widest, dtype, precision, is_causal, n_queries, shapes[1][-2], math.prod(leading), device
-    )
+    n_heads, n_keys = math.prod(leading), shapes[1][-2]
+    if packed is not None:  # as many sequences of the largest length as the rows have room for
+        n_heads *= max(1, n_queries // max(1, packed.max_queries))
+        n_queries, n_keys = packed.max_queries, packed.max_keys
+    return tuned_tiles(widest, dtype, precision, is_causal, n_queries, n_keys, n_heads, device)

@@ -170,7 +170,7 @@ class BackwardPlan(TritonPlan):
                 # has a constant lse.
                 delta = (delta - dlse).masked_fill_(lse == -math.inf, 0)
             layouts = self.q, self.k, self.v, self.dout
-            inputs = (*self.operands((q, k, v, dout), layouts, packing), lse, delta)
+            inputs = (*self.operands((q, k, v, full_dout), layouts, packing), lse, delta)
             if dk is not None and dv is not None:
                 self._compute_dkdv(inputs, dk, dv)
             if dq is not None:

@@ -297,7 +297,7 @@ def load_rows(base, first, n_rows, ROWS: tl.constexpr, RAGGED: tl.constexpr):
 @triton.jit
 def schedule(
     item, n_blocks, n_programs, n_splits, rows_per_split, group,
-    BLOCK: tl.constexpr, IS_CAUSAL: tl.constexpr, BY_KEYS: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_RIGHT: tl.constexpr, BY_KEYS: tl.constexpr,
 ):  # fmt: skip
     """Return the block, head and split that a program has to process.
 
@@ -317,6 +317,7 @@ def schedule(
         rows_per_split: number of rows in each range except the last.
         group: number of heads per group.
         BLOCK: number of rows per block.
+        HAS_RIGHT: whether the mask has a right bound, as a causal mask has.
         BY_KEYS: True if a block consists of keys and the inner loop goes over queries; False if a
             block consists of queries and the inner loop goes over keys.
     """
@@ -333,7 +334,7 @@ def schedule(
     head = first + within % size
     split = within // size % n_splits
     block = within // size // n_splits
-    if IS_CAUSAL:
+    if HAS_RIGHT:
         if BY_KEYS:
             n_seen = ((split + 1) * rows_per_split + BLOCK - 1) // BLOCK
             block += min(n_blocks, n_seen)
