@@ -78,7 +78,10 @@ def attempts_note(observation: Observation, results: Iterable[Result]) -> list[s
     if not hidden:
         return []
     verb = "is" if hidden == 1 else "are"
-    return [f"{counted(hidden, 'attempt')} {verb} not shown, see python aggregate.py attempts"]
+    return [
+        f"{counted(hidden, 'attempt')} {verb} not shown; python aggregate.py attempts FOLDER lists "
+        "all"
+    ]
 
 
 def process_noun(results: Iterable[Result]) -> str:

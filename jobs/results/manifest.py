@@ -396,6 +396,8 @@ def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manif
     if bad is not None:
         bad += [error.problem for error in broken]
     if not manifests:
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(f"there is no folder {folder}; give a results folder")
         names = [name for name in names_in(folder) if os.path.isdir(folder / name / SUBMISSIONS)]
         below = [str(folder / name) for name in names]
         which = ", ".join([*below[:SHOWN_BELOW], *(["..."] if below[SHOWN_BELOW:] else [])])

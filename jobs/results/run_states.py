@@ -163,7 +163,9 @@ def _job_tasks(
         # A job that is queued or running repeats its runs that were preempted or cancelled.
         if status.is_live and (latest is None or latest.status.runs_again_in_its_job):
             yield key, TaskState(run, repeat, status, known, detail)
-        elif known is not None and (latest is not None or known.status is Status.ok):
+        elif known is not None and (
+            latest is not None or known.status is Status.ok or status is Status.cancelled
+        ):  # a retry that was cancelled leaves the earlier failure
             yield key, TaskState(run, repeat, known.status, known)
         else:
             yield key, TaskState(run, repeat, status, None, detail)

@@ -22,6 +22,7 @@ class State(StrEnum):
     """Whether a part is answered by the results."""
 
     answered = "answered"
+    derived = "no measurement needed"
     stale = "stale"
     partly = "partly"
     missing = "not measured"
@@ -33,7 +34,8 @@ class State(StrEnum):
 
 
 _MEANINGS = {
-    State.answered: "All numbers are measured with the present code, or need no measurement.",
+    State.answered: "All numbers are measured with the present code.",
+    State.derived: "The answer is code, arithmetic or a derivation.",
     State.stale: "All numbers are measured, some with code that has changed since.",
     State.partly: "Some numbers, or some parts of the problem, are not measured.",
     State.missing: "There are no results. The command measures them.",
@@ -90,6 +92,8 @@ class ProblemResult:
     def state(self) -> State:
         """The state of the problem: partly if some but not all of its parts are answered."""
         states = {part.state for part in self.parts}
+        if len(states) > 1:
+            states.discard(State.derived)
         if len(states) == 1:
             return states.pop()
         if states == {State.answered, State.stale}:
@@ -177,7 +181,7 @@ def _state(answers: Mapping[str, Answer]) -> State:
     if not any(answer.found for answer in found):
         # Without lookups, an answer is arithmetic or a derivation.
         complete = all(answer.text and not answer.missing for answer in found)
-        return State.answered if complete else State.missing
+        return State.derived if complete else State.missing
     if any(answer.missing for answer in found):
         return State.partly
     return State.stale if any(answer.stale for answer in found) else State.answered

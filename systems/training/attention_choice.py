@@ -51,7 +51,10 @@ def attention_function(
         return ATTENTIONS[name]
     needed = features(q, k, v, is_causal, variant, is_packed)
     if needed:
-        raise Unsupported(f"{name} is called without {', '.join(needed)}")
+        raise Unsupported(
+            f"{name} is called with q, k, v and is_causal only, so it cannot be measured with "
+            f"{', '.join(needed)}"
+        )
     attention = ExternalAttention(name)
     reason = attention.unsupported_reason(is_causal)
     if reason:

@@ -66,8 +66,8 @@ def flash_attention(
             auto            for large inputs on a Hopper GPU (compute capability 9.0): flash_hopper,
                             or flash_triton if only flash_triton supports the inputs. Otherwise
                             sdpa, for example on other devices, for float64, and for small inputs,
-                            whose time is mostly launch overhead. For features that sdpa lacks:
-                            flash_triton, and naive where flash_triton does not run
+                            whose time is mostly launch overhead. For features that sdpa lacks: the
+                            first of flash_hopper, flash_triton and naive that supports the call
             naive           attention with the full score matrix in memory, in the inputs' dtype;
                             with one of the features below, in float32 or float64
             flash_pytorch   FlashAttention-2 in plain torch, written for readers; computes in

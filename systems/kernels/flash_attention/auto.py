@@ -39,8 +39,8 @@ def best_implementation(
 
     On a Hopper GPU, the result is "flash_hopper" or "flash_triton" for large inputs that one of
     them supports. In all other cases, it is "sdpa", torch's scaled_dot_product_attention. If sdpa
-    lacks a feature that the call needs, it is "flash_triton", or "naive" where flash_triton does
-    not run.
+    lacks a feature that the call needs, it is the first of "flash_hopper", "flash_triton" and
+    "naive" that supports the call.
 
     Args:
         q, k, v, is_causal, variant, is_packed, return_lse: see `registry.unsupported_reason`.

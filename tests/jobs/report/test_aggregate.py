@@ -213,7 +213,7 @@ def test_the_script_itself(special: ResultsFolder, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("### second: time (ms)")
     for arguments, words in (
-        ((tmp_path / "nowhere",), "holds no submission"),
+        ((tmp_path / "nowhere",), "there is no folder"),
         ((special.path, "--table", "third"), "no table 'third' (valid: first, second)"),
     ):
         code, _, err = cli(*arguments)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jobs.results.cancelled import add_cancelled
 from jobs.results.manifest import (
     BrokenManifest,
     Executor,
@@ -20,7 +21,7 @@ from jobs.results.manifest import (
 from jobs.results.run_states import observe
 from jobs.status import Status
 from jobs.worker.outcome import Outcome
-from tests.jobs.results_folder import TOY, ResultsFolder, load, ok
+from tests.jobs.results_folder import TOY, ResultsFolder, failed, load, ok
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -35,6 +36,18 @@ def test_garbage_is_collected_as_before(
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_a_retry_that_was_cancelled_leaves_the_earlier_failure(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    sweep = load(tmp_path, TOY + "grid: {size: [1, 2]}\n")
+    folder.submit(sweep, lambda params, _: failed("error") if params["size"] == 1 else None)
+    retry = folder.submit(sweep, lambda params, _: None)
+    add_cancelled(retry.path, [task for job in retry.jobs for task in job.tasks])
+    states = {task.run.params["size"]: task for task in observe(folder.path).tasks}
+    assert states[1].status is Status.error and states[1].record is not None
+    assert states[2].status is Status.cancelled
 
 
 # Keys whose values are mappings with any keys, such as names of parameters or phases

@@ -69,6 +69,15 @@ def test_states(measured: ResultsFolder) -> None:
     assert result.parts[4].answers[H200].problem == "'nothing_like_this' is undefined"
 
 
+def test_an_answer_without_lookups_does_not_count_as_measured(measured: ResultsFolder) -> None:
+    shown = document(problem("By definition.", SPEED), folders=[measured.path])
+    (result,) = shown.problems
+    assert [part.state for part in result.parts] == [State.derived, State.answered]
+    assert result.state is State.answered
+    (result,) = document(problem("By definition."), folders=[measured.path]).problems
+    assert result.state is State.derived
+
+
 def test_older_code_makes_an_answer_stale(tmp_path: Path, folder: ResultsFolder) -> None:
     folder.submit(
         load(tmp_path, TOY + GRID), lambda *_: ok(4.0, 4.0) | {"source_hash": "0123"}, H200
