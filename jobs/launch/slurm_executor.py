@@ -28,6 +28,7 @@ from jobs.results.manifest import Job, Manifest, SlurmHandle, write_handles
 from jobs.results.slurm_job_states import REFUSAL
 from jobs.run import Shape
 from jobs.slurm_client import SlurmSilent, slurm_client
+from jobs.sweep.schema import Slurm
 from jobs.worker.isolation import blocked_signals
 
 SPARE_TIMEOUTS = 10  # number of allowed requeues of a job, in addition to one per run
@@ -110,7 +111,8 @@ def submit(manifest: Manifest, largest: int, refresh: Callable[[], None]) -> Non
                     submitted = [executor.submit(task) for task in tasks]
             except submitit.core.utils.FailedJobError as error:
                 (manifest.path / REFUSAL).write_text(f"{error}\n", "utf-8", "replace")
-                raise SubmissionError(_refusal(array, array_ids, str(error))) from None
+                why = _refusal(array, array_ids, str(error), manifest.sweep.slurm)
+                raise SubmissionError(why) from None
             for job, handle in zip(array.jobs, submitted, strict=True):
                 manifest.handles[job.index] = SlurmHandle(handle.job_id)
             array_ids.append(submitted[0].job_id.split("_")[0])
@@ -122,10 +124,15 @@ def submit(manifest: Manifest, largest: int, refresh: Callable[[], None]) -> Non
                 raise
 
 
-def _refusal(array: Array, before: list[str], words: str) -> str:
+def _refusal(array: Array, before: list[str], words: str, slurm: Slurm) -> str:
     text = (
         f"sbatch refused {counted(len(array.jobs), 'job')} ({array.jobs[0].shape}): {words.strip()}"
     )
+    named = ("partition", "account", "qos", "constraint", "exclude")
+    given = {name: getattr(slurm, name) for name in named if getattr(slurm, name) is not None}
+    if given:
+        options = ", ".join(f"slurm.{name}={value}" for name, value in given.items())
+        text += f"\nthe sweep, cluster.yaml or the command line set {options}"
     if before:
         text += f"\njob arrays submitted before the refusal stay submitted: {', '.join(before)}"
     return text

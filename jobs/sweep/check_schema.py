@@ -72,6 +72,8 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
         dotted = ".".join(str(part) for part in path)
         if item["type"] == "extra_forbidden":
             what = f"unknown key {_shown(path[-1])}{nearest(str(path[-1]), _valid_keys(path))}"
+            if path[0] == "slurm" and path[-1] in ("time", "timeout", "time_limit"):
+                what = f"unknown key {_shown(path[-1])}; the key is resources.timeout_min"
             if path[0] == "tables" and path[-1] == "text":
                 what = "tables have no key 'text'; use a template: aggregate.py --text TEMPLATE"
             if len(path) == 1 and path[0] in Blocks.model_fields:

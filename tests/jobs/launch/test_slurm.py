@@ -303,6 +303,7 @@ def test_unknown_partition(scenarios: Scenarios) -> None:
     assert done.returncode == 2
     assert "sbatch refused 2 jobs" in done.stdout
     assert done.stdout.count("invalid partition specified: nowhere") == 1
+    assert "the sweep, cluster.yaml or the command line set slurm.partition=nowhere" in done.stdout
     status = scenario.status()
     assert states(status) == ["missing", "missing"]
     reason = "not submitted: sbatch: error: invalid partition specified: nowhere; sbatch: error: "

@@ -85,6 +85,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         (ONE + "foo: 1", "4:1", "unknown key 'foo'"),
         (ONE + "resources: {node: 1}", "4:13", "did you mean 'nodes'"),
         (ONE + "launch: {nproc: 1}", "4:10", "unknown key 'nproc' (valid: nproc_per_node)"),
+        (ONE + "slurm: {time: 9}", "4:9", "unknown key 'time'; the key is resources.timeout_min"),
         (ONE + "slurm: {partion: a}", "4:9", "did you mean 'partition'"),
         (ONE + "order: random", "4:8", "expected 'as_written' or a mapping"),
         ("cases: [{fixd: {size: 1}}]", "3:10", "did you mean 'fixed'"),
