@@ -22,8 +22,8 @@ TERMS = {
         "are not established."
     ),
     "attempt": (
-        "An execution of a run that a table does not show, because the run was executed again or "
-        "failed."
+        "One execution of a run. If a run was executed several times, for example after a failure, "
+        "a table shows one attempt for each repeat and tells how many it does not show."
     ),
     "power-capped": (
         "The GPU lowered its clock during the measurement because it reached its power limit. "

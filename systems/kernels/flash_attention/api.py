@@ -122,7 +122,6 @@ def flash_attention(
     q, k, v = (four_dimensional(x) for x in (q, k, v))
     if q.numel() == 0 or k.numel() == 0:
         implementation = "naive"  # torch 2.11's fused kernels crash the process on empty inputs
-    scale = as_float(scale)
     result = _attend(q, k, v, is_causal, scale, implementation, variant, None, return_lse)
     out, lse = result if return_lse else (result, None)
     out = out.reshape(*leading, *out.shape[-2:])
@@ -195,9 +194,9 @@ def flash_attention_packed(
     if cu_seqlens_q is cu_seqlens_k:
         alignment = ALIGNMENTS[1]  # the same, and flash-attn has only this one
     is_causal, variant = make_variant(is_causal, window, alignment, softcap)
-    scale = as_float(scale)
     result = _attend(q, k, v, is_causal, scale, implementation, variant, packing, return_lse)
     out, lse = result if return_lse else (result, None)
+    # The kernels write rows before heads if q has them so; naive does not.
     out = out.transpose(0, 1).contiguous()
     return out if lse is None else (out, lse)
 
@@ -232,11 +231,11 @@ def _attend(
         # torch.compile rejects an autograd.Function that gets the same tensor twice.
         q, k, v = (x.view_as(x) for x in (q, k, v))
     # Implementations without these features do not have the arguments.
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": as_float(scale)}
     if variant.mask(is_causal) != NO_VARIANT.mask(is_causal) or variant.softcap is not None:
         options["variant"] = variant
     if packing is not None:
         options["packing"] = packing
     if return_lse:
         options["return_lse"] = True
-    return ATTENTIONS[implementation](q, k, v, is_causal=is_causal, scale=scale, **options)
+    return ATTENTIONS[implementation](q, k, v, **options)

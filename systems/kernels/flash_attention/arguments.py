@@ -57,12 +57,10 @@ def tensor_errors(q: Tensor, k: Tensor, v: Tensor, layout: str = LAYOUTS[0]) -> 
     """
     given = q.shape, k.shape, v.shape
     shapes: list[Sequence[int]] = list(given)
-    if layout != LAYOUTS[0]:
-        valid = 3 if layout == PACKED else min(map(len, given))
-        shapes = [
-            (*shape[:-3], shape[-2], shape[-3], shape[-1]) if len(shape) >= 3 else ()
-            for shape in (given if all(len(shape) == valid for shape in given) else ((), (), ()))
-        ]
+    if layout != LAYOUTS[0]:  # with heads before rows; an empty shape is always an error
+        n_dims = 3 if layout == PACKED else max(3, q.dim())
+        fits = all(len(shape) == n_dims for shape in given)
+        shapes = [(*s[:-3], s[-2], s[-3], s[-1]) if fits else () for s in given]
     return qkv_errors(
         shapes,
         (q.dtype, k.dtype, v.dtype),

@@ -38,7 +38,8 @@ def best_implementation(
     """Return the name of the implementation of attention that is probably the fastest.
 
     On a Hopper GPU, the result is "flash_hopper" or "flash_triton" for large inputs that one of
-    them supports. In all other cases, it is "sdpa", torch's scaled_dot_product_attention. If sdpa
+    them supports, except that grouped heads and another head dimension of v in 16 bits leave out
+    "flash_triton". In all other cases, it is "sdpa", torch's scaled_dot_product_attention. If sdpa
     lacks a feature that the call needs, it is the first of "flash_hopper", "flash_triton" and
     "naive" that supports the call.
 
@@ -52,13 +53,17 @@ def best_implementation(
                 return name
         return "naive"
     is_float32 = q.dtype == torch.float32
+    is_plain = not features(q, k, v, *call)
     head_dim = max(q.shape[-1], 64) if is_float32 else q.shape[-1]
     flops = 14.0 * math.prod(q.shape[:-1]) * head_dim * k.shape[-2]
     least = LAUNCH_BOUND_FLOPS_FLOAT32 if is_float32 else LAUNCH_BOUND_FLOPS
     if flops < least or not q.is_cuda:
         return "sdpa"
     if is_hopper(q.device):
-        for name in ("flash_hopper", "flash_triton"):
+        # In 16 bits cuDNN, which sdpa can choose, is faster than flash_triton where both were
+        # measured (logs/h200/flash_leaderboard). With features, neither was measured.
+        names = ["flash_hopper"] + (["flash_triton"] if is_plain or is_float32 else [])
+        for name in names:
             if unsupported_reason(q, k, v, is_causal, name) is None:
                 return name
     return "sdpa"

@@ -86,8 +86,8 @@ def _fallback_reason(
         return "flash_attention does not accept these shapes, dtypes or devices"
     if not isinstance(is_causal, bool) or scale_error(scale):
         return "flash_attention does not accept this is_causal or scale"
+    if not isinstance(enable_gqa, bool) or (enable_gqa and query.dim() < 3):
+        return "flash_attention does not accept this enable_gqa"
     if not enable_gqa and query.dim() > 2 and query.shape[-3] != key.shape[-3]:
         return "key has fewer heads than query, and enable_gqa is False"
-    if enable_gqa is not False and (enable_gqa is not True or query.dim() < 3):
-        return "flash_attention does not accept this enable_gqa"
     return None

@@ -14,10 +14,12 @@ from torch.nn import functional
 
 from systems.kernels.flash_attention import (
     attention_reference,
+    auto,
     drop_in,
     flash_attention,
     flash_attention_packed,
     flash_attn_4,
+    registry,
     scaled_dot_product_attention,
 )
 from systems.kernels.flash_attention.arguments import make_packing
@@ -26,7 +28,7 @@ from systems.kernels.flash_attention.registry import ATTENTIONS
 from systems.kernels.flash_attention.variant import Variant
 from tests.systems.kernels.flash_cases import inputs
 
-F64 = torch.float64
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 LENGTHS = [(9, 14), (14, 9), (1, 5)]
 VARIANTS = {
     "lower right": (True, Variant(lower_right=True)),
@@ -260,6 +262,19 @@ def test_flash_attn_4_takes_packed_causal_sequences(monkeypatch):
         q, q, q, starts, None, 4, 4, is_causal=True, implementation="flash_attn_4"
     )
     assert called["variant"].lower_right and called["packing"].max_queries == 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_heads", "expected"),
+    [(BF16, 8, "sdpa"), (BF16, 32, "flash_triton"), (F32, 8, "flash_triton")],
+)
+def test_auto_with_grouped_heads_on_a_hopper_gpu(dtype, kv_heads, expected, monkeypatch):
+    monkeypatch.setattr(auto, "is_hopper", lambda _: True)
+    monkeypatch.setattr(registry, "runs_kernels", lambda _: True)
+    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda _: "head_dim 80")
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    q, k = (torch.empty(1, h, 16_384, 80, dtype=dtype, device="meta") for h in (32, kv_heads))
+    assert auto.best_implementation(q, k, k, True) == expected
 
 
 def test_boundaries_are_checked_if_one_length_is_given():

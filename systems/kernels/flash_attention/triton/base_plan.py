@@ -50,8 +50,8 @@ def softcap_form(softcap: float | None) -> int:
     """Return the constant SOFTCAP of the kernels: 0 for no softcap, 1, or 2 for a precise tanh.
 
     The simple formula of tanh has an absolute error near 2^-23, so the error of a capped score is
-    near softcap * 2^-22. With a softcap above 2^9, this would be more than the rounding of float16
-    probabilities.
+    near softcap * 2^-22. Up to a softcap of 512 this is at most 2^-13, a quarter of the rounding
+    error of a float16 probability.
     """
     if softcap is None:
         return 0
